@@ -741,7 +741,7 @@ def live_jobs(tell: Callable[[str], object], **place: str | None) -> list[tuple[
             handle = JobHandle[Any](reopened(job_id, opened, backends, here))
             peek = handle.peek()
         except JobNotFound:  # removed since it was listed, or not submitted yet
-            roll.strike_if_never_submitted(opened, job_id)
+            roll.remove_if_never_submitted(opened, job_id)
             return None
         except Unreachable:
             raise
@@ -750,10 +750,10 @@ def live_jobs(tell: Callable[[str], object], **place: str | None) -> list[tuple[
         if not peek.status.final:
             return handle, peek
         if not handle._job.doubt:
-            roll.strike(opened, job_id)
+            roll.remove(opened, job_id)
         return None
 
-    listed = roll.live(opened, lambda job_id: look(job_id) is not None)
+    listed = roll.live_jobs(opened, lambda job_id: look(job_id) is not None)
     found: list[tuple[JobHandle[Any], Peek]] = []
     for job_id, seen in zip(listed, side_by_side(look, listed, opened.parallel), strict=True):
         if isinstance(seen, KineticError):

@@ -75,7 +75,7 @@ def launch(
     if claimed is not None:
         claimed(job)
     if is_new:
-        entered = Ahead(roll.enter, store, job, in_background=store.parallel > 1)
+        entered = Ahead(roll.add, store, job, in_background=store.parallel > 1)
         with staging_folder(store, request.settings.home) as folder:
             if say is not None:
                 say(f"packaging {spec.name}: its code, its arguments and what they need")

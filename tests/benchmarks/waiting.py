@@ -76,7 +76,7 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
     for _ in range(count):
         who = identity_in(plan.deployment) if identity_in else identity.of(plan.deployment, None)
         job_id, _ = launch.claim(store, backend, who)
-        roll.enter(store, job_id)
+        roll.add(store, job_id)
         launch.admit(store, job_id, who, plan, staged)
         actions.intend(open_job(job_id, store, backend), 1)
         store.put(names.beat(job_id, 1, 0), beat(store.now()).encode())

@@ -413,7 +413,7 @@ def _forget(store: Store, job: str, records: Sequence[str]) -> None:
     """
     spec = store.read(names.spec(job))
     store.delete(names.spec(job))
-    roll.strike(store, job)
+    roll.remove(store, job)
     if spec is not None:
         _pass_on_identity(store, job, spec.data)
     verdicts = [name for name in records if name.startswith(names.verdicts(job)) and name.endswith("/verdict.json")]

@@ -119,7 +119,7 @@ class Follower:
         """Remove the secrets of a job that has ended, and take the job off the roll."""
         actions.forget_secrets(self.job)
         if self.seen is not None and not self.job.doubt:  # it was followed, and not just looked up
-            roll.strike(self.job.store, self.job.job_id)
+            roll.remove(self.job.store, self.job.job_id)
 
     def step_if_reachable(self, emit: Emit | None = None) -> Outcome | None:
         """Take a step, and return None while the store is unreachable: the job does not depend on this process's access

@@ -18,18 +18,18 @@ from kinetic_orchestration.protocol.system.parallel import side_by_side
 NEVER_SUBMITTED = 86400.0  # a job that is on the roll for so long, and is not there, will not come any more
 
 
-def enter(store: Store, job_id: str) -> None:
+def add(store: Store, job_id: str) -> None:
     """Put a job on the roll. Raises StoreError if that cannot be written."""
     store.put(names.live(job_id), b"")
 
 
-def strike(store: Store, job_id: str) -> None:
+def remove(store: Store, job_id: str) -> None:
     """Take a job off the roll; if that fails, it is left to a process that lists it."""
     with contextlib.suppress(StoreError):
         store.delete(names.live(job_id))
 
 
-def live(store: Store, lives: Callable[[str], bool]) -> list[str]:
+def live_jobs(store: Store, lives: Callable[[str], bool]) -> list[str]:
     """Return the ids of the jobs on the roll. `lives` tells of a job whether it has not ended: it is asked of every job
     of a store that has no whole roll yet, once.
     """
@@ -39,14 +39,14 @@ def live(store: Store, lives: Callable[[str], bool]) -> list[str]:
         living = [job_id for job_id, is_live in zip(found, entered, strict=True) if is_live]
         try:
             for job_id in living:
-                enter(store, job_id)
+                add(store, job_id)
             store.create(names.ROLL, wire.encode({"whole": True}))
         except StoreError:  # there is no room for a roll, or no right to write one: the next listing makes it
             return living
     return [entry.name.removeprefix(names.LIVE) for entry in store.list(names.LIVE)]
 
 
-def strike_if_never_submitted(store: Store, job_id: str) -> None:
+def remove_if_never_submitted(store: Store, job_id: str) -> None:
     """Take a job that is not there off the roll, unless it may be on its way."""
     with contextlib.suppress(StoreError):
         entry = store.find(names.live(job_id))

@@ -96,7 +96,7 @@ def test_a_store_of_an_earlier_release_is_read_through_once(home: Path) -> None:
 
 def test_what_was_never_submitted_stays_on_the_roll_for_a_day(home: Path) -> None:
     store, _ = open_place()
-    roll.enter(store, "job-000000000000")
+    roll.add(store, "job-000000000000")
     assert kinetic.list_jobs() == [] and len(on_the_roll()) == 1
     path = home / "store" / "local" / names.live("job-000000000000")
     before = time.time() - roll.NEVER_SUBMITTED - 60
