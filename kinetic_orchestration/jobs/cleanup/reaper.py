@@ -22,7 +22,7 @@ from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, Ne
 from kinetic_orchestration.host.prepare import environment
 from kinetic_orchestration.jobs import lifecycle, trust
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.held_time import tell_held
+from kinetic_orchestration.jobs.following.held_time import record_held
 from kinetic_orchestration.jobs.job import ME, open_job
 from kinetic_orchestration.jobs.watching import attempts, roll
 from kinetic_orchestration.plan.configuration.settings import Settings, duration
@@ -188,7 +188,7 @@ def _placements(
         going.append((placement, Reaped("placement", name, why, placement.get("zone", ""), placement["age"], usd)))
     left = [] if dry_run else _released(store, backend, [placement for placement, _ in going], patience)
     for placement in late if not dry_run else ():
-        attempts.tell_release(store, placement["job"], placement["attempt"], done=placement not in left)
+        attempts.record_release(store, placement["job"], placement["attempt"], done=placement not in left)
     states = {_key(entry): entry.get("state") for entry in backend.leftovers()} if left and settings else {}
     for placement, reaped in going:
         if placement not in left:
@@ -276,7 +276,7 @@ def _close(
             actions.cancel(job, reason, "the reaper", anew=True)
         if store.read(names.intent(job.job_id, placement["attempt"])) is not None:
             if seen.charged and not job.doubt:
-                tell_held(store, job.job_id, placement["attempt"], seen.charged)
+                record_held(store, job.job_id, placement["attempt"], seen.charged)
             actions.close(job, placement["attempt"], cause, reason)
     except StoreError as error:
         if not isinstance(error, (NewerWire, Corrupt)):

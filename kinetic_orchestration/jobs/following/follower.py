@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kinetic_orchestration.errors import StoreError, Unreachable
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.held_time import see_held
+from kinetic_orchestration.jobs.following.held_time import remember_held
 from kinetic_orchestration.jobs.following.logs import Emit, LogReader, sampled
 from kinetic_orchestration.jobs.following.verdicts import conclude, glimpse, has_ended
 from kinetic_orchestration.jobs.job import Job, vouched
@@ -82,7 +82,7 @@ class Follower:
             watcher = watcher_of(self.job.store, self.job.backend)
             poll, has_newer = watcher.poll_for(self.job.job_id, self.cache)
             seen = glimpse(self.job, attempt, self.cache, poll)
-            see_held(self.job, attempt, seen, self.cache)
+            remember_held(self.job, attempt, seen, self.cache)
             step = lifecycle.advance(self.cursor, seen, self.job.policy)
             ended = self.cursor.ended
             if step.outcome is not None:
@@ -98,7 +98,7 @@ class Follower:
                 self.held = True
                 break
             if emit is not None:
-                self._tell_logs(emit, attempt, seen, ends=step.outcome is not None or moves)
+                self._emit_logs(emit, attempt, seen, ends=step.outcome is not None or moves)
                 for change in step.changes:
                     emit(change)
             if step.outcome is not None:
@@ -176,17 +176,17 @@ class Follower:
         except StoreError:  # where it was is not known now; that it is to be freed must not be forgotten
             freed = Freed.REFUSED
         if holds and self.job.backend.charges and not self.job.doubt:
-            self._tell_late(attempt, seen, freed, again=pause > RELEASE_PAUSE)
+            self._record_late_release(attempt, seen, freed, again=pause > RELEASE_PAUSE)
         if freed is Freed.REFUSED and pause < LONGEST_PAUSE:
             self.refused = (*self.refused, PendingRelease(attempt, seen.now + pause, pause, holds))
 
-    def _tell_late(self, attempt: int, seen: Glimpse, freed: Freed, *, again: bool) -> None:
+    def _record_late_release(self, attempt: int, seen: Glimpse, freed: Freed, *, again: bool) -> None:
         """Record that hosts were released later than their verdict, or not yet: they cost until then."""
         late = seen.verdict_age > LATE and seen.observation.state in (PRESENT, WOUNDED)
         if freed is Freed.REFUSED and not again:
-            attempts.tell_release(self.job.store, self.job.job_id, attempt, done=False)
+            attempts.record_release(self.job.store, self.job.job_id, attempt, done=False)
         elif freed is not Freed.REFUSED and (again or late):
-            attempts.tell_release(self.job.store, self.job.job_id, attempt, done=True)
+            attempts.record_release(self.job.store, self.job.job_id, attempt, done=True)
 
     def _release_again(self, seen: Glimpse) -> None:
         """Retry the releases that were refused, in any state of the job. Hosts, deadline and reaper are the
@@ -210,18 +210,18 @@ class Follower:
         self.seen = seen
         return not patient
 
-    def _tell_logs(self, emit: Emit, attempt: int, seen: Glimpse, *, ends: bool) -> None:
+    def _emit_logs(self, emit: Emit, attempt: int, seen: Glimpse, *, ends: bool) -> None:
         """Emit what hosts have logged and measured since the last step; all of it if the attempt `ends`."""
         logs = LogReader(self.job, attempt)
         for found, positions in logs.read(self.cursor.logs, None if ends else seen):
             for event in found:
                 emit(event)
             self.cursor = self.cursor._replace(logs=positions)
-        self._tell_devices(emit, attempt, seen)
+        self._emit_devices(emit, attempt, seen)
         for note in logs.cut_logs(self.cursor.logs) if ends else ():
             emit(note)
 
-    def _tell_devices(self, emit: Emit, attempt: int, seen: Glimpse) -> None:
+    def _emit_devices(self, emit: Emit, attempt: int, seen: Glimpse) -> None:
         """Emit the device samples in the hosts' beats, which are read in any case."""
         for host, devices in sampled(seen):
             if self.measured.get(host) != devices["at"]:

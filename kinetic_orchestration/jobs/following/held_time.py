@@ -42,7 +42,7 @@ def may_last(plan: Plan, intent: Intent) -> bool:
     return 0 < intent.deadline <= intent.created + longest(plan) + 1.0
 
 
-def see_held(job: Job, attempt: int, seen: Glimpse, cache: AttemptCache | None = None) -> None:
+def remember_held(job: Job, attempt: int, seen: Glimpse, cache: AttemptCache | None = None) -> None:
     """Remember, for a job with a limit of cost, for how long the cloud reports that the attempt's hosts exist. Nothing
     is remembered for a job in doubt: its limit and its attempts are known from its records only.
 
@@ -58,11 +58,11 @@ def see_held(job: Job, attempt: int, seen: Glimpse, cache: AttemptCache | None =
     if any(beat is not None for beat in seen.beats[:1]):
         return
     if not present or seen.now - charged > HEARD_SOON:
-        tell_held(job.store, job.job_id, attempt, charged)
+        record_held(job.store, job.job_id, attempt, charged)
         cache.charge_recorded = True
 
 
-def tell_held(store: Store, job_id: str, attempt: int, since: float) -> None:
+def record_held(store: Store, job_id: str, attempt: int, since: float) -> None:
     """Record when an attempt's hosts can first have been charged for, for later computations of a job's cost."""
     with suppress(StoreError):  # whoever may only read is told so when there is more to be done
         store.create(names.ready(job_id, attempt), wire.encode({"since": since, "writer": ME}))

@@ -56,7 +56,7 @@ def times(store: Store, job_id: str) -> dict[int, Times]:
     }
 
 
-def tell_release(store: Store, job_id: str, attempt: int, *, done: bool) -> None:
+def record_release(store: Store, job_id: str, attempt: int, *, done: bool) -> None:
     """Tell those who ask what the job cost that its hosts were not freed with its verdict, but now, or not yet."""
     name = names.freed(job_id, attempt) if done else names.refused(job_id, attempt)
     with suppress(StoreError):

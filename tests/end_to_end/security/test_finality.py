@@ -21,7 +21,7 @@ from kinetic_orchestration.jobs import launch, trust
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
-from kinetic_orchestration.jobs.following.held_time import DEADLINE_ALLOWANCE, longest, see_held
+from kinetic_orchestration.jobs.following.held_time import DEADLINE_ALLOWANCE, longest, remember_held
 from kinetic_orchestration.jobs.following.verdicts import has_ended, seen_end
 from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.request import draft
@@ -634,7 +634,7 @@ def test_what_this_process_saw_of_an_attempts_hosts_is_a_floor(monkeypatch: pyte
     intent = actions.intend(job, 1)
     assert intent is not None
     now = job.store.now()
-    see_held(job, 1, Glimpse(now, intent, observation=Observation(PRESENT), since=now - 700.0))
+    remember_held(job, 1, Glimpse(now, intent, observation=Observation(PRESENT), since=now - 700.0))
     for name in (names.verdict(job.job_id, 1), names.host(job.job_id, 1, 0, "started.json")):
         assert job.store.read(name) is None
     second = actions.intend(job, 2)
@@ -642,7 +642,7 @@ def test_what_this_process_saw_of_an_attempts_hosts_is_a_floor(monkeypatch: pyte
     bucket.rewrite(job.store, names.intent(job.job_id, 2), affordable=1e6, allowed=1e6)
     assert actions.submit(job, 2, Glimpse(now, second._replace(deadline=now + 1e6)), os.environ) == ""
     assert counting.deadlines == [pytest.approx(300.0 + DEADLINE_ALLOWANCE, abs=40.0)]
-    see_held(job, 2, Glimpse(now, second, observation=Observation(PRESENT), since=now - 400.0))
+    remember_held(job, 2, Glimpse(now, second, observation=Observation(PRESENT), since=now - 400.0))
     assert actions.intend(job, 3) is None
     verdict = job.store.read(names.verdict(job.job_id, 3))
     assert verdict is not None and wire.Verdict.decode(verdict.data).cause == wire.DEADLINE
@@ -652,7 +652,7 @@ def test_of_a_job_in_doubt_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch
     job, _ = limited(1000.0, monkeypatch)
     now, doubted = job.store.now(), replace(job, doubt="nobody vouches for it")
     before = job.trust.memory_of(job.store, job.job_id).read_bytes()
-    see_held(doubted, 7, Glimpse(now, None, observation=Observation(PRESENT), since=now - 700.0))
+    remember_held(doubted, 7, Glimpse(now, None, observation=Observation(PRESENT), since=now - 700.0))
     assert job.trust.held(job.store, job.job_id) == {}
     assert job.trust.memory_of(job.store, job.job_id).read_bytes() == before
 
@@ -671,7 +671,7 @@ def test_another_process_of_the_same_home_knows_what_was_seen(monkeypatch: pytes
     job, _ = limited(1000.0, monkeypatch)
     actions.intend(job, 1)
     now = job.store.now()
-    see_held(job, 1, Glimpse(now, None, observation=Observation(PRESENT), since=now - 1100.0))
+    remember_held(job, 1, Glimpse(now, None, observation=Observation(PRESENT), since=now - 1100.0))
     trust._SEEN.clear()
     opened = open_job(job.job_id, job.store, job.backend, trust.of(settings.load()))
     assert actions.intend(opened, 2) is None
