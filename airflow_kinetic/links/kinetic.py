@@ -8,36 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink
 
-from airflow_kinetic.shared.location import JobLocation
 from kinetic_orchestration.api import links
 from kinetic_orchestration.plan.declare.spec import LOCAL
 from kinetic_orchestration.protocol import names
 
+if TYPE_CHECKING:
+    from airflow_kinetic.shared.location import JobLocation
 
-def urls_of(job_id: str, place: JobLocation) -> dict[str, str]:
+
+def urls_of(job_id: str, location: JobLocation) -> dict[str, str]:
     """Return the URL of each link of a job, without links that have none. Pure."""
-    store_url = f"{place.store.rstrip('/')}/{place.deployment}"
-    found = {
+    store_url = f"{location.store.rstrip('/')}/{location.deployment}"
+    urls = {
         KineticJobLink.key: links.browse(store_url, names.job(job_id)),
         KineticLogLink.key: links.browse(store_url, f"{names.job(job_id)}out/"),
     }
-    if place.backend != LOCAL:
-        found[KineticConsoleLink.key] = links.tpus(place.project)
-    return found
-
-
-def url_of_profile(place: str) -> dict[str, str]:
-    """The same of what was captured, once it was."""
-    return {KineticProfileLink.key: links.browse(place)}
-
-
-def url_of_curves(page: str) -> dict[str, str]:
-    """The same of the picture that its hosts have kept."""
-    return {KineticCurvesLink.key: page}
+    if location.backend != LOCAL:
+        urls[KineticConsoleLink.key] = links.tpus(location.project)
+    return urls
 
 
 class _Link(BaseOperatorLink):
@@ -48,7 +40,7 @@ class _Link(BaseOperatorLink):
         return f"kinetic_{self.key}"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Asked in the task's own process: what the operator has found out of its job by then."""
+        """Return the URL that the operator knows by now. Airflow asks for it in the task's own process."""
         del ti_key
         return str(getattr(operator, "kinetic_urls", {}).get(self.key, ""))
 

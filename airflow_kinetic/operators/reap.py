@@ -63,10 +63,7 @@ class KineticReapOperator(BaseOperator):
         from kinetic_orchestration.jobs.cleanup import reaper
 
         del context
-        place = JobLocation.resolve(
-            self.gcp_conn_id, self.impersonation_chain, store=self.store, deployment=self.deployment,
-            backend=self.backend, project=self.project_id,
-        )  # fmt: skip
+        place = JobLocation.of_task(self)
         with place.with_credentials():
             store, backend, here = place_of(**place.settings())
             found = reaper.reap(store, backend, here, dry_run=self.only_told, patience=DELETION_PATIENCE)

@@ -118,10 +118,7 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
             task.xcom_push(key=WHERE_KEY, value=job.plan().where)
 
     def _place(self) -> JobLocation:
-        return JobLocation.resolve(
-            self.gcp_conn_id, self.impersonation_chain, store=self.store, deployment=self.deployment,
-            backend=self.backend, project=self.project_id,
-        )  # fmt: skip
+        return JobLocation.of_task(self)
 
     def _opened(self, place: JobLocation, spec_digest: str, ended: str = "") -> Job:
         self.kinetic_urls = urls_of(self.job_id, place)

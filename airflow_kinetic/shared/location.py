@@ -10,12 +10,10 @@ import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
-from kinetic_orchestration.api.handle import reopened
-from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import LOCAL
@@ -24,6 +22,9 @@ from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.google import credentials
 from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.platforms.store import Store
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.jobs.job import Job
 
 # Shared by open jobs, as long as one of them is: a triggerer has a thousand of the same location.
 _stores: WeakValueDictionary[tuple[Any, ...], Store] = WeakValueDictionary()
@@ -56,6 +57,14 @@ class JobLocation(NamedTuple):
         project = Connection(gcp_conn_id, chain).project_of(given.get("project"), loaded.project)
         return location._replace(project=project, backend=settings.load(None, **{**given, "project": project}).backend)
 
+    @classmethod
+    def of_task(cls, operator: Any) -> JobLocation:
+        """Resolve the location by the parameters of an operator or a sensor."""
+        return cls.resolve(
+            operator.gcp_conn_id, operator.impersonation_chain, store=operator.store, deployment=operator.deployment,
+            backend=operator.backend, project=operator.project_id,
+        )  # fmt: skip
+
     @property
     def is_google(self) -> bool:
         """True if the store or the backend is on Google Cloud."""
@@ -71,6 +80,8 @@ class JobLocation(NamedTuple):
 
     def open(self, job_id: str, spec_digest: str = "", ended: str = "") -> Job:
         """Open the job. Its store and its hosts are accessed with the connection's credentials from then on."""
+        from kinetic_orchestration.api.handle import reopened
+
         with self.with_credentials():
             loaded = settings.load(None, **self.settings())
             store, backend = self._shared(loaded)

@@ -445,17 +445,21 @@ def found_again(marker: str) -> dict[str, Any]:
     done = begun(retried, a_try(state, number=2), marker)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and (
-        retried._job is None or not ownership.is_owned_by(retried._job, retried._token)
+        job_of(retried) is None or not ownership.is_owned_by(job_of(retried), retried.own_try().token)
     ):
         time.sleep(0.05)
     zombie = task_of(says_and_waits, op_args=[marker])
-    zombie._job = retried._job
+    zombie.own_try().job = job_of(retried)
     zombie.on_kill()  # of the worker that was replaced; it returns when all is done that it does
-    alive = not is_cancelled(retried._job)
+    alive = not is_cancelled(job_of(retried))
     then = state.kept["kinetic"]["job_id"]
     retried.on_kill()
     left.exception(60)
     return {"first": first, "then": then, "alive": alive, "raised": type(done.exception(60)).__name__}
+
+
+def job_of(task: Any) -> Any:
+    return task._try and task._try.job
 
 
 def is_cancelled(job: Any) -> bool:
@@ -582,10 +586,10 @@ def hung_in_the_upload(marker: str, folder: str) -> dict[str, Any]:
     if not child:
         stalled = task_of(behind_the_gate)
         left = ThreadPoolExecutor(1).submit(stalled.execute, a_try(OnDisk(str(kept))))
-        while stalled._job is None and not left.done():
+        while job_of(stalled) is None and not left.done():
             time.sleep(0.02)
         part = launched.with_name("launched.part")
-        part.write_text(stalled._job.job_id if stalled._job else "")
+        part.write_text(job_of(stalled).job_id if job_of(stalled) else "")
         part.rename(launched)
         left.exception(60)
         os._exit(0)
@@ -600,11 +604,11 @@ def hung_in_the_upload(marker: str, folder: str) -> dict[str, Any]:
     Path(folder, "open").touch()
     while not launched.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    is_kept = ownership.is_owned_by(second._job, second._token)
+    is_kept = ownership.is_owned_by(job_of(second), second.own_try().token)
     second.on_kill()
     done.exception(60)
     os.waitpid(child, 0)
-    return {"alone": alone, "same": launched.read_text() == second._job.job_id, "kept_by_the_second": is_kept}
+    return {"alone": alone, "same": launched.read_text() == job_of(second).job_id, "kept_by_the_second": is_kept}
 
 
 class Refusing(State):
@@ -801,7 +805,7 @@ def out_of_time_before_it_opened(marker: str) -> dict[str, Any]:
         return await asyncio.wait_for(anext(trigger.run()), 60)
 
     event = asyncio.run(scene()).payload
-    told |= {"how": event["how"], "digest": event["spec_digest"], "of_the_job": task._job.spec_digest}
+    told |= {"how": event["how"], "digest": event["spec_digest"], "of_the_job": job_of(task).spec_digest}
     try:
         task_of(says_and_waits).execute_complete(a_try(state), event)
     except BaseException as error:  # Airflow's timeout is none of its exceptions
@@ -854,12 +858,12 @@ def told_of_clears(marker: str) -> dict[str, Any]:
     retried = task_of(says_and_waits, op_args=[marker], accelerator="cpu:2")
     done = begun(retried, a_try(state, number=2, clears=1), marker)
     deadline = time.monotonic() + 30
-    while retried._job is None and time.monotonic() < deadline:
+    while job_of(retried) is None and time.monotonic() < deadline:
         time.sleep(0.05)
     retried.on_kill()
     for future in (left, done):
         future.exception(60)
-    return {"same": retried._job.job_id == state.kept["kinetic"]["job_id"]}
+    return {"same": job_of(retried).job_id == state.kept["kinetic"]["job_id"]}
 
 
 def refused() -> dict[str, Any]:
@@ -1086,9 +1090,11 @@ def poked_while_its_store_is_away(project: str) -> dict[str, Any]:
 
 def rendered_zones(zones: Any, params: dict[str, Any]) -> dict[str, Any]:
     """The zones of a task once its templates are rendered."""
+    from airflow_kinetic.operators.request import spec_of
+
     task = task_of(says_and_waits, op_args=["no marker"], zones=zones)
     task.render_template_fields({"params": params})
-    return {"zones": task._spec({}).options.cloud.zones}
+    return {"zones": spec_of(task, {}).options.cloud.zones}
 
 
 def refused_elsewhere(accelerators: list[str]) -> dict[str, Any]:
@@ -1104,11 +1110,12 @@ def refused_elsewhere(accelerators: list[str]) -> dict[str, Any]:
 
 def images_of(words: list[str], accelerator: str) -> dict[str, Any]:
     """The image of the plan that a task with each of them leads to."""
+    from airflow_kinetic.operators.request import spec_of
     from kinetic_orchestration.jobs.request import settings_of
     from kinetic_orchestration.plan.planner import make_plan
 
     given = {"op_args": ["no marker"], "accelerator": accelerator}
-    specs = [task_of(says_and_waits, container_image=word, **given)._spec({}) for word in words]
+    specs = [spec_of(task_of(says_and_waits, container_image=word, **given), {}) for word in words]
     return {"images": [make_plan(spec, settings_of(spec)).image for spec in specs]}
 
 
@@ -1117,11 +1124,13 @@ def rendered_arguments(options: dict[str, Any], params: dict[str, Any], native: 
 
     from airflow.sdk import DAG
 
+    from airflow_kinetic.operators.request import spec_of
+
     with DAG("renders", schedule=None, render_template_as_native_obj=native):
         task = task_of(says_and_waits, **options)
     task.render_template_fields({"params": params, "macros": SimpleNamespace(datetime=datetime)})
     try:
-        task._spec({})
+        spec_of(task, {})
     except Exception as error:
         return {"refused": f"{type(error).__name__}: {error}"}
     return {}
@@ -1350,10 +1359,10 @@ def nobody_takes_it(marker: str, seconds: float) -> dict[str, Any]:
     from airflow.sdk.exceptions import TaskDeferred
 
     import kinetic_orchestration as kinetic
-    from airflow_kinetic.operators import kinetic as operators
+    from airflow_kinetic.operators import task_try
     from kinetic_orchestration.jobs.following import actions
 
-    operators.HANDED_OVER = seconds
+    task_try.HANDED_OVER = seconds
     found = {}
     for name in ("marked", "taken"):
         state, context = State(), a_try(State(), number=2)

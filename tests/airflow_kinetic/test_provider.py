@@ -230,7 +230,10 @@ GONE = [
     (
         "definitions.asset",
         "AssetRef",
-        "airflow_kinetic.KineticTPUOperator(task_id='train', python_callable=len)._tell_outlets({}, 0, 0, {}, {})",
+        (
+            "from airflow_kinetic.operators.report import TaskReport as Report; task = airflow_kinetic.KineticTPUOperator"
+            "(task_id='train', python_callable=len); Report(task, {}, 0).extend_outlet_events(0, {}, {})"
+        ),
         "an outlet that is named by Asset.ref() gets an event without the job in its extra",
     ),
 ]

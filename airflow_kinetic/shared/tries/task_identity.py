@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.location import JobLocation
+from kinetic_orchestration.plan.identity import Identity
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -61,12 +62,27 @@ def kept_pin(context: Context) -> Pin | None:
     return Pin.from_json(found) if isinstance(found, dict) else None
 
 
-def has_state(context: Context) -> bool:
-    return context.get("task_state_store") is not None
+def pins_of_try(context: Context, retries: int) -> tuple[Pin | None, Pin]:
+    """Return the pin that an earlier try has stored, and this try's own. A first one has a life if it is stored."""
+    task, kept = context["ti"], kept_pin(context)
+    clears = getattr(context.get("dag_run"), "clear_number", None)
+    pin = pin_now(kept, task.max_tries, retries, task.try_number, clears)
+    if kept is None and context.get("task_state_store") is not None:
+        pin = pin._replace(life=secrets.token_hex(4))
+    return kept, pin
 
 
-def new_life() -> str:
-    return secrets.token_hex(4)
+def identity_of(deployment: str, task: Any, pin: Pin) -> Identity:
+    index = map_index(task)
+    step = f"{task.dag_id}/{task.task_id}"  # both may hold dots, neither a slash
+    if pin.life:
+        index = f"{index}/{pin.life}"
+    return Identity(deployment, "airflow", task.run_id, step, index, pin.epoch)
+
+
+def map_index(task: Any) -> str:
+    """Return the index of a mapped task instance; "" for one that is not mapped."""
+    return "" if task.map_index is None or task.map_index < 0 else str(task.map_index)
 
 
 def keep(context: Context, pin: Pin) -> None:

@@ -23,7 +23,7 @@ def main() -> None:
         volumes={"/more": Data("gs://bucket/volume/")},
     )
     ran = SimpleNamespace(output_dir="gs://bucket/kinetic/out")
-    task._job = SimpleNamespace(task=lambda: ran)  # type: ignore[assignment] - a job that ended in a bucket
+    task.own_try().job = SimpleNamespace(task=lambda: ran)  # type: ignore[assignment] - a job that ended in a bucket
     found = ExtractorManager().extract_metadata(
         dagrun=SimpleNamespace(run_id="a run", conf={}),
         task=task,

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from airflow_kinetic.links.kinetic import url_of_profile, urls_of
+from airflow_kinetic.links.kinetic import urls_of
 from airflow_kinetic.shared.location import JobLocation
 from airflow_kinetic.shared.outcome.lineage import data_in, lineage_of, place_of
 from kinetic_orchestration import Data
+from kinetic_orchestration.api.links import browse
 from tests.airflow_kinetic.conftest import environ_of
 
 OPENLINEAGE = (
@@ -34,7 +35,7 @@ def test_a_job_in_the_cloud_has_three_links() -> None:
 
 def test_a_profile_in_a_bucket_has_the_consoles_page() -> None:
     page = "https://console.cloud.google.com/storage/browser/bucket/out/profile"
-    assert url_of_profile("gs://bucket/out/profile") == {"profile_link": page}
+    assert browse("gs://bucket/out/profile") == page
 
 
 def test_a_task_has_the_links_of_its_class_whatever_it_finds_of_its_job() -> None:

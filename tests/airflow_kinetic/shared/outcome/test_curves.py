@@ -7,6 +7,7 @@ from pathlib import Path
 import kinetic_orchestration as kinetic
 from airflow_kinetic.links.kinetic import KineticCurvesLink
 from airflow_kinetic.operators.kinetic import KineticTPUOperator
+from airflow_kinetic.operators.report import TaskReport
 
 
 def trains(steps: int) -> int:
@@ -20,9 +21,9 @@ def test_a_task_links_the_picture_of_its_job_if_there_is_one(home: Path) -> None
     link = KineticCurvesLink()
     quiet, told = (kinetic.run(accelerator="cpu")(trains).run_async(steps) for steps in (0, 5))
     assert quiet.result(timeout=60) == 0
-    assert task._show_curves(quiet._job) == ""
+    assert TaskReport(task, {}, quiet._job).show_curves() == ""
     assert link.get_link(task, ti_key=None) == ""
     assert told.result(timeout=60) == 5
-    page = task._show_curves(told._job)
+    page = TaskReport(task, {}, told._job).show_curves()
     assert page == f"{Path(told.output_dir).as_uri()}.svg"
     assert link.get_link(task, ti_key=None) == page

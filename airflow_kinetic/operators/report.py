@@ -1,0 +1,120 @@
+"""What a task shows of its job in Airflow: log records, links, XCom and the events of its outlets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_kinetic.links.kinetic import KineticCurvesLink, KineticProfileLink
+from airflow_kinetic.shared import airflow_api
+from airflow_kinetic.shared.configuration import xcom_limit
+from airflow_kinetic.shared.outcome.xcom import JOB_KEY, WHERE_KEY, uri_of_result, value_for_xcom
+from airflow_kinetic.shared.waiting.calls import in_background
+from kinetic_orchestration.api.handle import JobHandle, profile_of, runs
+from kinetic_orchestration.api.links import browse
+from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.job import Job
+from kinetic_orchestration.jobs.results import error_of
+from kinetic_orchestration.plan.hardware.cost import times, went_to
+from kinetic_orchestration.plan.values import JobStatus, Outcome
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.system.parallel import Ahead
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_kinetic.operators.kinetic import KineticTPUOperator
+
+
+class TaskReport:
+    def __init__(self, operator: KineticTPUOperator, context: Context, job: Job) -> None:
+        self._operator = operator
+        self._context = context
+        self._job = job
+        self._log = operator.log
+
+    def announced(self) -> AbstractContextManager[Ahead[object]]:
+        """Report the job immediately, so that users find it while the task waits, here or deferred. Airflow's server is
+        called in the background, and the block makes no other request to it.
+        """
+        job_id = self._job.job_id
+        self._log.info(
+            "Job %s. It runs %s. Its log elsewhere: kinetic-orchestration logs %s", job_id, runs(self._job), job_id
+        )
+        return in_background(self._push)
+
+    def _push(self) -> None:
+        if self._operator.do_xcom_push:
+            self._context["ti"].xcom_push(key=JOB_KEY, value=self._job.job_id)
+            self._context["ti"].xcom_push(key=WHERE_KEY, value=self._job.plan().where)
+
+    def finish(self, outcome: Outcome, metrics: Mapping[str, float | str]) -> Any:
+        """Return the task's value, or raise what its job has raised, after all else is shown."""
+        operator, job = self._operator, self._job
+        if outcome.status is JobStatus.CANCELLED and not operator.killed and not actions.may_begin_anew(job):
+            # By a person, who does not want to see it begin again; a retry would only find it cancelled.
+            raise AirflowFailException(str(error_of(job, outcome)))
+        profile, curves = self._show_profile(), self.show_curves()
+        value, whole = value_for_xcom(job, outcome, xcom_limit())
+        if not whole:
+            operator.multiple_outputs = False  # one URI, regardless of the function's annotation
+            self._log.info(
+                "The value is no small JSON and stays in the store; XCom has its URI, %s. To read it: "
+                "kinetic_orchestration.attach(%r).result()", value, job.job_id,
+            )  # fmt: skip
+        more = {"value": "" if value is None else uri_of_result(job, outcome), "profile": profile, "curves": curves}
+        self.extend_outlet_events(outcome, metrics, more)
+        return value
+
+    def _show_profile(self) -> str:
+        """Log and link the location of the profile, and return it; "" if there is none."""
+        if profile := profile_of(self._job):
+            self._log.info("The profile of job %s: %s", self._job.job_id, names.xprof(profile))
+            self._link(KineticProfileLink.key, browse(profile))
+        return profile
+
+    def show_curves(self) -> str:
+        """Log and link the picture of the job's metrics and devices, and return its location; "" if there is none."""
+        handle: JobHandle[Any] = JobHandle(self._job)
+        try:
+            page, cost = handle.picture_url(), handle.cost()
+        except KineticError:  # it is worth no task
+            return ""
+        self._log.info("%s; %s", cost, times(cost))
+        if parts := went_to(cost):
+            self._log.info("Its time went to: %s", parts)
+        if page:
+            self._log.info("The curves of job %s, of what it reported and of its devices: %s", self._job.job_id, page)
+            self._link(KineticCurvesLink.key, page)
+        return page
+
+    def _link(self, key: str, url: str) -> None:
+        self._operator.kinetic_urls = {**self._operator.kinetic_urls, key: url}
+
+    def extend_outlet_events(
+        self, outcome: Outcome, metrics: Mapping[str, float | str], more: Mapping[str, str]
+    ) -> None:
+        kinds: Any = (Asset,)
+        try:
+            from airflow.sdk.definitions.asset import AssetRef
+
+            kinds = (Asset, AssetRef)
+        except ImportError as error:
+            airflow_api.warn_missing("airflow.sdk.definitions.asset", error)
+        outlets = [outlet for outlet in self._operator.outlets if isinstance(outlet, kinds)]
+        if not outlets:
+            return
+        job, plan = self._job, self._job.plan()
+        extra: dict[str, Any] = {
+            "job_id": job.job_id, "accelerator": plan.slice.name, "where": plan.where, "emulated": plan.stands_in,
+            "attempts": outcome.attempts, "output_dir": job.task().output_dir,
+            **{name: text for name, text in more.items() if text}, "metrics": dict(metrics),
+        }  # fmt: skip
+        for outlet in outlets:
+            accessor = self._context["outlet_events"][outlet]
+            accessor.extra = {**accessor.extra, **extra}

@@ -1,0 +1,86 @@
+"""The job that a task's parameters ask for, once its templates are rendered."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow_kinetic.shared.location import JobLocation
+from airflow_kinetic.shared.parameters.arguments import plain, untemplated, with_context
+from airflow_kinetic.shared.parameters.declared import options_of
+from airflow_kinetic.shared.tries.task_identity import map_index
+from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.jobs.request import Draft, draft, settings_of
+from kinetic_orchestration.plan import emulation
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options, name_of
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_kinetic.operators.kinetic import KineticTPUOperator
+
+
+def draft_of(operator: KineticTPUOperator, context: Context) -> tuple[Draft, JobLocation]:
+    """Return the job with its project, and its location. The connection is opened only for Google Cloud."""
+    spec = spec_of(operator, context)
+    emulation.check_slice(spec, settings_of(spec))  # before the connection is opened for nothing
+    location = JobLocation.of_task(operator)
+    if location.is_google:
+        spec = dataclasses.replace(spec, options=dataclasses.replace(spec.options, project=location.project))
+    return draft(spec), location  # what is refused there is refused before anything is written down
+
+
+def spec_of(operator: KineticTPUOperator, context: Context) -> JobSpec:
+    """Return the job by the task's parameters alone. Raises UsageError for a value that no job can have."""
+    args = tuple(plain(list(untemplated(operator.op_args, "op_args", "[…]")), "op_args"))
+    kwargs = plain(untemplated(operator.op_kwargs, "op_kwargs", "{…}"), "op_kwargs")
+    env = plain(untemplated(operator.env or {}, "env", "{…}"), "env")
+    untemplated(operator.labels, "labels", "{…}")
+    options = check_options(options_of(operator.given(), operator.zones))
+    for variable, value in env.items():
+        if not isinstance(value, str):
+            raise UsageError(f"env[{variable!r}] is {value!r}: the value of a variable is text")
+    meant, origin = _meant(operator, options), _origin(context)
+    if operator.script is not None:
+        file = Path(context["dag"].fileloc).parent / operator.script
+        if not file.is_file():
+            raise UsageError(f"the script {operator.script} is not there: looked for it as {file}")
+        argv = ("python", file.name, *map(str, args))
+        name = _checked_name(operator.name or file.name)
+        return JobSpec(name, options, argv=argv, cwd=str(file.parent), env=env, meant=meant, origin=origin)
+    function = operator.python_callable
+    kwargs = with_context(function, args, kwargs, context)
+    name = _checked_name(operator.name) if operator.name else name_of(function)
+    return JobSpec(name, options, function, args, kwargs, env=env, meant=meant, origin=origin)
+
+
+def _meant(operator: KineticTPUOperator, options: Options) -> tuple[str, ...]:
+    """Return the parameters that imply Google Cloud, by the names of the task's own parameters."""
+    own = (
+        ("gcp_conn_id", operator.gcp_conn_id if operator.names_connection else None),
+        ("impersonation_chain", operator.impersonation_chain),
+    )
+    return (
+        *(f"{name}={value!r}" for name, value in own if value),
+        *(text.replace("project=", "project_id=") for text in emulation.kinetics_own(options)),
+    )
+
+
+def _origin(context: Context) -> dict[str, str]:
+    """Name the try that launches a job, for `ko jobs` and `ko status`."""
+    task = context.get("ti")
+    if task is None:
+        return {}
+    index = map_index(task)
+    return {
+        "orchestrator": "airflow", "dag": task.dag_id, "task": task.task_id, "run": task.run_id,
+        **({"map index": index} if index else {}), "try": str(task.try_number),
+    }  # fmt: skip
+
+
+def _checked_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+        raise UsageError(f"name is {name!r}: write it with letters, digits, '-', '_' and '.' alone")
+    return name
