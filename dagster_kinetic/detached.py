@@ -167,7 +167,7 @@ class _Detached:
     ) -> Any:
         if _compat.is_direct(context):
             return self._kinetic.run(function, args, kwargs, accelerator=accelerator, context=context, **options)
-        from dagster_kinetic.step.step import Place, hold_to, run_in_step
+        from dagster_kinetic.step.step import StepCall, check_same_request, run_in_step
         from kinetic_orchestration.api.handle import JobHandle
         from kinetic_orchestration.jobs.request import draft, settings_of
 
@@ -185,8 +185,8 @@ class _Detached:
                     raise
             else:
                 if not again or JobHandle(job).peek().status is not JobStatus.FAILED:
-                    identity = Place(ticket.run, ticket.step, ticket.partition, ticket.call).identity(here.deployment)
-                    hold_to(spec, identity, job, context)
+                    step_call = StepCall(ticket.run, ticket.step, ticket.partition, ticket.call)
+                    check_same_request(spec, step_call.identity(here.deployment), job, context)
                     return run_in_step(spec, context, job=job)
         self._submit(draft(spec), context, ticket)
         raise _Submitted
@@ -194,21 +194,21 @@ class _Detached:
     def _submit(self, asked: Draft, context: _compat.Context, ticket: Ticket | None) -> None:
         """Again, where a try has failed: the next generation of the same identity, with its checkpoints."""
         from dagster_kinetic.step.containers import refuse_if_it_would_end_with_its_run
-        from dagster_kinetic.step.step import Place, left_if_interrupted, place_of, request_at
+        from dagster_kinetic.step.step import StepCall, left_if_interrupted, request_of, step_call_of
         from kinetic_orchestration.api.handle import runs
 
         refuse_if_it_would_end_with_its_run(asked, context)
         here = asked.settings
         with left_if_interrupted(context) as launching:
             if ticket is None:
-                place = place_of(context, self._kinetic._call(context, None))
-                request = request_at(asked, place)
+                step_call = step_call_of(context, self._kinetic._call(context, None))
+                request = request_of(asked, step_call)
             else:
-                place = Place(ticket.run, ticket.step, ticket.partition, ticket.call)
-                request = asked.open(place.identity(here.deployment))
+                step_call = StepCall(ticket.run, ticket.step, ticket.partition, ticket.call)
+                request = asked.open(step_call.identity(here.deployment))
             found = Ticket(
-                "", _compat.asset_names(context), request.identity.run, place.step, place.partition, place.call,
-                store=here.store, deployment=here.deployment,
+                "", _compat.asset_names(context), request.identity.run, step_call.step, step_call.partition,
+                step_call.call, store=here.store, deployment=here.deployment,
             )  # fmt: skip
 
             def note(job: str, digest: str = "") -> None:

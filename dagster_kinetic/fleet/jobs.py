@@ -24,7 +24,7 @@ from dagster_kinetic.fleet.summary import FleetSummary
 from dagster_kinetic.step.events import said, step_name, write
 from dagster_kinetic.step.host_logs import HostLogs
 from dagster_kinetic.step.rate_limit import Paced
-from dagster_kinetic.step.step import Left, leave, origin_of, place_of, request_at, whose
+from dagster_kinetic.step.step import LeftJob, detach_or_cancel, origin_of, owner_of, request_of, step_call_of
 from dagster_kinetic.step.summary import headline
 from kinetic_orchestration.api.handle import JobHandle, another
 from kinetic_orchestration.api.printer import prefixed
@@ -135,7 +135,8 @@ def map_in_step(
         narrator.end()
     except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt):
         with _compat.uninterrupted():
-            leave(fleet.left() if fleet is not None else [], context, unseen=fleet.unseen if fleet is not None else [])
+            left, unseen = (fleet.left(), fleet.unseen) if fleet is not None else ([], [])
+            detach_or_cancel(left, context, unseen=unseen)
         raise
     finally:
         if narrator is not None:
@@ -192,7 +193,7 @@ class FleetNarrator:
     def _tell_whose(self, news: Launched) -> None:
         """Once: what holds of the first job of a run before this one holds of the others of that run."""
         if self._context is not None and news.of not in self._whose:
-            told = whose(news.job._job, news.of, self._context)
+            told = owner_of(news.job._job, news.of, self._context)
             if told:
                 self._whose.add(news.of)
                 self._log("info", f"this step goes on with jobs of a run before it, of input {news.place} with {told}")
@@ -263,14 +264,14 @@ def _requests(
     """
     deployment = asked.settings.deployment
     direct = context is None or _compat.is_direct(context)
-    place = None if direct else place_of(context, call)
+    own = None if direct else step_call_of(context, call)
 
     def request(index: int) -> Request:
         name = f"{call}[{names[index]}]"
         mine = replace(asked, spec=specs[index])
-        if place is None:
+        if own is None:
             return mine.open(of(deployment, name if call else None))
-        return request_at(mine, place._replace(call=name))
+        return request_of(mine, own._replace(call=name))
 
     return request
 
@@ -318,7 +319,7 @@ class Fleet:
                 raise found
             yield found
 
-    def left(self) -> list[Left]:
+    def left(self) -> list[LeftJob]:
         """The jobs there are when the step is interrupted, with those that were on their way."""
         concurrent.futures.wait(self._submissions, SUBMIT_SECONDS)
         begun, jobs = self._begun.copy(), self._jobs.copy()  # a thread that has not answered may still add to them
@@ -330,7 +331,7 @@ class Fleet:
             else:
                 if job is not None:
                     jobs[index] = JobHandle(job)
-        return [Left(jobs[index], begun[index].identity.run) for index in sorted(jobs)]
+        return [LeftJob(jobs[index], begun[index].identity.run) for index in sorted(jobs)]
 
     # ---- in the thread of the loop ---------------------------------------------------------------------------
 

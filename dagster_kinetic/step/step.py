@@ -32,7 +32,7 @@ MOST_NAMED = 5  # assets of one step: they are a column of `ko jobs`
 CANCEL_SECONDS = 60.0
 
 
-class Place(NamedTuple):
+class StepCall(NamedTuple):
     """The position of a call in Dagster."""
 
     run: str
@@ -46,9 +46,9 @@ class Place(NamedTuple):
         return Identity(deployment, "dagster", run or self.run, self.step, index, 0)
 
 
-def place_of(context: _compat.Context, call: str = "") -> Place:
+def step_call_of(context: _compat.Context, call: str = "") -> StepCall:
     run, step, partition = _compat.run_id(context), _compat.step_key(context), _compat.partition_of(context)
-    return Place(run, step, partition, call, tuple(_ancestry(context.run, context.instance)))
+    return StepCall(run, step, partition, call, tuple(_ancestry(context.run, context.instance)))
 
 
 def origin_of(context: _compat.Context) -> dict[str, str]:
@@ -62,19 +62,19 @@ def origin_of(context: _compat.Context) -> dict[str, str]:
     return {"orchestrator": "dagster", **what, **within, "run": _compat.run_id(context)}
 
 
-class Left(NamedTuple):
+class LeftJob(NamedTuple):
     """A job of an interrupted step, and the run that its identity names."""
 
     handle: JobHandle[Any]
     of: str = ""
 
 
-def request_at(asked: Draft, place: Place) -> Request:
+def request_of(asked: Draft, step_call: StepCall) -> Request:
     """Open the request for the job of a resumed run, if it left one; else for this step's own."""
     deployment = asked.settings.deployment
-    own = asked.open(place.identity(deployment))
-    for run in place.resumes:
-        left = own.of(place.identity(deployment, run))
+    own = asked.open(step_call.identity(deployment))
+    for run in step_call.resumes:
+        left = own.of(step_call.identity(deployment, run))
         if find(left) is not None:
             return left
     return own
@@ -95,11 +95,11 @@ class Launching:
             job = launch(request, claimed=claimed, say=self.context.log.info)
         self.handle = JobHandle(job)
         _warn_of_another_slice(request, job, self.context)
-        if told := whose(job, request.identity.run, self.context):
+        if told := owner_of(job, request.identity.run, self.context):
             self.context.log.info(f"this step goes on with {told}")
         return job
 
-    def left(self) -> list[Left]:
+    def left(self) -> list[LeftJob]:
         """The job to deal with when the step is interrupted; none before its spec is stored."""
         if self.handle is None and self.request is not None:
             try:
@@ -109,26 +109,26 @@ class Launching:
             else:
                 self.handle = None if job is None else JobHandle(job)
         of = "" if self.request is None else self.request.identity.run
-        return [] if self.handle is None else [Left(self.handle, of)]
+        return [] if self.handle is None else [LeftJob(self.handle, of)]
 
 
 @contextlib.contextmanager
 def left_if_interrupted(context: _compat.Context, forward_termination: bool = True) -> Iterator[Launching]:
-    """Wrap all work of a step with one job: if it is interrupted at any point, `leave` decides the end of its job and
-    run."""
+    """Wrap all work of a step with one job: if it is interrupted at any point, `detach_or_cancel` decides the end of
+    its job and run."""
     launching = Launching(context)
     try:
         yield launching
     except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt):
         with _compat.uninterrupted():
-            leave(launching.left(), context, forward_termination, launching.troubles)
+            detach_or_cancel(launching.left(), context, forward_termination, launching.troubles)
         raise
 
 
 def launch_in_step(asked: Draft, context: _compat.Context, call: str) -> Job:
     """Launch a job that the step does not wait for."""
     with left_if_interrupted(context) as launching:
-        return launching.launch(request_at(asked, place_of(context, call)))
+        return launching.launch(request_of(asked, step_call_of(context, call)))
 
 
 def run_in_step(
@@ -151,7 +151,7 @@ def run_in_step(
 
     def request() -> Request:
         asked = draft(spec)  # what is refused there is refused before a store is opened
-        return asked.open() if _compat.is_direct(context) else request_at(asked, place_of(context, call))
+        return asked.open() if _compat.is_direct(context) else request_of(asked, step_call_of(context, call))
 
     told = contextlib.ExitStack()  # closed when an interrupted job is left already: to store its logs may take long
     try:
@@ -197,7 +197,7 @@ def _for_good(context: _compat.Context) -> Iterator[None]:
         raise dg.Failure(f"{error}. {again}", allow_retries=False) from error
 
 
-def hold_to(spec: JobSpec, identity: Identity, job: Job, context: _compat.Context) -> None:
+def check_same_request(spec: JobSpec, identity: Identity, job: Job, context: _compat.Context) -> None:
     """Warn about a job of an earlier run that differs from this launch, or refuse it."""
     strict = spec.options.on_conflict == "error"
     try:
@@ -212,7 +212,7 @@ def hold_to(spec: JobSpec, identity: Identity, job: Job, context: _compat.Contex
     _warn_of_another_slice(request, job, context)
 
 
-def whose(job: Job, of: str, context: _compat.Context) -> str:
+def owner_of(job: Job, of: str, context: _compat.Context) -> str:
     """Describe which earlier run submitted the job, and which others follow it; "" for the run's own."""
     if _compat.is_direct(context) or of in ("", _compat.run_id(context)) or job.written:  # or written here just now
         return ""
@@ -254,8 +254,8 @@ def _warn_of_another_slice(request: Request, job: Job, context: _compat.Context)
         )
 
 
-def leave(
-    left: Sequence[Left],
+def detach_or_cancel(
+    left: Sequence[LeftJob],
     context: _compat.Context,
     forward_termination: bool = True,
     unseen: Sequence[KineticError] = (),

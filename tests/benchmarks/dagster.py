@@ -176,13 +176,13 @@ def _is_success_of(entry: Any, step: str) -> bool:
 
 def _wait() -> None:
     """A step that waits for jobs which run and say nothing: records with locks, as in the section `waiting`."""
-    from dagster_kinetic.step.step import Place
+    from dagster_kinetic.step.step import StepCall
     from tests.benchmarks import waiting as records
 
     run = str(uuid.uuid4())
     with measure.project(noop=records.NOOP) as folder:
         home = folder.parent / "home"
-        names = (Place(run, "waits", call=f"[{number}]") for number in range(JOBS))
+        names = (StepCall(run, "waits", call=f"[{number}]") for number in range(JOBS))
         records._admit(JOBS, lambda deployment: next(names).identity(deployment))
         hosts = records._worker("hosts", str(home), stdin=subprocess.PIPE)
         try:

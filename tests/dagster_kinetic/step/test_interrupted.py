@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from dagster_kinetic import KineticResource, kinetic_asset
-from dagster_kinetic.step.step import left_if_interrupted, place_of, request_at
+from dagster_kinetic.step.step import left_if_interrupted, request_of, step_call_of
 from dagster_kinetic.step.ticket import tickets_of
 from kinetic_orchestration import JobStatus, attach, list_jobs
 from kinetic_orchestration.jobs.launch import find
@@ -124,9 +124,9 @@ def test_a_job_that_is_only_submitted_ends_with_its_run_when_that_is_terminated_
     def body(context: Any, kinetic: KineticResource) -> None:
         spec = kinetic._spec(sleeps, ((), {}), "cpu", context, {})
         with left_if_interrupted(context) as launching:
-            jobs.append(launching.launch(request_at(draft(spec), place_of(context))))
+            jobs.append(launching.launch(request_of(draft(spec), step_call_of(context))))
             launching.handle = None  # as if it had not been heard of yet
-            assert find(request_at(draft(spec), place_of(context))) is not None
+            assert find(request_of(draft(spec), step_call_of(context))) is not None
             run.terminate(context)
             signal.raise_signal(signal.SIGINT)
 
