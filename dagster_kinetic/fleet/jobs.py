@@ -21,7 +21,7 @@ import dagster as dg
 
 from dagster_kinetic import _compat
 from dagster_kinetic.fleet.summary import FleetSummary
-from dagster_kinetic.step.events import said, step_name, write
+from dagster_kinetic.step.events import describe, step_name, write
 from dagster_kinetic.step.host_logs import HostLogs
 from dagster_kinetic.step.rate_limit import Paced
 from dagster_kinetic.step.step import LeftJob, detach_or_cancel, origin_of, owner_of, request_of, step_call_of
@@ -76,32 +76,32 @@ Future = concurrent.futures.Future[Any]
 
 
 class Launched(NamedTuple):
-    place: int
+    number: int
     job: JobHandle[Any]
     other: str = ""  # its differences from this launch
     of: str = ""  # the run whose job it is by its identity
 
 
-class Told(NamedTuple):
-    place: int
+class JobEvent(NamedTuple):
+    number: int
     event: Event
 
 
-class Said(NamedTuple):
+class LaunchEvent(NamedTuple):
     """A message of one input's launch while it is in progress."""
 
-    place: int
+    number: int
     text: str
 
 
-class Ended(NamedTuple):
-    place: int
+class JobEnded(NamedTuple):
+    number: int
     job: JobHandle[Any] | None
     value: Any
     error: Exception | None
 
 
-News = Said | Launched | Told | Ended
+News = LaunchEvent | Launched | JobEvent | JobEnded
 
 
 def map_in_step(
@@ -123,15 +123,15 @@ def map_in_step(
     log.info(f"{len(specs)} jobs run {plan.name}, each on {plan.hardware}{emulation.remark(plan, here)}")
     fleet: Fleet | None = None
     narrator: FleetNarrator | None = None
-    ends: dict[int, Ended] = {}
+    ends: dict[int, JobEnded] = {}
     try:
         fleet = Fleet(_requests(asked, specs, names, context, call), len(specs), width)
         narrator = FleetNarrator(context, specs[0].name, call, len(specs))
         with fleet:
             for news in fleet.news():
                 narrator(news)
-                if isinstance(news, Ended):
-                    ends[news.place] = news
+                if isinstance(news, JobEnded):
+                    ends[news.number] = news
         narrator.end()
     except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt):
         with _compat.uninterrupted():
@@ -154,7 +154,7 @@ class FleetNarrator:
         self._context = context
         self._what = f"{call} {name}".lstrip()
         self._hosts: dict[int, int] = {}
-        self._whose: set[str] = set()  # earlier runs that were already reported
+        self._owners: set[str] = set()  # earlier runs that were already reported
         self._live: dict[int, bool] = {}  # whether its hosts run
         self._ran: set[int] = set()
         self._summary = FleetSummary(context, name, call, size)
@@ -163,57 +163,57 @@ class FleetNarrator:
         self._stages: Paced[str] = Paced(partial(self._more, "info"), lambda: COUNT_SECONDS, STAGES_AT_ONCE)
         self._troubles: Paced[str] = Paced(partial(self._more, "warning"), lambda: COUNT_SECONDS, MOST_FAILURES)
         step = "" if context is None else step_name(context, call)
-        self._logs = None if context is None else HostLogs(context, lambda place: f"{step} [{place}]")
+        self._logs = None if context is None else HostLogs(context, lambda index: f"{step} [{index}]")
 
     def __call__(self, news: News) -> None:
-        if isinstance(news, Told):
-            self._told(news.place, news.event)
-        elif isinstance(news, Said):
-            self._stages(f"input {news.place}: {news.text}")
+        if isinstance(news, JobEvent):
+            self._job_event(news.number, news.event)
+        elif isinstance(news, LaunchEvent):
+            self._stages(f"input {news.number}: {news.text}")
         elif isinstance(news, Launched):
-            self._live[news.place] = False
-            self._hosts[news.place] = news.job.hosts
-            self._summary.launched(news.place, news.job)
-            self._tell_whose(news)
+            self._live[news.number] = False
+            self._hosts[news.number] = news.job.hosts
+            self._summary.launched(news.number, news.job)
+            self._report_owner(news)
             if news.other:
                 self._troubles(
-                    f"input {news.place} goes on with job {news.job.job_id}, which was submitted before with "
+                    f"input {news.number} goes on with job {news.job.job_id}, which was submitted before with "
                     f"{news.other}. To have what is asked for now: kinetic-orchestration cancel {news.job.job_id}, and "
                     "map it anew"
                 )
             self._counts(None)
         else:
-            self._live.pop(news.place, None)
-            self._summary.ended(news.place, news.job, news.error)
+            self._live.pop(news.number, None)
+            self._summary.ended(news.number, news.job, news.error)
             if news.error is not None and self._summary.counts.failed <= MOST_FAILURES:
                 which = f"job {news.job.job_id} " if news.job is not None else ""
-                self._log("warning", f"{which}of input {news.place} failed: {headline(news.error)}")
+                self._log("warning", f"{which}of input {news.number} failed: {headline(news.error)}")
             self._counts(None)
 
-    def _tell_whose(self, news: Launched) -> None:
+    def _report_owner(self, news: Launched) -> None:
         """Once: what holds of the first job of a run before this one holds of the others of that run."""
-        if self._context is not None and news.of not in self._whose:
-            told = owner_of(news.job._job, news.of, self._context)
-            if told:
-                self._whose.add(news.of)
-                self._log("info", f"this step goes on with jobs of a run before it, of input {news.place} with {told}")
+        if self._context is not None and news.of not in self._owners:
+            owner = owner_of(news.job._job, news.of, self._context)
+            if owner:
+                self._owners.add(news.of)
+                self._log("info", f"this step goes on with jobs of a run before it, of input {news.number} with {owner}")
 
-    def _told(self, place: int, event: Event) -> None:
+    def _job_event(self, index: int, event: Event) -> None:
         if isinstance(event, Output):
-            hosts = self._hosts[place]
-            write(visible.log(prefixed(event, hosts, f"[{place}] ")))
+            hosts = self._hosts[index]
+            write(visible.log(prefixed(event, hosts, f"[{index}] ")))
             if self._logs is not None:
-                self._logs.write(place, prefixed(event, hosts).encode("utf-8", "backslashreplace"))
+                self._logs.write(index, prefixed(event, hosts).encode("utf-8", "backslashreplace"))
         elif isinstance(event, Metrics):
-            self._summary.reported(place, event)
+            self._summary.reported(index, event)
         elif isinstance(event, Change):
-            level, text = said(event, place in self._ran)
+            level, text = describe(event, index in self._ran)
             if level == "warning":
-                self._troubles(f"input {place} is {text}")
+                self._troubles(f"input {index} is {text}")
             if event.phase == "running":
-                self._ran.add(place)
+                self._ran.add(index)
             if event.phase in ("running", *WAITING_AGAIN):
-                self._live[place] = event.phase == "running"
+                self._live[index] = event.phase == "running"
                 self._counts(None)
 
     def end(self) -> None:
@@ -222,7 +222,7 @@ class FleetNarrator:
         self._summary.end()
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # `end` has said all of it; without, the reason is another one
+        with contextlib.suppress(Exception):  # `end` has reported all of it, or another error is raised
             self._flush()
         if self._logs is not None:
             self._logs.close()
@@ -355,10 +355,10 @@ class Fleet:
         job: JobHandle[Any] | None = None
         try:
             job = await self._in_thread(self._submit, index)
-            outcome = await afollow(Follower(job._job), lambda event: self._put(Told(index, event)))
-            end = Ended(index, job, await self._in_thread(collect, job._job, outcome), None)
+            outcome = await afollow(Follower(job._job), lambda event: self._put(JobEvent(index, event)))
+            end = JobEnded(index, job, await self._in_thread(collect, job._job, outcome), None)
         except Exception as error:
-            end = Ended(index, job, None, error)
+            end = JobEnded(index, job, None, error)
         await self._in_thread(self._put, end)
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -371,7 +371,7 @@ class Fleet:
 
     def _submit(self, index: int) -> JobHandle[Any]:
         request = self._begun[index] = self._request(index)
-        job = launch(request, say=lambda text: self._put(Said(index, text)))
+        job = launch(request, say=lambda text: self._put(LaunchEvent(index, text)))
         handle = self._jobs[index] = JobHandle(job)
         other, _ = another(request, job)
         self._put(Launched(index, handle, other, request.identity.run))

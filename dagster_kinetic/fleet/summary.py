@@ -62,7 +62,7 @@ class FleetSummary:
         if self._observations is not None:
             counts = self.counts
             told = {"jobs": counts.jobs, "jobs ended": counts.ended, "jobs failed": counts.failed}
-            self._observations.tell({f"{LAST}{name}": count for name, count in told.items()})
+            self._observations.observe({f"{LAST}{name}": count for name, count in told.items()})
 
     @property
     def counts(self) -> Counts:

@@ -292,7 +292,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if context is not None:
             given = {"partition_key": _compat.partition_of(context), **given}
         function = plain_function(function)
-        options = self._options({**(written(decorated) if decorated is not None else {}), **given}, context)
+        options = self._options({**(non_default(decorated) if decorated is not None else {}), **given}, context)
         return self._job(JobSpec(name_of(function), options, function, tuple(call[0]), dict(call[1] or {})))
 
     def _job(self, spec: JobSpec) -> JobSpec:
@@ -384,7 +384,7 @@ def _laid_over(options: Options, given: Mapping[str, Any]) -> Options:
     for name, value in given.items():
         below = getattr(options, name)
         if name in _GROUPS and below is not None and value is not None:
-            merged[name] = replace(below, **written(value))
+            merged[name] = replace(below, **non_default(value))
         elif name in ("labels", "secrets") and below and value:
             merged[name] = {**below, **value}
         else:
@@ -416,7 +416,7 @@ def _overridden(options: Options, launch: KineticRunConfig | None) -> Options:
     return _laid_over(options, asked)
 
 
-def written(group: Any) -> dict[str, Any]:
+def non_default(group: Any) -> dict[str, Any]:
     """The options of a group that differ from their defaults."""
     silent = type(group)()
     fields = {entry.name: getattr(group, entry.name) for entry in dataclasses.fields(group)}

@@ -68,14 +68,14 @@ def build_kinetic_completion_sensor(
         detached = dg.AssetSelection.tag(ASSET_WAITS, "true")
         target = detached | detached.downstream()
 
-    def look(context: dg.SensorEvaluationContext, **resources: Any) -> dg.SensorResult:
+    def evaluate(context: dg.SensorEvaluationContext, **resources: Any) -> dg.SensorResult:
         kinetic = resource_of(context, resources, resource_key)
         return _Completion(context, memory, target, kinetic.place()).tick()
 
     return dg.SensorDefinition(
         name=name,
         asset_selection=target,
-        evaluation_fn=look,
+        evaluation_fn=evaluate,
         required_resource_keys={resource_key},
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
@@ -83,7 +83,7 @@ def build_kinetic_completion_sensor(
     )
 
 
-class _Stumble(NamedTuple):
+class _TickError(NamedTuple):
     """The time at which a job is read again after an unexpected error."""
 
     pause: float
@@ -95,7 +95,7 @@ class _Memory(NamedTuple):
 
     followers: dict[str, Follower]  # by job
     tickets: dict[str, dict[str, Ticket]]  # by run that is over: its log does not change
-    stumbled: dict[str, _Stumble]  # by job at which a mistake of ours came to light
+    tick_errors: dict[str, _TickError]  # by job that could not be read because of an unexpected error
 
 
 class _Completion:
@@ -113,7 +113,7 @@ class _Completion:
         self._store, self._deployment = here.store, here.deployment
         self._place = place
         self._context = context
-        self._followers, self._tickets, self._stumbled = memory
+        self._followers, self._tickets, self._tick_errors = memory
         self._location = _compat.location_of_sensor(context)
         self._held = self._assets_of(target)
         state = json.loads(context.cursor) if context.cursor else {}
@@ -125,7 +125,7 @@ class _Completion:
 
     def tick(self) -> dg.SensorResult:
         waiting = self._waiting()
-        for table in (self._followers, self._stumbled):
+        for table in (self._followers, self._tick_errors):
             for job in set(table) - set(waiting):
                 del table[job]
         requests: list[dg.RunRequest] = []
@@ -244,7 +244,9 @@ class _Completion:
     def _looked_at(self, waiting: Mapping[str, tuple[dg.DagsterRun, Ticket]]) -> Iterator[tuple[str, str]]:
         from kinetic_orchestration.jobs.following.drivers import step_all
 
-        order = sorted(job for job in waiting if job not in self._stumbled or self._stumbled[job].until < monotonic())
+        order = sorted(
+            job for job in waiting if job not in self._tick_errors or self._tick_errors[job].until < monotonic()
+        )
         order = [job for job in order if job >= self._next] + [job for job in order if job < self._next]
         followers: list[Follower] = []
         for job in order:
@@ -263,7 +265,7 @@ class _Completion:
             elif trouble is not None:
                 self._failed(waiting[follower.job.job_id][1], trouble)
             else:
-                self._stumbled.pop(follower.job.job_id, None)
+                self._tick_errors.pop(follower.job.job_id, None)
                 yield follower.job.job_id, follower.status.value
         left = [follower.job.job_id for follower in followers if follower.job.job_id not in seen]
         self._next = left[0] if left else ""
@@ -276,9 +278,9 @@ class _Completion:
             self._troubles.append(f"job {ticket.job} of run {ticket.run} cannot be looked at: {error}")
             return
         self._followers.pop(ticket.job, None)
-        before = self._stumbled.get(ticket.job)
+        before = self._tick_errors.get(ticket.job)
         pause = 0.0 if before is None else min(max(2 * before.pause, FIRST_PAUSE), LONGEST_PAUSE)
-        self._stumbled[ticket.job] = _Stumble(pause, monotonic() + pause)
+        self._tick_errors[ticket.job] = _TickError(pause, monotonic() + pause)
         when = f"in {pause:.0f} s" if pause else "at the next tick"
         trace = "".join(traceback.format_exception(error))
         self._troubles.append(

@@ -32,10 +32,10 @@ def build_kinetic_reaper_sensor(
     this sensor has seen open and that is no longer listed is closed: its jobs are cancelled, and its hosts removed.
     """
 
-    def look(context: dg.SensorEvaluationContext, **resources: Any) -> dg.SensorResult:
+    def evaluate(context: dg.SensorEvaluationContext, **resources: Any) -> dg.SensorResult:
         own = resource_of(context, resources, resource_key).place()
         known = Branches.of(context.cursor)
-        told = [_tale(_reaped(own))]
+        told = [_summary(_reaped(own))]
         context.log.info(told[0])
         if branches is not None:
             known = known.seen(set(branches()), str(own["deployment"] or ""))
@@ -49,7 +49,7 @@ def build_kinetic_reaper_sensor(
 
     return dg.SensorDefinition(
         name=name,
-        evaluation_fn=look,
+        evaluation_fn=evaluate,
         minimum_interval_seconds=minimum_interval_seconds,
         required_resource_keys={resource_key},
         default_status=default_status,
@@ -69,7 +69,7 @@ def _cleared(place: Mapping[str, str | None]) -> tuple[bool, str]:
         return False, f"{said}, and not all of it could be removed, which the next tick tries again: {error}"
     left = cancelled or troubles or any(each.result in (DELETING, LEFT, UNREAD) for each in found)
     not_done = f"; {len(troubles)} could not be: {troubles[0]}" if troubles else ""
-    return not left, f"{said}: {cancelled} jobs cancelled{not_done}, {_tale(found)}"
+    return not left, f"{said}: {cancelled} jobs cancelled{not_done}, {_summary(found)}"
 
 
 def _reaped(place: Mapping[str, str | None]) -> list[Reaped]:
@@ -97,7 +97,7 @@ def _cancel_all(place: Mapping[str, str | None]) -> tuple[int, list[KineticError
     return len(live) - len(troubles), troubles
 
 
-def _tale(found: Sequence[Reaped]) -> str:
+def _summary(found: Sequence[Reaped]) -> str:
     """A one-line summary of removed resources and of those that could not be removed."""
     from kinetic_orchestration.jobs.cleanup.reaper import LEFT, UNREAD
 

@@ -121,7 +121,7 @@ class Narrator:
             paced.flush()
 
     def _log(self, change: Change, missed: int) -> None:
-        level, text = said(change, self._ran)
+        level, text = describe(change, self._ran)
         self._ran = self._ran or change.phase == "running"
         if missed:
             text += f" (after {missed} more {'change' if missed == 1 else 'changes'})"
@@ -146,15 +146,15 @@ class Observations:
         if event.step is not None:
             values["step"] = event.step
         self._is_alone = False
-        self.tell(values)
+        self.observe(values)
 
     def devices(self, values: Mapping[str, float]) -> None:
         """Record the device samples, under names of their own, for the next metrics, if there are any."""
         self._sampled = {f"{LAST}device/{name}": value for name, value in values.items()}
         if self._is_alone:
-            self.tell({})
+            self.observe({})
 
-    def tell(self, values: Mapping[str, Any]) -> None:
+    def observe(self, values: Mapping[str, Any]) -> None:
         if self._assets:
             self._paced(values)
 
@@ -172,7 +172,7 @@ class Observations:
             self._context.log_event(dg.AssetObservation(key, metadata=metadata, partition=partition))
 
 
-def said(change: Change, ran: bool) -> tuple[str, str]:
+def describe(change: Change, ran: bool) -> tuple[str, str]:
     """A change as a person reads it, and how much it matters. `ran`: whether the job has been running before."""
     phase, level = change.phase, "info"
     if phase == "resuming":

@@ -13,12 +13,12 @@ T = TypeVar("T")
 class Paced(Generic[T]):
     """Passes on `burst` values immediately, then one per `seconds`; of waiting values, it keeps only the newest.
 
-    A waiting value is passed on when its time comes, by a separate thread, so also when no other follows it. `tell`
+    A waiting value is passed on when its time comes, by a separate thread, so also when no other follows it. `pass_on`
     gets the value, and the number of values that were left out before it.
     """
 
-    def __init__(self, tell: Callable[[T, int], object], seconds: Callable[[], float], burst: int = 1) -> None:
-        self._tell = tell
+    def __init__(self, pass_on: Callable[[T, int], object], seconds: Callable[[], float], burst: int = 1) -> None:
+        self._pass_on = pass_on
         self._seconds = seconds
         self._burst = burst
         self._credit = float(burst)
@@ -32,7 +32,7 @@ class Paced(Generic[T]):
         with self._lock:
             self._missed += len(self._held)
             self._held = [value]
-            self._tell_if_due()
+            self._pass_on_if_due()
 
     def flush(self) -> None:
         """Pass on the waiting value now, regardless of the rate."""
@@ -41,15 +41,15 @@ class Paced(Generic[T]):
                 self._timer.cancel()
                 self._timer = None
             if self._held:
-                self._tell_held()
+                self._pass_on_held()
 
-    def _tell_if_due(self) -> None:
+    def _pass_on_if_due(self) -> None:
         seconds, now = self._seconds(), time.monotonic()
         self._credit = min(float(self._burst), self._credit + (now - self._earned) / seconds)
         self._earned = now
         if self._credit >= 1:
             self._credit -= 1
-            self._tell_held()
+            self._pass_on_held()
         elif self._timer is None:
             self._timer = threading.Timer((1 - self._credit) * seconds, self._when_due)
             self._timer.daemon = True
@@ -60,10 +60,10 @@ class Paced(Generic[T]):
             self._timer = None
             if self._held:
                 try:
-                    self._tell_if_due()
+                    self._pass_on_if_due()
                 except Exception:  # the value is still held, and `flush` raises the error in the caller's thread
                     return
 
-    def _tell_held(self) -> None:
-        self._tell(self._held[0], self._missed)
+    def _pass_on_held(self) -> None:
+        self._pass_on(self._held[0], self._missed)
         self._held, self._missed = [], 0

@@ -95,8 +95,8 @@ class Launching:
             job = launch(request, claimed=claimed, say=self.context.log.info)
         self.handle = JobHandle(job)
         _warn_of_another_slice(request, job, self.context)
-        if told := owner_of(job, request.identity.run, self.context):
-            self.context.log.info(f"this step goes on with {told}")
+        if owner := owner_of(job, request.identity.run, self.context):
+            self.context.log.info(f"this step goes on with {owner}")
         return job
 
     def left(self) -> list[LeftJob]:

@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 
 from dagster_kinetic import KineticResource
-from dagster_kinetic.fleet.jobs import Ended, FleetNarrator, Said
+from dagster_kinetic.fleet.jobs import FleetNarrator, JobEnded, LaunchEvent
 from kinetic_orchestration import JobStatus, Retry, list_jobs
 from kinetic_orchestration.errors import UsageError
 from tests.dagster_kinetic.stored import logs_of, messages
@@ -67,7 +67,7 @@ def test_the_log_tells_of_the_stages_of_a_launch_and_is_not_filled_with_them(ins
     narrator = FleetNarrator(None, "divided", "", 1000)
     narrator._log = lambda level, text: told.append((level, text))
     for place in range(1000):
-        narrator(Said(place, "packaging divided"))
+        narrator(LaunchEvent(place, "packaging divided"))
     narrator._flush()
     assert [level for level, _ in told] == ["info"] * len(told) and len(told) < 100
     assert told[-1][1].startswith("input 999: packaging divided (and ")
@@ -78,8 +78,8 @@ def test_counts_that_have_not_changed_are_told_once():
     told = []
     narrator = FleetNarrator(None, "divided", "", 2)
     narrator._log = lambda level, text: told.append(text)
-    narrator(Ended(0, None, None, ValueError("no")))
-    narrator(Ended(1, None, None, ValueError("no")))
+    narrator(JobEnded(0, None, None, ValueError("no")))
+    narrator(JobEnded(1, None, None, ValueError("no")))
     narrator._counts(None)
     narrator._flush()
     narrator._counts(None)

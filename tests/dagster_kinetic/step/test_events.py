@@ -175,7 +175,7 @@ def preempted() -> Change:
     ],
 )  # fmt: skip
 def test_a_change_is_told_in_words_and_by_its_weight(change, ran, level, text):
-    assert events.said(change, ran) == (level, text)
+    assert events.describe(change, ran) == (level, text)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_only_hosts_that_there_were_are_torn_down(instance, phases, text):
 
 
 def test_a_preemption_is_told_as_one():
-    level, text = events.said(preempted(), True)
+    level, text = events.describe(preempted(), True)
     assert level == "warning" and text.startswith(
         "preempted: attempt 1 ended (preemption on host 2: the node was taken"
     )
