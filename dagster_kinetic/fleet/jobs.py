@@ -196,7 +196,9 @@ class FleetNarrator:
             owner = owner_of(news.job._job, news.of, self._context)
             if owner:
                 self._owners.add(news.of)
-                self._log("info", f"this step goes on with jobs of a run before it, of input {news.number} with {owner}")
+                self._log(
+                    "info", f"this step goes on with jobs of a run before it, of input {news.number} with {owner}"
+                )
 
     def _job_event(self, index: int, event: Event) -> None:
         if isinstance(event, Output):

@@ -8,8 +8,7 @@ import shutil
 import signal
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,13 +23,7 @@ from kinetic_orchestration.platforms import agent_zip as agent
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.system import processes
 from tests.support.by_hand import start_host
-
-
-def wait_until(condition: Callable[[], object], within: float = 60.0) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
+from tests.support.waits import wait_until
 
 
 class Tree(NamedTuple):
@@ -64,7 +57,7 @@ def trees(job: Job, attempt: int = 1, within: float = 60.0) -> list[Tree]:
             found[host] = Tree(guard, agents[0].pid, agents[1].pid)
         return True
 
-    wait_until(all_run, within)
+    wait_until(all_run, within=within)
     return [found[host] for host in range(job.policy.hosts)]
 
 

@@ -38,6 +38,7 @@ from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.testing.cloud.state.machine import Machine
 from kinetic_orchestration.testing.storage.server import StorageServer
 from kinetic_orchestration.testing.vms.vm import Machines, Vm
+from tests.support.waits import wait_until
 
 PARENT = "projects/emulated/locations/us-central2-b/queuedResources"
 ACCOUNT = {"tpu.nodes.delete"}
@@ -248,7 +249,7 @@ class Attempt:
 
     def gone(self, within: float = 60.0) -> None:
         """Wait until its slice was deleted."""
-        wait_until(lambda: self.resource not in self.site.apis.on_delete, within)
+        wait_until(lambda: self.resource not in self.site.apis.on_delete, within=within)
 
     def log(self, host: int = 0, kinds: str = "oe") -> str:
         return b"".join(frame.payload for frame in self.frames(host) if frame.kind in kinds).decode()
@@ -294,10 +295,3 @@ def constants(monkeypatch: pytest.MonkeyPatch, module: ModuleType, **changed: An
     assert agent_zip._MAIN.count(start) == 1
     other = textwrap.indent("\n".join(lines) + "\n", 8 * " ")
     monkeypatch.setattr(agent_zip, "_MAIN", agent_zip._MAIN.replace(start, start + other))
-
-
-def wait_until(condition: Callable[[], object], within: float = 60.0) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.03)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,9 @@ from kinetic_orchestration.errors import (
 from kinetic_orchestration.plan.identity import job_id
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.protocol import names, wire
+from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.usefixtures("shared_home")
-
-
-def wait_until(condition: Callable[[], object], within: float = 60.0) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 @kinetic.run(accelerator="cpu")
@@ -201,7 +194,7 @@ def test_no_more_than_max_concurrent_run_at_once(tmp_path: Path) -> None:
     batch = wait_for.run_async_map([(str(tmp_path / str(number)), number) for number in range(5)], max_concurrent=2)
     for ended in range(5):
         running = min(5, ended + 2)
-        wait_until(lambda running=running: len(list(tmp_path.glob("*.begun"))) >= running, 60)
+        wait_until(lambda running=running: len(list(tmp_path.glob("*.begun"))) >= running, within=60)
         begun = sorted(path.name.partition(".")[0] for path in tmp_path.glob("*.begun"))
         assert len(begun) == sum(job is not None for job in batch.jobs) == running
         (tmp_path / next(number for number in begun if not (tmp_path / number).exists())).touch()

@@ -30,6 +30,7 @@ from kinetic_orchestration.errors import (
 from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.platforms.local.store import LocalStore
 from kinetic_orchestration.protocol import names
+from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
@@ -56,13 +57,6 @@ def spoils_its_own_record() -> int:
     record.unlink()
     record.write_text('{"wire": 99}')  # as of a later version
     return 7
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

@@ -40,17 +40,11 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.plan import values
 from kinetic_orchestration.plan.planner import DEBUG_PORT
 from kinetic_orchestration.protocol import names, wire
+from tests.support.waits import wait_until
 
 SUCCEEDED, RUNNING = kinetic.JobStatus.SUCCEEDED, kinetic.JobStatus.RUNNING
 
 pytestmark = pytest.mark.usefixtures("shared_home")
-
-
-def wait_until(condition: Callable[[], object], within: float = 60.0) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 class TooBold(ValueError):

@@ -23,6 +23,7 @@ from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.cli import COMMANDS, main
 from kinetic_orchestration.protocol.system import processes
 from tests.support.terminals import read_out
+from tests.support.waits import wait_until
 
 KO = [sys.executable, "-m", "kinetic_orchestration.cli"]
 PATIENCE = 60
@@ -81,7 +82,6 @@ def fail() -> None:
 
 @kinetic.run(accelerator="cpu")
 def wait_for(gate: str) -> str:
-    import time
     from pathlib import Path
 
     print("waiting", flush=True)
@@ -104,13 +104,6 @@ def killed() -> None:
 
     print("about to be killed", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def until(happened: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def gone(pid: int) -> bool:
@@ -138,7 +131,7 @@ def gate(tmp_path: Path) -> Path:
 def live(home: Path, gate: Path) -> Iterator[JobHandle[str]]:
     """A job that runs until the gate is there."""
     job = wait_for.run_async(str(gate))
-    until(lambda: "waiting" in (job.logs() or "") and job.peek().status is kinetic.JobStatus.RUNNING)
+    wait_until(lambda: "waiting" in (job.logs() or "") and job.peek().status is kinetic.JobStatus.RUNNING)
     yield job
     gate.touch()
     job.follow(timeout=PATIENCE)
@@ -286,7 +279,7 @@ def test_jobs_lists_what_is_under_way_and_with_all_what_ended(ko: Ko, live: JobH
 
 
 def test_programs_read_jobs_as_json(ko: Ko, live: JobHandle[str]) -> None:
-    until(lambda: live.peek().done)
+    wait_until(lambda: live.peek().done)
     (job,) = ko("jobs", "--json").json
     assert job["job_id"] == live.job_id
     assert (job["state"], job["phase"], job["hosts"], job["attempts"]) == ("RUNNING", "running", 1, 1)
@@ -315,7 +308,7 @@ def test_what_is_no_job_is_not_found(ko: Ko, text: str) -> None:
 
 
 def test_status_tells_how_a_job_stands(ko: Ko, live: JobHandle[str], gate: Path) -> None:
-    until(lambda: live.peek().done)
+    wait_until(lambda: live.peek().done)
     shown = ko("status", live.job_id)
     assert shown.code == 4
     assert "RUNNING (2/5 epoch)" in shown.out
@@ -356,7 +349,7 @@ def test_listing_changes_nothing_and_asking_for_the_status_moves_a_lost_job_on(
     guard = json.loads(lock.read_text(encoding="utf-8"))["pid"]
     for pid in (guard, *(process.pid for process in tree)):  # the guard first, or it would speak for its agent
         processes.send(pid, signal.SIGKILL)
-    until(lambda: all(gone(pid) for pid in (guard, *(process.pid for process in tree))))
+    wait_until(lambda: all(gone(pid) for pid in (guard, *(process.pid for process in tree))))
     for _ in range(2):
         shown = ko("jobs")
         assert live.job_id in shown.out

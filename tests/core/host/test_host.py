@@ -40,8 +40,8 @@ from tests.support.faults import (
     start_broken,
     text,
     trees,
-    wait_until,
-)  # fmt: skip
+)
+from tests.support.waits import wait_until  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
@@ -634,7 +634,7 @@ def test_a_disk_that_is_full_when_the_function_returns_is_waited_for_and_told_of
     with ThreadPoolExecutor() as pool:
         awaited = pool.submit(seen.follow, heard.append, timeout=60)
         told = f"host 0 waits for room on its disk at {folder_of(job)}/host-0"
-        wait_until(lambda: Change("waiting", told, 1) in heard, 10)
+        wait_until(lambda: Change("waiting", told, 1) in heard, within=10)
         said(job, "the disk is full. It is kept in memory")
         assert main(["status", job.job_id]) == codes.RUNNING
         assert f"RUNNING (waiting, {told}" in capsys.readouterr().out
@@ -686,7 +686,7 @@ def test_a_store_whose_disk_is_full_is_told_of_at_once_and_waited_for(
     job = kinetic.attach(launched(fills_the_store, str(small_store), raises, retry=NONE).job_id)
     with ThreadPoolExecutor() as pool:
         awaited = pool.submit(job.result, timeout=60)
-        wait_until(lambda: job.peek().phase == "waiting", 10)
+        wait_until(lambda: job.peek().phase == "waiting", within=10)
         assert "host 0 waits for room: the disk of the store is full" in job.peek().message
         assert main(["status", job.job_id]) == codes.RUNNING
         # Whether it runs may be among what it could not say.
@@ -725,7 +725,7 @@ def test_of_a_host_that_gave_up_a_disk_that_stayed_full_it_is_said(small_store: 
     run = folder_of(job)
     start_broken(job, tmp_path, "retrying_records.STORE_PATIENCE = 0.5")
     seen = kinetic.attach(job.job_id)
-    wait_until(lambda: "the disk of the store stayed full" in str(seen.peek()), 30)
+    wait_until(lambda: "the disk of the store stayed full" in str(seen.peek()), within=30)
     (small_store / "filler").unlink()
     with pytest.raises(JobLost, match="the disk of the store stayed full"):
         seen.result(timeout=60)

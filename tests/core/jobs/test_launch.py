@@ -24,7 +24,7 @@ from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import LocalStore
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import Record
-from tests.support.faults import wait_until
+from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.fast
 

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import google.auth.transport.requests
@@ -29,6 +29,7 @@ from kinetic_orchestration.testing.cloud.lifecycle import Timing
 from kinetic_orchestration.testing.cloud.state.machine import Machine
 from kinetic_orchestration.testing.requests import refusals
 from tests.support.exchanges.recorder import Recorder
+from tests.support.waits import wait_until
 
 ZONE = "us-east5-a"
 PARENT = f"projects/p/locations/{ZONE}"
@@ -77,13 +78,6 @@ def create(client: tpu_v2.TpuClient, name: str = "q", **more: Any) -> Any:
     )
 
 
-def until(found: Callable[[], Any], wanted: Any) -> None:
-    deadline = time.monotonic() + WAIT
-    while found() != wanted:
-        assert time.monotonic() < deadline, found()
-        time.sleep(0.01)
-
-
 def state(client: tpu_v2.TpuClient, name: str = "q") -> Any:
     return client.get_queued_resource(name=f"{PARENT}/queuedResources/{name}").state.state
 
@@ -112,7 +106,7 @@ def test_every_verb_of_queued_resources(client: tpu_v2.TpuClient, cloud: Emulato
     )
     accepted = done(create(client, node=shown))
     assert accepted.name == QUEUED
-    until(lambda: state(client), State.ACTIVE)
+    wait_until(lambda: state(client) == State.ACTIVE, lambda: state(client))
     found = client.get_queued_resource(name=QUEUED)
     assert found.tpu.node_spec[0].node.labels == {"kinetic-job": "j"}
     assert "spot" in found
@@ -127,7 +121,9 @@ def test_every_verb_of_queued_resources(client: tpu_v2.TpuClient, cloud: Emulato
     assert abs(made.create_time.timestamp() - time.time()) < 60
     assert [item.name for item in client.list_queued_resources(parent=PARENT)] == [QUEUED]
     assert done(client.reset_queued_resource(name=QUEUED)).name == QUEUED
-    until(lambda: client.get_node(name=NODE).state, tpu_v2.Node.State.READY)
+    wait_until(
+        lambda: client.get_node(name=NODE).state == tpu_v2.Node.State.READY, lambda: client.get_node(name=NODE).state
+    )
     with pytest.raises(exceptions.GoogleAPICallError) as refused:
         delete(client, force=False)
     assert refused.value.code == 400
@@ -178,7 +174,7 @@ def test_what_there_is_to_choose_from(client: tpu_v2.TpuClient) -> None:
 def test_operations_can_be_asked_for_listed_and_forgotten(client: tpu_v2.TpuClient, cloud: Emulator) -> None:
     cloud.stuck_operations("create", times=1)
     name = create(client).operation.name
-    until(lambda: state(client), State.ACTIVE)
+    wait_until(lambda: state(client) == State.ACTIVE, lambda: state(client))
     found = client.get_operation(request={"name": name})
     assert not found.done
     metadata = tpu_v2.OperationMetadata()
@@ -213,7 +209,7 @@ def test_pages_are_turned_by_the_client_itself(client: tpu_v2.TpuClient) -> None
 
 def test_a_field_mask_leaves_out_what_nobody_wants(client: tpu_v2.TpuClient) -> None:
     create(client, node=node(metadata={"startup-script": "long", "kinetic": "{}"}, labels={"a": "b"}))
-    until(lambda: state(client), State.ACTIVE)
+    wait_until(lambda: state(client) == State.ACTIVE, lambda: state(client))
     mask = [("x-goog-fieldmask", "nodes.name,nodes.state,nodes.metadata.kinetic,next_page_token")]
     [short] = client.list_nodes(parent=PARENT, metadata=mask)
     assert short == tpu_v2.Node(name=NODE, state="READY", metadata={"kinetic": "{}"})
@@ -237,7 +233,7 @@ def test_the_same_request_id_is_the_same_operation(client: tpu_v2.TpuClient, clo
 def test_a_failed_one_carries_the_error_of_the_cloud(client: tpu_v2.TpuClient, cloud: Emulator) -> None:
     cloud.stockout(ZONE)
     create(client)
-    until(lambda: state(client), State.FAILED)
+    wait_until(lambda: state(client) == State.FAILED, lambda: state(client))
     error = client.get_queued_resource(name=QUEUED).state.failed_data.error
     assert error.code == 8
     assert "There is no more capacity in the zone" in error.message
@@ -246,9 +242,9 @@ def test_a_failed_one_carries_the_error_of_the_cloud(client: tpu_v2.TpuClient, c
 
 def test_a_preempted_one_is_suspended_by_the_service(client: tpu_v2.TpuClient, cloud: Emulator) -> None:
     create(client)
-    until(lambda: state(client), State.ACTIVE)
+    wait_until(lambda: state(client) == State.ACTIVE, lambda: state(client))
     cloud.preempt("q")
-    until(lambda: state(client), State.SUSPENDED)
+    wait_until(lambda: state(client) == State.SUSPENDED, lambda: state(client))
     found = client.get_queued_resource(name=QUEUED).state
     assert found.state_initiator == tpu_v2.QueuedResourceState.StateInitiator.SERVICE
     assert client.get_node(name=NODE).state == tpu_v2.Node.State.PREEMPTED
@@ -263,7 +259,7 @@ def test_a_preempted_one_is_suspended_by_the_service(client: tpu_v2.TpuClient, c
 
 def test_a_state_that_the_library_does_not_know_is_a_number(client: tpu_v2.TpuClient, cloud: Emulator) -> None:
     create(client)
-    until(lambda: state(client), State.ACTIVE)
+    wait_until(lambda: state(client) == State.ACTIVE, lambda: state(client))
     cloud.show(QUEUED, 42)
     cloud.show(NODE, 77)
     with pytest.warns(UserWarning, match="Unrecognized State enum value"):
@@ -312,7 +308,7 @@ def test_a_lost_answer_looks_like_a_broken_connection_and_is_done(client: tpu_v2
     with pytest.raises((exceptions.ServiceUnavailable, requests.ConnectionError)):
         create(client)
     assert cloud.queued_resource("q") is not None
-    until(lambda: state(client), State.ACTIVE)
+    wait_until(lambda: state(client) == State.ACTIVE, lambda: state(client))
     done(delete(client))
 
 

@@ -23,6 +23,7 @@ import requests
 
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator, random_faults
+from tests.support.waits import wait_until
 
 ZONE = "us-east5-a"
 PARENT = f"projects/p/locations/{ZONE}"
@@ -220,7 +221,7 @@ def test_closing_ends_hosts_threads_servers_and_files(tmp_path: Path) -> None:
     for url in (rest, storage):
         with pytest.raises(requests.ConnectionError):
             requests.get(url, timeout=5)
-    _until(lambda: {thread for thread in threading.enumerate() if thread not in threads} == set())
+    wait_until(lambda: {thread for thread in threading.enumerate() if thread not in threads} == set())
 
 
 def _quietly(call: Callable[..., Any], *args: Any) -> None:
@@ -228,13 +229,6 @@ def _quietly(call: Callable[..., Any], *args: Any) -> None:
         call(*args, timeout=WAIT)
     except requests.RequestException:
         pass
-
-
-def _until(done: Callable[[], object], within: float = WAIT) -> None:
-    deadline = time.monotonic() + within
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_given_root_is_used_and_kept(tmp_path: Path) -> None:
@@ -280,8 +274,8 @@ def test_hosts_and_store_die_with_an_emulator_that_was_killed(
         root, port = emulator.stdout.readline().rsplit(maxsplit=1)
         assert len(pids) >= 2
         emulator.kill()
-    _until(lambda: all((found := processes.find(pid)) is None or found.zombie for pid in pids))
-    _until(lambda: not _listens(int(port)))
+    wait_until(lambda: all((found := processes.find(pid)) is None or found.zombie for pid in pids))
+    wait_until(lambda: not _listens(int(port)))
     assert Path(root).parent == tmp_path
     assert Path(root).exists()
     assert (root in Path("/proc/self/mounts").read_text()) == (disk > 0)
@@ -301,7 +295,7 @@ def test_random_faults_with_real_hosts_leave_nothing_behind(cloud: Emulator) -> 
     for index in range(6):
         create(cloud, f"q{index}")
     cloud.wait_until(lambda: cloud.ledger.count("ready", "node") == 6, WAIT, "six nodes")
-    _until(lambda: faults.met)
+    wait_until(lambda: faults.met)
     for queued in cloud.queued_resources():
         delete(cloud, queued["name"])
     cloud.wait_until_empty(WAIT)

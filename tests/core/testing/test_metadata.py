@@ -17,6 +17,7 @@ import pytest
 from kinetic_orchestration.testing.cloud.state.machine import Machine
 from kinetic_orchestration.testing.requests.access import Access
 from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
+from tests.support.waits import wait_until
 
 MACHINE = Machine(
     project="a-project",
@@ -267,7 +268,7 @@ def test_waiting_for_a_change_ends_with_it(server: MetadataServer) -> None:
     waiting = [threading.Thread(target=lambda: replies.append(ask(server, path))) for _ in range(3)]
     for thread in waiting:
         thread.start()
-    _until(lambda: server.requests == 3)
+    wait_until(lambda: server.requests == 3)
     server.change(maintenance_event="MIGRATE_ON_HOST_MAINTENANCE")  # another value's change does not end it
     assert value(server, "instance/maintenance-event") == "MIGRATE_ON_HOST_MAINTENANCE"
     started = time.monotonic()
@@ -298,7 +299,7 @@ def test_a_directory_can_be_waited_for(server: MetadataServer) -> None:
     path = "instance/?recursive=true&wait_for_change=true&timeout_sec=15"
     thread = threading.Thread(target=lambda: replies.append(ask(server, path)))
     thread.start()
-    _until(lambda: server.requests == 1)
+    wait_until(lambda: server.requests == 1)
     ask(server, "instance/guest-attributes/a/b", "PUT", "c")
     thread.join(10)
     assert replies[0].json["guestAttributes"] == {"a": {"b": "c"}}
@@ -341,7 +342,7 @@ def test_closing_ends_whoever_waits_and_frees_the_port(serve: Callable[..., Meta
 
     thread = threading.Thread(target=wait)
     thread.start()
-    _until(lambda: server.requests == 1)
+    wait_until(lambda: server.requests == 1)
     server.close()
     thread.join(10)
     assert len(failures) == 1
@@ -421,10 +422,3 @@ def _program(server: MetadataServer, program: str) -> Any:
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=85)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def _until(condition: Callable[[], bool], within: float = 30.0) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.005)

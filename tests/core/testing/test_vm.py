@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from kinetic_orchestration.testing.cloud.state.machine import Machine
 from kinetic_orchestration.testing.vms import vm as vms
 from kinetic_orchestration.testing.vms.vm import Machines, Vm, find_python, route_to_index
 from tests.support.interpreters import OLDEST, required
+from tests.support.waits import wait_until
 
 SLEEP = "#!/bin/sh\necho up\nexec sleep 600\n"
 
@@ -71,20 +72,13 @@ def machine(script: str = SLEEP, **more: object) -> Machine:
     return Machine("a-project", "us-central2-b", "slice-a", "v4-8", "2x2x1", "tpu-ubuntu2204-base", **values)  # type: ignore[arg-type]
 
 
-def _until(condition: Callable[[], object], within: float = 90.0) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.005)
-
-
 def _says(vm: Vm, text: str, times: int = 1) -> None:
-    _until(lambda: vm.console().count(text) >= times)
+    wait_until(lambda: vm.console().count(text) >= times)
 
 
 def _gone(pids: list[int]) -> None:
     """Wait for the processes to end, which takes only as long as another parent needs to reap them."""
-    _until(lambda: all((found := processes.find(pid)) is None or found.zombie for pid in pids))
+    wait_until(lambda: all((found := processes.find(pid)) is None or found.zombie for pid in pids))
 
 
 def test_the_startup_script_runs_and_finds_all_it_needs_in_its_environment(room: Machines) -> None:
@@ -129,14 +123,14 @@ def test_a_script_that_cannot_run_is_told_on_the_console(room: Machines) -> None
 
 def test_a_vm_without_a_startup_script_idles(room: Machines) -> None:
     vm = room.create(machine(metadata={}))
-    _until(lambda: vm.alive and vm._init() and vm.processes() == [])  # once it has laid out its own boot id
+    wait_until(lambda: vm.alive and vm._init() and vm.processes() == [])  # once it has laid out its own boot id
     assert vm.alive
 
 
 def test_destroying_ends_everything_and_removes_the_disk(room: Machines) -> None:
     vm = room.create(machine("#!/bin/sh\nsleep 600 &\n(trap '' TERM; sleep 600) &\necho up\nwait\n"))
     _says(vm, "up")
-    _until(lambda: [_name(pid) for pid in vm.processes()].count("sleep") == 2)
+    wait_until(lambda: [_name(pid) for pid in vm.processes()].count("sleep") == 2)
     pids = vm.processes()
     started = time.monotonic()
     vm.destroy()
@@ -152,9 +146,9 @@ def test_destroying_ends_everything_and_removes_the_disk(room: Machines) -> None
 def test_destroying_ends_a_daemon_that_hides(room: Machines) -> None:
     vm = room.create(machine(DAEMON))
     _says(vm, "gone into the background")
-    _until(lambda: len(vm.processes()) == 1)
+    wait_until(lambda: len(vm.processes()) == 1)
     (hidden,) = vm.processes()
-    _until(lambda: Path(f"/proc/{hidden}/environ").read_bytes() == b"")
+    wait_until(lambda: Path(f"/proc/{hidden}/environ").read_bytes() == b"")
     vm.destroy()
     _gone([hidden])
 
@@ -165,7 +159,7 @@ def test_destroying_ends_what_is_being_born(room: Machines) -> None:
     vm = room.create(machine(f"#!/bin/sh\n{chain}\nnext & next & next & next &\necho up\nsleep 0.1\n"))
     _says(vm, "up")
     before = set(vm.processes())
-    _until(lambda: before.isdisjoint(vm.processes()))
+    wait_until(lambda: before.isdisjoint(vm.processes()))
     process = vm._process
     vm.destroy()
     assert process is not None and process.returncode is not None
@@ -183,7 +177,9 @@ def test_orphans_are_collected(room: Machines) -> None:
     vm = room.create(machine("#!/bin/sh\nfor i in 1 2 3 4 5; do (sleep 0.01 &) ; done\necho up\nexec sleep 600\n"))
     _says(vm, "up")
     children = Path(f"/proc/{vm._init()}/task/{vm._init()}/children")
-    _until(lambda: [_name(int(pid)) for pid in children.read_text(encoding="ascii").split()] == ["sleep"])  # no zombie
+    wait_until(
+        lambda: [_name(int(pid)) for pid in children.read_text(encoding="ascii").split()] == ["sleep"]
+    )  # no zombie
 
 
 def test_a_reboot_runs_the_script_again_on_the_same_disk(room: Machines) -> None:
@@ -267,7 +263,7 @@ def test_a_notice_of_preemption_is_a_flag_then_sigterm_then_the_end(room: Machin
         pids = vm.processes()
         started = time.monotonic()
         vm.preempt(seconds)
-        _until(lambda of=vm: not of.alive)
+        wait_until(lambda of=vm: not of.alive)
         assert time.monotonic() - started >= seconds - 0.01
         _gone(pids)
         assert vm.root.exists()  # until it is destroyed
@@ -280,7 +276,7 @@ def test_a_preempted_vm_is_off_as_soon_as_everything_on_it_has_ended(room: Machi
     vm = room.create(machine(CHECKPOINT.replace("STUBBORN", "False")))
     _says(vm, "up")
     vm.preempt(30.0)
-    _until(lambda: not vm.alive)  # of the 30 s that it was left
+    wait_until(lambda: not vm.alive)  # of the 30 s that it was left
     assert "SIGTERM, preempted: TRUE" in vm.console()
 
 
@@ -306,7 +302,7 @@ def test_a_preempted_vm_that_was_rebooted_meanwhile_lives(room: Machines) -> Non
     vm.reboot()
     _says(vm, "up", times=2)
     later.preempt(0.3)
-    _until(lambda: not later.alive)  # by the same clock: what was due for the first one before has come
+    wait_until(lambda: not later.alive)  # by the same clock: what was due for the first one before has come
     assert vm.alive
 
 
@@ -317,11 +313,11 @@ def test_a_frozen_vm_is_alive_but_stuck_until_it_thaws(room: Machines) -> None:
     vm.freeze()
     # One that ended just before, and that nobody could collect since, is a zombie; and a shell that has just started a
     # child (vfork) is in D, not in T, for as long as that child stands still before its program.
-    _until(lambda: {_state(pid) for pid in vm.processes()} - {"Z", "D"} == {"T"})
+    wait_until(lambda: {_state(pid) for pid in vm.processes()} - {"Z", "D"} == {"T"})
     said = vm.console()
     assert vm.alive
     vm.thaw()
-    _until(lambda: vm.console() != said)
+    wait_until(lambda: vm.console() != said)
     vm.freeze()
     vm.destroy()
     assert not vm.alive
@@ -330,9 +326,9 @@ def test_a_frozen_vm_is_alive_but_stuck_until_it_thaws(room: Machines) -> None:
 def test_chosen_processes_can_be_killed_alone(room: Machines) -> None:
     vm = room.create(machine("#!/bin/sh\nsleep 601 &\nsleep 602 &\nsleep 603 &\necho up\nwait\nexec sleep 604\n"))
     _says(vm, "up")
-    _until(lambda: len(vm.kill(r"^sleep 60[123] $", 0)) == 3)  # a fork is the shell's copy at first
+    wait_until(lambda: len(vm.kill(r"^sleep 60[123] $", 0)) == 3)  # a fork is the shell's copy at first
     assert len(vm.kill(r"^sleep 60[12] $")) == 2
-    _until(lambda: len(vm.processes()) == 2)
+    wait_until(lambda: len(vm.processes()) == 2)
     (left,) = vm.kill(lambda pid: _name(pid) == "sleep", signal.SIGTERM)
     _gone([left])
     assert vm.kill("no such program") == []
@@ -537,7 +533,7 @@ def test_nothing_is_left_of_a_closed_room(folder: Path, isolate: bool) -> None:
     make()  # what is loaded on first use stays
     before = _held()
     make()
-    _until(lambda: not _held() - before)  # what other tests have left may end meanwhile
+    wait_until(lambda: not _held() - before)  # what other tests have left may end meanwhile
     assert not list(folder.rglob("slice-a*"))
 
 
@@ -562,7 +558,9 @@ def test_idle_vms_cost_no_time(room: Machines) -> None:
     for vm in made:
         _says(vm, "up")
 
-    _until(lambda: all([*map(_name, vm.processes())] == ["sleep"] for vm in made))  # each script has come to its end
+    wait_until(
+        lambda: all([*map(_name, vm.processes())] == ["sleep"] for vm in made)
+    )  # each script has come to its end
     pids = [pid for vm in made for pid in (vm._init(), *vm.processes())]
     before = sum(map(_ticks, pids))
     time.sleep(2.0)

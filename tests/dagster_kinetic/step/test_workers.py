@@ -6,10 +6,8 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
@@ -17,6 +15,7 @@ import pytest
 from kinetic_orchestration import JobStatus, attach
 from kinetic_orchestration.errors import JobCancelled
 from kinetic_orchestration.protocol.system import processes
+from tests.support.waits import wait_until
 
 HERE = Path(__file__).parents[1]
 WITHIN = 150.0  # for whatever has to come: the machine may be busy
@@ -106,13 +105,6 @@ class Worker:
     def wait(self) -> dg.DagsterRunStatus:
         self.process.wait(WITHIN)
         return self.run().status
-
-
-def wait_until(true: Callable[[], Any], within: float = WITHIN) -> None:
-    deadline = time.monotonic() + within
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import kinetic_orchestration as kinetic
@@ -12,6 +10,7 @@ from kinetic_orchestration.plan.values import Change, Event, Output
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.wire import Beat
 from kinetic_orchestration.testing import Emulator
+from tests.support.waits import wait_until
 
 WITHIN = 120.0  # for whatever has to come: the machine may be busy
 FOUR_HOSTS = "v5e-16"
@@ -20,13 +19,6 @@ FOUR_HOSTS = "v5e-16"
 def run(function: Any, *arguments: Any, **options: Any) -> JobHandle[Any]:
     """A job on the smallest slice, or on what `options` say, that has been submitted."""
     return kinetic.run(**{"accelerator": "v5e-1", **options})(function).run_async(*arguments)
-
-
-def wait_until(condition: Callable[[], object], what: str = "it", within: float = WITHIN) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen within {within:g} s"
-        time.sleep(0.02)
 
 
 def beats(job: JobHandle[Any], attempt: int = 1) -> dict[int, Beat]:

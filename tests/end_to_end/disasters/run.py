@@ -37,8 +37,9 @@ from tests.end_to_end.disasters.schedule import (
     schedule,
     stands_still,
 )
-from tests.support.faults import nothing_left, wait_until
+from tests.support.faults import nothing_left
 from tests.support.leftovers import processes_of
+from tests.support.waits import wait_until
 
 T = TypeVar("T")
 
@@ -116,7 +117,7 @@ class Run:
             self.cloud.furnish({"disk": VM_DISK}, worker=worker)
         self.submit()
         if self.drawn.running:
-            wait_until(self.marks.exists, work.SECONDS)
+            wait_until(self.marks.exists, within=work.SECONDS)
         began = time.monotonic()
         for fault in self.drawn.faults:
             self._wait_until(began + fault.at)
@@ -301,7 +302,7 @@ class Run:
 
     def _check_gone(self) -> None:
         if self.cloud is None:
-            wait_until(self._is_gone, GONE_WITHIN)
+            wait_until(self._is_gone, within=GONE_WITHIN)
         else:
             self.cloud.wait_until_empty(GONE_WITHIN)
             self.cloud.ledger.assert_nothing_left()

@@ -36,8 +36,8 @@ from tests.support.faults import (
     stopped,
     text,
     trees,
-    wait_until,
-)  # fmt: skip
+)
+from tests.support.waits import wait_until  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 

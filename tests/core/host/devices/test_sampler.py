@@ -23,7 +23,7 @@ from kinetic_orchestration.host.devices import device_reader, sampler
 from kinetic_orchestration.host.devices.sampler import Sampler
 from kinetic_orchestration.packaging.requirements.resolution import find_uv
 from kinetic_orchestration.protocol.system import processes
-from tests.support.faults import wait_until
+from tests.support.waits import wait_until
 
 GIB = 1 << 30
 LIBTPU = """
@@ -89,7 +89,7 @@ def first(reading: Sampler) -> dict[str, object]:
         found.update(reading.sample(time.monotonic()))
         return "kind" in found or bool(reading.note)
 
-    wait_until(there, 30)
+    wait_until(there, within=30)
     return found
 
 
@@ -168,7 +168,7 @@ def test_where_nothing_can_be_read_it_is_said_once(kind: str, told: str, python:
     assert told in reading.note
     assert "kind" not in found
     assert "memory" in found
-    wait_until(lambda: any(pid == reading._reader for pid, _ in ended(reading)), 30)
+    wait_until(lambda: any(pid == reading._reader for pid, _ in ended(reading)), within=30)
     reading.close()
 
 
@@ -195,7 +195,7 @@ def test_a_reader_that_does_not_even_end_when_it_is_killed_holds_nobody_up(tmp_p
     python.chmod(0o755)
     reading = Sampler("gpu", str(python), dict(os.environ), time.monotonic())
     reader = reading._reader
-    wait_until(lambda: told.exists() and " " in told.read_text(), 30)
+    wait_until(lambda: told.exists() and " " in told.read_text(), within=30)
     failed, tracer = map(int, told.read_text().split())
     if failed:
         os.kill(tracer, 9)
@@ -208,7 +208,7 @@ def test_a_reader_that_does_not_even_end_when_it_is_killed_holds_nobody_up(tmp_p
         assert processes.find(reader) is not None
     finally:
         os.kill(tracer, 9)
-        wait_until(lambda: os.waitpid(reader, os.WNOHANG)[0] == reader, 30)
+        wait_until(lambda: os.waitpid(reader, os.WNOHANG)[0] == reader, within=30)
 
 
 def ended(reading: Sampler) -> list[tuple[int, int]]:

@@ -24,7 +24,8 @@ from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing.cloud.state.machine import Machine
 from tests.support.faults import load_jobs
 from tests.support.interpreters import OLDEST, required
-from tests.support.on_vms import Site, wait_until
+from tests.support.on_vms import Site
+from tests.support.waits import wait_until
 
 
 @pytest.fixture(scope="module")

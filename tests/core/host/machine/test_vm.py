@@ -25,7 +25,8 @@ from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.testing.cloud.state.machine import Machine
 from tests.support.faults import load_jobs
-from tests.support.on_vms import Attempt, Site, constants, wait_until
+from tests.support.on_vms import Attempt, Site, constants
+from tests.support.waits import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -156,13 +157,13 @@ def test_the_first_line_comes_at_once_and_the_others_at_a_pace_that_an_eye_quick
     wait_until(lambda: (beat := attempt.beat()) is not None and beat.state == wire.RUNNING)
     at_once = 60.0
     (tmp_path / "0").touch()
-    wait_until(lambda: "line 0" in attempt.log(), at_once)
+    wait_until(lambda: "line 0" in attempt.log(), within=at_once)
     site.records.signal(names.eye(attempt.job), b"somebody")
     for _ in range(2):  # each beat is followed by a look
         before = generation(attempt)
         wait_until(lambda before=before: generation(attempt) != before)
     (tmp_path / "1").touch()
-    wait_until(lambda: "line 1" in attempt.log(), at_once)
+    wait_until(lambda: "line 1" in attempt.log(), within=at_once)
     (tmp_path / "2").touch()
     assert attempt.verdict().kind == wire.COMMITTED
 
@@ -188,7 +189,7 @@ def test_a_preempted_program_is_asked_to_end_at_once_though_the_store_does_not_a
     running(attempt.start())
     site.storage.fail(f"insert {site.bucket.removeprefix('gs://')}/*verdict.json", status=503, times=None)
     attempt.vms[0].preempt(notice=60.0)
-    wait_until(saved.exists, 50.0)  # and a write to the store is tried for 60
+    wait_until(saved.exists, within=50.0)  # and a write to the store is tried for 60
     site.storage.heal()
     assert attempt.verdict().cause == wire.PREEMPTION
     attempt.gone()

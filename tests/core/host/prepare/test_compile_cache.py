@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.files import FileRecords
 from kinetic_orchestration.protocol.wire.task import Environment, Hardware
 from kinetic_orchestration.testing.apis.signing import ISSUER, Signer
+from tests.support.waits import wait_until
 from tests.support.wire_tasks import TASK
 
 HARDWARE = Hardware("tpu", "v5e", "2x4")
@@ -289,13 +290,6 @@ def test_without_jax_or_when_it_is_turned_off_there_is_no_cache() -> None:
 def test_the_key_is_that_of_every_version_which_may_share_the_cache() -> None:
     assert key(ON_TPU) == "1b25eb20a3587f3026a3"
     assert key(ON_TPU._replace(environment=None, image="x/y:1", slices=2)) == "ae62851e7f4c5cba0fed"
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_the_users_own_settings_of_the_cache_stay(cloud: Cloud, machines: Machines) -> None:

@@ -13,7 +13,8 @@ from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
 from tests.support.faults import load_jobs
-from tests.support.on_vms import Attempt, Site, wait_until
+from tests.support.on_vms import Attempt, Site
+from tests.support.waits import wait_until
 from tests.support.wheels import sha256, wheel
 
 IMPORTED = """
@@ -64,9 +65,9 @@ def test_the_environment_the_first_import_and_the_program_do_not_wait_for_data(
     (tmp_path / "stand-in").mkdir()  # the URL takes its place
     attempt = site.admit(jobs.contents, Data(tmp_path / "stand-in"), task=task).start()
     vm = attempt.vms[0]
-    wait_until((vm.root / "imported").exists, 60.0)
+    wait_until((vm.root / "imported").exists, within=60.0)
     wait_until(lambda: (vm.root / "imported").read_text() == "cpu\n")  # and never a chip
-    wait_until(lambda: vm.kill(r"/environments/\w+/bin/python .*child\.py", 0), 60.0)  # waits for its orders
+    wait_until(lambda: vm.kill(r"/environments/\w+/bin/python .*child\.py", 0), within=60.0)  # waits for its orders
     assert site.records.read(names.verdict(attempt.job, 1)) is None
     site.storage.heal()
     assert attempt.verdict(60.0).kind == wire.COMMITTED, attempt.verdict()
@@ -81,7 +82,7 @@ def test_the_environment_the_first_import_and_the_program_do_not_wait_for_data(
 @pytest.mark.slow
 def test_without_anything_to_wait_for_nothing_is_imported_ahead(site: Site, jobs: Any, tmp_path: Path) -> None:
     attempt = site.admit(jobs.until, str(tmp_path / "go"), task=environment(site, tmp_path)).start()
-    wait_until(lambda: "running" in attempt.log(), 60.0)
+    wait_until(lambda: "running" in attempt.log(), within=60.0)
     assert not (attempt.vms[0].root / "imported").exists()
     (tmp_path / "go").touch()
     assert attempt.verdict().kind == wire.COMMITTED

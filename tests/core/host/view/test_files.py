@@ -16,7 +16,7 @@ from kinetic_orchestration.host.view.bucket import BucketView, cadence
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.testing.storage.server import StorageServer
-from tests.support.on_vms import wait_until
+from tests.support.waits import wait_until
 
 JOB = "job-1"
 
@@ -90,7 +90,7 @@ def test_a_verdict_is_read_when_another_host_says_that_there_is_one(
     verdict = wire.Verdict(wire.ABORTED, "x", 0.0, cause=wire.USER).encode()
     records.create(names.verdict(JOB, 1), verdict)
     hosts[1].show(verdict=True)
-    wait_until(lambda: hosts[0].sight.verdict() == verdict, bucket.UNHINTED / 2)
+    wait_until(lambda: hosts[0].sight.verdict() == verdict, within=bucket.UNHINTED / 2)
     for host in hosts:
         host.sight.close()
 

@@ -13,7 +13,7 @@ from kinetic_orchestration.host.view.segments import SegmentWriter
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.testing.storage.server import StorageServer
-from tests.support.on_vms import wait_until
+from tests.support.waits import wait_until
 
 KEY = ("job-1", 1, 0)
 AT_ONCE = 60.0  # a machine may be busy; the pace of who is not watched is slower than this
@@ -50,7 +50,7 @@ def test_the_first_line_goes_at_once_and_the_next_at_a_pace(
     begun: list[bool] = []
     log = SegmentWriter(records, *KEY, begun=lambda: begun.append(True))
     log.write(frames.OUT, b"first\n")
-    wait_until(lambda: texts(records) == ["first\n"], AT_ONCE)
+    wait_until(lambda: texts(records) == ["first\n"], within=AT_ONCE)
     written = log._written
     log.write(frames.OUT, b"second\n")
     monkeypatch.setattr(segments, "UNWATCHED", 1.0)
@@ -71,7 +71,7 @@ def test_a_notice_of_preemption_quickens_the_pace(records: CloudRecords, monkeyp
     wait_until(lambda: log.segment == 1)
     log.write(frames.OUT, b"last\n")
     log.hurry()
-    wait_until(lambda: texts(records) == ["first\n", "last\n"], AT_ONCE)
+    wait_until(lambda: texts(records) == ["first\n", "last\n"], within=AT_ONCE)
     assert log.close()
 
 
@@ -85,7 +85,7 @@ def test_much_goes_at_once_in_segments_that_readers_can_bear(
     wait_until(lambda: log.segment == 1)
     for number in range(9):
         log.write(frames.OUT, b"%d" % number * (1 << 20))
-    wait_until(lambda: log.segment > 2 and not log._size, AT_ONCE)
+    wait_until(lambda: log.segment > 2 and not log._size, within=AT_ONCE)
     found = texts(records)
     assert all(len(text) <= frames.SEGMENT_BYTES for text in found)
     assert "".join(found[1:]) == "".join(str(number) * (1 << 20) for number in range(9))

@@ -14,7 +14,7 @@ from kinetic_orchestration.jobs.lifecycle import Policy
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import LocalStore, open_local
 from kinetic_orchestration.protocol import names
-from tests.support.on_vms import wait_until
+from tests.support.waits import wait_until
 
 
 class Slow(LocalStore):
@@ -46,7 +46,9 @@ def test_a_look_that_takes_long_or_fails_holds_back_nobodys_beats(
     def go_on(times: int = 3) -> None:
         for _ in range(times):
             before = beats()
-            wait_until(lambda before=before: all(new != old for new, old in zip(beats(), before, strict=True)), 60)
+            wait_until(
+                lambda before=before: all(new != old for new, old in zip(beats(), before, strict=True)), within=60
+            )
 
     for job in jobs:
         owner.beat(job)
@@ -58,7 +60,7 @@ def test_a_look_that_takes_long_or_fails_holds_back_nobodys_beats(
     finally:
         store.trouble = JobNotFound("it has ended, and is forgotten")
         store.gate.set()
-    wait_until(lambda: not owner._owned and not owner._going_on, 60)
+    wait_until(lambda: not owner._owned and not owner._going_on, within=60)
     store.trouble = None
     store.gate.clear()
     owner.beat(jobs[0])  # by threads that begin anew
@@ -66,4 +68,4 @@ def test_a_look_that_takes_long_or_fails_holds_back_nobodys_beats(
     go_on(1)
     store.trouble = JobNotFound("it has ended, and is forgotten")
     store.gate.set()
-    wait_until(lambda: not owner._owned and not owner._going_on, 60)
+    wait_until(lambda: not owner._owned and not owner._going_on, within=60)

@@ -23,8 +23,9 @@ from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.plan.values import Event, Metrics, Output, Progress
 from kinetic_orchestration.protocol import names
 from tests.support.by_hand import intended
-from tests.support.faults import events, load_jobs, start_broken, wait_until
+from tests.support.faults import events, load_jobs, start_broken
 from tests.support.terminals import read_out
+from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import Change, Event
 from kinetic_orchestration.platforms.local import backend as local
 from kinetic_orchestration.protocol.system import processes
+from tests.support.waits import wait_until
 
 STALE = {
     "MEGASCALE_COORDINATOR_ADDRESS": "10.9.9.9",
@@ -49,13 +50,6 @@ def environment_of_each_host() -> int:
 def environments(job: kinetic.JobHandle[Any]) -> list[dict[str, str]]:
     files = sorted(Path(job.output_dir).glob("*.json"))
     return [json.loads(file.read_text())["environ"] for file in files]
-
-
-def until(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline, f"waited too long for {what}"
-        time.sleep(0.01)
 
 
 # -- hosts ------------------------------------------------------------------------------------------------------
@@ -149,15 +143,15 @@ def test_the_hosts_outlive_the_submitter_and_another_process_collects(home: Path
     job_id, session = done.stdout.split()
     assert processes.find(int(session)) is None, "the submitter is gone"
     job = kinetic.attach(job_id)
-    until(lambda: job.status() is kinetic.JobStatus.RUNNING, "the hosts")
+    wait_until(lambda: job.status() is kinetic.JobStatus.RUNNING, "the hosts")
     locks = sorted((home / "run").glob("*/host-*.json"))
     assert len(locks) == 2
-    until(lambda: all(lock.read_text() for lock in locks), "who guards them")
+    wait_until(lambda: all(lock.read_text() for lock in locks), "who guards them")
     guards = [json.loads(lock.read_text()) for lock in locks]
     for guard in guards:
         assert processes.alive(guard["pid"], guard["started"])
         assert os.getsid(guard["pid"]) == guard["pid"], "each host leads a session"
-        until(lambda pid=guard["pid"]: len(processes.descendants(pid)) == 2, "its agent and its program")
+        wait_until(lambda pid=guard["pid"]: len(processes.descendants(pid)) == 2, "its agent and its program")
     go.touch()
     agent, own, of_agent = job.result()
     assert of_agent == guards[0]["pid"]

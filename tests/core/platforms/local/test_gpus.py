@@ -25,6 +25,7 @@ from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.protocol.system import processes
 from tests.core.platforms.local import gpu_tools
 from tests.core.platforms.local.gpu_tools import L4, UUID
+from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.fast
 
@@ -167,13 +168,6 @@ def hold(go: str) -> str:
     return os.environ["CUDA_VISIBLE_DEVICES"]
 
 
-def until(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline, f"waited too long for {what}"
-        time.sleep(0.01)
-
-
 @pytest.mark.slow
 def test_of_four_jobs_on_two_gpus_each_has_its_own_and_two_wait(
     home: Path, tmp_path: Path, tools: Callable[..., None]
@@ -183,7 +177,7 @@ def test_of_four_jobs_on_two_gpus_each_has_its_own_and_two_wait(
     go.mkdir()
     held = kinetic.run(accelerator="gpu")(hold)
     jobs = [held.run_async(str(go)) for _ in range(4)]
-    until(lambda: len(list(go.iterdir())) == 2, "two programs")
+    wait_until(lambda: len(list(go.iterdir())) == 2, "two programs")
     assert {file.suffix for file in go.iterdir()} == {".0", ".1"}
     told: list[str] = []
 
@@ -213,7 +207,7 @@ def test_the_gpu_of_a_job_that_was_killed_is_free_again_once_nobody_of_it_lives(
     go = tmp_path / "go"
     go.mkdir()
     job = kinetic.run(accelerator="gpu", retry=kinetic.Retry(infra=0))(leave_a_worker).run_async(str(go))
-    until(lambda: len(list(go.iterdir())) == 2, "the program")
+    wait_until(lambda: len(list(go.iterdir())) == 2, "the program")
     (lock,) = (home / "run").glob("*/host-*.json")
     worker = next(int(file.name) for file in go.iterdir() if file.name.isdecimal())
     guard = json.loads(lock.read_text())["pid"]
@@ -221,10 +215,10 @@ def test_the_gpu_of_a_job_that_was_killed_is_free_again_once_nobody_of_it_lives(
     for pid in (guard, agent):  # and the program dies with its agent, but not what it has started
         processes.send(pid, signal.SIGKILL)
     backend = LocalBackend(home, 0, str(home / "store"), "local")
-    until(lambda: len(processes.marked(f"KINETIC_PLACEMENT={lock.parent}")) == 1, "the end of the host")
+    wait_until(lambda: len(processes.marked(f"KINETIC_PLACEMENT={lock.parent}")) == 1, "the end of the host")
     assert backend.leases() == {UUID.format(0): job.job_id}
     processes.send(worker, signal.SIGKILL)
-    until(lambda: not backend.leases(), "the GPU")
+    wait_until(lambda: not backend.leases(), "the GPU")
     assert lock.exists(), "nothing was cleaned up, and the file alone means nothing"
     (go / "go").touch()
     assert kinetic.run(accelerator="gpu")(hold)(str(go)) == "0"
@@ -362,7 +356,7 @@ def test_doctor_and_accelerators_show_the_gpus_and_who_has_them(
     go = tmp_path / "go"
     go.mkdir()
     job = kinetic.run(accelerator="gpu")(hold).run_async(str(go))
-    until(lambda: list(go.iterdir()), "the program")
+    wait_until(lambda: list(go.iterdir()), "the program")
     found = next(check for check in doctor.examine(os.environ).checks if check.name == "gpus")
     assert (found.state, found.found) == ("ok", f"NVIDIA L4 (0): {job.job_id} has it; Tesla T4 (1): free")
     assert cli.main(["accelerators", "gpu"]) == 0

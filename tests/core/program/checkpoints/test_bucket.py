@@ -29,8 +29,9 @@ from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.storage.server import StorageServer
 from tests.core.program.checkpoints.test_hosts import UNHURRIED, marks
 from tests.core.program.conftest import Host
-from tests.end_to_end.cloud.cases import nodes, wait_until
+from tests.end_to_end.cloud.cases import nodes
 from tests.support.on_vms import constants
+from tests.support.waits import wait_until
 
 Become = Callable[..., Host]
 
@@ -113,7 +114,7 @@ def test_files_of_a_trainer_come_back_as_they_last_were_at_rest(
     (folder / "checkpoint-1").mkdir()
     for name in ("checkpoint-1/model", "checkpoint-1/state", "log"):
         (folder / name).write_text(name)
-    wait_until(is_sent, 30)
+    wait_until(is_sent, within=30)
     monkeypatch.setattr(mirror, "QUIET", 1e9)  # half-written when it is killed
     (folder / "checkpoint-2").mkdir()
     (folder / "checkpoint-2/model").write_text("half")

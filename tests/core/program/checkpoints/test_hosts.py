@@ -15,8 +15,9 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.errors import JobCancelled
 from kinetic_orchestration.protocol import names, rules, wire
-from tests.support.faults import kill, kill_host, trees, wait_until
+from tests.support.faults import kill, kill_host, trees
 from tests.support.on_vms import constants
+from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
@@ -41,7 +42,7 @@ def marks(folder: Path, what: str, attempt: int = 1) -> dict[int, str]:
 
 
 def all_run(folder: Path, attempt: int = 1, within: float = 60.0) -> None:
-    wait_until(lambda: len(marks(folder, "runs", attempt)) == 4, within)
+    wait_until(lambda: len(marks(folder, "runs", attempt)) == 4, within=within)
 
 
 def committed(folder: Path) -> list[int]:
@@ -138,7 +139,7 @@ def test_keras_on_two_hosts_that_are_killed_and_preempted_comes_to_the_same_weig
         4, 0.6, str(folder)
     )
     for attempt, number in ((1, signal.SIGKILL), (2, signal.SIGTERM)):
-        wait_until(lambda number=attempt: len(marks(folder, "runs", number)) == 2, PATIENCE)
+        wait_until(lambda number=attempt: len(marks(folder, "runs", number)) == 2, within=PATIENCE)
         kill(trees(job._job, attempt)[1].agent, number=number)
         if attempt == 1:  # whoever waits for the job starts its attempts
             waiting = ThreadPoolExecutor(1)
@@ -184,7 +185,7 @@ def test_a_training_on_four_hosts_that_is_killed_twenty_times_comes_to_the_very_
     ended = follower.submit(job.result, timeout=21 * PATIENCE)  # whoever waits for it starts the attempts
     start = 0.0  # seconds until all hosts train
     for attempt in range(1, 21):
-        wait_until(lambda number=attempt: is_intended(job, number) or ended.done(), PATIENCE)
+        wait_until(lambda number=attempt: is_intended(job, number) or ended.done(), within=PATIENCE)
         assert not ended.done(), "it was over before its last kill"
         hosts = trees(job._job, attempt, within=PATIENCE)
         began = time.monotonic()
@@ -194,7 +195,9 @@ def test_a_training_on_four_hosts_that_is_killed_twenty_times_comes_to_the_very_
             time.sleep(chance.uniform(0.0, 0.3))
         else:  # however much sooner than the attempt before it may begin
             moment = began + chance.uniform(0.0, start)
-            wait_until(lambda at=moment, of=attempt: time.monotonic() > at or marks(folder, "runs", of), PATIENCE)
+            wait_until(
+                lambda at=moment, of=attempt: time.monotonic() > at or marks(folder, "runs", of), within=PATIENCE
+            )
         if attempt in (6, 13):
             kill_host(hosts[chance.randrange(4)])  # loses its power: nobody speaks for it
         else:

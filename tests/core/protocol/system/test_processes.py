@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kinetic_orchestration.protocol.system import processes
+from tests.support.waits import wait_until
 
 SITE = Path(processes.__file__).parents[processes.__name__.count(".")]
 LINUX = sys.platform.startswith("linux")
@@ -42,13 +42,6 @@ if os.fork() == 0:
 os.waitpid(-1, 0)
 note("top")
 """
-
-
-def until(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 90
-    while not true():
-        assert time.monotonic() < deadline, f"waited too long for {what}"
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -127,7 +120,7 @@ def test_a_program_that_follows_its_parent_does_not_survive_it(tmp_path: Path) -
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    until(lambda: (found := processes.find(child)) is None or found.zombie, "the child's end")
+    wait_until(lambda: (found := processes.find(child)) is None or found.zombie, "the child's end")
 
 
 def test_a_process_is_known_by_its_id_and_its_start(sleeper: subprocess.Popen[bytes]) -> None:
@@ -143,7 +136,7 @@ def test_a_zombie_is_found_but_not_alive(sleeper: subprocess.Popen[bytes]) -> No
     before = processes.find(sleeper.pid)
     assert before is not None
     sleeper.kill()
-    until(lambda: (found := processes.find(sleeper.pid)) is not None and found.zombie, "the zombie")
+    wait_until(lambda: (found := processes.find(sleeper.pid)) is not None and found.zombie, "the zombie")
     assert not processes.alive(sleeper.pid, before.started)
     assert sleeper.pid not in [process.pid for process in processes.descendants(os.getpid())]
     sleeper.wait()
@@ -152,7 +145,7 @@ def test_a_zombie_is_found_but_not_alive(sleeper: subprocess.Popen[bytes]) -> No
 
 def test_a_mark_in_the_environment_finds_a_process_whoever_its_parent_is(sleeper: subprocess.Popen[bytes]) -> None:
     mark = f"A_MARK=of {os.getpid()} alone"  # others may run these tests now
-    until(lambda: processes.marked(mark), "the environment of the new program")
+    wait_until(lambda: processes.marked(mark), "the environment of the new program")
     assert [process.pid for process in processes.marked(mark)] == [sleeper.pid]
     assert processes.marked(mark.removesuffix(" alone")) == []
 

@@ -37,9 +37,9 @@ from tests.end_to_end.cloud.cases import (
     told,
     vm,
     wait_running,
-    wait_until,
 )
 from tests.end_to_end.cloud.conftest import ZONES
+from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each starts machines, and several processes on each
 
@@ -469,7 +469,7 @@ def test_a_host_whose_own_disk_is_full_when_its_function_returns_says_so_everywh
         awaited = pool.submit(job.follow, heard.append, timeout=WITHIN)
         (tmp_path / "ended").touch()
         waits = "host 2 waits for room on its disk at /"
-        wait_until(lambda: f"waiting: {waits}" in "\n".join(changes(heard)), "a word of it", 10.0)
+        wait_until(lambda: f"waiting: {waits}" in "\n".join(changes(heard)), "a word of it", within=10.0)
         assert main(["status", job.job_id]) == codes.RUNNING
         assert f"RUNNING (waiting, {waits}" in capsys.readouterr().out
         assert main(["jobs"]) == 0

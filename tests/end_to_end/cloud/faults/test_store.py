@@ -16,18 +16,9 @@ from kinetic_orchestration.plan.values import Event, JobStatus
 from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.cloud.cases import (
-    FOUR_HOSTS,
-    WITHIN,
-    changes,
-    lines,
-    placements,
-    run,
-    told,
-    wait_running,
-    wait_until,
-)
+from tests.end_to_end.cloud.cases import FOUR_HOSTS, WITHIN, changes, lines, placements, run, told, wait_running
 from tests.end_to_end.cloud.conftest import ZONES
+from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each starts machines, and several processes on each
 

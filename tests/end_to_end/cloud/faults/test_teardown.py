@@ -28,8 +28,9 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.requests import refusals
 from kinetic_orchestration.testing.requests.refusals import Refusal
-from tests.end_to_end.cloud.cases import WITHIN, changes, is_running, nodes, run, told, vm, wait_running, wait_until
+from tests.end_to_end.cloud.cases import WITHIN, changes, is_running, nodes, run, told, vm, wait_running
 from tests.end_to_end.cloud.conftest import ZONES
+from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each starts machines, and several processes on each
 
