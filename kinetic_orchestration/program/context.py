@@ -85,7 +85,7 @@ class HostContext:
         if TRACE in os.environ and self._events:
             from kinetic_orchestration.host.process.frameworks import profiler
 
-            if (asked := profiler.here()) is not None:
+            if (asked := profiler.current()) is not None:
                 asked.progressed(done)
 
     def checkpoint_path(self, name: str = "files") -> str:

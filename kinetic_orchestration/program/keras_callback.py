@@ -18,7 +18,7 @@ from typing import Any
 
 from kinetic_orchestration.errors import CheckpointError
 from kinetic_orchestration.host.process.frameworks.keras_fit import optimizers_beside
-from kinetic_orchestration.program.checkpoints.trees import Place
+from kinetic_orchestration.program.checkpoints.trees import Slot
 from kinetic_orchestration.program.keras_others import Others
 from kinetic_orchestration.program.loop import Choice, Training
 
@@ -120,7 +120,7 @@ class KineticCallback:
         self._stride = int(getattr(model, "steps_per_execution", 1) or 1)
         total = self._epochs * self._per_epoch
         self._training = Training(**_of_training(self._options), total=total)
-        if not self._options["stream"] and self._epochs > 1 and (goes_on := _what_goes_on()):
+        if not self._options["stream"] and self._epochs > 1 and (goes_on := _continuing_data()):
             what, instead = goes_on
             self._training.say(
                 f"the data are {what} from epoch to epoch, and what is resumed in a later epoch would see other "
@@ -137,7 +137,7 @@ class KineticCallback:
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         self._early = late.early = {name: one for name, one in optimizers_beside(model).items() if one.built}
-        state, self._done = self._training.restore(self._places())
+        state, self._done = self._training.restore(self._state_in_place())
         more = self._training.restored
         if more is None:
             return
@@ -307,12 +307,12 @@ class KineticCallback:
         }
         return {**state, "chance": self._kept}
 
-    def _places(self) -> dict[str, Any]:
+    def _state_in_place(self) -> dict[str, Any]:
         """The same, of which model and optimizer are given back in place."""
         state = self._state()
         for group, variables in self._variables().items():
             if group != "metrics":
-                state[group] = {name: _place(variable) for name, variable in variables.items()}
+                state[group] = {name: _slot(variable) for name, variable in variables.items()}
         return state
 
     def _assign_metrics(self, restored: Mapping[str, Any]) -> None:
@@ -422,12 +422,12 @@ def _close_after_failures() -> None:
 
     fit._closes = True  # type: ignore[attr-defined]
     keras.Model.fit = fit
-    _attend_lists(keras.callbacks.CallbackList)
+    _hook_lists(keras.callbacks.CallbackList)
     if keras_backend() == "tensorflow":
         _build_before_the_first_step(keras)
 
 
-def _attend_lists(kind: Any) -> None:
+def _hook_lists(kind: Any) -> None:
     """Hook into the list by which Keras calls all callbacks of a fit. Skipped batches are passed to none of them."""
     train, epoch = kind.on_train_begin, kind.on_epoch_begin
     batch_begin, batch_end = kind.on_train_batch_begin, kind.on_train_batch_end
@@ -507,7 +507,7 @@ def _batch_size() -> int:
     return found if isinstance(found, int) else 0
 
 
-def _what_goes_on() -> tuple[str, str] | None:
+def _continuing_data() -> tuple[str, str] | None:
     """The kind of the calling fit's data, and the alternative to use, if they continue from epoch to epoch; None if
     each epoch starts them again. Keras keeps one iterator for all epochs with a given number of steps
     (keras/src/trainers/epoch_iterator.py)."""
@@ -584,8 +584,8 @@ def _value(variable: Any) -> Any:
     return keras.ops.convert_to_numpy(value)
 
 
-def _place(variable: Any) -> Place:
-    return Place(lambda: _value(variable), variable.assign)
+def _slot(variable: Any) -> Slot:
+    return Slot(lambda: _value(variable), variable.assign)
 
 
 def _of_training(options: Mapping[str, Any]) -> dict[str, Any]:

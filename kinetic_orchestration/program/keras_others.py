@@ -54,7 +54,7 @@ class Others:
                 self._callbacks[f"{kind} {counted[kind]}"] = one
 
     def get_state(self) -> dict[str, Any]:
-        told = {name: _told(one) for name, one in self._callbacks.items()}
+        told = {name: _state_of(one) for name, one in self._callbacks.items()}
         return {name: state for name, state in told.items() if state is not None}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -105,7 +105,7 @@ def _kind(one: Any) -> str:
     return ""
 
 
-def _told(one: Any) -> Any:
+def _state_of(one: Any) -> Any:
     """The state to store of a callback; None if there is none."""
     if trees.keeps(one):
         return one.get_state()

@@ -22,8 +22,8 @@ from kinetic_orchestration.host.process.frameworks import profiler
 from kinetic_orchestration.plan.configuration.settings import seconds
 from kinetic_orchestration.program.checkpoints import trees
 from kinetic_orchestration.program.checkpoints.agreement import Agreement, Alone
-from kinetic_orchestration.program.checkpoints.background import Room, Writing, is_copied, left_at
-from kinetic_orchestration.program.checkpoints.manager import Checkpoints, NotWritten, Taken
+from kinetic_orchestration.program.checkpoints.background import CopyBuffers, Writing, is_copied, unfinished_at
+from kinetic_orchestration.program.checkpoints.manager import Checkpoints, NotWritten, Snapshot
 from kinetic_orchestration.program.checkpoints.store import open_checkpoints
 from kinetic_orchestration.program.context import HostContext, current
 from kinetic_orchestration.program.preemption import Listener, Notice
@@ -138,7 +138,7 @@ class Training:
         if name and not _NAME.fullmatch(name):
             raise UsageError(f"name is {name!r}: it names a folder, so give letters, digits, '.', '_' and '-'")
         self._name = self._given = name or _next_name()
-        self._profiler = profiler.here() if self._host.job_id else None
+        self._profiler = profiler.current() if self._host.job_id else None
         if self._profiler is not None:
             self._profiler.expect()
         self._checkpoints: Checkpoints | None = None
@@ -148,7 +148,7 @@ class Training:
         self._done = 0  # steps, as of the last call
         self._saved = -1  # the step of the newest checkpoint
         self._writing: Writing | None = None  # one that is on its way
-        self._room = Room()  # for its bytes
+        self._buffers = CopyBuffers()  # for its bytes
         self._tried = -1  # that of the last attempt at one: no host may try twice what another tried once
         # Of a step that may not have been computed yet, with how fast the training was.
         self._metrics: tuple[int, Mapping[str, Any], Mapping[str, float]] | None = None
@@ -204,7 +204,7 @@ class Training:
         self._meeting, self._met = self._done + FIRST_MEETING, self._done
         self.speed.begin()
         self._spent.restored(self._done, began, time.monotonic())
-        self._tell_notes()
+        self._report_notes()
         if self._profiler is not None:
             self._profiler.reached(self._done)
         return restored, self._done
@@ -259,7 +259,7 @@ class Training:
         except Exception as error:  # the caller ends for another reason
             self.say(str(error) or type(error).__name__)
         finally:
-            self._tell_spent()
+            self._report_spent()
             if self._listener is not None:
                 self._listener.close()
                 self._listener = None
@@ -298,10 +298,10 @@ class Training:
         store = open_checkpoints(f"{host.checkpoint_dir}/{self._name}", writer)
         agreement = Agreement(store, host.host_index, self._hosts)
         self._checkpoints = Checkpoints(store, agreement, self._keep)
-        self._writing = left_at(store.place)
+        self._writing = unfinished_at(store.place)
         store.sweep()
         agreement.begin()
-        self._listener = Listener(host._notice, weakref.WeakMethod(self._heard))
+        self._listener = Listener(host._notice, weakref.WeakMethod(self._on_notice))
         self._listener.open()
         # From a loop that an exception ended: no caller is left to report to.
         weakref.finalize(self, self._listener.close).atexit = False
@@ -366,7 +366,7 @@ class Training:
         due = left < pace / 2
         ahead = (self._seconds if due else left) / max(pace, 1e-6) / 2
         mine = [due, done + max(1, min(int(ahead), 1 << 20))]
-        save, self._meeting = self._checkpoints.agreement.decided(f"meeting-{done}", mine, PATIENCE)
+        save, self._meeting = self._checkpoints.agreement.decide(f"meeting-{done}", mine, PATIENCE)
         self._meeting_at, self._met = time.monotonic(), done
         return bool(save)
 
@@ -378,7 +378,7 @@ class Training:
         """Write a checkpoint. `beside`: copy a large one now, and write it in the background."""
         began = time.monotonic()
         self._flush()
-        self._look(done, _numbers(self._latest))  # what is not finite is not kept unseen
+        self._check_finite(done, _numbers(self._latest))  # what is not finite is not kept unseen
         self._settle()
         self._tried = done
         checkpoints = self._checkpoints
@@ -386,26 +386,26 @@ class Training:
         if isinstance(state, types.FunctionType | types.MethodType):
             state = state()
         try:
-            taken = checkpoints.taken(done, state, more, finite=self._finite)
-            if beside and is_copied(taken.found, self._room):
+            snapshot = checkpoints.snapshot(done, state, more, finite=self._finite)
+            if beside and is_copied(snapshot.part, self._buffers):
                 end = PATIENCE if self.alone else CLOSING
-                self._writing = Writing(done, checkpoints.store.place, end, lambda: self._write_beside(taken))
+                self._writing = Writing(done, checkpoints.store.place, end, lambda: self._write_beside(snapshot))
             else:
-                checkpoints.write(taken, patience)
+                checkpoints.write(snapshot, patience)
                 self._saved = done
         except NotWritten as error:
             self._not_written(done, error)
         finally:
             self._saved_at = time.monotonic()
             self.leave_out(self._saved_at - began, stall=True)
-            self._tell_notes()
+            self._report_notes()
 
-    def _write_beside(self, taken: Taken) -> None:
+    def _write_beside(self, snapshot: Snapshot) -> None:
         assert self._checkpoints is not None
         try:
-            self._checkpoints.write(taken, PATIENCE)
+            self._checkpoints.write(snapshot, PATIENCE)
         finally:
-            self._room.leave()
+            self._buffers.leave()
 
     def _settle(self, patience: float | None = None) -> None:
         """Wait for the checkpoint that is written in the background, and report its result."""
@@ -420,7 +420,7 @@ class Training:
             raise writing.error
         else:
             self._saved = writing.step
-        self._tell_notes()
+        self._report_notes()
 
     def _not_written(self, done: int, error: NotWritten) -> None:
         assert self._checkpoints is not None
@@ -438,14 +438,14 @@ class Training:
             return "there is no checkpoint yet"
         return f"the newest checkpoint is that of step {self._saved}"
 
-    def _tell_notes(self) -> None:
+    def _report_notes(self) -> None:
         assert self._checkpoints is not None
         while self._checkpoints.notes:  # other threads add to them
             self.say(self._checkpoints.notes.pop(0))
 
     # ---- the end that is asked for -----------------------------------------------------------------------------------
 
-    def _heard(self, notice: Notice) -> None:
+    def _on_notice(self, notice: Notice) -> None:
         """Handle a notice, on the listening thread. The training thread may be within a step that needs the other
         hosts: so this thread reports its step, and the last step that any host has begun is the last one of all."""
         assert self._checkpoints is not None
@@ -455,7 +455,7 @@ class Training:
         try:
             if notice.together:
                 agreement = self._checkpoints.agreement
-                self._final = max(agreement.gathered("final", begun, notice.grace / 2))
+                self._final = max(agreement.gather("final", begun, notice.grace / 2))
         except (Alone, OSError) as error:
             self._checkpoints.notes.append(f"the hosts could not agree on a last step: {error}")
         finally:
@@ -477,7 +477,7 @@ class Training:
         assert self._notice is not None
         cause = self._notice.cause
         self._flush()
-        self._tell_notes()
+        self._report_notes()
         kept = "its state is kept" if saved else self._kept()
         self.say(f"ends at step {done}, asked to ({cause}); {kept if cause != wire.CANCELLED else 'nothing is kept'}")
         self.close()
@@ -495,9 +495,9 @@ class Training:
             due = now - self._logged_at >= LOG_PACE
         if due:
             self._logged_at, self._logged = now, done
-            self._metrics = done, metrics, self.speed.told(done, now)
+            self._metrics = done, metrics, self.speed.metrics(done, now)
             self.progress(done)
-            self._tell_spent()
+            self._report_spent()
 
     def leave_out(self, seconds: float, *, stall: bool = False) -> None:
         """Exclude time from that of the steps: a validation, or a checkpoint that they wait for."""
@@ -508,9 +508,9 @@ class Training:
         """Count time as restoration: data that were trained on before are taken from their iterator."""
         self._spent.passed_over(seconds)
 
-    def _tell_spent(self) -> None:
-        if not self._spent.told:
-            self._spent.told = True
+    def _report_spent(self) -> None:
+        if not self._spent.is_reported:
+            self._spent.is_reported = True
             self._host._spent(self._name, self._spent.numbers())
 
     def _flush(self) -> None:
@@ -530,9 +530,9 @@ class Training:
         told = _numbers(metrics)
         if self._host.host_index == 0 and (told or speed):
             self._host.log_metrics(step=done, **{**told, **speed})
-        self._look(done, told)
+        self._check_finite(done, told)
 
-    def _look(self, done: int, told: Mapping[str, float]) -> None:
+    def _check_finite(self, done: int, told: Mapping[str, float]) -> None:
         """Check that metrics are finite. Without metrics, the last result stays."""
         if not told:
             return

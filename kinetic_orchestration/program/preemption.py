@@ -51,9 +51,9 @@ class Listener:
         heard: Returns the function, or None once its owner is gone.
     """
 
-    def __init__(self, path: str, heard: Callable[[], Callable[[Notice], None] | None]) -> None:
+    def __init__(self, path: str, receiver: Callable[[], Callable[[Notice], None] | None]) -> None:
         self._path = path
-        self._heard = heard
+        self._receiver = receiver
         self._woken = threading.Event()
         self._signalled = self._closed = False
         self._before: Any = None
@@ -98,8 +98,8 @@ class Listener:
         while not self._closed:
             signalled = self._signalled
             if (notice := _read(self._path)) is not None or signalled:
-                if (heard := self._heard()) is not None:
-                    heard(notice or UNEXPLAINED)
+                if (receiver := self._receiver()) is not None:
+                    receiver(notice or UNEXPLAINED)
                 return
             self._woken.wait(PACE)
 

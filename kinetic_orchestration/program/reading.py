@@ -78,9 +78,9 @@ def _state(store: CheckpointStore, record: Commit, into: Any, stack: contextlib.
     of = Source(store, record, 0, stack)
     if into is None:
         arrays = {path: trees.whole(leaf, of.fetch, path) for path, leaf in record.leaves.items()}
-        return arrays | {path: trees.plainly(told, of.fetch) for path, told in of.plain.items()}
+        return arrays | {path: trees.plain_value(told, of.fetch) for path, told in of.plain.items()}
     trees.refuse_spread(into)
     if told := commits.differences(record.leaves, trees.described(into)):
         raise CheckpointDiffers(f"step {record.step} in {store.place} is of another model:\n  " + "\n  ".join(told))
     of.check_names(into)
-    return trees.together(into, of.plain, of.fetch, of.look)()
+    return trees.restorer(into, of.plain, of.fetch, of.look)()

@@ -38,7 +38,7 @@ class Speed:
     def leave_out(self, seconds: float) -> None:
         self._out += seconds
 
-    def told(self, done: int, now: float) -> dict[str, float]:
+    def metrics(self, done: int, now: float) -> dict[str, float]:
         """Return the metrics of the time since the last report, by name."""
         if self._since is None or done <= self._from or (lasted := now - self._since - self._out) < LEAST:
             return {}
@@ -59,7 +59,7 @@ class Spent:
     """
 
     def __init__(self) -> None:
-        self.told = False  # reported in its current state
+        self.is_reported = False  # reported in its current state
         self._begun = self._done = 0  # steps
         self._steps = self._compile = self._restore = self._stall = 0.0
         self._since: float | None = None
@@ -79,21 +79,21 @@ class Spent:
             self._compile += now - self._since
         else:
             self._steps += now - self._since
-        self._done, self._since, self._is_first, self.told = done, now, False, False
+        self._done, self._since, self._is_first, self.is_reported = done, now, False, False
 
     def leave_out(self, seconds: float, *, stall: bool) -> None:
         """Exclude time between the last step and the next one."""
         if self._since is not None:
             self._since += seconds
         if stall:
-            self._stall, self.told = self._stall + seconds, False
+            self._stall, self.is_reported = self._stall + seconds, False
 
     def passed_over(self, seconds: float) -> None:
         """Count time as restoration: data that were trained on before are taken from their iterator."""
         self._restore += seconds
         if self._since is not None:
             self._since += seconds
-        self.told = False
+        self.is_reported = False
 
     def numbers(self) -> list[float]:
         seconds = (self._steps, self._compile, self._restore, self._stall)

@@ -152,7 +152,7 @@ def _call(go: dict[str, Any]) -> int:
         )
     join.install()
     outcome = go["outcome"]
-    join.together = f"{outcome}.waits"
+    join.waits_path = f"{outcome}.waits"
     try:
         if go["debug"]:
             from kinetic_orchestration.host.process import debugger
@@ -316,7 +316,7 @@ def _report(go: dict[str, Any], record: dict[str, Any], code: int) -> int:
 
     _once_there_is_room(go, leave)
     if code:
-        join.together = ""
+        join.waits_path = ""
     return code
 
 

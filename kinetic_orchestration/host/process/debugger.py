@@ -109,7 +109,7 @@ def _mapped(address: tuple[Any, ...]) -> str:
     return _shown((host if ":" in host else f"::ffff:{host}", port))
 
 
-class Spoken(socket.socket):
+class ProtocolSocket(socket.socket):
     """A connection that passes on the debug adapter protocol only."""
 
     heard = b""
@@ -169,7 +169,7 @@ def _run_adapter() -> None:
     del sys.path[0]
     _outlive_clients()
     _stay_connected()
-    with _only_mine(Spoken):
+    with _only_mine(ProtocolSocket):
         runpy.run_module("debugpy.adapter", run_name="__main__", alter_sys=True)
 
 

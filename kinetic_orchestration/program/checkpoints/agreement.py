@@ -41,7 +41,7 @@ class Agreement:
                 if writer != self._store.writer and not commits.succeeds(writer, self._store.writer):
                     self._store.records.delete(entry.name)
 
-    def decided(self, what: str, value: Any, patience: float) -> Any:
+    def decide(self, what: str, value: Any, patience: float) -> Any:
         """Host 0's value, on all hosts. The other hosts pass None."""
         if self.hosts == 1:
             return value
@@ -60,7 +60,7 @@ class Agreement:
             raise Alone(f"host 0 did not decide about {what} within {patience:.0f} s")
         return heard[0]
 
-    def gathered(self, what: str, value: Any, patience: float) -> list[Any]:
+    def gather(self, what: str, value: Any, patience: float) -> list[Any]:
         """Every host's value, on all hosts."""
         if self.hosts == 1:
             return [value]

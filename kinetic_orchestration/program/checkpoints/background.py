@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from kinetic_orchestration.program.checkpoints import trees
-from kinetic_orchestration.program.checkpoints.trees import Apart, Piece
+from kinetic_orchestration.program.checkpoints.trees import HostPart, Piece
 from kinetic_orchestration.protocol.system import memory
 
 LARGE = 32 << 20  # bytes; less is written before a thread would have begun
@@ -23,7 +23,7 @@ SPARE = 2  # the free memory has to hold this many copies
 ALIGNED = 64
 
 
-def is_copied(found: Apart, room: Room) -> bool:
+def is_copied(found: HostPart, buffers: CopyBuffers) -> bool:
     """Copy the bytes, so that they are not shared; False, without a change, if they are few or there is no memory."""
     if sum(len(piece.data) for piece in found.pieces) < LARGE:
         return False
@@ -32,7 +32,7 @@ def is_copied(found: Apart, room: Room) -> bool:
     if SPARE * sum(sizes) > memory.free():
         return False
     try:
-        copies = room.take(sizes)
+        copies = buffers.take(sizes)
     except (MemoryError, OSError):  # an unknown limit
         return False
     trees.copy_all([(copy, piece.data) for copy, piece in zip(copies, shared, strict=True)])
@@ -44,7 +44,7 @@ def is_copied(found: Apart, room: Room) -> bool:
     return True
 
 
-class Room:
+class CopyBuffers:
     """Memory for the copies of one checkpoint after another. Between two of them the system takes it whenever it needs
     it (MADV_FREE); what it did not need is there at once, where new memory would have to be found and cleared.
     """
@@ -57,7 +57,7 @@ class Room:
         """Return memory of the given sizes, uninitialised."""
         places = list(itertools.accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
         if self._is_taken or not hasattr(mmap, "MADV_FREE"):  # by one that was given up, and still is written
-            return [trees.room(size) for size in sizes]
+            return [trees.new_buffer(size) for size in sizes]
         if self._memory is None or len(self._memory) != max(1, places[-1]):
             self._memory = None
             self._memory = mmap.mmap(-1, max(1, places[-1]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -110,7 +110,7 @@ class Writing:
 _under_way: list[Writing] = []  # or over, but not yet reported
 
 
-def left_at(place: str) -> Writing | None:
+def unfinished_at(place: str) -> Writing | None:
     """The writing of an earlier loop over the same checkpoints, which an exception ended in this program."""
     return next((writing for writing in _under_way if writing.place == place), None)
 

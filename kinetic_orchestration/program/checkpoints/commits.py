@@ -27,7 +27,7 @@ def part(of: str, host: int) -> str:
     return f"{of}/part-{host:05d}.safetensors"
 
 
-def word(of: str, host: int) -> str:
+def report_name(of: str, host: int) -> str:
     """The name of that host's report on its part, once it is written or cannot be."""
     return f"{of}/part-{host:05d}.json"
 
@@ -99,7 +99,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Folder:
     """A folder as a listing shows it."""
 
     folder: str
@@ -112,17 +112,17 @@ class Found:
         return commit(self.folder) in self.sizes
 
 
-def found(entries: Iterable[tuple[str, int]]) -> list[Found]:
+def folders_of(entries: Iterable[tuple[str, int]]) -> list[Folder]:
     """The folders of a listing of (name, size), newest first."""
     sizes: dict[str, dict[str, int]] = {}
     for name, size in entries:
         sizes.setdefault(name.partition("/")[0], {})[name] = size
     known = ((of, _FOLDER.fullmatch(of), inside) for of, inside in sizes.items())
-    listed = [Found(of, int(match[1]), match[2], inside) for of, match, inside in known if match is not None]
+    listed = [Folder(of, int(match[1]), match[2], inside) for of, match, inside in known if match is not None]
     return sorted(listed, key=lambda one: (one.step, one.writer), reverse=True)
 
 
-def missing(record: Commit, there: Found) -> str:
+def missing(record: Commit, there: Folder) -> str:
     """The reason why the contents of a folder differ from the commit, as far as a listing shows; "" if they match."""
     for host, one in enumerate(record.parts):
         name = part(there.folder, host)
@@ -139,7 +139,7 @@ def succeeds(writer: str, other: str) -> bool:
     return job == others_job and attempt.isdecimal() and others.isdecimal() and int(attempt) > int(others)
 
 
-def superfluous(listed: Sequence[Found], committed: Sequence[Commit], writer: str, keep: int) -> list[str]:
+def superfluous(listed: Sequence[Folder], committed: Sequence[Commit], writer: str, keep: int) -> list[str]:
     """The folders that are no longer needed, now that `committed` (newest first) are known to be whole.
 
     Kept are the newest `keep`, and the newest one whose numbers were all finite. An uncommitted folder is left by a

@@ -18,7 +18,7 @@ from kinetic_orchestration.program.checkpoints import commits, parts, trees
 from kinetic_orchestration.program.checkpoints.agreement import Agreement
 from kinetic_orchestration.program.checkpoints.commits import Commit, Leaf, Part
 from kinetic_orchestration.program.checkpoints.store import CheckpointStore
-from kinetic_orchestration.program.checkpoints.trees import Apart, Start
+from kinetic_orchestration.program.checkpoints.trees import HostPart, Start
 from kinetic_orchestration.protocol.records.base import reason_of
 
 PATIENCE = 600.0  # of hosts that may still be fetching what they restore
@@ -29,11 +29,11 @@ class NotWritten(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class Snapshot:
     """All that a checkpoint will hold of one host."""
 
     step: int
-    found: Apart
+    part: HostPart
     devices: int
     framework: str
     more: Mapping[str, Any]
@@ -53,33 +53,33 @@ class Checkpoints:
 
     # ---- write -----------------------------------------------------------------------------------------------------
 
-    def taken(self, step: int, state: Any, more: Mapping[str, Any], *, finite: bool) -> Taken:
+    def snapshot(self, step: int, state: Any, more: Mapping[str, Any], *, finite: bool) -> Snapshot:
         """This host's part of a state, whose bytes are still the state's own."""
-        return Taken(step, trees.apart(state), trees.devices(state), trees.frameworks(), more, finite)
+        return Snapshot(step, trees.host_part(state), trees.devices(state), trees.frameworks(), more, finite)
 
-    def write(self, taken: Taken, patience: float) -> None:
+    def write(self, snapshot: Snapshot, patience: float) -> None:
         """Write this host's part. On host 0 the checkpoint is committed when this returns."""
         host, hosts = self.agreement.host, self.agreement.hosts
-        folder = commits.folder(taken.step, self.store.writer)
+        folder = commits.folder(snapshot.step, self.store.writer)
         try:
-            told = self._write_part(folder, host, taken)
+            told = self._write_part(folder, host, snapshot)
             if hosts > 1:
-                self.store.say(folder, host, told)
+                self.store.report_part(folder, host, told)
         except OSError as error:
             if hosts > 1:
                 with contextlib.suppress(OSError):  # on a full disk there may be no room for this either
-                    self.store.say(folder, host, None, why=_reason(error))
+                    self.store.report_part(folder, host, None, why=_reason(error))
             if host == 0 and error.errno != errno.EEXIST:  # a step that was done twice, and may be a checkpoint
                 self._remove(folder)
             raise NotWritten(_reason(error)) from error
         if host == 0:
             try:
-                every, why = self.store.words(folder, hosts, patience) if hosts > 1 else ([told], "")
+                every, why = self.store.part_reports(folder, hosts, patience) if hosts > 1 else ([told], "")
                 if why:
                     raise NotWritten(why)
                 record = Commit(
-                    taken.step, folder, hosts, taken.devices, tuple(every), taken.found.leaves, taken.finite,
-                    taken.framework, taken.more,
+                    snapshot.step, folder, hosts, snapshot.devices, tuple(every), snapshot.part.leaves, snapshot.finite,
+                    snapshot.framework, snapshot.more,
                 )  # fmt: skip
                 if not self.store.commit(record):
                     raise NotWritten(f"{folder} was committed before")
@@ -88,17 +88,17 @@ class Checkpoints:
                 raise NotWritten(_reason(error)) from error
             try:
                 self.store.prune(self.keep)
-                self.agreement.forget(taken.step)
+                self.agreement.forget(snapshot.step)
             except OSError as error:
                 self.notes.append(f"older checkpoints could not be removed: {error}")
 
-    def _write_part(self, folder: str, host: int, taken: Taken) -> Part:
+    def _write_part(self, folder: str, host: int, snapshot: Snapshot) -> Part:
         """Write the part. If there is no room for one more than are kept, the oldest checkpoints are removed, but not
         the newest."""
         kept = self.keep
         while True:
             try:
-                return self.store.write(folder, host, taken.found)
+                return self.store.write(folder, host, snapshot.part)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.store.prune_frees_space or kept < 2:
                     raise
@@ -125,7 +125,7 @@ class Checkpoints:
         self._restored += 1
         for number in range(1 << 16):
             mine = self._newest() if self.agreement.host == 0 else ""
-            folder = self.agreement.decided(f"restore-{self._restored}-{number}", mine, PATIENCE)
+            folder = self.agreement.decide(f"restore-{self._restored}-{number}", mine, PATIENCE)
             if not folder:
                 if self.store.torn and self.agreement.host == 0:
                     self.notes.append(
@@ -140,7 +140,7 @@ class Checkpoints:
                     give = self._load(record, state, stack)
                 except parts.Torn as error:
                     torn = str(error)
-                said = self.agreement.gathered(f"restored-{self._restored}-{number}", torn, PATIENCE)
+                said = self.agreement.gather(f"restored-{self._restored}-{number}", torn, PATIENCE)
                 if give is not None and not any(said):
                     return give(), record
             self._pass_over(folder, next(filter(None, said), torn))
@@ -210,7 +210,7 @@ class Checkpoints:
                 f"of step {record.step}: it cannot be divided among {self.agreement.hosts}. Leave it out of the "
                 "state, and order the data by the step instead"
             )
-        return trees.together(state, of.plain, of.fetch, of.look)
+        return trees.restorer(state, of.plain, of.fetch, of.look)
 
 
 class Source:
@@ -237,7 +237,7 @@ class Source:
         self._all_of(path, prod(shape), lambda of: of.has(path, start, shape))
 
     def fetch(self, path: str, dtype: str, start: Start, shape: tuple[int, ...]) -> memoryview:
-        into = trees.room(prod(shape) * _size(dtype))
+        into = trees.new_buffer(prod(shape) * _size(dtype))
         self._all_of(path, prod(shape), lambda of: of.copy(path, Leaf(dtype, shape), start, into))
         return into
 

@@ -21,7 +21,7 @@ from math import prod
 from typing import Any, cast
 
 from kinetic_orchestration.program.checkpoints.commits import Leaf, Part
-from kinetic_orchestration.program.checkpoints.trees import Apart, Start
+from kinetic_orchestration.program.checkpoints.trees import HostPart, Start
 from kinetic_orchestration.protocol.content.digest import CHUNK, THREADS, Hasher
 
 # What safetensors calls a dtype; any other is kept as bytes, and its name in the metadata.
@@ -37,7 +37,7 @@ class Torn(ValueError):
     """Not the bytes that were written."""
 
 
-def write(path: str, state: Apart, *, durable: bool = False) -> Part:
+def write(path: str, state: HostPart, *, durable: bool = False) -> Part:
     """Write the file, whole, with its digest; a full disk raises its OSError. `durable`: sync it to the disk, before a
     commit for which older ones are removed."""
     header = _header(state)
@@ -101,7 +101,7 @@ def _linux(name: str) -> Callable[..., int] | None:
     return None
 
 
-def _header(state: Apart) -> bytes:
+def _header(state: HostPart) -> bytes:
     tensors: dict[str, Any] = {}
     pieces, at = [], 0
     for number, piece in enumerate(state.pieces):
@@ -123,7 +123,7 @@ def _header(state: Apart) -> bytes:
     return len(data).to_bytes(8, "little") + data
 
 
-def _dtype(path: str, state: Apart) -> str:
+def _dtype(path: str, state: HostPart) -> str:
     dtype = state.dtypes[path]
     return "uint32" if dtype.startswith("key<") else dtype
 

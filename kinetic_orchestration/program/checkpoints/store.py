@@ -19,8 +19,8 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from kinetic_orchestration.program.checkpoints import commits, parts
-from kinetic_orchestration.program.checkpoints.commits import Commit, Found, Part
-from kinetic_orchestration.program.checkpoints.trees import Apart
+from kinetic_orchestration.program.checkpoints.commits import Commit, Folder, Part
+from kinetic_orchestration.program.checkpoints.trees import HostPart
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.records.base import RecordsError, TooLarge
 from kinetic_orchestration.protocol.records.files import FileRecords
@@ -69,7 +69,7 @@ class CheckpointStore(ABC):
 
     # ---- write -----------------------------------------------------------------------------------------------------
 
-    def write(self, folder: str, host: int, state: Apart) -> Part:
+    def write(self, folder: str, host: int, state: HostPart) -> Part:
         """This host's part. It takes its name whole; its record, which others wait for, comes after it."""
         with self._scratch() as scratch:
             step = folder.split("-")[1]  # an earlier one may still be on its way
@@ -84,19 +84,19 @@ class CheckpointStore(ABC):
                     os.unlink(path)
         return told
 
-    def say(self, folder: str, host: int, told: Part | None, why: str = "") -> None:
+    def report_part(self, folder: str, host: int, told: Part | None, why: str = "") -> None:
         """Report the result of this host's part."""
         fields = {"failed": why} if told is None else {"size": told.size, "digest": told.digest}
-        self.records.create(commits.word(folder, host), wire.encode(fields))
+        self.records.create(commits.report_name(folder, host), wire.encode(fields))
 
-    def words(self, folder: str, hosts: int, patience: float) -> tuple[list[Part], str]:
+    def part_reports(self, folder: str, hosts: int, patience: float) -> tuple[list[Part], str]:
         """The parts of all hosts, waited for; or why there is no checkpoint."""
         heard: dict[int, dict[str, Any]] = {}
 
         def all_said() -> bool:
             for host in range(hosts):
-                if host not in heard and (record := self.records.read(commits.word(folder, host))) is not None:
-                    heard[host] = wire.decode(record.data, commits.word(folder, host))
+                if host not in heard and (record := self.records.read(commits.report_name(folder, host))) is not None:
+                    heard[host] = wire.decode(record.data, commits.report_name(folder, host))
                 if host not in heard:
                     return False
             return True
@@ -115,12 +115,12 @@ class CheckpointStore(ABC):
 
     # ---- read ------------------------------------------------------------------------------------------------------
 
-    def found(self) -> list[Found]:
-        return commits.found((entry.name, entry.size) for entry in self.records.list(commits.FOLDERS))
+    def folders(self) -> list[Folder]:
+        return commits.folders_of((entry.name, entry.size) for entry in self.records.list(commits.FOLDERS))
 
-    def committed(self) -> list[Found]:
+    def committed(self) -> list[Folder]:
         """Committed checkpoints that are not known to be torn, newest first."""
-        return [one for one in self.found() if one.committed and one.folder not in self.torn]
+        return [one for one in self.folders() if one.committed and one.folder not in self.torn]
 
     def newest(self, step: int | None = None) -> Commit | None:
         """The newest checkpoint that is not known to be torn and is whole, as far as a listing shows. The search is
@@ -129,7 +129,7 @@ class CheckpointStore(ABC):
         known = -1
         while known != len(self.torn):
             known = len(self.torn)
-            for one in self.found():
+            for one in self.folders():
                 if not one.committed or one.folder in self.torn or step not in (None, one.step):
                     continue
                 try:
@@ -176,7 +176,7 @@ class CheckpointStore(ABC):
     def prune(self, keep: int) -> None:
         """Remove the checkpoints that newer ones made superfluous. The commits go first, so that no torn one looks
         complete."""
-        listed = self.found()
+        listed = self.folders()
         if any(commits.succeeds(one.writer, self.writer) for one in listed):
             return  # an incomplete one may be in progress
         whole = []
@@ -200,7 +200,7 @@ class CheckpointStore(ABC):
     def _scratch(self) -> AbstractContextManager[str]:
         """A temporary folder for a part."""
 
-    def _check_room(self, path: str, state: Apart) -> None:  # noqa: B027 - a full file system says so itself
+    def _check_room(self, path: str, state: HostPart) -> None:  # noqa: B027 - a full file system says so itself
         """Raise RecordsError if a part that is written to a local disk first has no room there."""
 
     @abstractmethod
@@ -264,7 +264,7 @@ class BucketStore(CheckpointStore):
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _check_room(self, path: str, state: Apart) -> None:
+    def _check_room(self, path: str, state: HostPart) -> None:
         folder, size = os.path.dirname(path), sum(len(piece.data) for piece in state.pieces)
         free = shutil.disk_usage(folder).free
         if size + SPARE > free:

@@ -45,7 +45,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Apart:
+class HostPart:
     """One host's part of a state."""
 
     leaves: dict[str, Leaf] = field(default_factory=dict)  # of all arrays, on any host
@@ -56,7 +56,7 @@ class Apart:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Slot:
     """The current location of an array, and the way to replace it: one after another, so that a state is not in memory
     twice."""
 
@@ -221,9 +221,9 @@ _SPREAD = (
 )
 
 
-def apart(state: Any) -> Apart:
+def host_part(state: Any) -> HostPart:
     """Everything of a state that this host keeps."""
-    into = Apart()
+    into = HostPart()
     leaves = named(state)
     for _, leaf in leaves:
         if _is_jax(leaf) and not _is_key(leaf):
@@ -263,7 +263,7 @@ def _leaf(leaf: Any, path: str) -> Leaf:
     return Leaf(dtype, tuple(int(size) for size in leaf.shape))
 
 
-def _take(leaf: Any, path: str, into: Apart, kind: str = "") -> None:
+def _take(leaf: Any, path: str, into: HostPart, kind: str = "") -> None:
     """The pieces of an array that this host writes. Without a kind, torch's are the same on all hosts once they are
     joined, and numpy's are each host's own."""
     if path in into.dtypes:
@@ -289,7 +289,7 @@ def _take(leaf: Any, path: str, into: Apart, kind: str = "") -> None:
         into.pieces.append(Piece(path, (0,) * len(shape), shape, _bytes(leaf), fresh))
 
 
-def _plain(value: Any, path: str, into: Apart, kind: str) -> Any:
+def _plain(value: Any, path: str, into: HostPart, kind: str) -> Any:
     """The value as JSON: numbers and texts unchanged, other values in a dictionary with one tag; arrays by
     their names."""
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -332,20 +332,20 @@ Fetch = Callable[[str, str, Start, tuple[int, ...]], memoryview]
 Look = Callable[[str, Start, tuple[int, ...]], object]
 
 
-def together(state: Any, plain: Mapping[str, Any], fetch: Fetch, look: Look = lambda *_: None) -> Callable[[], Any]:
+def restorer(state: Any, plain: Mapping[str, Any], fetch: Fetch, look: Look = lambda *_: None) -> Callable[[], Any]:
     """Return a function that restores the checkpoint's state in the structure, and with the sharding, of this one.
     Everything that it needs is checked before; until it is called, no object with a state of its own is changed."""
     made: dict[str, Any] = {}
     kept: list[tuple[str, Callable[[Any], Any]]] = []
-    places: list[tuple[str, Place]] = []
+    places: list[tuple[str, Slot]] = []
     for path, leaf in named(state):
         if isinstance(leaf, PLAIN):
-            made[path] = _value(plain[path], fetch)
+            made[path] = plain_value(plain[path], fetch)
         elif (ways := _ways(leaf)) is not None:
             _look(plain[path], look)
             kept.append((path, ways[1]))
             made[path] = leaf
-        elif isinstance(leaf, Place):
+        elif isinstance(leaf, Slot):
             for start, shape in _rectangles(leaf.value()):
                 look(path, start, shape)
             places.append((path, leaf))
@@ -355,7 +355,7 @@ def together(state: Any, plain: Mapping[str, Any], fetch: Fetch, look: Look = la
 
     def give() -> Any:
         for path, take in kept:
-            take(_value(plain[path], fetch))
+            take(plain_value(plain[path], fetch))
         for path, place in places:
             place.assign(_made(place.value(), path, fetch))
         return rebuilt(state, made)
@@ -364,7 +364,7 @@ def together(state: Any, plain: Mapping[str, Any], fetch: Fetch, look: Look = la
 
 
 def _now(leaf: Any) -> Any:
-    return leaf.value() if isinstance(leaf, Place) else leaf
+    return leaf.value() if isinstance(leaf, Slot) else leaf
 
 
 def _rectangles(leaf: Any) -> set[tuple[Start, tuple[int, ...]]]:
@@ -392,27 +392,23 @@ def _look(told: Any, look: Look) -> None:
         look(told["array"], (0,) * len(told["shape"]), tuple(told["shape"]))
 
 
-def _value(told: Any, fetch: Fetch) -> Any:  # noqa: PLR0911 - one tag each
+def plain_value(told: Any, fetch: Fetch) -> Any:  # noqa: PLR0911 - one tag each
     if not isinstance(told, dict):
         return told
     if "bytes" in told:
         return base64.b64decode(told["bytes"])
     if "list" in told:
-        return [_value(one, fetch) for one in told["list"]]
+        return [plain_value(one, fetch) for one in told["list"]]
     if "tuple" in told:
-        return tuple(_value(one, fetch) for one in told["tuple"])
+        return tuple(plain_value(one, fetch) for one in told["tuple"])
     if "dict" in told:
-        return {_value(key, fetch): _value(one, fetch) for key, one in told["dict"]}
+        return {plain_value(key, fetch): plain_value(one, fetch) for key, one in told["dict"]}
     shape = tuple(told["shape"])
     data = fetch(told["array"], told["dtype"], (0,) * len(shape), shape)
     if told["of"] == "torch" and "torch" in sys.modules:
         return _to_torch(data, told["dtype"], shape)
     array = _to_numpy(data, told["dtype"], shape)
     return sys.modules["jax"].numpy.asarray(array) if told["of"] == "jax" and "jax" in sys.modules else array
-
-
-# For a reader without a state: the values from `apart`, and whole arrays as numpy has them.
-plainly = _value
 
 
 def whole(leaf: Leaf, fetch: Fetch, path: str) -> Any:
@@ -511,7 +507,7 @@ def _bytes(array: Any) -> Any:
     return memoryview(told)
 
 
-def room(size: int) -> memoryview:
+def new_buffer(size: int) -> memoryview:
     """Memory of that size. Numpy's is not filled with zeros first."""
     numpy = sys.modules.get("numpy")
     return memoryview(bytearray(size) if numpy is None else numpy.empty(size, numpy.uint8))

@@ -37,7 +37,7 @@ def host(name: str, output: str = "", **asked: Any) -> Any:
         found.imported()
     else:
         join.install()
-        found = profiler.here()
+        found = profiler.current()
     return found
 
 

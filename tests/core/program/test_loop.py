@@ -936,7 +936,7 @@ def test_a_large_checkpoint_is_written_beside_the_training_from_a_copy(
 
 
 def test_the_memory_of_copies_is_used_again_and_never_by_two(tmp_path: Path) -> None:
-    room = background.Room()
+    room = background.CopyBuffers()
     first = room.take([background.LARGE, 3, 0])
     for copy in first:
         copy[:] = bytes(len(copy))

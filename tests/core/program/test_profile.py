@@ -49,7 +49,7 @@ def test_what_is_asked_for_is_what_hosts_are_told(given: Any, told: tuple[Any, .
     found = profile.told(given)
     assert tuple(found[name] for name in ("steps", "seconds", "after", "wait", "hosts")) == told
     assert profile.describe(found) == shown
-    assert profiler.Asked(**{name: found[name] for name in profiler.Asked._fields})
+    assert profiler.Request(**{name: found[name] for name in profiler.Request._fields})
     assert profile.told(Profile(**{"seconds": None, "steps": None, **_fields(profile.asked(given))})) == found
 
 
@@ -140,7 +140,7 @@ def test_dagsters_resource_and_a_launch_take_it_and_the_launch_has_the_last_word
     ],
 )
 def test_it_begins(asked: dict[str, Any], counted: int | None, waited: float | None, begins: bool) -> None:
-    assert profiler.Asked(**asked).begins(counted, waited) is begins
+    assert profiler.Request(**asked).begins(counted, waited) is begins
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_it_begins(asked: dict[str, Any], counted: int | None, waited: float | N
     ],
 )
 def test_it_ends(asked: dict[str, Any], taken: int, lasted: float, ends: bool) -> None:
-    assert profiler.Asked(**asked).ends(taken, lasted) is ends
+    assert profiler.Request(**asked).ends(taken, lasted) is ends
 
 
 # ---- what is in it -----------------------------------------------------------------------------------------------------

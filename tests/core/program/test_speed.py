@@ -20,17 +20,17 @@ def test_the_first_step_and_what_is_no_training_are_left_out() -> None:
     speed = Speed(samples=32, tokens=4096)
     speed.begin()
     speed.reached(101, 60.0)  # the first step after a restoration took a minute
-    assert speed.told(101, 60.0) == {}
-    assert speed.told(103, 60.5) == {}, "half a second tells little"
+    assert speed.metrics(101, 60.0) == {}
+    assert speed.metrics(103, 60.5) == {}, "half a second tells little"
     speed.leave_out(5.0)
-    assert speed.told(121, 67.0) == {"steps/s": 10.0, "samples/s": 320.0, "tokens/s": 40960.0}
-    assert speed.told(141, 72.0) == {"steps/s": 4.0, "samples/s": 128.0, "tokens/s": 16384.0}
+    assert speed.metrics(121, 67.0) == {"steps/s": 10.0, "samples/s": 320.0, "tokens/s": 40960.0}
+    assert speed.metrics(141, 72.0) == {"steps/s": 4.0, "samples/s": 128.0, "tokens/s": 16384.0}
     assert speed.rate == 4.0
     speed.begin()
-    assert speed.told(150, 80.0) == {}
+    assert speed.metrics(150, 80.0) == {}
     speed.reached(90, 80.0)
     speed.reached(10, 81.0)  # somebody counts from the beginning again
-    assert speed.told(20, 83.0)["steps/s"] == 5.0
+    assert speed.metrics(20, 83.0)["steps/s"] == 5.0
 
 
 @pytest.mark.slow

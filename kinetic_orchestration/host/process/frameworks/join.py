@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Path of the file that marks a function which runs or has ended well, while its host waits for the others before it
 # leaves JAX.
-together = ""
+waits_path = ""
 
 
 def install() -> None:
@@ -43,12 +43,12 @@ def install() -> None:
         after.setdefault("jax", []).append(lambda jax: _join_jax(jax, join))
     else:
         join = None
-    after.setdefault("keras", []).append(lambda keras: _attend_keras(keras, join))
+    after.setdefault("keras", []).append(lambda keras: _hook_keras(keras, join))
     after.setdefault("torch", []).append(_hold_groups)
     if join is None or join["index"] == 0:
         hosts = join["hosts"] if join else 1
         for name in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer", "transformers.trainer"):
-            after.setdefault(name, []).append(lambda trainer: _attend_trainer(trainer.Trainer, hosts))
+            after.setdefault(name, []).append(lambda trainer: _hook_trainer(trainer.Trainer, hosts))
     if os.environ.get(OWN):
         after.setdefault("tensorflow", []).append(_see_own)
     if TRACE in os.environ:
@@ -60,10 +60,10 @@ def install() -> None:
     sys.meta_path.insert(0, _AfterImport(after))
 
 
-def _attend_keras(keras: ModuleType, join: dict[str, Any] | None) -> None:
+def _hook_keras(keras: ModuleType, join: dict[str, Any] | None) -> None:
     from kinetic_orchestration.host.process.frameworks import keras_fit
 
-    keras_fit.attend(keras, join["index"] if join else 0, join["hosts"] if join else 1)
+    keras_fit.hook(keras, join["index"] if join else 0, join["hosts"] if join else 1)
 
 
 class _AfterImport:
@@ -209,7 +209,7 @@ def _join_jax(jax: Any, join: dict[str, Any]) -> None:
         shutdown = state.shutdown
 
         def shutdown_together() -> None:  # which a program may call in its midst
-            if together and sys.exc_info()[0] is not None:  # it fails, of which nobody knows before its end
+            if waits_path and sys.exc_info()[0] is not None:  # it fails, of which nobody knows before its end
                 return
             leave()
             shutdown()
@@ -249,11 +249,11 @@ def _leave_together(state: Any, process: int, left: list[Any]) -> None:
     it does if they are stuck; the programs of a command are left to JAX.
     """
     client = getattr(state, "client", None)
-    if not together or client is None or client in left or process != os.getpid():
+    if not waits_path or client is None or client in left or process != os.getpid():
         return
     left.append(client)
     try:
-        open(together, "w", encoding="utf-8").close()
+        open(waits_path, "w", encoding="utf-8").close()
     except OSError:
         pass
     try:
@@ -262,7 +262,7 @@ def _leave_together(state: Any, process: int, left: list[Any]) -> None:
         pass
 
 
-def _attend_trainer(kind: Any, hosts: int) -> None:
+def _hook_trainer(kind: Any, hosts: int) -> None:
     """Have a Trainer of Lightning or Hugging Face say at its start what it does without a word otherwise."""
     import functools
 

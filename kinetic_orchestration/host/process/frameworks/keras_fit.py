@@ -53,7 +53,7 @@ def _has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def attend(keras: Any, host: int, hosts: int) -> None:
+def hook(keras: Any, host: int, hosts: int) -> None:
     """Hook Keras right after its first import. `hosts`: the number of joined hosts, 1 if this process trains alone."""
     if not hasattr(keras, "distribution"):  # Keras 2
         return
@@ -65,7 +65,7 @@ def attend(keras: Any, host: int, hosts: int) -> None:
     if backend == "tensorflow" and hosts > 1:
         _reduce_each()
     if backend in _IDLE and host == 0:
-        _tell_idle(keras, _IDLE[backend], hosts)
+        _warn_idle(keras, _IDLE[backend], hosts)
 
 
 def optimizers_beside(model: Any) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _held(value: Any, kind: type, within: tuple[int, ...]) -> Iterator[tuple[str
 # -- JAX and TensorFlow: what the program does not use ----------------------------------------------------------------
 
 
-def _tell_idle(keras: Any, idle: Callable[[Any, Any, int], str], hosts: int) -> None:
+def _warn_idle(keras: Any, idle: Callable[[Any, Any, int], str], hosts: int) -> None:
     plain, told = keras.Model.fit, False
 
     @functools.wraps(plain)

@@ -43,7 +43,7 @@ MOMENT = 1.0  # in which a trace that was ended sees nothing any more
 WAITING, CAPTURING, WRITING, OVER = range(4)
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """The requested trace, and the rules of when it begins and ends."""
 
     steps: int = 0  # 0: seconds
@@ -65,24 +65,24 @@ class Asked(NamedTuple):
         return bool(self.steps and taken >= self.steps) or lasted >= (self.seconds or LONGEST)
 
 
-_here: Profiler | None = None
+_current: Profiler | None = None
 
 
-def here() -> Profiler | None:
+def current() -> Profiler | None:
     """Return the profiler of this process, if it is the process to trace, else None."""
-    return _here if _here is not None and _here.process == os.getpid() else None
+    return _current if _current is not None and _current.process == os.getpid() else None
 
 
 def install() -> Profiler | None:
     """Install the profiler in the first Python process of its host; the workers of that process are not traced."""
-    global _here  # noqa: PLW0603 - one per process
+    global _current  # noqa: PLW0603 - one per process
     asked = json.loads(os.environ[TRACE])
     if asked.setdefault("process", os.getpid()) == os.getpid():
         os.environ[TRACE] = json.dumps(asked)
-        fields = {name: asked[name] for name in Asked._fields}
-        _here = Profiler(Asked(**fields), copies.environ())
-        atexit.register(_here.close)
-        return _here
+        fields = {name: asked[name] for name in Request._fields}
+        _current = Profiler(Request(**fields), copies.environ())
+        atexit.register(_current.close)
+        return _current
     return None
 
 
@@ -103,7 +103,7 @@ def _harmless(method: Callable[..., None]) -> Callable[..., None]:
 class Profiler:
     """Profiler of one program. Its methods may be called from any thread, and raise nothing."""
 
-    def __init__(self, asked: Asked, environ: Mapping[str, str]) -> None:
+    def __init__(self, asked: Request, environ: Mapping[str, str]) -> None:
         self.asked = asked
         self.process = os.getpid()
         self.state = WAITING

@@ -135,11 +135,11 @@ def test_hosts_read_again_what_another_said(tmp_path: Path) -> None:
     second = agreement.Agreement(open_checkpoints(str(tmp_path / "place"), "w-1"), 1, 2)
     records.put(f"{second._prefix}step", b'z"is": 7}')
     with pytest.raises(agreement.Alone):
-        second.decided("step", None, 0.05)
+        second.decide("step", None, 0.05)
     records.put(f"{second._prefix}step", b"7")
-    assert second.decided("step", None, 1.0) == 7
+    assert second.decide("step", None, 1.0) == 7
     records.signal(f"{second._prefix}ready/0", b"zzz")
     with pytest.raises(agreement.Alone, match="host 0 said nothing"):
-        second.gathered("ready", True, 0.05)
-    assert first.gathered("ready", False, 1.0) == [False, True]
-    assert second.gathered("ready", True, 1.0) == [False, True]
+        second.gather("ready", True, 0.05)
+    assert first.gather("ready", False, 1.0) == [False, True]
+    assert second.gather("ready", True, 1.0) == [False, True]

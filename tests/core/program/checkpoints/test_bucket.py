@@ -55,7 +55,7 @@ def bucket(storage: StorageServer, host: Become, monkeypatch: pytest.MonkeyPatch
 def steps(address: str) -> list[int]:
     found = open_checkpoints(f"{address}/t", "reader")
     try:
-        return sorted(one.step for one in found.found() if one.committed)
+        return sorted(one.step for one in found.folders() if one.committed)
     finally:
         found.close()
 

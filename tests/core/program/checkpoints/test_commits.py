@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kinetic_orchestration.program.checkpoints import commits
-from kinetic_orchestration.program.checkpoints.commits import Commit, Found, Leaf, Part
+from kinetic_orchestration.program.checkpoints.commits import Commit, Folder, Leaf, Part
 from kinetic_orchestration.protocol import wire
 
 pytestmark = pytest.mark.fast
@@ -20,9 +20,9 @@ def record(step: int, writer: str = "job-2", *, finite: bool = True) -> Commit:
     )  # fmt: skip
 
 
-def listed(*folders: str, whole: bool = True) -> list[Found]:
+def listed(*folders: str, whole: bool = True) -> list[Folder]:
     names = [(f"{folder}/{what}", 100) for folder in folders for what in ("part-00000.json", *["commit.json"] * whole)]
-    return commits.found(names)
+    return commits.folders_of(names)
 
 
 def test_a_record_comes_back_as_it_was() -> None:
@@ -45,12 +45,12 @@ def test_folders_are_found_newest_first_and_others_are_not_ours() -> None:
 def test_a_listing_shows_a_part_that_is_missing_or_short() -> None:
     of = commits.folder(7, "job-2")
     sizes = {commits.part(of, 0): 100, commits.part(of, 1): 60, commits.commit(of): 9}
-    assert commits.missing(record(7), Found(of, 7, "job-2", sizes)) == ""
+    assert commits.missing(record(7), Folder(of, 7, "job-2", sizes)) == ""
     assert "has 59 bytes, and 60" in commits.missing(
-        record(7), Found(of, 7, "job-2", {**sizes, commits.part(of, 1): 59})
+        record(7), Folder(of, 7, "job-2", {**sizes, commits.part(of, 1): 59})
     )
     del sizes[commits.part(of, 0)]
-    assert "part-00000.safetensors is missing" in commits.missing(record(7), Found(of, 7, "job-2", sizes))
+    assert "part-00000.safetensors is missing" in commits.missing(record(7), Folder(of, 7, "job-2", sizes))
 
 
 def test_the_newest_are_kept_and_so_is_the_newest_that_was_finite() -> None:

@@ -32,16 +32,16 @@ Pair = collections.namedtuple("Pair", "left right")
 
 def again(state: Any, into: Any, path: Path) -> Any:
     """The state by way of a file."""
-    opened = parts.Opened(str(path), parts.write(str(path), trees.apart(state)))
+    opened = parts.Opened(str(path), parts.write(str(path), trees.host_part(state)))
 
     def fetch(name: str, dtype: str, start: trees.Start, shape: tuple[int, ...]) -> memoryview:
         size = 4 if dtype.startswith("key<") else np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
-        data = trees.room(prod(shape) * size)
+        data = trees.new_buffer(prod(shape) * size)
         assert opened.copy(name, Leaf(dtype, shape), start, data) == prod(shape) or not data
         return data
 
     try:
-        return trees.together(into, opened.plain, fetch)()
+        return trees.restorer(into, opened.plain, fetch)()
     finally:
         opened.close()
 
@@ -154,7 +154,7 @@ def test_generators_and_iterators_go_on_where_they_were(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bad", [object(), {1, 2}, print])
 def test_what_nobody_can_keep_is_refused_by_its_name(bad: Any) -> None:
     with pytest.raises(trees.Unstorable, match="params/odd is a builtins"):
-        trees.apart({"params": {"odd": bad}})
+        trees.host_part({"params": {"odd": bad}})
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_an_array_whose_bytes_are_not_numbers_of_this_machine_is_refused(array: 
 def test_two_parts_of_one_name_are_refused(more: dict[str, Any]) -> None:
     state = {"a/b": np.zeros(2), **more}
     with pytest.raises(trees.Unstorable, match="two parts of the state have the name a/"):
-        trees.apart(state)
+        trees.host_part(state)
 
 
 def test_a_kind_that_is_told_counts_for_torch_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_a_kind_that_is_told_counts_for_torch_too(monkeypatch: pytest.MonkeyPatc
 
     joined = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 1)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, distributed=joined))
-    found = trees.apart({"chance": Generator(), "weight": Tensor()})
+    found = trees.host_part({"chance": Generator(), "weight": Tensor()})
     assert found.kinds == {"chance": trees.OWN, "weight": trees.SAME}
     assert [piece.path for piece in found.pieces] == ["chance"]
 
@@ -283,13 +283,13 @@ def test_nothing_is_pickled_and_a_kept_state_that_would_have_to_be_is_refused() 
         def set_state(self, _: Any) -> None: ...
 
     with pytest.raises(trees.Unstorable, match=r"the state of data/where holds a builtins\.object"):
-        trees.apart({"data": Odd()})
+        trees.host_part({"data": Odd()})
 
 
 def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
     """The format's page demands a length, a header whose offsets follow each other to the end, and no gaps."""
     state = {"a": np.arange(3, dtype=np.float32), "b": ARRAYS[ml_dtypes.bfloat16], "c": ARRAYS["complex128"], "n": 1}
-    parts.write(str(tmp_path / "part"), trees.apart(state))
+    parts.write(str(tmp_path / "part"), trees.host_part(state))
     data = (tmp_path / "part").read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -307,7 +307,7 @@ def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("harm", ["cut", "grown", "flipped", "emptied"])
 def test_a_torn_part_is_not_believed(tmp_path: Path, harm: str) -> None:
     path = tmp_path / "part"
-    told = parts.write(str(path), trees.apart({"a": np.arange(1000)}))
+    told = parts.write(str(path), trees.host_part({"a": np.arange(1000)}))
     data = bytearray(path.read_bytes())
     data[-5] ^= 1
     path.write_bytes(
@@ -323,7 +323,7 @@ def test_any_rectangle_is_put_together_of_any_pieces(seed: int, tmp_path: Path) 
     chance = random.Random(seed)
     shape = tuple(chance.randint(1, 6) for _ in range(chance.randint(0, 4)))
     whole = np.arange(prod(shape), dtype=np.int32).reshape(shape)
-    state = trees.Apart(leaves={"a": Leaf("int32", shape)}, dtypes={"a": "int32"})
+    state = trees.HostPart(leaves={"a": Leaf("int32", shape)}, dtypes={"a": "int32"})
 
     def cut(start: tuple[int, ...], of: tuple[int, ...]) -> None:
         wide = [axis for axis, size in enumerate(of) if size > 1]
@@ -341,7 +341,7 @@ def test_any_rectangle_is_put_together_of_any_pieces(seed: int, tmp_path: Path) 
     for _ in range(10):
         start = tuple(chance.randrange(size) for size in shape)
         wanted = tuple(chance.randint(1, size - at) for size, at in zip(shape, start, strict=True))
-        into = trees.room(4 * prod(wanted))
+        into = trees.new_buffer(4 * prod(wanted))
         assert opened.copy("a", Leaf("int32", wanted), start, into) == prod(wanted)
         expected = whole[tuple(slice(a, a + n) for a, n in zip(start, wanted, strict=True))]
         assert np.frombuffer(into, np.int32).reshape(wanted).tolist() == expected.tolist()
@@ -361,7 +361,7 @@ def test_the_disk_begins_with_a_part_while_it_is_written(tmp_path: Path, monkeyp
         return told
 
     monkeypatch.setattr(parts, "_linux", {"sync_file_range": watched}.get)
-    state = trees.apart({"w": np.arange(3 << 20), "n": 7})
+    state = trees.host_part({"w": np.arange(3 << 20), "n": 7})
     durable = parts.write(str(tmp_path / "durable"), state, durable=True)
     assert parts.write(str(tmp_path / "plain"), state) == durable
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "durable").read_bytes()
@@ -381,7 +381,7 @@ def test_a_disk_without_room_for_a_part_is_told_before_anything_is_written(tmp_p
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
         try:
-            parts.write(sys.argv[1], trees.apart({"w": np.ones(2 << 20, np.uint8)}))
+            parts.write(sys.argv[1], trees.host_part({"w": np.ones(2 << 20, np.uint8)}))
         except OSError as error:
             print(error.errno, os.path.getsize(sys.argv[1]))
     """
