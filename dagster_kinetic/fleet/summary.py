@@ -17,7 +17,7 @@ from dagster_kinetic.step.summary import LAST, headline, named, number
 from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.plan.hardware.cost import Estimate
 from kinetic_orchestration.plan.values import Metrics
-from kinetic_orchestration.protocol.output import curves as picture
+from kinetic_orchestration.protocol.report import curves as picture
 from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
 
 MOST_ROWS = 100

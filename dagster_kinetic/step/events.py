@@ -24,8 +24,8 @@ from kinetic_orchestration.api.printer import Printer
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.plan.hardware.cost import times
 from kinetic_orchestration.plan.values import Change, Devices, Event, Metrics, Outcome, Output, Progress
-from kinetic_orchestration.protocol.output import job_report
-from kinetic_orchestration.protocol.output.curves import Curves
+from kinetic_orchestration.protocol.report import job_report
+from kinetic_orchestration.protocol.report.curves import Curves
 
 __all__ = ["Narrator", "metadata_of"]
 

@@ -20,8 +20,8 @@ from kinetic_orchestration.plan.declare.spec import LOCAL
 from kinetic_orchestration.plan.hardware.cost import went_to
 from kinetic_orchestration.plan.values import Outcome
 from kinetic_orchestration.protocol import names
-from kinetic_orchestration.protocol.output import curves as picture
-from kinetic_orchestration.protocol.output import job_report
+from kinetic_orchestration.protocol.report import curves as picture
+from kinetic_orchestration.protocol.report import job_report
 
 MOST_METRICS = 40
 MOST_SPARKS = 2

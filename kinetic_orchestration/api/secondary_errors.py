@@ -12,7 +12,7 @@ import re
 from typing import Final
 
 from kinetic_orchestration.plan.values import Event, Output
-from kinetic_orchestration.protocol.output import frames
+from kinetic_orchestration.protocol.report import frames
 
 # As absl logs it: https://github.com/openxla/xla, pjrt/distributed/client.h and coordination_service_agent.cc
 _FIRST: Final = re.compile(

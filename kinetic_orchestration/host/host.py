@@ -25,8 +25,8 @@ from kinetic_orchestration.host.process.supervisor import Supervisor
 from kinetic_orchestration.host.view.open_records import open_view
 from kinetic_orchestration.protocol import names, rules, wire
 from kinetic_orchestration.protocol.assignment import Assignment
-from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.protocol.records.base import read_bounded
+from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.system import copies, processes
 from kinetic_orchestration.protocol.wire.task import Task
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinetic_orchestration.host.process.topology import TRACE
-from kinetic_orchestration.protocol.output.frames import SPENT
+from kinetic_orchestration.protocol.report.frames import SPENT
 from kinetic_orchestration.protocol.system import copies
 
 # Errors of a disk: a line that cannot be written must not fail the program.

@@ -21,8 +21,8 @@ from kinetic_orchestration.host.devices.recorder import Recorder
 from kinetic_orchestration.host.view.open_records import open_records
 from kinetic_orchestration.plan.values import Devices, Event, Metrics, Progress
 from kinetic_orchestration.protocol import names
-from kinetic_orchestration.protocol.output import job_report
 from kinetic_orchestration.protocol.records.files import _Lock
+from kinetic_orchestration.protocol.report import job_report
 
 SVG = "{http://www.w3.org/2000/svg}"
 

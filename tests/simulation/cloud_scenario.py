@@ -42,7 +42,7 @@ from kinetic_orchestration.platforms.google.tpu import backend as tpu_vm
 from kinetic_orchestration.platforms.google.tpu import request, states
 from kinetic_orchestration.platforms.google.tpu.rate_limit import Pace
 from kinetic_orchestration.protocol import names, rules, wire
-from kinetic_orchestration.protocol.output import frames
+from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.wire import Verdict
 from tests.simulation import cloud as api
 from tests.simulation.cloud import Cloud, QueuedResource, SimulatedTpus, TpuNode, Zone

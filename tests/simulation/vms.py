@@ -17,8 +17,8 @@ from kinetic_orchestration.host.machine import self_delete
 from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.protocol import names, rules, wire
 from kinetic_orchestration.protocol.assignment import Assignment
-from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.protocol.records.base import RecordsError, Signal
+from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.system.parallel import REQUESTS
 from tests.simulation.cloud import Cloud, QueuedResource, TpuNode
 from tests.simulation.slices import Program, SimulatedHost, Truth

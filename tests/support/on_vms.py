@@ -34,7 +34,7 @@ from kinetic_orchestration.platforms.google.tpu.request import startup_script
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
-from kinetic_orchestration.protocol.output import frames
+from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.testing.cloud.state.machine import Machine
 from kinetic_orchestration.testing.storage.server import StorageServer
 from kinetic_orchestration.testing.vms.vm import Machines, Vm

@@ -33,7 +33,7 @@ from kinetic_orchestration.plan.hardware.cost import Estimate, times, went_to
 from kinetic_orchestration.plan.messages import command
 from kinetic_orchestration.plan.values import Attempt, Event, Outcome, Output, Peek
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.protocol.output import frames, job_report
+from kinetic_orchestration.protocol.report import frames, job_report
 from kinetic_orchestration.protocol.system import visible
 
 PAGE = 100  # jobs that --all lists at once, as text

@@ -14,8 +14,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.protocol import names
-from kinetic_orchestration.protocol.output import job_report
-from kinetic_orchestration.protocol.output.curves import Curves
+from kinetic_orchestration.protocol.report import job_report
+from kinetic_orchestration.protocol.report.curves import Curves
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.host.process import topology
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.protocol.output import frames
+from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.system import copies
 
 if TYPE_CHECKING:

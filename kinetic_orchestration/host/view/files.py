@@ -10,8 +10,8 @@ import time
 from _thread import allocate_lock
 
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded
+from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.system.lock import lock_of, mark_full
 
 TYPE_CHECKING = False  # typing would cost an agent a tenth of its start

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.protocol import names
-from kinetic_orchestration.protocol.output import frames
+from kinetic_orchestration.protocol.report import frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable

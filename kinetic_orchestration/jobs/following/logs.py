@@ -13,8 +13,8 @@ from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.plan.records import fields_of
 from kinetic_orchestration.plan.values import Event, Glimpse, Metrics, Output, Progress
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.protocol.records.base import Record
+from kinetic_orchestration.protocol.report import frames
 
 Emit = Callable[[Event], object]
 Positions = tuple[tuple[int, int], ...]

@@ -30,10 +30,10 @@ from kinetic_orchestration.plan.values import Event, Output, Plan, Staged
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.protocol import names, schema, wire
-from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.protocol.records.base import Record, TooLarge
 from kinetic_orchestration.protocol.records.bucket_metadata import SIGNAL, SIGNAL_LIMIT
 from kinetic_orchestration.protocol.records.files import FileRecords
+from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.protocol.wire.task import (
     DATA_PIECE,

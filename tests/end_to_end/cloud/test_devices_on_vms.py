@@ -11,7 +11,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.plan.values import Devices, Event
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.protocol import names
-from kinetic_orchestration.protocol.output import job_report
+from kinetic_orchestration.protocol.report import job_report
 from kinetic_orchestration.testing import Emulator
 
 

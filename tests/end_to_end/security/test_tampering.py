@@ -32,8 +32,8 @@ from kinetic_orchestration.plan.records import Within, intent_of
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import payload, tree
-from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.protocol.records.base import Record
+from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.wire.task import Payload
 from kinetic_orchestration.testing.storage.server import StorageServer
 from tests.support import bucket

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from kinetic_orchestration.host.process.frameworks import tracers
 from kinetic_orchestration.host.process.topology import TRACE
 from kinetic_orchestration.protocol import names
-from kinetic_orchestration.protocol.output import frames
+from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.system import copies, memory
 
 TYPE_CHECKING = False

@@ -11,7 +11,7 @@ import structlog.testing
 
 from airflow_kinetic.shared.waiting.task_log import Budget, TaskLog
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output, Progress
-from kinetic_orchestration.protocol.output import frames
+from kinetic_orchestration.protocol.report import frames
 
 pytestmark = pytest.mark.fast
 

@@ -11,7 +11,7 @@ from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.host.view import segments
 from kinetic_orchestration.host.view.segments import SegmentWriter
 from kinetic_orchestration.protocol import names
-from kinetic_orchestration.protocol.output import frames
+from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.testing.storage.server import StorageServer
 from tests.support.waits import wait_until
 

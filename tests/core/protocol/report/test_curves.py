@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kinetic_orchestration.protocol.output import curves as picture
-from kinetic_orchestration.protocol.output.curves import Curves, Point
+from kinetic_orchestration.protocol.report import curves as picture
+from kinetic_orchestration.protocol.report.curves import Curves, Point
 
 pytestmark = pytest.mark.fast
 

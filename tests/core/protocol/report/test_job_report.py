@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kinetic_orchestration.protocol.output import job_report
-from kinetic_orchestration.protocol.output.curves import Curves
-from kinetic_orchestration.protocol.output.job_report import MOST_SLOTS, DeviceCurves
+from kinetic_orchestration.protocol.report import job_report
+from kinetic_orchestration.protocol.report.curves import Curves
+from kinetic_orchestration.protocol.report.job_report import MOST_SLOTS, DeviceCurves
 
 pytestmark = pytest.mark.fast
 

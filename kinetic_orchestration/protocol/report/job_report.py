@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape, unescape
 from typing import Any
 
-from kinetic_orchestration.protocol.output import curves as picture
-from kinetic_orchestration.protocol.output.curves import Panels, Point
+from kinetic_orchestration.protocol.report import curves as picture
+from kinetic_orchestration.protocol.report.curves import Panels, Point
 
 MOST_SLOTS = 256  # of time, of one curve; they grow wider instead
 MOST_SERIES = 4  # hosts, or chips of a single host, with a curve each; of more the lowest, the mean and the highest

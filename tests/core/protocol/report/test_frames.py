@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kinetic_orchestration.protocol.output import frames
+from kinetic_orchestration.protocol.report import frames
 
 pytestmark = pytest.mark.fast
 
