@@ -114,7 +114,7 @@ def metrics_of(curves: picture.Curves, title: str, devices: Mapping[str, Any]) -
     """
     points = curves.points()
     panels, unit = job_report.panels_of(devices)
-    drawn = picture.svg(picture.grouped(points), axis=curves.axis, title=title, beside=panels, beside_axis=unit)
+    drawn = picture.svg(picture.grouped(points), axis=curves.axis, title=title, amounts=panels, amounts_axis=unit)
     return {
         **{f"curve/{name}": _image(picture.spark(points[name]), name) for name in list(points)[:MOST_SPARKS]},
         "curves": _image(drawn, "metrics"),

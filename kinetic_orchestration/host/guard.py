@@ -11,7 +11,7 @@ import signal
 import time
 
 from kinetic_orchestration.protocol.system import processes
-from kinetic_orchestration.protocol.system.lock import is_marked_full, lock_of, mark_full, told
+from kinetic_orchestration.protocol.system.lock import content_of, is_marked_full, mark_full, path_of
 from kinetic_orchestration.protocol.system.removal import remove_tree
 
 TYPE_CHECKING = False  # a guard starts beside its agent and the program, and should take little from them
@@ -27,7 +27,7 @@ def be_the_guard(assignment: Assignment, lock: int, agent: int, private: dict[st
     me = processes.find(guard)
     started = me.started if me else ""
     # Formatted manually: to import json would take longer than all the rest here.
-    owner = told(assignment, f'"pid": {guard}, "started": "{started}", "machine": "{processes.machine()}"')
+    owner = content_of(assignment, f'"pid": {guard}, "started": "{started}", "machine": "{processes.machine()}"')
     os.pwrite(lock, owner.encode(), 0)
     processes.adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -68,7 +68,7 @@ def report_for(assignment: Assignment, private: dict[str, dict[str, str]], code:
     from kinetic_orchestration.host.host import Host
     from kinetic_orchestration.protocol import wire
 
-    if full := is_marked_full(lock_of(assignment)):
+    if full := is_marked_full(path_of(assignment)):
         remove_tree(os.path.join(assignment.run, f"host-{assignment.host}"))  # which may make room for these words
         evidence = f"the disk of the store stayed full ({assignment.store})\n{evidence}"
     host = Host(assignment, private)
@@ -81,7 +81,7 @@ def report_for(assignment: Assignment, private: dict[str, dict[str, str]], code:
         )
     )  # fmt: skip
     if full:
-        mark_full(lock_of(assignment), False)
+        mark_full(path_of(assignment), False)
 
 
 def clean_up(assignment: Assignment) -> None:
@@ -93,10 +93,10 @@ def clean_up(assignment: Assignment) -> None:
         from kinetic_orchestration.host.machine.self_delete import delete_own_slice
 
         delete_own_slice(assignment)
-    if is_marked_full(lock_of(assignment)):
+    if is_marked_full(path_of(assignment)):
         return
     try:
-        os.unlink(lock_of(assignment))
+        os.unlink(path_of(assignment))
         os.rmdir(assignment.run)
     except OSError:
         pass

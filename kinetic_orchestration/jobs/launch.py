@@ -81,7 +81,7 @@ def launch(
                 say(f"packaging {spec.name}: its code, its arguments and what they need")
             bundle = package(spec, request.plan, request.settings, folder, copies.environ())
             if say is not None:
-                say(f"submitting job {job}: {bundle.told} to {store.url}")
+                say(f"submitting job {job}: {bundle.summary} to {store.url}")
             staged = stage(bundle, store, request.settings.retention, request.settings.home)
         logins = staged.environment.secrets if staged.environment is not None else ()  # for a private package index
         if staged.environment is not None:

@@ -61,7 +61,7 @@ class Bundle:
     beside: Mapping[str, str] = field(default_factory=dict)  # modules next to the code that are not sent
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """A summary of the contents by kind and size, for users; some may be in the store already."""
         parts = []
         if self.project is not None:
@@ -93,8 +93,8 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
             path=spool / "call",
         )  # fmt: skip
         data = (*call.data, *data)
-        arguments.tell_of_secrets(spec)
-        _tell_of_large(spec.name, call)
+        arguments.warn_of_secrets(spec)
+        _warn_of_large(spec.name, call)
     for item in data:
         _check_data(item, plan)
     environment = _environment(spec, plan, settings, source, call, travelling, environ)
@@ -105,7 +105,7 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
         index_dir = settings.home / "index"
         exclude = [settings.home, *_local(plan.store), *(Path(item.path) for item in data if _is_local(item))]
         project = tree.snapshot(source.root, include=source.include, exclude=exclude, index_dir=index_dir, spool=spool)
-        _tell(project)
+        _show_warnings(project)
     root = source.root if source is not None else None
     inside, outside = split_path(root, sys.path)
     lock = environment.lock
@@ -121,7 +121,7 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
         spool=spool,
         agent=agent.build() if elsewhere else None,
         tools=_tools(environment, settings) if elsewhere else {},
-        beside=_beside(spec, project),
+        beside=_unsent_modules(spec, project),
     )
 
 
@@ -292,13 +292,13 @@ def _imported_by(function: Any) -> list[str]:
     return sorted(names)
 
 
-def _beside(spec: JobSpec, project: tree.Snapshot | None) -> dict[str, str]:
+def _unsent_modules(spec: JobSpec, project: tree.Snapshot | None) -> dict[str, str]:
     """The modules next to the code that are not sent, so that a host which misses one can name its location."""
     folder = program_of(spec)
     if project is None or not folder.is_relative_to(project.root):
         return {}
     travelling = {entry.path for entry in project.entries}
-    return imports.left_beside(folder, lambda path: path.relative_to(project.root).as_posix() in travelling)
+    return imports.unsent_modules(folder, lambda path: path.relative_to(project.root).as_posix() in travelling)
 
 
 def _is_standard(file: Path) -> bool:
@@ -403,7 +403,7 @@ def data_digest(home: Path, bundle: Bundle | None, data: Data) -> str:
     return item.url or item.here or f"{item.snapshot.digest if item.snapshot else ''}/{item.file}"
 
 
-def _tell_of_large(name: str, call: PackedCall) -> None:
+def _warn_of_large(name: str, call: PackedCall) -> None:
     for part, count in call.large:
         warn(
             f"{name} takes {part} along, pickled: {count / 1e6:,.0f} MB with every call. Keep it in a file and hand "
@@ -427,11 +427,11 @@ def _snapshot(path: Path, home: Path, spool: Path | None, *, ignored: bool = Fal
     if not path.is_dir():
         return tree.snapshot(path.parent, include=(path.name,), index_dir=home / "index", spool=spool, ignored=ignored)
     snapshot = tree.snapshot(path, index_dir=home / "index", spool=spool, ignored=ignored)
-    _tell(snapshot)
+    _show_warnings(snapshot)
     return snapshot
 
 
-def _tell(snapshot: tree.Snapshot) -> None:
+def _show_warnings(snapshot: tree.Snapshot) -> None:
     for text in snapshot.warnings:
         warn(text)
 

@@ -128,7 +128,7 @@ class Bucket:
                 connection.request(method, target, _chunks(head, file, tail), sent)
             answer = connection.getresponse()
             if date := answer.headers.get("Date"):
-                self.clock.hear(date, asked)
+                self.clock.observe(date, asked)
             if into is not None and answer.status in (200, 206):
                 while data := answer.read(CHUNK):
                     into(data)

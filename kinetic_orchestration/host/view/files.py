@@ -12,7 +12,7 @@ from _thread import allocate_lock
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded
 from kinetic_orchestration.protocol.report import frames
-from kinetic_orchestration.protocol.system.lock import lock_of, mark_full
+from kinetic_orchestration.protocol.system.lock import mark_full, path_of
 
 TYPE_CHECKING = False  # typing would cost an agent a tenth of its start
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class FileView:
 
     def __init__(self, records: RetryingRecords, at: Assignment, log: Log | None = None) -> None:
         """`log`: of this host; by default it is written to the records."""
-        records.waits = functools.partial(mark_full, lock_of(at))
+        records.waits = functools.partial(mark_full, path_of(at))
         self.records = records
         self.log: Log = LogWriter(records, at.job, at.attempt, at.host) if log is None else log
         self.at = at

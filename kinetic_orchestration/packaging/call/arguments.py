@@ -67,7 +67,7 @@ def differing(
     return tuple(sorted(name for name, pair in pairs.items() if pair[0] != pair[1] and UNKNOWN not in pair))
 
 
-def tell_of_secrets(spec: JobSpec) -> None:
+def warn_of_secrets(spec: JobSpec) -> None:
     """Warn about arguments that look like secrets: they are sent as given, but the user may not want them in
     the store."""
     if spec.function is None:

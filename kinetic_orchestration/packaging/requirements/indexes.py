@@ -25,7 +25,7 @@ class _Rule(NamedTuple):
 
     option: str
     variable: str
-    told_by: tuple[str, ...]  # variables that already set it for uv
+    set_by: tuple[str, ...]  # variables that already set it for uv
     convert: Callable[[str], str]
     key: str = ""  # the same setting in uv.toml
 
@@ -37,7 +37,7 @@ def uv_settings(environ: Mapping[str, str]) -> dict[str, str]:
     settings = {}
     for rule in _RULES:
         value = pip.get(rule.option)
-        if not value or rule.key in toml or any(environ.get(name) for name in rule.told_by):
+        if not value or rule.key in toml or any(environ.get(name) for name in rule.set_by):
             continue
         if converted := rule.convert(value):
             settings[rule.variable] = converted

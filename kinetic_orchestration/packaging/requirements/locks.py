@@ -278,8 +278,8 @@ def _without_first_party(
 
 def _local_links(requirements: File | Sequence[str], environ: Mapping[str, str]) -> list[Path]:
     """The wheels in folders of this machine that packages are taken from."""
-    told = {**environ, **uv_settings(environ, requirements)}
-    return [wheel for folder in indexes.local_folders(told) for wheel in sorted(folder.glob("*.whl"))]
+    settings = {**environ, **uv_settings(environ, requirements)}
+    return [wheel for folder in indexes.local_folders(settings) for wheel in sorted(folder.glob("*.whl"))]
 
 
 def names_in(text: str) -> set[str]:

@@ -65,7 +65,7 @@ def environment(
             _check_covers(lock, requirements, first_party)
             requirements = lock
         else:
-            _tell_of_missing(names, code)
+            _warn_of_missing(names, code)
     return locks.locked_for(
         requirements, hosts, environ=environ, cache=cache, python=python, first_party=first_party, pins=pins
     )
@@ -106,7 +106,7 @@ def _needed(
     return lines, [f"{name}=={version(value)}" for name, value in sorted(below.items())]
 
 
-def _tell_of_missing(names: Mapping[str, imports.Import], code: Code) -> None:
+def _warn_of_missing(names: Mapping[str, imports.Import], code: Code) -> None:
     """Warn of imports that are not installed here, and so cannot be among the requirements read off this
     environment."""
     tops: dict[str, imports.Import] = {}
@@ -118,7 +118,7 @@ def _tell_of_missing(names: Mapping[str, imports.Import], code: Code) -> None:
     if not missing:
         return
     them = "it" if len(missing) == 1 else "them"
-    told = ", ".join(f"{top} ({found.place})" for top, found in missing.items())
+    listed = ", ".join(f"{top} ({found.location})" for top, found in missing.items())
     here = [f"{top} lies in {place}" for top in missing if (place := _place_of(code, top))]
     advice = (
         f"Install {them} here, name all requirements with requirements=, or, if the job does without, catch the "
@@ -131,17 +131,17 @@ def _tell_of_missing(names: Mapping[str, imports.Import], code: Code) -> None:
         ).rstrip()
     if any(_fails_at_once(top, found, code) for top, found in missing.items()):
         raise RequirementsError(
-            f"the job's program would end at its first lines, so nothing was sent: {told} is not installed here, and "
+            f"the job's program would end at its first lines, so nothing was sent: {listed} is not installed here, and "
             f"hosts get what is. {advice}"
         )
-    warn(f"hosts get what the code imports as it is installed here, and this is not: {told}. {advice}")
+    warn(f"hosts get what the code imports as it is installed here, and this is not: {listed}. {advice}")
 
 
 def _fails_at_once(top: str, found: imports.Import, code: Code) -> bool:
     """Return True if the failure is certain: the program's own file needs the module at its load, and the project has
     none."""
     first = code.starts[0] if code.as_program and code.starts else None
-    if found.need != imports.LOADED or not isinstance(first, Path) or not found.place.startswith(f"{first}, line "):
+    if found.need != imports.LOADED or not isinstance(first, Path) or not found.location.startswith(f"{first}, line "):
         return False
     if not code.names_program or "sys.path" in first.read_text(encoding="utf-8", errors="replace"):
         return False

@@ -196,12 +196,12 @@ class Resolution:
         ]
 
     def _failure(self, text: str) -> RequirementsError:
-        told = sorted(name for name in _DECISIVE if self.environ.get(name))
+        given = sorted(name for name in _DECISIVE if self.environ.get(name))
         return RequirementsError(
             f"{self.asked.name} cannot be resolved for Python {self.python.version}. uv says:\n"
             f"{redact(text).strip()}\n{self.builds.advice and self.builds.advice + chr(10)}"
             "Nothing has run. Check the names and versions, and that the package index can be reached; uv "
-            f"was given pip's settings ({', '.join(told) if told else 'there are none'})."
+            f"was given pip's settings ({', '.join(given) if given else 'there are none'})."
         )
 
 

@@ -132,9 +132,13 @@ def _download(entries: list[str], found: Lock, folder: Path, environ: Mapping[st
         *(part for tag in tags for part in ("--platform", tag)),
         *("--dest", str(folder), "--requirement", str(listed)),
     ]
-    told = {"UV_DEFAULT_INDEX": "PIP_INDEX_URL", "UV_INDEX": "PIP_EXTRA_INDEX_URL", "UV_FIND_LINKS": "PIP_FIND_LINKS"}
+    variables = {
+        "UV_DEFAULT_INDEX": "PIP_INDEX_URL",
+        "UV_INDEX": "PIP_EXTRA_INDEX_URL",
+        "UV_FIND_LINKS": "PIP_FIND_LINKS",
+    }
     uv = {**environ, **indexes.uv_settings(environ)}
-    by_pip = {there: uv[name].replace(",", " ") for name, there in told.items() if uv.get(name)}
+    by_pip = {there: uv[name].replace(",", " ") for name, there in variables.items() if uv.get(name)}
     done = call(command, {**environ, **by_pip}, folder, limit=LIMIT)
     if done.returncode:
         raise RequirementsError(

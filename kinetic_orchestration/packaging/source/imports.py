@@ -29,7 +29,7 @@ _NOBODYS = frozenset({"", "__main__", "__mp_main__", *sys.stdlib_module_names})
 _BY_NAME = frozenset({"import_module", "__import__"})
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 
-MOST_BESIDE = 100  # modules that stay here, and that hosts can name
+MOST_UNSENT = 100  # modules that stay here, and that hosts can name
 MOST_LOOKED_AT = 2_000  # entries of a folder, in search of them
 
 # How much an import is needed: not, where the code goes on without; when some function or branch is reached; or
@@ -40,7 +40,7 @@ GUARDED, PERHAPS, LOADED = 0, 1, 2
 class Import(NamedTuple):
     """The place of an import, and how much the module is needed there."""
 
-    place: str
+    location: str
     need: int
 
 
@@ -165,11 +165,11 @@ def imports_in(code: types.CodeType, *, texts: bool = False) -> Iterator[str]:
             yield constant
 
 
-def left_beside(folder: Path, travels: Callable[[Path], bool]) -> dict[str, str]:
+def unsent_modules(folder: Path, travels: Callable[[Path], bool]) -> dict[str, str]:
     """The path of each module in a folder or one below it that is not sent, by the name under which it is imported."""
     found: dict[str, str] = {}
     waiting = [(folder, 0)]
-    while waiting and len(found) < MOST_BESIDE:
+    while waiting and len(found) < MOST_UNSENT:
         here, depth = waiting.pop(0)
         try:
             with os.scandir(here) as scanned:
@@ -188,7 +188,7 @@ def left_beside(folder: Path, travels: Callable[[Path], bool]) -> dict[str, str]
                     waiting.append((path, 1))
             elif entry.name != name and not travels(path):
                 found.setdefault(name, entry.path)
-    return dict(itertools.islice(found.items(), MOST_BESIDE))
+    return dict(itertools.islice(found.items(), MOST_UNSENT))
 
 
 def imported_from_elsewhere(

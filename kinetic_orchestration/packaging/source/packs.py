@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, ParamSpec, TypeVar
 
 from kinetic_orchestration.errors import StoreError, UsageError
-from kinetic_orchestration.packaging.source.walk import Found, shown, unreadable
+from kinetic_orchestration.packaging.source.walk import FileToRead, shown, unreadable
 from kinetic_orchestration.plan.declare.secret_shapes import HEAD, is_key_file, is_key_name
 from kinetic_orchestration.protocol.content import tree
 from kinetic_orchestration.protocol.content.file_stamps import Stamp, stamp_of
@@ -65,12 +65,12 @@ class PackFile:
             offset += size
 
 
-def read_all(root: str, files: Sequence[Found], spool: Path | None) -> tuple[list[Content], list[PackFile]]:
+def read_all(root: str, files: Sequence[FileToRead], spool: Path | None) -> tuple[list[Content], list[PackFile]]:
     """Read and hash every file that still is there; with `spool`, write packs of their contents into it."""
     groups = list(_groups(files))
     seen: dict[bytes, object] = {}
 
-    def work(group: Sequence[Found]) -> tuple[list[Content], PackFile | None]:
+    def work(group: Sequence[FileToRead]) -> tuple[list[Content], PackFile | None]:
         if spool is None:
             reader = _Reader(root, None, seen)
             return [content for found in group if (content := reader.read(found))], None
@@ -149,7 +149,7 @@ def by_size(items: Iterable[_T], size: Callable[[_T], int], limit: int = PACK_SI
         yield group
 
 
-def _groups(files: Sequence[Found]) -> Iterator[list[Found]]:
+def _groups(files: Sequence[FileToRead]) -> Iterator[list[FileToRead]]:
     """The files that one thread reads into one pack; at least two groups if a thread is worthwhile."""
     total = sum(found.stamp[1] for found in files)
     return by_size(files, lambda found: found.stamp[1], min(PACK_SIZE, max(PACK_SIZE // 4, total // 2 + 1)))
@@ -164,7 +164,7 @@ class _Reader:
         self.seen = seen
         self.written: list[tuple[str, int]] = []
 
-    def read(self, found: Found) -> Content | None:
+    def read(self, found: FileToRead) -> Content | None:
         path, before, followed, allowed = found
         names = (path, os.path.realpath(f"{self.root}/{path}")) if followed else (path,)
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if followed else os.O_NOFOLLOW)

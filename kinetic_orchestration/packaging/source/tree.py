@@ -160,7 +160,7 @@ def source_of(
                 f"{start} lies at the root of the file system, where nothing tells what belongs to it from all else on "
                 "this machine. Put the code into a folder of its own, and start a notebook or a prompt in one"
             )
-        _tell_of_marker(root, wide)
+        _warn_of_marker(root, wide)
         if not imports_only and _is_small(folder, home):
             whole.add(folder.relative_to(root).as_posix())
             if folder == root:
@@ -226,7 +226,7 @@ def upload(snapshot: Snapshot, store: Store, *, spool: Path, retention: float = 
     The age of objects in the store is reset when they are old for that `retention`.
     """
     name, pointer = names.tree(snapshot.digest), names.project(snapshot.index.stem)
-    is_there, newest = _look(snapshot, store, name, pointer, retention)
+    is_there, newest = _find_newest(snapshot, store, name, pointer, retention)
     if is_there:
         return StagedTree(snapshot.digest)
     wanted = {entry.sha256: entry for entry in snapshot.entries if entry.size}
@@ -438,7 +438,7 @@ def _send(store: Store, make: Callable[[Path], PackFile], spool: Path, retention
     return file, pack, pack.stored if store.upload(name, str(path), move=True) else 0
 
 
-def _look(
+def _find_newest(
     snapshot: Snapshot, store: Store, name: str, pointer: str, retention: float
 ) -> tuple[bool, dict[str, Any] | None]:
     """Return True if the tree is in the store; if not, also the newest tree of its project that is, if this code can
@@ -449,7 +449,7 @@ def _look(
     remembered = _trees(snapshot.index).get(store.url)
     found: list[Any] = []
 
-    def look() -> None:
+    def find_newest() -> None:
         found.append(_manifest(store, remembered) if remembered is not None else _pointed_to(store, pointer))
 
     def is_there() -> bool:
@@ -457,9 +457,9 @@ def _look(
 
     guessing = store.metered and remembered != snapshot.digest
     if guessing:
-        there = bool(at_once([is_there, look], 2)[0])
+        there = bool(at_once([is_there, find_newest], 2)[0])
     elif not (there := is_there()):
-        look()
+        find_newest()
     if there:
         return True, None
     if remembered is None:
@@ -503,7 +503,7 @@ def _remember(index: Path, url: str, digest: str) -> None:
         pass
 
 
-def _tell_of_marker(root: Path, wide: set[Path]) -> None:
+def _warn_of_marker(root: Path, wide: set[Path]) -> None:
     """A home folder that is kept in git is common, and no project; one with a project's file may be meant as one."""
     marks = [name for name in PROJECT_FILES if root in wide and (root / name).is_file()]
     if marks:
@@ -538,8 +538,8 @@ def _is_small(folder: Path, home: Path | None) -> bool:
 
 def _key(root: Path, include: list[str] | None, ignored: bool) -> str:
     """The key of an index, one for each way of reading a folder: two files of it that are sent separately have two."""
-    look = json.dumps([str(root), include, ignored])
-    return hashlib.sha256(look.encode()).hexdigest()[:32]
+    settings = json.dumps([str(root), include, ignored])
+    return hashlib.sha256(settings.encode()).hexdigest()[:32]
 
 
 def _relative(root: Path, paths: Iterable[Path]) -> Iterator[str]:

@@ -27,7 +27,7 @@ _IGNORE_FILES = (ignore.GIT, ignore.KINETIC)
 _SPECIAL_NAMES = ignore.ENVIRONMENT_MARKS.union(_IGNORE_FILES)
 
 
-class Found(NamedTuple):
+class FileToRead(NamedTuple):
     """A file to be read: new, changed, or perhaps changed. `followed`: its path is a link that leads out.
 
     `allowed`: it is sent though it should look like a key.
@@ -44,7 +44,7 @@ class Listing:
     """The result of a walk. Paths are relative to the root, with slashes."""
 
     kept: list[str] = field(default_factory=list)  # as the index knows them
-    fresh: list[Found] = field(default_factory=list)
+    fresh: list[FileToRead] = field(default_factory=list)
     links: dict[str, str] = field(default_factory=dict)
     empty: set[str] = field(default_factory=set)
     folders: set[str] = field(default_factory=set)
@@ -184,7 +184,7 @@ class Walk:
             if index.withheld.get(path) == stamp and not allowed:
                 self.listing.withheld[path] = stamp
             else:
-                self.listing.fresh.append(Found(path, stamp, followed, allowed))
+                self.listing.fresh.append(FileToRead(path, stamp, followed, allowed))
         else:
             self.listing.warnings.append(f"{path} is {_kind(status.st_mode)} and stays here")
 

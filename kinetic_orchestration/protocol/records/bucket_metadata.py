@@ -22,12 +22,12 @@ class Clock:
 
     def __init__(self) -> None:
         self._low, self._high = float("-inf"), float("inf")  # of its time minus our steady one
-        self._told = 0.0
-        self._heard = float("-inf")
+        self._last = 0.0
+        self._observed = float("-inf")
         self._wall_less_steady = 0.0
         self._lock = threading.Lock()
 
-    def hear(self, date: str, asked: float) -> None:
+    def observe(self, date: str, asked: float) -> None:
         """`asked`: our steady time before the request."""
         try:
             theirs = parsedate_to_datetime(date).timestamp()
@@ -38,15 +38,15 @@ class Clock:
             self._low, self._high = max(self._low, low), min(self._high, high)
             if self._low > self._high:  # one of the two clocks was set
                 self._low, self._high = low, high
-            self._heard = time.monotonic()
-            self._wall_less_steady = time.time() - self._heard
+            self._observed = time.monotonic()
+            self._wall_less_steady = time.time() - self._observed
 
     def fresh(self, age: float) -> bool:
         """Return True if an answer arrived within that many seconds, and this machine did not sleep since: a steady
         clock may not count that.
         """
         steady = time.monotonic()
-        return steady - self._heard < age and abs(time.time() - steady - self._wall_less_steady) < 1
+        return steady - self._observed < age and abs(time.time() - steady - self._wall_less_steady) < 1
 
     @property
     def known(self) -> bool:
@@ -57,9 +57,9 @@ class Clock:
             if not self.known:
                 return time.time()
             found = time.monotonic() + (self._low + self._high) / 2
-            if found > self._told or self._told - found > 1.0:  # it never runs backwards, unless it was set
-                self._told = found
-            return self._told
+            if found > self._last or self._last - found > 1.0:  # it never runs backwards, unless it was set
+                self._last = found
+            return self._last
 
 
 def shown_signal(metadata: Mapping[str, str] | None) -> bytes | None:

@@ -18,7 +18,7 @@ MOST_POINTS = 1024  # of one curve in memory; a power of two
 MOST_COLUMNS = 150  # of points in one drawn curve: each keeps its lowest and its highest, so no spike is lost
 MOST_CURVES = 64  # in memory; more names than that are counted and left out
 MOST_PANELS = 6
-MOST_BESIDE = 4  # panels of another axis
+MOST_AMOUNTS = 4  # panels of another axis
 MOST_NAMED = 6  # curves in a panel, with a colour each; more are a crowd, of one colour
 MOST_CROWD = 24
 DRAWN_COLUMNS = 1200  # of all curves together, so that the picture stays small however many there are
@@ -112,20 +112,20 @@ def svg(
     axis: str = "step",
     title: str = "",
     crowd: str = "curves",
-    beside: Panels = NOTHING,
-    beside_axis: str = "",
+    amounts: Panels = NOTHING,
+    amounts_axis: str = "",
     kept: str = "",
 ) -> str:
     """The picture: by the name of each panel, by the name of each of its curves, points (x, y).
 
-    `crowd`: the label of a panel's curves if there are too many of them to name each. `beside`: panels of amounts, from
-    zero on and with an axis of their own, in rows of theirs. `kept`: data in the file that are not shown.
+    `crowd`: the label of a panel's curves if there are too many of them to name each. `amounts`: panels with
+    values from zero on and an axis of their own, in rows of theirs. `kept`: data in the file that are not shown.
     """
     hidden = list(panels)[MOST_PANELS:]
     shown = [(name, members, axis, False) for name, members in list(panels.items())[:MOST_PANELS]]
-    if len(shown) > 1 and len(shown) % 2 and beside:
+    if len(shown) > 1 and len(shown) % 2 and amounts:
         shown.append(("", {}, "", False))
-    shown += [(name, members, beside_axis, True) for name, members in list(beside.items())[:MOST_BESIDE]]
+    shown += [(name, members, amounts_axis, True) for name, members in list(amounts.items())[:MOST_AMOUNTS]]
     columns = 1 if len(shown) == 1 else 2
     rows = math.ceil(len(shown) / columns)
     curves = sum(min(len(members), MOST_CROWD) for _, members, _, _ in shown)
@@ -141,11 +141,11 @@ def svg(
         parts.insert(2, f"<metadata>{kept}</metadata>")
     if title:
         parts.append(f'<text x="14" y="22" font-size="13" font-weight="600" fill="{INK}">{_text(title, 50)}</text>')
-    for index, (name, members, unit, amounts) in enumerate(shown):
+    for index, (name, members, unit, from_zero) in enumerate(shown):
         if not members:
             continue
         x, y = (index % columns) * WIDTH, head + (index // columns) * HEIGHT
-        parts += [f'<g transform="translate({x} {y})">', *_panel(name, members, unit, each, crowd, amounts), "</g>"]
+        parts += [f'<g transform="translate({x} {y})">', *_panel(name, members, unit, each, crowd, from_zero), "</g>"]
     if hidden:
         more = f"and {len(hidden)} more: {', '.join(hidden)}"
         parts.append(f'<text x="14" y="{height - 9}">{_text(more, 62 * columns)}</text>')
@@ -247,7 +247,7 @@ def _panel(
     axis: str,
     columns: int,
     crowd: str,
-    amounts: bool = False,
+    from_zero: bool = False,
 ) -> Iterator[str]:
     curves = dict(_some(members)) if len(members) > MOST_NAMED else members
     known = [y for points in curves.values() for _, y in points if math.isfinite(y)]
@@ -256,8 +256,8 @@ def _panel(
     if not known:
         yield f'<text x="{WIDTH / 2:g}" y="{HEIGHT / 2:g}" text-anchor="middle">no finite value was reported</text>'
         return
-    low = min(0.0, *known) if amounts else min(known)
-    logarithmic = not amounts and _spans_decades(low, max(known))
+    low = min(0.0, *known) if from_zero else min(known)
+    logarithmic = not from_zero and _spans_decades(low, max(known))
     across = _Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
     up = _Scale(low, max(known), HEIGHT - BOTTOM, TOP, logarithmic, margin=0.04)
     if logarithmic:
@@ -345,16 +345,16 @@ def _line(points: Sequence[tuple[float, float]]) -> str:
     return "".join(line)
 
 
-def _legend(said: Sequence[str]) -> Iterator[str]:
+def _legend(labels: Sequence[str]) -> Iterator[str]:
     """The label of each colour, and its last value; there is room for three."""
-    named = said if len(said) <= 3 else said[:2]
-    room = (WIDTH - LEFT - RIGHT) / min(len(said), 3)
+    named = labels if len(labels) <= 3 else labels[:2]
+    room = (WIDTH - LEFT - RIGHT) / min(len(labels), 3)
     for index, text in enumerate(named):
         x = LEFT + index * room
         yield f'<circle cx="{x + 3:g}" cy="33.5" r="3" fill="{COLOURS[index]}"/>'
         yield f'<text x="{x + 10:g}" y="37">{_text(text, max(8, int(room / 5.6) - 2))}</text>'
-    if len(named) < len(said):
-        yield f'<text x="{LEFT + 2 * room:g}" y="37">and {len(said) - len(named)} more</text>'
+    if len(named) < len(labels):
+        yield f'<text x="{LEFT + 2 * room:g}" y="37">and {len(labels) - len(named)} more</text>'
 
 
 def _last(points: Sequence[tuple[float, float]]) -> float:

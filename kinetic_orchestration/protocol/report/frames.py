@@ -93,10 +93,10 @@ def _header(line: bytes) -> tuple[str, float, int, bytes | None] | None:
         return None
     checksum = None
     if len(parts) == 4:
-        told = parts[3]
-        if len(told) != 17 or told[:9] != b"c%08x" % crc32(line[:-18]):
+        checksums = parts[3]
+        if len(checksums) != 17 or checksums[:9] != b"c%08x" % crc32(line[:-18]):
             return None
-        checksum = told[9:]
+        checksum = checksums[9:]
     return parts[0][1:].decode("utf-8", "replace"), int(time) / 1e6, int(length), checksum
 
 

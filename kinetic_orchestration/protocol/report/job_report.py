@@ -156,7 +156,7 @@ def draw(state: State, title: str, *, keep: bool = True) -> str:
     devices, axis = panels_of(state["devices"])
     kept = escape(json.dumps(state, separators=(",", ":")), quote=False) if keep else ""
     return picture.svg(
-        picture.grouped(curves), axis=state["axis"], title=title, beside=devices, beside_axis=axis, kept=kept
+        picture.grouped(curves), axis=state["axis"], title=title, amounts=devices, amounts_axis=axis, kept=kept
     )
 
 
@@ -227,22 +227,22 @@ def _drawn(found: Sequence[Sequence[float]], width: float, unit: float, value: A
 
 def brief(sample: Mapping[str, Any]) -> str:
     """One host's sample in a few words: "TPU 88 %, HBM 12.1 of 16 GiB, CPU 1.9 cores, memory 3.2 GiB"."""
-    said = []
+    parts = []
     kind = str(sample.get("kind", ""))
     busy, used, total = (
         [float(each) for each in found if _is_number(each)] if isinstance(found, list) else []
         for found in (sample.get(key) for key in ("busy", "used", "total"))
     )
     if kind in BUSY and busy:
-        said.append(f"{kind.upper()} {_range(busy)} %")
+        parts.append(f"{kind.upper()} {_range(busy)} %")
     if kind in MEMORY and used:
         of = f" of {max(total):.4g}" if total else ""
-        said.append(f"{MEMORY[kind].removesuffix(', GiB')} {_range(used)}{of} GiB")
+        parts.append(f"{MEMORY[kind].removesuffix(', GiB')} {_range(used)}{of} GiB")
     if _is_number(cpu := sample.get("cpu", "")):
-        said.append(f"CPU {cpu:.2g} core{'' if 0.95 <= cpu < 1.05 else 's'}")
+        parts.append(f"CPU {cpu:.2g} core{'' if 0.95 <= cpu < 1.05 else 's'}")
     if _is_number(memory := sample.get("memory")):
-        said.append(f"memory {memory:.3g} GiB")
-    return ", ".join(said)
+        parts.append(f"memory {memory:.3g} GiB")
+    return ", ".join(parts)
 
 
 def _range(values: Sequence[float]) -> str:

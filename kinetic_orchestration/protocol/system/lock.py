@@ -21,7 +21,7 @@ def take(assignment: Assignment) -> int | None:
     """
     import fcntl
 
-    name = lock_of(assignment)
+    name = path_of(assignment)
     fresh = f"{name}.{os.getpid()}"
     for _ in range(20):
         try:
@@ -31,7 +31,7 @@ def take(assignment: Assignment) -> int | None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if assignment.devices:  # exclusive as long as this lock is held
-                os.write(lock, told(assignment, "").encode())
+                os.write(lock, content_of(assignment, "").encode())
             os.link(fresh, name)
         except FileExistsError:
             os.close(lock)
@@ -51,13 +51,13 @@ def take(assignment: Assignment) -> int | None:
             continue
         if os.fstat(lock).st_nlink:  # of a life that was killed
             if assignment.devices:
-                os.ftruncate(lock, os.pwrite(lock, told(assignment, "").encode(), 0))
+                os.ftruncate(lock, os.pwrite(lock, content_of(assignment, "").encode(), 0))
             return lock
         os.close(lock)
     return None
 
 
-def told(assignment: Assignment, more: str) -> str:
+def content_of(assignment: Assignment, more: str) -> str:
     """Return the text of the lock's file, as JSON: first the devices, which are there before the file has its name.
     `more` is what is known later: it only adds to the text, so that a reader finds the same devices.
     """
@@ -65,7 +65,7 @@ def told(assignment: Assignment, more: str) -> str:
     return "{" + ", ".join(parts) + "}"
 
 
-def lock_of(assignment: Assignment) -> str:
+def path_of(assignment: Assignment) -> str:
     return os.path.join(assignment.run, f"host-{assignment.host}.json")
 
 

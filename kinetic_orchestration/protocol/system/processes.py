@@ -148,11 +148,11 @@ def _below(*pids: int) -> list[Process]:
     for process in _listing().values():
         children.setdefault(process.parent, []).append(process)
     found: list[Process] = []
-    look = list(pids)
-    while look:
-        below = children.get(look.pop(0), [])
+    waiting = list(pids)
+    while waiting:
+        below = children.get(waiting.pop(0), [])
         found += below
-        look += [process.pid for process in below]
+        waiting += [process.pid for process in below]
     return found
 
 

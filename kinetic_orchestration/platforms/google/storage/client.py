@@ -52,7 +52,7 @@ class Client:
     def _receive(self, response: Any, **_: Any) -> None:
         self._last.headers = response.headers
         call_hook.report_http("storage", response, self._endpoint)
-        self.clock.hear(response.headers.get("Date", ""), time.monotonic() - response.elapsed.total_seconds())
+        self.clock.observe(response.headers.get("Date", ""), time.monotonic() - response.elapsed.total_seconds())
 
 
 def client(credentials: Any, endpoint: str) -> Client:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from kinetic_orchestration.packaging.bundle import data_digest
-from kinetic_orchestration.packaging.call.arguments import UNKNOWN, differing, digests, tell_of_secrets
+from kinetic_orchestration.packaging.call.arguments import UNKNOWN, differing, digests, warn_of_secrets
 from kinetic_orchestration.plan import messages
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
@@ -134,7 +134,7 @@ def test_arguments_that_look_like_secrets_are_named_once(
         "lr": "hf" + "_" + "a1B2c3D4" * 5, "token": "<pad>", "key": "user_id",
     }  # fmt: skip
     for _ in range(2):
-        tell_of_secrets(JobSpec("train", Options(), train, ("plain",), kwargs))
+        warn_of_secrets(JobSpec("train", Options(), train, ("plain",), kwargs))
     told = [str(warning.message) for warning in recwarn]
     assert len(told) == 1 and "secrets=" in told[0] and "hunter2" not in told[0]
     assert "config['db']['password'], config['url'], lr looks like a secret" in told[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.packaging.source.imports import import_paths, imported_by, imported_files, left_beside
+from kinetic_orchestration.packaging.source.imports import import_paths, imported_by, imported_files, unsent_modules
 
 
 @pytest.fixture
@@ -133,6 +133,6 @@ def test_what_a_function_without_a_file_imports_is_read_off_its_code() -> None:
 def test_modules_that_stay_beside_the_code_are_known_by_name(folder: Path) -> None:
     (folder / "lib").mkdir()
     (folder / "lib" / "lower.py").touch()
-    found = left_beside(folder, lambda path: path.name in ("start.py", "__init__.py"))
+    found = unsent_modules(folder, lambda path: path.name in ("start.py", "__init__.py"))
     assert found["first"] == str(folder / "first.py") and found["lower"] == str(folder / "lib" / "lower.py")
     assert "start" not in found and "second" not in found
