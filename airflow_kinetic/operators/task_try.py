@@ -21,7 +21,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_kinetic.shared.location import JobLocation
 from airflow_kinetic.shared.tries import ownership, task_identity
 from airflow_kinetic.shared.waiting.calls import in_background
-from kinetic_orchestration.api.handle import another
+from kinetic_orchestration.api.handle import describe_differences
 from kinetic_orchestration.errors import JobCancelled, JobNotFound, KeyTaken
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import Job
@@ -101,7 +101,7 @@ class TaskTry:
                 raise AirflowFailException(f"{error}. To have what is asked for now, clear the task") from error
             finally:
                 self._launching = False
-            differs, ended = another(request, job)
+            differs, ended = describe_differences(request, job)
             if differs:
                 what = "has ended: the task has its value" if ended else "goes on as it is"
                 log.warning("Job %s was submitted before, with %s, and %s", job.job_id, differs, what)

@@ -26,7 +26,7 @@ from dagster_kinetic.step.host_logs import HostLogs
 from dagster_kinetic.step.rate_limit import Paced
 from dagster_kinetic.step.step import LeftJob, detach_or_cancel, origin_of, owner_of, request_of, step_call_of
 from dagster_kinetic.step.summary import headline
-from kinetic_orchestration.api.handle import JobHandle, another
+from kinetic_orchestration.api.handle import JobHandle, describe_differences
 from kinetic_orchestration.api.printer import prefixed
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.jobs.following.drivers import afollow
@@ -375,7 +375,7 @@ class Fleet:
         request = self._begun[index] = self._request(index)
         job = launch(request, say=lambda text: self._put(LaunchEvent(index, text)))
         handle = self._jobs[index] = JobHandle(job)
-        other, _ = another(request, job)
+        other, _ = describe_differences(request, job)
         self._put(Launched(index, handle, other, request.identity.run))
         return self._jobs[index]
 

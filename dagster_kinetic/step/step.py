@@ -15,7 +15,7 @@ import dagster as dg
 
 from dagster_kinetic import _compat
 from dagster_kinetic.step.events import Narrator
-from kinetic_orchestration.api.handle import JobHandle, another
+from kinetic_orchestration.api.handle import JobHandle, describe_differences
 from kinetic_orchestration.errors import JobCancelled, KeyTaken, KineticError, StoreError
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.logs import Emit
@@ -242,7 +242,7 @@ def _followers(context: _compat.Context, owners: Collection[str]) -> dict[str, s
 
 def _warn_of_another_slice(request: Request, job: Job, context: _compat.Context) -> None:
     """Warn if a job that was found again has another slice than its launch asks for now; it keeps its own."""
-    differs, ended = another(request, job)
+    differs, ended = describe_differences(request, job)
     if differs and ended:
         context.log.warning(
             f"this step has the value of job {job.job_id}, which was submitted before with {differs}, and has ended"

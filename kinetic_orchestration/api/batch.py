@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from kinetic_orchestration.api.handle import UNREADABLE, JobHandle, place_of, reopened, say, tell_of_requirements
+from kinetic_orchestration.api.handle import UNREADABLE, JobHandle, place_of, reopened, report_unread_requirements, say
 from kinetic_orchestration.errors import Corrupt, JobNotFound, KineticError, Unreachable, UsageError
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.job import ME, set_aside
@@ -434,7 +434,7 @@ class _Driver:
                     self._one_failed()
                     continue
                 if not self._running:
-                    tell_of_requirements(request, launched)
+                    report_unread_requirements(request, launched)
                 _place(self.batch, index, job)
                 self.batch._follow(wakeups, job)
                 self._running.append(job)

@@ -149,10 +149,10 @@ class RemoteCallable(Generic[P, R]):
             return self.__kinetic_function__(*args, **kwargs)
         from kinetic_orchestration.api.handle import (
             check_terminal,
+            report_unread_requirements,
             run_to_end,
             say,
-            tell_of_another,
-            tell_of_requirements,
+            warn_of_differences,
         )
         from kinetic_orchestration.jobs.launch import cancel_if_interrupted, launch
         from kinetic_orchestration.jobs.request import draft
@@ -163,8 +163,8 @@ class RemoteCallable(Generic[P, R]):
         request = asked.open()
         with cancel_if_interrupted(request, say):
             job = launch(request)
-            tell_of_another(request, job)
-            tell_of_requirements(request, job)
+            warn_of_differences(request, job)
+            report_unread_requirements(request, job)
         return cast(R, run_to_end(job, request.settings))
 
     def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
@@ -283,12 +283,12 @@ def command(
 
 
 def _submitted(spec: JobSpec) -> JobHandle[Any]:
-    from kinetic_orchestration.api.handle import submitted, tell_of_another, tell_of_requirements
+    from kinetic_orchestration.api.handle import report_unread_requirements, submitted, warn_of_differences
     from kinetic_orchestration.jobs.launch import launch
     from kinetic_orchestration.jobs.request import draft
 
     request = draft(spec).open()
     job = launch(request)
-    tell_of_another(request, job)
-    tell_of_requirements(request, job)
+    warn_of_differences(request, job)
+    report_unread_requirements(request, job)
     return submitted(job, request.settings)

@@ -547,7 +547,7 @@ def profile_of(job: Job) -> str:
         return ""
 
 
-def another(request: Request, job: Job) -> tuple[str, bool]:
+def describe_differences(request: Request, job: Job) -> tuple[str, bool]:
     """Describe how a job found by its key differs from this request.
 
     Args:
@@ -562,12 +562,12 @@ def another(request: Request, job: Job) -> tuple[str, bool]:
         ended = bool(other) and JobHandle[Any](job).peek().status.final
     except KineticError:
         return "", False
-    return other.told(ended=ended), ended
+    return other.describe(ended=ended), ended
 
 
-def tell_of_another(request: Request, job: Job) -> None:
+def warn_of_differences(request: Request, job: Job) -> None:
     """Warn about the differences between a job that was found by its key and this request."""
-    told, ended = another(request, job)
+    told, ended = describe_differences(request, job)
     if told and ended:
         warn(
             f"this key names job {job.job_id}, which was submitted before with {told}, and has ended: its old value is "
@@ -583,7 +583,7 @@ def tell_of_another(request: Request, job: Job) -> None:
 _told: set[Path] = set()
 
 
-def tell_of_requirements(request: Request, job: Job) -> None:
+def report_unread_requirements(request: Request, job: Job) -> None:
     """Print once that a requirements file beside the program is not read, if hosts elsewhere do not get it.
 
     Only for programs and notebooks: an orchestrator's project has such a file for other reasons.

@@ -138,7 +138,7 @@ def refuse_another(request: Request, job: Job) -> None:
     """Raise KeyTaken if the job is of another call. The one job of an orchestrator's step is cancelled, as no other
     process would collect it. One of several jobs of a step goes on: its holder may have started it in this very try.
     """
-    if not (other := differences(request, job).told(ended=True)):
+    if not (other := differences(request, job).describe(ended=True)):
         return
     identity = request.identity
     found = f"job {job.job_id}, which was submitted before with {other}, and on_conflict is 'error'"

@@ -125,7 +125,7 @@ class Differences:
     place: tuple[str, ...] = ()
     call: tuple[str, ...] = ()
 
-    def told(self, *, ended: bool) -> str:
+    def describe(self, *, ended: bool) -> str:
         """Return the differences in words. The place of a job that has ended no longer matters."""
         return "; ".join(self.call if ended else (*self.place, *self.call))
 
