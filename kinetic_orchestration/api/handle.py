@@ -815,7 +815,7 @@ def find_job(text: str, **place: str | None) -> JobHandle[Any]:
     return JobHandle(reopened(wanted, opened, {here.backend: backend}, here))
 
 
-class Unread:
+class UnreadableJob:
     """A job whose spec cannot be read. It can still be cancelled, by its names alone."""
 
     def __init__(self, text: str, why: str, **place: str | None) -> None:
@@ -836,7 +836,7 @@ class Unread:
             told.append((number, "not yet" if verdict is None else verdict.cause or verdict.kind))
         return told
 
-    def places(self) -> list[str]:
+    def leftovers(self) -> list[str]:
         """Return the places that still hold something of the job, as text."""
         left = [place for place in self._backend.leftovers() if "unread" not in place and place["job"] == self.job_id]
         return [", ".join(filter(None, (str(it.get("zone", "")), str(it.get("name") or it.get("run"))))) for it in left]

@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from kinetic_orchestration.api.handle import UNREADABLE, JobHandle, Unread, all_jobs, find_job, live_jobs, show_cause
+from kinetic_orchestration.api.handle import (
+    UNREADABLE,
+    JobHandle,
+    UnreadableJob,
+    all_jobs,
+    find_job,
+    live_jobs,
+    show_cause,
+)
 from kinetic_orchestration.api.printer import Printer, pace
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import (
@@ -228,13 +236,13 @@ def cancel(arguments: Namespace) -> int:
     return codes.OK if all(ended) else codes.RUNNING
 
 
-def _unread(arguments: Namespace, text: str, error: Corrupt) -> Unread:
-    return Unread(text, str(error), store=arguments.store, deployment=arguments.deployment)
+def _unread(arguments: Namespace, text: str, error: Corrupt) -> UnreadableJob:
+    return UnreadableJob(text, str(error), store=arguments.store, deployment=arguments.deployment)
 
 
-def _show_unread(job: Unread, arguments: Namespace) -> int:
+def _show_unread(job: UnreadableJob, arguments: Namespace) -> int:
     """Show the state of a job whose spec cannot be read."""
-    told, left = job.attempts(), job.places()
+    told, left = job.attempts(), job.leftovers()
     if arguments.json:
         show_json(
             {"job_id": job.job_id, "state": "DAMAGED", "message": job.why, "attempts": dict(told), "places": left}
