@@ -34,7 +34,7 @@ from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.following.logs import Emit, LogReader, sampled
 from kinetic_orchestration.jobs.following.verdicts import conclude, glimpse, seen_end
-from kinetic_orchestration.jobs.job import Job, at_rest, how_it_ended, missing
+from kinetic_orchestration.jobs.job import Job, how_it_ended, missing, without_spec
 from kinetic_orchestration.jobs.job import open_job as read_job
 from kinetic_orchestration.jobs.request import Request, differences
 from kinetic_orchestration.jobs.results import collect
@@ -78,7 +78,7 @@ class JobHandle(Generic[R]):
 
     def __init__(self, job: Job) -> None:
         spec = job.spec()
-        self._job = job = at_rest(job)
+        self._job = job = without_spec(job)
         self._follower = Follower(job)
         self._lock = threading.Lock()
         self.job_id = job.job_id

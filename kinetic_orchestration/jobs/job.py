@@ -92,12 +92,12 @@ def open_job(
     return job.on(backend)
 
 
-def at_rest(job: Job) -> Job:
+def without_spec(job: Job) -> Job:
     """Return the job without the data of its submission: each of a thousand handles would hold its own."""
     return replace(job, written=b"") if job.written else job
 
 
-def vouched(job: Job, spec_digest: str, ended: str = "") -> Job:
+def authenticated(job: Job, spec_digest: str, ended: str = "") -> Job:
     """Return the job, trusted if its handle or cursor has its spec's digest. Raises Corrupt if the spec differs."""
     job = replace(job, ended=ended) if ended else job
     if not spec_digest or not job.doubt:

@@ -11,7 +11,7 @@ from typing import Any
 from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, KineticError, NoPlace
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.following.held_time import held_before, longest, may_last
-from kinetic_orchestration.jobs.following.verdicts import believe, has_ended, is_sealed, lacks_key
+from kinetic_orchestration.jobs.following.verdicts import check_seal, has_ended, is_sealed, lacks_key
 from kinetic_orchestration.jobs.job import ME, Job, keep_damaged, missing, set_aside
 from kinetic_orchestration.jobs.trust import HOSTS
 from kinetic_orchestration.jobs.watching import attempts
@@ -117,7 +117,7 @@ def _past(job: Job, attempt: int) -> tuple[Past | None, Before | None]:
     if promised is None or ended is None:
         return None, None
     verdict = verdict_of(ended.data, names.verdict(job.job_id, attempt))
-    believe(job, attempt, verdict)
+    check_seal(job, attempt, verdict)
     try:
         intent, cause = intent_of(promised, job.job_id, attempt, job.within), lifecycle.classify(verdict)
     except Corrupt:  # then it is placed as a first one is, and all attempts are read again

@@ -13,7 +13,7 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.held_time import remember_held
 from kinetic_orchestration.jobs.following.logs import Emit, LogReader, sampled
 from kinetic_orchestration.jobs.following.verdicts import conclude, glimpse, has_ended
-from kinetic_orchestration.jobs.job import Job, vouched
+from kinetic_orchestration.jobs.job import Job, authenticated
 from kinetic_orchestration.jobs.watching import attempts, roll
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
@@ -57,7 +57,7 @@ class Follower:
     )  # fmt: skip
 
     def __init__(self, job: Job, cursor: Cursor | None = None) -> None:
-        self.job = job if cursor is None else vouched(job, cursor.spec, cursor.ended)
+        self.job = job if cursor is None else authenticated(job, cursor.spec, cursor.ended)
         self.cache = AttemptCache(self.job.within)
         spec = "" if self.job.doubt else self.job.spec_digest
         self.cursor = (cursor or Cursor())._replace(spec=spec, ended=self.job.ended)

@@ -17,11 +17,11 @@ def glimpse(job: Job, attempt: int, cache: AttemptCache | None = None, poll: Pol
     """Look at an attempt. Raises Corrupt if its verdict has to be signed and is not."""
     seen = look(job.store, job.backend, job.job_id, attempt, job.policy.hosts, cache=cache, poll=poll)
     if seen.verdict is not None:
-        believe(job, attempt, seen.verdict)
+        check_seal(job, attempt, seen.verdict)
     return seen
 
 
-def believe(job: Job, attempt: int, verdict: wire.Verdict) -> None:
+def check_seal(job: Job, attempt: int, verdict: wire.Verdict) -> None:
     """Raise Corrupt if the verdict has to be signed and is not."""
     if not is_sealed(job) or job.trust.has_sealed(job.store, job.job_id, attempt, verdict):
         return

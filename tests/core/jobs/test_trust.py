@@ -21,7 +21,7 @@ from kinetic_orchestration.jobs import launch, lifecycle, trust
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
-from kinetic_orchestration.jobs.job import Job, at_rest, open_job
+from kinetic_orchestration.jobs.job import Job, open_job, without_spec
 from kinetic_orchestration.jobs.request import draft
 from kinetic_orchestration.jobs.watching.look import look
 from kinetic_orchestration.plan.configuration import settings
@@ -101,7 +101,7 @@ def admitted(function: Any, believed: trust.Trust = trust.ALONE) -> Job:
         staged = launch.stage(bundle, store, here.retention, here.home)
     written = launch.admit(store, job_id, request.identity, plan, staged, believed)
     assert written is not None
-    return at_rest(open_job(job_id, store, request.backend, believed, written=written))
+    return without_spec(open_job(job_id, store, request.backend, believed, written=written))
 
 
 # ---- starting attempts -----------------------------------------------------------------------------------------

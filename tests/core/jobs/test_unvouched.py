@@ -20,7 +20,7 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.drivers import step_all
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.following.verdicts import glimpse
-from kinetic_orchestration.jobs.job import open_job, vouched
+from kinetic_orchestration.jobs.job import authenticated, open_job
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.values import Freed, Intent, JobStatus
@@ -235,7 +235,7 @@ def test_a_stranger_cancels_by_the_jobs_own_records(here: Here) -> None:
     assert record is not None and json.loads(record.data)["reason"] == "enough"
     assert here.harm() == []
     own = JobHandle(reopened("job-000000000001", here.store, {"tpu-vm": here.backend}, here.settings))._job
-    believed = vouched(own, own.spec_digest)
+    believed = authenticated(own, own.spec_digest)
     assert not believed.doubt and not isinstance(believed.backend, Onlooker)
     actions.close(believed, 1, wire.CANCELLED, "enough")
     actions.release(believed, 1)
