@@ -910,12 +910,6 @@ def _check_folder(text: str, store: str, deployment: str, *, in_force: bool) -> 
         )
 
 
-def open_place(**arguments: str | None) -> tuple[Store, Backend]:
-    """Return the store and the backend that the settings name."""
-    opened, backend, _ = place_of(**arguments)
-    return opened, backend
-
-
 def place_of(**arguments: str | None) -> tuple[Store, Backend, Settings]:
     """Return the store and the backend that the settings name, and the settings."""
     here = settings.load(None, **arguments)

@@ -330,12 +330,12 @@ def _sleeps() -> None:
 
 
 def _waits() -> None:
-    from kinetic_orchestration.api.handle import open_place
+    from kinetic_orchestration.api.handle import place_of
     from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
     from kinetic_orchestration.protocol import names
     from tests.benchmarks import waiting as records
 
-    store, backend = open_place()
+    store, backend, _ = place_of()
     ids = [entry.name.split("/")[1] for entry in store.list(names.JOBS) if entry.name.endswith("spec.json")]
     assert len(ids) == JOBS
     triggers = [_trigger(job_id) for job_id in ids]
@@ -397,14 +397,14 @@ async def _turns(listed: str, count: str) -> None:
     """So many triggers; then the oldest job ends and another one begins, again and again."""
     from collections import deque
 
-    from kinetic_orchestration.api.handle import open_place
+    from kinetic_orchestration.api.handle import place_of
     from kinetic_orchestration.protocol import names, wire
     from tests.benchmarks.cloud import BATCH, PAUSE, _cancel
 
     def begin(job: str, digest: str) -> None:
         living.append((job, asyncio.ensure_future(anext(_trigger(job, digest).run()))))
 
-    store, _ = open_place()
+    store, _, _ = place_of()
 
     def end(job: str) -> None:
         """End the job as its host does."""

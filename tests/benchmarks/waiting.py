@@ -108,13 +108,13 @@ def _hold(home: str) -> None:
 
 
 def _wait_for_jobs(traced: bool) -> None:
-    from kinetic_orchestration.api.handle import open_place
+    from kinetic_orchestration.api.handle import place_of
     from kinetic_orchestration.jobs.following.drivers import afollow
     from kinetic_orchestration.jobs.following.follower import Follower
     from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
     from kinetic_orchestration.protocol import names
 
-    store, backend = open_place()
+    store, backend, _ = place_of()
     ids = [entry.name.split("/")[1] for entry in store.list(names.JOBS) if entry.name.endswith("spec.json")]
     assert len(ids) == JOBS
 

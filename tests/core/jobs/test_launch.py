@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.api.handle import open_place
+from kinetic_orchestration.api.handle import place_of
 from kinetic_orchestration.errors import StoreError
 from kinetic_orchestration.jobs import launch, request
 from kinetic_orchestration.jobs.following import actions
@@ -111,7 +111,7 @@ class Forgetful(LocalStore):
 def test_an_identity_that_is_removed_while_it_is_claimed_is_claimed_again(home: Path) -> None:
     job = kinetic.command(["true"], accelerator="cpu", key="k")
     assert job.result(timeout=60) is None
-    store, backend = open_place()
+    store, backend, _ = place_of()
     assert isinstance(store, LocalStore)
     identity = of(settings.load().deployment, "k")
     assert launch.claim(Forgetful(store, 3), backend, identity) == (job.job_id, False)

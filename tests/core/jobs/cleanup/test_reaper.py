@@ -17,7 +17,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import errors
-from kinetic_orchestration.api.handle import open_place
+from kinetic_orchestration.api.handle import place_of
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.cleanup.reaper import reap
@@ -50,7 +50,7 @@ def sleeper() -> None:
 
 
 def _reap(**changes: object) -> list[str]:
-    store, backend = open_place()
+    store, backend, _ = place_of()
     here = settings.load(None, **changes)
     return [f"{item.what} {item.why}" for item in reap(store, backend, here)]
 
@@ -67,7 +67,7 @@ def test_a_job_past_its_retention_goes_with_what_only_it_needed(home: Path) -> N
     job = quick.run_async(1)
     assert job.result(timeout=60) == 1
     _age(home, 40)
-    store, _ = open_place()
+    store, _, _ = place_of()
     assert "job" in {line.split()[0] for line in _reap()}
     assert store.read(names.spec(job.job_id)) is None
     assert not [entry for entry in store.list("blobs/") if entry.size]
@@ -108,7 +108,7 @@ def test_a_failed_job_is_kept_longer_than_a_good_one(home: Path) -> None:
         bad.result(timeout=60)
     _age(home, 40)
     _reap()
-    store, _ = open_place()
+    store, _, _ = place_of()
     assert store.read(names.spec(job.job_id)) is None
     assert store.read(names.spec(bad.job_id)) is not None
     _age(home, 60)
@@ -136,7 +136,7 @@ def test_a_placement_whose_attempt_has_its_verdict_is_released(home: Path) -> No
     while job.status() is not kinetic.JobStatus.RUNNING:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    store, backend = open_place()
+    store, backend, _ = place_of()
     (placement,) = list(backend.leftovers())  # type: ignore[attr-defined]
     tree = processes.marked(f"KINETIC_PLACEMENT={placement['run']}")
     assert tree
@@ -585,7 +585,7 @@ def test_beats_of_an_attempt_go_an_hour_after_its_verdict_and_no_other(home: Pat
     while live.status() is not kinetic.JobStatus.RUNNING:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    store, _ = open_place()
+    store, _, _ = place_of()
     store.put(names.ring(job.job_id), b"{}")
     beats = [names.beat(job.job_id, 1, 0), names.ring(job.job_id)]
     assert not [line for line in _reap() if line.startswith("beats")]
@@ -601,7 +601,7 @@ def test_beats_of_an_attempt_go_an_hour_after_its_verdict_and_no_other(home: Pat
 def test_tools_and_wheels_stay_while_a_job_names_them_and_caches_go_by_age_alone(home: Path) -> None:
     job = quick.run_async(1)
     assert job.result(timeout=60) == 1
-    store, _ = open_place()
+    store, _, _ = place_of()
     used, unused = "1" * 64, "2" * 64
     record = store.read(names.spec(job.job_id))
     assert record is not None

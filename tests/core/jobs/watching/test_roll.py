@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.api.handle import open_place
+from kinetic_orchestration.api.handle import place_of
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.jobs.watching import roll
 from kinetic_orchestration.protocol import names
@@ -39,7 +39,7 @@ def wait_for(path: str) -> str:
 
 
 def on_the_roll() -> list[str]:
-    store, _ = open_place()
+    store, _, _ = place_of()
     return [entry.name for entry in store.list(names.LIVE)]
 
 
@@ -84,7 +84,7 @@ def test_a_store_of_an_earlier_release_is_read_through_once(home: Path) -> None:
     flag = home / "go"
     ended, lives = number.run_async(), wait_for.run_async(str(flag))
     assert ended.result() == 7
-    store, _ = open_place()
+    store, _, _ = place_of()
     for name in (*on_the_roll(), names.ROLL):
         store.delete(name)
     assert [each.job_id for each in kinetic.list_jobs()] == [lives.job_id]
@@ -95,7 +95,7 @@ def test_a_store_of_an_earlier_release_is_read_through_once(home: Path) -> None:
 
 
 def test_what_was_never_submitted_stays_on_the_roll_for_a_day(home: Path) -> None:
-    store, _ = open_place()
+    store, _, _ = place_of()
     roll.add(store, "job-000000000000")
     assert kinetic.list_jobs() == [] and len(on_the_roll()) == 1
     path = home / "store" / "local" / names.live("job-000000000000")
@@ -107,7 +107,7 @@ def test_what_was_never_submitted_stays_on_the_roll_for_a_day(home: Path) -> Non
 def test_a_damaged_job_is_named_by_every_listing(home: Path) -> None:
     flag = home / "go"
     job = wait_for.run_async(str(flag))
-    store, _ = open_place()
+    store, _, _ = place_of()
     spec = home / "store" / "local" / names.spec(job.job_id)
     deadline = time.monotonic() + 60.0
     while not (home / "go.began").exists():  # its host has read what is damaged now
@@ -137,7 +137,7 @@ def test_requests_of_a_listing_grow_with_the_jobs_that_live(home: Path, monkeypa
 
         monkeypatch.setattr(cloud.storage, "meet", met)
         lives = kinetic.run(accelerator="v5e-1", zone="us-west4-a")(abs).run_async(-1)
-        store, _ = open_place()
+        store, _, _ = place_of()
 
         def requests() -> int:
             asked.clear()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.api.handle import JobHandle, open_place
+from kinetic_orchestration.api.handle import JobHandle, place_of
 from kinetic_orchestration.errors import BackendError, JobCancelled, JobError, JobFailed, JobTimedOut
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.cleanup import reaper
@@ -81,7 +81,7 @@ def leave_running(leave: Leave, cloud: Emulator, tmp_path: Path) -> Callable[[],
 
 
 def reap(**changes: Any) -> list[reaper.Reaped]:
-    store, backend = open_place(deployment=changes.get("deployment"))
+    store, backend, _ = place_of(deployment=changes.get("deployment"))
     return reaper.reap(store, backend, settings.load(**changes), patience=10.0)
 
 
