@@ -26,6 +26,10 @@ from kinetic_orchestration.plan.configuration import home, settings
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare import keras_kinetic
 from kinetic_orchestration.plan.declare.spec import LOCAL, JobSpec, Options
+from kinetic_orchestration.plan.planner import LATER
+from kinetic_orchestration.platforms.local import backend
+from kinetic_orchestration.platforms.local.store import check_guarantees
+from kinetic_orchestration.platforms.registry import open_backend, open_store
 
 OK = "ok"
 WARNING = "warning"
@@ -156,9 +160,6 @@ def _home(here: Settings) -> Check:
 
 
 def _store(here: Settings) -> Check:
-    from kinetic_orchestration.platforms.local.store import check_guarantees
-    from kinetic_orchestration.platforms.registry import open_store
-
     try:
         store = open_store(here.store, here.deployment)
         if "://" in store.url:
@@ -170,9 +171,6 @@ def _store(here: Settings) -> Check:
 
 
 def _backend(here: Settings) -> Check:
-    from kinetic_orchestration.plan.planner import LATER
-    from kinetic_orchestration.platforms.registry import open_backend
-
     try:
         open_backend(here.backend, here)
     except KineticError as error:
@@ -219,8 +217,6 @@ def _existing(path: Path) -> Path:
 
 
 def _machine(here: Settings) -> Check:
-    from kinetic_orchestration.platforms.local import backend
-
     cores, memory = backend.cores(), backend.memory()
     hosts = backend.most_hosts(here.max_hosts)
     found = f"{cores} core{'s' if cores > 1 else ''}, {_gib(memory)} of memory: emulates slices of up to {hosts} hosts"
@@ -231,8 +227,6 @@ def _machine(here: Settings) -> Check:
 
 
 def _gpus(here: Settings, environ: Mapping[str, str]) -> Check:
-    from kinetic_orchestration.platforms.local import backend
-
     rows, listed = backend.gpus_and_holders(here, environ)
     found = "; ".join(f"{gpu}: {f'{holder} has it' if holder else 'free'}" for gpu, holder in rows)
     if listed.troubles:

@@ -10,20 +10,16 @@ from typing import Any
 
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import dollars, note, show_json, show_table
+from kinetic_orchestration.cli.verify import report as reports
+from kinetic_orchestration.cli.verify import runner
+from kinetic_orchestration.cli.verify.budget import Budget
+from kinetic_orchestration.cli.verify.runner import FAILED, PASSED, Report, Wanted
 from kinetic_orchestration.errors import BackendError, CredentialsError, StoreError, UsageError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from kinetic_orchestration.cli.verify.budget import Budget
-    from kinetic_orchestration.cli.verify.runner import Report, Wanted
-    from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.configuration.settings import Settings
 
 
 def verify(arguments: Namespace) -> int:
-    from kinetic_orchestration.cli.verify import report as reports
-    from kinetic_orchestration.cli.verify import runner
-    from kinetic_orchestration.plan.configuration import settings
-
     wanted = runner.Wanted(
         accelerator=arguments.accelerator, usd=arguments.budget, spot=arguments.spot, zones=tuple(arguments.zone),
         wait=settings.seconds("--wait", arguments.wait) or 0.0, only=tuple(arguments.only), store=arguments.store,
@@ -92,8 +88,6 @@ def _document(planned: Budget) -> dict[str, Any]:
 
 
 def _tell(found: Report, page: Path, document: Path, *, as_json: bool) -> int:
-    from kinetic_orchestration.cli.verify.runner import FAILED, PASSED
-
     passed, failed = (sum(result.state == state for result in found.results) for state in (PASSED, FAILED))
     if as_json:
         show_json({"page": str(page), "document": str(document), "passed": passed, "failed": failed,
