@@ -164,11 +164,8 @@ def _in_user_namespace() -> bool:
 
 
 def _name(uid: int) -> str:
-    import pwd
-
-    with contextlib.suppress(KeyError):
-        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
-    return f"uid {uid}"
+    name = _short(uid)
+    return f"uid {uid}" if name == str(uid) else f"{name} (uid {uid})"
 
 
 def _short(uid: int) -> str:
