@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -65,8 +66,8 @@ class Facts(NamedTuple):
 
 def facts(entries: Iterable[Entry], seen: Iterable[Seen], echoes: Iterable[Echo]) -> Facts:
     calls: dict[str, set[str]] = {}
-    counts: dict[str, int] = {}
-    paths: dict[str, dict[str, int]] = {}
+    counts: Counter[str] = Counter()
+    paths: dict[str, Counter[str]] = {}
     values: dict[str, dict[str, set[str]]] = {}
     moments: dict[str, set[str]] = {}
     for entry in entries:
@@ -77,7 +78,7 @@ def facts(entries: Iterable[Entry], seen: Iterable[Seen], echoes: Iterable[Echo]
         if entry.moment:
             moments.setdefault(entry.moment, set()).add(entry.status)
         for key, answer in _answers(call, entry):
-            counts[key] = counts.get(key, 0) + 1
+            counts[key] += 1
             there = set()
             for path, value in flat(answer):
                 shown = general(".".join(path))
@@ -86,9 +87,8 @@ def facts(entries: Iterable[Entry], seen: Iterable[Seen], echoes: Iterable[Echo]
                     if (path[-1] in CLOSED or call.startswith("metadata ")) and value not in ("", None):
                         values.setdefault(key, {}).setdefault(shown, set()).add(_value(path[-1], value))
             there |= {f"(field {name}, which the client library does not know)" for name in entry.unknown}
-            for shown in there:
-                found = paths.setdefault(key, {})
-                found[shown] = found.get(shown, 0) + 1
+            if there:
+                paths.setdefault(key, Counter()).update(there)
     return Facts(
         {call: sorted(found) for call, found in sorted(calls.items())},
         {
