@@ -241,9 +241,9 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
     return Settings(**{**read, "home": home}, listed=price_list.read(home), sources=sources)
 
 
-def stated(name: str, environ: Mapping[str, str] | None = None) -> str:
+def stated(name: str) -> str:
     """Return a setting from its variable or profile, as text; "" if neither has it."""
-    values, sources = _resolved(copies.environ() if environ is None else environ, {})
+    values, sources = _resolved(copies.environ(), {})
     return "" if sources[name] == "default" else values[name]
 
 
