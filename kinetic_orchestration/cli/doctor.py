@@ -22,8 +22,8 @@ from pathlib import Path
 from kinetic_orchestration.errors import KineticError, NotEmulated
 from kinetic_orchestration.jobs import trust
 from kinetic_orchestration.plan import emulation
-from kinetic_orchestration.plan.configuration import home, settings
-from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.configuration import home
+from kinetic_orchestration.plan.configuration.settings import SETTINGS, Settings, duration, load, profile_file, text_of
 from kinetic_orchestration.plan.declare import keras_kinetic
 from kinetic_orchestration.plan.declare.spec import LOCAL, JobSpec, Options
 from kinetic_orchestration.plan.planner import LATER
@@ -76,8 +76,8 @@ def examine(environ: Mapping[str, str], **arguments: str | None) -> Report:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            here = settings.load(environ, **arguments)
-            trust.of(here)
+            settings = load(environ, **arguments)
+            trust.of(settings)
         except KineticError as error:
             # The message of a setting that cannot be is its fix.
             failed = Check("settings", FAILED, "a setting cannot be", str(error))
@@ -85,18 +85,18 @@ def examine(environ: Mapping[str, str], **arguments: str | None) -> Report:
     said = tuple(Check("settings", WARNING, "a setting is not as asked", str(entry.message)) for entry in caught)
     looks: tuple[Callable[[], Check], ...] = (
         _python,
-        lambda: _home(here),
-        *(() if here.backend == "tpu-vm" else (lambda: _store(here),)),  # that backend checks its bucket itself
-        lambda: _backend(here),
-        lambda: _disk(here),
-        lambda: _machine(here),
-        lambda: _gpus(here, environ),
+        lambda: _home(settings),
+        *(() if settings.backend == "tpu-vm" else (lambda: _store(settings),)),  # that backend checks its bucket itself
+        lambda: _backend(settings),
+        lambda: _disk(settings),
+        lambda: _machine(settings),
+        lambda: _gpus(settings, environ),
         _loopback,
         lambda: _uv(environ),
         _frameworks,
     )
-    checks = (*said, *_misspelt(environ), *(look() for look in looks), *_cloud(here))
-    return Report(tuple(_settings(here, environ)), checks)
+    checks = (*said, *_misspelt(environ), *(look() for look in looks), *_cloud(settings))
+    return Report(tuple(_settings(settings, environ)), checks)
 
 
 def _misspelt(environ: Mapping[str, str]) -> Iterator[Check]:
@@ -105,17 +105,17 @@ def _misspelt(environ: Mapping[str, str]) -> Iterator[Check]:
         yield Check("settings", WARNING, f"{name} is Keras Kinetic's and has no effect", why)
     if (unread := keras_kinetic.unread_profiles(environ)) is not None:
         yield Check("settings", WARNING, f"{unread[0]} is Keras Kinetic's and is not read", unread[1])
-    known = [row.variable for row in settings.SETTINGS.values() if row.variable.startswith(OURS)]
+    known = [row.variable for row in SETTINGS.values() if row.variable.startswith(OURS)]
     for name in sorted(environ):
         if name.startswith(OURS) and name not in known:
             for near in difflib.get_close_matches(name, known, 1, 0.9):
                 yield Check("settings", WARNING, f"{name} is no setting and has no effect", f"did you mean {near}?")
 
 
-def _settings(here: Settings, environ: Mapping[str, str]) -> Iterator[Setting]:
-    profile = settings.profile_file(environ)
-    for name, row in settings.SETTINGS.items():
-        value = getattr(here, name)
+def _settings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Setting]:
+    profile = profile_file(environ)
+    for name, row in SETTINGS.items():
+        value = getattr(settings, name)
         if name == "max_hosts" and not value:
             value = ""  # 0 stands for what the machine holds
         elif name == "signing_key":
@@ -125,10 +125,10 @@ def _settings(here: Settings, environ: Mapping[str, str]) -> Iterator[Setting]:
         elif name == "retention":
             value = f"{value / 86400:g}d"
         elif name == "zone_patience":
-            value = settings.duration(value)
+            value = duration(value)
         elif isinstance(value, bool):
             value = str(value).lower()
-        yield Setting(name, settings.text_of(value), here.sources[name], row.meaning)
+        yield Setting(name, text_of(value), settings.sources[name], row.meaning)
     state = f"{profile}{'' if profile.is_file() else ' (not there)'}"
     asked = "KINETIC_PROFILE_FILE" if environ.get("KINETIC_PROFILE_FILE") else "default"
     yield Setting("profile file", state, asked, "where settings of this user may lie")
@@ -148,61 +148,64 @@ def _python() -> Check:
     return Check("python", OK, found)
 
 
-def _home(here: Settings) -> Check:
+def _home(settings: Settings) -> Check:
     try:
-        with tempfile.TemporaryFile(dir=here.home) as file:
+        with tempfile.TemporaryFile(dir=settings.home) as file:
             file.write(b"probe")
             file.flush()
     except OSError as error:
         fix = "make it writable for this user, or name another folder with KINETIC_HOME"
-        return Check("home", FAILED, f"{here.home}: {error.strerror or error}", fix)
-    return Check("home", OK, f"{here.home} is writable; {home.described(here.home)}")
+        return Check("home", FAILED, f"{settings.home}: {error.strerror or error}", fix)
+    return Check("home", OK, f"{settings.home} is writable; {home.described(settings.home)}")
 
 
-def _store(here: Settings) -> Check:
+def _store(settings: Settings) -> Check:
     try:
-        store = open_store(here.store, here.deployment)
+        store = open_store(settings.store, settings.deployment)
         if "://" in store.url:
             return Check("store", OK, store.url)  # a bucket has checks of its own
         check_guarantees(store.url)
     except KineticError as error:
-        return Check("store", FAILED, f"{here.store} cannot be used", str(error))
+        return Check("store", FAILED, f"{settings.store} cannot be used", str(error))
     return Check("store", OK, f"{store.url}: creating, replacing and locking files work as they must")
 
 
-def _backend(here: Settings) -> Check:
+def _backend(settings: Settings) -> Check:
     try:
-        open_backend(here.backend, here)
+        open_backend(settings.backend, settings)
     except KineticError as error:
-        later = f"; {LATER[here.backend]} is not part of this version" if here.backend in LATER else ""
+        later = f"; {LATER[settings.backend]} is not part of this version" if settings.backend in LATER else ""
         return Check("backend", FAILED, f"{error}{later}", "set KINETIC_BACKEND=local")
     try:
-        emulation.check(JobSpec("a job", Options()), here)
+        emulation.check(JobSpec("a job", Options()), settings)
     except NotEmulated as error:
         return Check("backend", FAILED, "Google Cloud is meant, and jobs cannot run there", str(error))
-    if here.backend != LOCAL:
-        emulated = bool(here.emulator or here.emulator_grpc)
-        found = f"{here.backend}, on an emulated cloud" if emulated else here.backend
+    if settings.backend != LOCAL:
+        emulated = bool(settings.emulator or settings.emulator_grpc)
+        found = f"{settings.backend}, on an emulated cloud" if emulated else settings.backend
     else:
         emulated = True
-        found = f"{here.backend}: what this machine does not have is emulated on its CPU"
-    if here.require_hardware and emulated:
-        fix = emulation.UNSET if here.backend != LOCAL else "name a project and a store"
+        found = f"{settings.backend}: what this machine does not have is emulated on its CPU"
+    if settings.require_hardware and emulated:
+        fix = emulation.UNSET if settings.backend != LOCAL else "name a project and a store"
         return Check("backend", WARNING, f"{found}, and KINETIC_REQUIRE_HARDWARE refuses that", fix)
     return Check("backend", OK, found)
 
 
-def _cloud(here: Settings) -> Iterator[Check]:
-    if here.backend != "tpu-vm":
+def _cloud(settings: Settings) -> Iterator[Check]:
+    if settings.backend != "tpu-vm":
         return
     from kinetic_orchestration.platforms.google import preflight
 
-    for finding in preflight.examine(here):
+    for finding in preflight.examine(settings):
         yield Check(*finding)
 
 
-def _disk(here: Settings) -> Check:
-    places = {"home": here.home, **({} if "://" in here.store else {"store": Path(here.store).expanduser()})}
+def _disk(settings: Settings) -> Check:
+    places = {
+        "home": settings.home,
+        **({} if "://" in settings.store else {"store": Path(settings.store).expanduser()}),
+    }
     free = {name: shutil.disk_usage(_existing(path)).free for name, path in places.items()}
     least = min(free, key=lambda name: free[name])
     found = f"{_gib(free[least])} free at {places[least]}"
@@ -216,9 +219,9 @@ def _existing(path: Path) -> Path:
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
 
 
-def _machine(here: Settings) -> Check:
+def _machine(settings: Settings) -> Check:
     cores, memory = backend.cores(), backend.memory()
-    hosts = backend.most_hosts(here.max_hosts)
+    hosts = backend.most_hosts(settings.max_hosts)
     found = f"{cores} core{'s' if cores > 1 else ''}, {_gib(memory)} of memory: emulates slices of up to {hosts} hosts"
     if memory < SMALL_MEMORY:
         fix = "slices of more than one host may not fit here; set KINETIC_MAX_HOSTS, or use a larger machine"
@@ -226,8 +229,8 @@ def _machine(here: Settings) -> Check:
     return Check("machine", OK, found)
 
 
-def _gpus(here: Settings, environ: Mapping[str, str]) -> Check:
-    rows, listed = backend.gpus_and_holders(here, environ)
+def _gpus(settings: Settings, environ: Mapping[str, str]) -> Check:
+    rows, listed = backend.gpus_and_holders(settings, environ)
     found = "; ".join(f"{gpu}: {f'{holder} has it' if holder else 'free'}" for gpu, holder in rows)
     if listed.troubles:
         fix = f"jobs can have no GPU that its driver does not list: {'; '.join(listed.troubles)}"

@@ -11,7 +11,7 @@ from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli import doctor as checks
 from kinetic_orchestration.cli.output import note, show_json, show_table, working
 from kinetic_orchestration.errors import KineticError
-from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.protocol.system import copies
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ def _verify(arguments: Namespace, report: checks.Report) -> tuple[checks.Report,
     """Doctor's report with a check that every blob still has its digest, and the result of that check."""
     from kinetic_orchestration.jobs.cleanup import decay
 
-    here = settings.load(store=arguments.store, deployment=arguments.deployment)
+    settings = load(store=arguments.store, deployment=arguments.deployment)
     try:
         with working("reading every blob") as say:
-            read = decay.examine(here, say)
+            read = decay.examine(settings, say)
     except KineticError as error:
         check = checks.Check("blobs", checks.FAILED, "they could not be read", str(error))
         return replace(report, checks=(*report.checks, check)), None

@@ -10,8 +10,7 @@ from typing import Any
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.drawing import draw
 from kinetic_orchestration.cli.output import dollars, note, show_json, show_table, working
-from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.configuration.settings import Settings, load
 from kinetic_orchestration.plan.hardware import accelerators as table
 from kinetic_orchestration.plan.hardware import price_list
 from kinetic_orchestration.plan.hardware.cost import Price, price
@@ -21,18 +20,18 @@ from kinetic_orchestration.protocol.system import copies
 
 
 def accelerators(arguments: Namespace) -> int:
-    here = settings.load(store="", deployment="local")  # of no store
+    settings = load(store="", deployment="local")  # of no store
     if arguments.name:
         slice_ = table.parse(arguments.name)
         if arguments.json:
-            found = {"drawing": draw(slice_)} | ({"here": _gpus(here)} if slice_.kind == "gpu" else {})
-            show_json(_record(slice_, here) | found)
+            found = {"drawing": draw(slice_)} | ({"here": _gpus(settings)} if slice_.kind == "gpu" else {})
+            show_json(_record(slice_, settings) | found)
             return codes.OK
         print(draw(slice_), end="")
         if slice_.kind == "tpu":
             print(f"\n{NOT_REACHED if slice_.api == 'gke' else MAINTAINED}")
         if slice_.kind == "gpu":
-            print("\nOn this machine:" + ("" if (gpus := _gpus(here)) else " no GPU"))
+            print("\nOn this machine:" + ("" if (gpus := _gpus(settings)) else " no GPU"))
             for gpu in gpus:
                 holder = f"{gpu['job']} has it" if gpu["job"] else "free"
                 print(f"  {gpu['number']}  {gpu['model']}  {gpu['uuid'] or '-'}  {holder}")
@@ -40,11 +39,11 @@ def accelerators(arguments: Namespace) -> int:
         return codes.OK
     known = table.catalogue()
     if arguments.json:
-        show_json([_record(slice_, here) for slice_ in known])
+        show_json([_record(slice_, settings) for slice_ in known])
         return codes.OK
     rows = []
     for slice_ in known:
-        cost = _price(slice_, here)
+        cost = _price(slice_, settings)
         rows.append(
             (
                 slice_.name, str(slice_.chips), slice_.topology or "-", str(slice_.hosts),
@@ -55,7 +54,8 @@ def accelerators(arguments: Namespace) -> int:
         )  # fmt: skip
     columns = ("name", "chips", "topology", "hosts", "Cloud TPU", "memory/chip", "$/hour")
     show_table(columns, rows, right=("chips", "hosts", "memory/chip", "$/hour"))
-    print(f"$/hour: estimates by list prices of {here.listed.dates()}, in the first region that has one (`ko prices`).")
+    dates = settings.listed.dates()
+    print(f"$/hour: estimates by list prices of {dates}, in the first region that has one (`ko prices`).")
     print(f"tpu7x: {NOT_REACHED}\n{MAINTAINED}")
     sys.stdout.flush()
     return codes.OK
@@ -68,21 +68,21 @@ NOT_REACHED = "reached through GKE only, which is not part of this version: jobs
 MAINTAINED = "The Cloud TPU API, which jobs use, ends at v6e, and Google gives it fixes only."
 
 
-def _gpus(here: Settings) -> list[dict[str, Any]]:
+def _gpus(settings: Settings) -> list[dict[str, Any]]:
     """The GPUs of this machine, and which job has each."""
-    rows, _ = backend.gpus_and_holders(here, copies.environ())
+    rows, _ = backend.gpus_and_holders(settings, copies.environ())
     return [
         {"vendor": gpu.vendor, "number": gpu.number, "model": gpu.model, "uuid": gpu.uuid, "job": holder}
         for gpu, holder in rows
     ]
 
 
-def _price(slice_: table.Slice, here: Settings) -> Price | None:
-    return price(slice_, overrides=here.prices, listed=here.listed)
+def _price(slice_: table.Slice, settings: Settings) -> Price | None:
+    return price(slice_, overrides=settings.prices, listed=settings.listed)
 
 
-def _record(slice_: table.Slice, here: Settings) -> dict[str, Any]:
-    cost = _price(slice_, here)
+def _record(slice_: table.Slice, settings: Settings) -> dict[str, Any]:
+    cost = _price(slice_, settings)
     return slice_.to_json() | {
         "devices": slice_.devices,
         "devices_per_host": slice_.devices_per_host,
@@ -93,29 +93,29 @@ def _record(slice_: table.Slice, here: Settings) -> dict[str, Any]:
 
 
 def prices(arguments: Namespace) -> int:
-    here = settings.load(store="", deployment="local")  # of no store
-    listed = here.listed
+    settings = load(store="", deployment="local")  # of no store
+    listed = settings.listed
     if arguments.refresh:
         from kinetic_orchestration.platforms.google.rest import billing_catalog
 
         with working("asking Google's Billing Catalog"):
-            fetched = billing_catalog.fetch(here, listed)
-        kept = price_list.write(here.home, fetched.rates, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+            fetched = billing_catalog.fetch(settings, listed)
+        kept = price_list.write(settings.home, fetched.rates, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
         before = {(rate.generation, rate.region, rate.model): rate.usd for rate in listed.rates}
         changed = sum(before.get((rate.generation, rate.region, rate.model)) != rate.usd for rate in fetched.rates)
-        listed = price_list.read(here.home)
+        listed = price_list.read(settings.home)
         note(f"{len(fetched.rates)} prices of {fetched.read} SKUs, {changed} of them new or changed; kept in {kept}")
         for description in fetched.unknown[:10]:
             note(f"left out, since it is not known what it is: {description}")
     rates = sorted(listed.rates, key=lambda rate: (rate.generation, rate.region, rate.model))
     if arguments.json:
         prices = [rate._asdict() for rate in rates]
-        show_json({"refreshed": listed.refreshed or None, "prices": prices, "own": dict(here.prices)})
+        show_json({"refreshed": listed.refreshed or None, "prices": prices, "own": dict(settings.prices)})
         return codes.OK
     rows = [
         (rate.generation, rate.region or "any", rate.model, f"{rate.usd:.4g}", rate.date, rate.source) for rate in rates
     ]
-    rows += [(name, "", "", f"{usd:.4g}", "", here.sources["prices"]) for name, usd in here.prices.items()]
+    rows += [(name, "", "", f"{usd:.4g}", "", settings.sources["prices"]) for name, usd in settings.prices.items()]
     show_table(("chip", "region", "model", "$/chip-hour", "of", "from"), rows, right=("$/chip-hour",))
     sys.stdout.flush()
     if not listed.refreshed:

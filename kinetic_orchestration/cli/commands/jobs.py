@@ -101,8 +101,8 @@ def status(arguments: Namespace) -> int:
     picture, profile = handle.picture_url(), handle.profile_dir()
     if arguments.json:
         history = [_attempt(attempt) for attempt in handle.history()]
-        here = {"output_dir": handle.output_dir, "picture": picture or None, "profile": profile or None}
-        show_json({**_record(handle, peek), **here, "history": history})
+        outputs = {"output_dir": handle.output_dir, "picture": picture or None, "profile": profile or None}
+        show_json({**_record(handle, peek), **outputs, "history": history})
         return codes.of_status(state.value)
     cost = handle.cost()
     show_fields(

@@ -46,16 +46,16 @@ def plan(arguments: Namespace) -> int:
         warnings.simplefilter("always", UserWarning)
         spec = spec_of(arguments)
         with working(f"packaging {spec.name}"):
-            here = request.settings_of(spec)
-            planned, bundle, egress = _dry_run(spec, here)
+            settings = request.settings_of(spec)
+            planned, bundle, egress = _dry_run(spec, settings)
     told = list(dict.fromkeys(str(entry.message) for entry in caught if issubclass(entry.category, UserWarning)))
     if arguments.json:
         show_json(_document(planned, bundle, told, files=arguments.files) | {"egress": egress or None})
         return codes.OK
     print(describe(planned))
     told_egress = [("egress     ", egress)] if egress else []
-    backend = open_backend(planned.backend, here)
-    prices = _prices(planned, here) if backend.charges else []
+    backend = open_backend(planned.backend, settings)
+    prices = _prices(planned, settings) if backend.charges else []
     show_fields([*prices, *told_egress, *_contents(bundle)])
     if call := backend.dry_run(planned):
         print(f"\n{call}")
@@ -93,48 +93,48 @@ def spec_of(arguments: Namespace) -> JobSpec:
 
 def _dry_run(spec: JobSpec, own: Settings) -> tuple[Plan, Bundle, str]:
     """The way of `launch`, as far as nothing is sent; and what is billed for data that crosses regions."""
-    here = _complete(own, spec)
-    planned, egress = request.draft(spec, here).plan, ""
+    settings = _complete(own, spec)
+    planned, egress = request.draft(spec, settings).plan, ""
     if planned.zones:
-        named = zones_named(spec.options, here)
-        bucket, egress = _bucket(here, named, real=own.store == here.store)
+        named = zones_named(spec.options, settings)
+        bucket, egress = _bucket(settings, named, real=own.store == settings.store)
         if bucket is not None and not named:
-            planned = located(planned, bucket, here)
+            planned = located(planned, bucket, settings)
         egress = egress or regions.egress(planned.zones, bucket) if bucket else egress
-    parent = here.home / "staging"
+    parent = settings.home / "staging"
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="plan-", dir=parent, ignore_cleanup_errors=True) as folder:
-        return planned, package(spec, planned, here, Path(folder), copies.environ()), egress
+        return planned, package(spec, planned, settings, Path(folder), copies.environ()), egress
 
 
-def _bucket(here: Settings, named: Sequence[str], *, real: bool) -> tuple[Location | None, str]:
+def _bucket(settings: Settings, named: Sequence[str], *, real: bool) -> tuple[Location | None, str]:
     """Return the bucket's location, if the store is one and answers; else the text to show in place of an egress."""
     if not real:
         return None, ""
     try:
-        return location_of(here), ""
+        return location_of(settings), ""
     except KineticError as error:
         if not named:
             warn(f"a job would be refused, and all known zones stand for its own here: {error}")
-        return None, f"not known: where the bucket {bucket_of(here)} lies cannot be read"
+        return None, f"not known: where the bucket {bucket_of(settings)} lies cannot be read"
 
 
-def _complete(here: Settings, spec: JobSpec) -> Settings:
+def _complete(settings: Settings, spec: JobSpec) -> Settings:
     """A dry run needs no account, no project and no bucket yet: others stand for them."""
     try:
-        emulation.check(spec, here)
+        emulation.check(spec, settings)
     except NotEmulated as error:  # it is planned for the hardware, and the reason why a job would be refused is shown
         warn(str(error))
-        here = replace(here, backend=TPU_VM)
-    if backend_of(spec.options, here) == LOCAL:
-        return here
-    if not here.project:
+        settings = replace(settings, backend=TPU_VM)
+    if backend_of(spec.options, settings) == LOCAL:
+        return settings
+    if not settings.project:
         warn("no project is named (KINETIC_PROJECT): your-project stands for it here, and a job needs one")
-        here = replace(here, project="your-project")
-    if "://" not in here.store:
+        settings = replace(settings, project="your-project")
+    if "://" not in settings.store:
         warn("no bucket is named (KINETIC_STORE): gs://your-bucket/kinetic stands for it here, and a job needs one")
-        here = replace(here, store="gs://your-bucket/kinetic")
-    return here
+        settings = replace(settings, store="gs://your-bucket/kinetic")
+    return settings
 
 
 def _imported(file: str) -> ModuleType:
@@ -194,10 +194,10 @@ def _function(module: ModuleType, name: str, file: str) -> Any:
         raise UsageError(f"{file} has no {name!r}; {there}") from None
 
 
-def _prices(planned: Plan, here: Settings) -> list[tuple[str, str]]:
+def _prices(planned: Plan, settings: Settings) -> list[tuple[str, str]]:
     """The price in the first zone, where the slice would be requested first."""
     zone, chips = planned.zones[0] if planned.zones else "", planned.slice.chips * planned.slices
-    known = cost.price(planned.slice, zone, planned.spot, here.prices, here.listed)
+    known = cost.price(planned.slice, zone, planned.spot, settings.prices, settings.listed)
     if known is None:
         return [("price      ", "none known; name one with KINETIC_PRICES")]
     hourly = dollars(known.usd_per_chip_hour * chips)
@@ -217,9 +217,9 @@ def _contents(bundle: Bundle) -> list[tuple[str, str]]:
         rows.append(("call       ", f"{size(bundle.call.size)} pickled, without arguments"))
         rows.append(("by value   ", ", ".join(bundle.call.by_value) or "no module"))
     for item in bundle.data:
-        here = item.here or (str(item.snapshot.root / item.file) if item.snapshot else "")
+        path = item.here or (str(item.snapshot.root / item.file) if item.snapshot else "")
         amount = _amount(item.snapshot) if item.snapshot is not None else "read in place"
-        rows.append(("data       ", f"{here}: {amount}"))
+        rows.append(("data       ", f"{path}: {amount}"))
     if bundle.packages:
         files = sum(_files(item.snapshot) for item in bundle.packages if item.snapshot is not None)
         rows.append(

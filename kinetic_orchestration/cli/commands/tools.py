@@ -10,8 +10,7 @@ from pathlib import Path
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import note, show_json, show_table, working
 from kinetic_orchestration.packaging.requirements.locks import File, Hosts, Lock
-from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.configuration.settings import Settings, load
 from kinetic_orchestration.plan.declare.spec import JobSpec, slice_of
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.plan.messages import size
@@ -19,9 +18,9 @@ from kinetic_orchestration.protocol.system import copies
 
 
 def lock(arguments: Namespace) -> int:
-    here = settings.load()
+    settings = load()
     with working(f"resolving {arguments.target}"):
-        found, heading = _lock(arguments, here)
+        found, heading = _lock(arguments, settings)
     text = heading + found.text
     if arguments.output:
         Path(arguments.output).write_text(text, encoding="utf-8")
@@ -49,14 +48,14 @@ def stage_tools(arguments: Namespace) -> int:
     from kinetic_orchestration.packaging.requirements import tools
     from kinetic_orchestration.platforms.registry import open_store
 
-    here = settings.load(store=arguments.store, deployment=arguments.deployment)
-    store = open_store(here.store, here.deployment)
+    settings = load(store=arguments.store, deployment=arguments.deployment)
+    store = open_store(settings.store, settings.deployment)
     version = arguments.python or f"{sys.version_info[0]}.{sys.version_info[1]}"
     with working(f"staging uv and Python {version} in {store.url}"):
-        staged = [tools.stage_uv(store, here), tools.stage_python(store, here, version, copies.environ())]
+        staged = [tools.stage_uv(store, settings), tools.stage_python(store, settings, version, copies.environ())]
     if arguments.target:
         with working(f"staging the wheels of {arguments.target}"):
-            found, _ = _lock(arguments, here)
+            found, _ = _lock(arguments, settings)
             staged += tools.stage_wheels(store, found, copies.environ())
     if arguments.json:
         show_json({"store": store.url, "tools": [tool._asdict() for tool in staged]})
@@ -65,17 +64,17 @@ def stage_tools(arguments: Namespace) -> int:
     show_table(("tool", "sha256", "size", ""), rows, right=("size",))
     sys.stdout.flush()
     told = ",".join(f"{tool.name}={tool.digest}" for tool in staged[:2])
-    note(f"to submit from another home than {here.home}, set KINETIC_TOOLS={told}")
+    note(f"to submit from another home than {settings.home}, set KINETIC_TOOLS={told}")
     return codes.OK
 
 
-def _lock(arguments: Namespace, here: Settings) -> tuple[Lock, str]:
+def _lock(arguments: Namespace, settings: Settings) -> tuple[Lock, str]:
     """The lock of a file of requirements, or of what a function's code imports; and the comment above it."""
     from kinetic_orchestration.packaging.bundle import code_of, source_of
     from kinetic_orchestration.packaging.call.first_party import distributions_as_files
     from kinetic_orchestration.packaging.requirements import locks, remote
 
-    cache, first_party = here.home / "locks", distributions_as_files()
+    cache, first_party = settings.home / "locks", distributions_as_files()
     target, spec = arguments.target, None
     if ":" in target or target.endswith(".py"):
         from kinetic_orchestration.cli.commands.planning import spec_of
@@ -83,7 +82,7 @@ def _lock(arguments: Namespace, here: Settings) -> tuple[Lock, str]:
         spec = spec_of(arguments)
         if spec.options.requirements is not None:
             target = spec.options.requirements
-    hosts = _hosts(arguments.accelerator, spec, here)
+    hosts = _hosts(arguments.accelerator, spec, settings)
     lines: File | Sequence[str] = target
     pins: list[str] = []
     if spec is not None and hosts is not None and spec.options.requirements is None:
@@ -102,9 +101,9 @@ def _lock(arguments: Namespace, here: Settings) -> tuple[Lock, str]:
     return found, remote.heading(found, hosts) if hosts is not None else ""
 
 
-def _hosts(accelerator: str | None, spec: JobSpec | None, here: Settings) -> Hosts | None:
+def _hosts(accelerator: str | None, spec: JobSpec | None, settings: Settings) -> Hosts | None:
     """None: a lock for this machine."""
     if spec is None and accelerator is None:
         return None
     slice_ = slice_of(spec.options) if spec is not None else parse(accelerator or "")
-    return Hosts(slice_, emulated=bool(here.emulator))
+    return Hosts(slice_, emulated=bool(settings.emulator))

@@ -11,7 +11,7 @@ from kinetic_orchestration.api.handle import UNREADABLE, JobHandle, all_jobs, fi
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import age, dollars, note, show_fields, show_json, show_table, working
 from kinetic_orchestration.jobs.cleanup import reaper
-from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.configuration.settings import load, seconds
 from kinetic_orchestration.plan.hardware import cost as prices
 from kinetic_orchestration.plan.hardware.cost import Estimate
 from kinetic_orchestration.plan.hardware.price_list import PriceList
@@ -24,14 +24,14 @@ ASKED_AT_ONCE = 8
 def reap(arguments: Namespace) -> int:
     from kinetic_orchestration.platforms.registry import open_backend, open_store
 
-    here = settings.load(store=arguments.store, deployment=arguments.deployment)
-    store, backend = open_store(here.store, here.deployment), open_backend(here.backend, here)
+    settings = load(store=arguments.store, deployment=arguments.deployment)
+    store, backend = open_store(settings.store, settings.deployment), open_backend(settings.backend, settings)
     with working(f"looking through {store.url}"):
-        found = reaper.reap(store, backend, here, dry_run=arguments.dry_run, patience=DELETION_PATIENCE)
+        found = reaper.reap(store, backend, settings, dry_run=arguments.dry_run, patience=DELETION_PATIENCE)
     if arguments.json:
         show_json({"dry_run": arguments.dry_run, "reaped": [item._asdict() for item in found]})
     else:
-        _show_reaped(found, arguments.dry_run, here.listed)
+        _show_reaped(found, arguments.dry_run, settings.listed)
     results = {item.result for item in found}
     if results & {reaper.LEFT, reaper.UNREAD}:
         return codes.ENVIRONMENT
@@ -78,7 +78,7 @@ def cost(arguments: Namespace) -> int:
     place = {"store": arguments.store, "deployment": arguments.deployment}
     if arguments.job:
         return _cost_of_one(find_job(arguments.job, **place), arguments.json)
-    since = settings.seconds("--since", arguments.since) or 0.0
+    since = seconds("--since", arguments.since) or 0.0
     with working("adding up") as say:
         handles = all_jobs(within=since, **place)
         say("adding up", detail=f"{len(handles)} jobs")

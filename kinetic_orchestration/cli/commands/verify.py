@@ -15,25 +15,24 @@ from kinetic_orchestration.cli.verify import runner
 from kinetic_orchestration.cli.verify.budget import Budget
 from kinetic_orchestration.cli.verify.runner import FAILED, PASSED, Report, Wanted
 from kinetic_orchestration.errors import BackendError, CredentialsError, StoreError, UsageError
-from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.configuration.settings import Settings, seconds
 
 
 def verify(arguments: Namespace) -> int:
     wanted = runner.Wanted(
         accelerator=arguments.accelerator, usd=arguments.budget, spot=arguments.spot, zones=tuple(arguments.zone),
-        wait=settings.seconds("--wait", arguments.wait) or 0.0, only=tuple(arguments.only), store=arguments.store,
+        wait=seconds("--wait", arguments.wait) or 0.0, only=tuple(arguments.only), store=arguments.store,
     )  # fmt: skip
     folder = Path(arguments.output)
     try:
-        here = runner.here_for(wanted, only_looking=arguments.dry_run)
+        settings = runner.here_for(wanted, only_looking=arguments.dry_run)
     except (BackendError, CredentialsError, StoreError) as error:  # of the bucket, whose location selects the zones
         reports.check_folder(folder)
         found = runner.closed(wanted, error, note)
         return _tell(found, *reports.write(found, folder), as_json=arguments.json)
-    planned = runner.plan(wanted, here)
+    planned = runner.plan(wanted, settings)
     if not arguments.json:
-        _show_plan(planned, wanted, here)
+        _show_plan(planned, wanted, settings)
     if arguments.dry_run:
         if arguments.json:
             show_json(_document(planned))
@@ -44,13 +43,13 @@ def verify(arguments: Namespace) -> int:
         return codes.OK
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it removes what it made then, too
     emulator, recorded = runner.baseline()
-    found = runner.run(wanted, here, planned, note, emulator)
+    found = runner.run(wanted, settings, planned, note, emulator)
     found.baseline = recorded
     page, document = reports.write(found, folder)
     return _tell(found, page, document, as_json=arguments.json)
 
 
-def _show_plan(planned: Budget, wanted: Wanted, here: Settings) -> None:
+def _show_plan(planned: Budget, wanted: Wanted, settings: Settings) -> None:
     rows = []
     for step in planned.steps:
         slices = f"{step.wish.slices} × {step.slice.name}" if step.slice is not None else "-"
@@ -58,11 +57,12 @@ def _show_plan(planned: Budget, wanted: Wanted, here: Settings) -> None:
         state = f"not run: {step.left_out}" if step.left_out else "run"
         rows.append((step.wish.name, slices, minutes, dollars(step.usd) if step.usd else "-", state))
     show_table(("step", "slices", "at most", "costs at most", "is"), rows, right=("costs at most",))
-    where = "an emulated Google Cloud, where nothing costs anything" if here.emulator else f"project {here.project}"
+    project = f"project {settings.project}"
+    where = "an emulated Google Cloud, where nothing costs anything" if settings.emulator else project
     print(
-        f"\nIn {where}, zones {', '.join(here.zones)}{', spot' if wanted.spot else ''}: at most "
+        f"\nIn {where}, zones {', '.join(settings.zones)}{', spot' if wanted.spot else ''}: at most "
         f"{dollars(planned.most)} of {dollars(planned.usd)} ({planned.price}). Requests to the bucket are not in it.\n"
-        f"All of it lies under {here.store.rstrip('/')}/{here.deployment} and is removed at the end."
+        f"All of it lies under {settings.store.rstrip('/')}/{settings.deployment} and is removed at the end."
     )
     sys.stdout.flush()
 

@@ -34,8 +34,7 @@ from kinetic_orchestration.cli.verify.redaction import Redactor, known_of
 from kinetic_orchestration.cli.verify.scene import Scene, Spent, TooLong
 from kinetic_orchestration.cli.verify.steps import BUCKET, REAP, STEPS_IN_ORDER, Step
 from kinetic_orchestration.errors import KineticError, UsageError
-from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.configuration.settings import Settings, load
 from kinetic_orchestration.plan.hardware import accelerators, regions
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.messages import warn
@@ -107,23 +106,23 @@ def here_for(wanted: Wanted, *, only_looking: bool = False) -> Settings:
     """The settings of this run: a deployment of its own, in the zones that are named, else in those of the bucket."""
     zones = ",".join(wanted.zones) or None
     deployment = f"verify-{secrets.token_hex(4)}"
-    here = settings.load(store=wanted.store, deployment=deployment, zones=zones)
-    if here.backend != "tpu-vm" or not here.project or not here.store.startswith("gs://"):
+    settings = load(store=wanted.store, deployment=deployment, zones=zones)
+    if settings.backend != "tpu-vm" or not settings.project or not settings.store.startswith("gs://"):
         raise UsageError(
             "a verification runs on Cloud TPU, or on the emulator of it: set KINETIC_PROJECT and KINETIC_STORE=gs://… ("
             "docs/cloud/cloud-tpu.md has the steps from a bare project), or paste what `ko emulator --print-env` prints"
         )
-    if not here.zones:
-        near = _near(accelerators.parse(wanted.accelerator), here, only_looking=only_looking)
-        here = settings.load(store=wanted.store, deployment=deployment, zones=",".join(near) or None)
-    return here
+    if not settings.zones:
+        near = _near(accelerators.parse(wanted.accelerator), settings, only_looking=only_looking)
+        settings = load(store=wanted.store, deployment=deployment, zones=",".join(near) or None)
+    return settings
 
 
-def _near(one: Slice, here: Settings, *, only_looking: bool) -> tuple[str, ...]:
+def _near(one: Slice, settings: Settings, *, only_looking: bool) -> tuple[str, ...]:
     """The zones that a job which names none may run in: those of its bucket's location."""
     known = accelerators.zones(one)
     try:
-        bucket = location_of(here)
+        bucket = location_of(settings)
     except KineticError as error:
         if not only_looking:
             raise
@@ -135,40 +134,40 @@ def _near(one: Slice, here: Settings, *, only_looking: bool) -> tuple[str, ...]:
 def closed(wanted: Wanted, error: KineticError, say: Say) -> Report:
     """Return the report of a bucket that cannot be opened: it is opened once more, for the record, and no step runs."""
     known_zones = ",".join(accelerators.zones(accelerators.parse(wanted.accelerator)))
-    here = settings.load(store=wanted.store, deployment=f"verify-{secrets.token_hex(4)}", zones=known_zones)
-    planned, began = plan(wanted, here), time.monotonic()
-    report, recorder = _new(wanted, here, planned)
+    settings = load(store=wanted.store, deployment=f"verify-{secrets.token_hex(4)}", zones=known_zones)
+    planned, began = plan(wanted, settings), time.monotonic()
+    report, recorder = _new(wanted, settings, planned)
     recorder.step = BUCKET
     with call_hook.listening(recorder.hear), contextlib.suppress(KineticError):
-        location_of(here)
+        location_of(settings)
     _without_bucket(planned, report, recorder, error, say)
     report.seconds, report.entries, report.lost = time.monotonic() - began, recorder.entries, recorder.lost
     return report
 
 
-def plan(wanted: Wanted, here: Settings) -> Budget:
+def plan(wanted: Wanted, settings: Settings) -> Budget:
     names = [step.name for step in STEPS_IN_ORDER]
     if unknown := sorted(set(wanted.only) - set(names)):
         raise UsageError(f"there is no step {unknown[0]!r}; there are: {', '.join(names)}")
     return budget.plan(
-        [step.wish for step in STEPS_IN_ORDER], wanted.accelerator, wanted.usd, here.zones,
-        spot=wanted.spot, prices=here.prices, only=(*wanted.only, REAP) if wanted.only else (),
+        [step.wish for step in STEPS_IN_ORDER], wanted.accelerator, wanted.usd, settings.zones,
+        spot=wanted.spot, prices=settings.prices, only=(*wanted.only, REAP) if wanted.only else (),
     )  # fmt: skip
 
 
-def run(wanted: Wanted, here: Settings, planned: Budget, say: Say, emulator: Facts | None = None) -> Report:
+def run(wanted: Wanted, settings: Settings, planned: Budget, say: Say, emulator: Facts | None = None) -> Report:
     """Run all steps and write the report; all resources of the run are removed in any case."""
-    report, recorder = _new(wanted, here, planned)
+    report, recorder = _new(wanted, settings, planned)
     began, measured = time.monotonic(), list[tuple[str, float]]()
     with _own_home(), _jobs() as jobs, call_hook.listening(recorder.hear), rate_limit.freely():
         recorder.step = BUCKET
         try:
-            store = open_store(here.store, here.deployment)
+            store = open_store(settings.store, settings.deployment)
         except KineticError as error:
             _without_bucket(planned, report, recorder, error, say)
         else:
             assert isinstance(store, GcsStore)
-            scene = Scene(here, store, recorder, jobs, budget=wanted.usd, wait=wanted.wait, spot=wanted.spot)
+            scene = Scene(settings, store, recorder, jobs, budget=wanted.usd, wait=wanted.wait, spot=wanted.spot)
             _run_all(scene, planned, report, say)
             measured = scene.measured
     report.seconds = time.monotonic() - began
@@ -187,13 +186,13 @@ def run(wanted: Wanted, here: Settings, planned: Budget, say: Say, emulator: Fac
     return report
 
 
-def _new(wanted: Wanted, here: Settings, planned: Budget) -> tuple[Report, Recorder]:
-    redactor = Redactor(known(here))
-    recorder = Recorder(redactor, f"kinetic-{names.mark(here.store, here.deployment)}-")
+def _new(wanted: Wanted, settings: Settings, planned: Budget) -> tuple[Report, Recorder]:
+    redactor = Redactor(known(settings))
+    recorder = Recorder(redactor, f"kinetic-{names.mark(settings.store, settings.deployment)}-")
     report = Report(
         datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), versions(),
-        {"accelerator": wanted.accelerator, "budget": wanted.usd, "spot": wanted.spot, "zones": list(here.zones)},
-        planned.price, bool(here.emulator or here.emulator_grpc), redactor=redactor,
+        {"accelerator": wanted.accelerator, "budget": wanted.usd, "spot": wanted.spot, "zones": list(settings.zones)},
+        planned.price, bool(settings.emulator or settings.emulator_grpc), redactor=redactor,
     )  # fmt: skip
     return report, recorder
 
@@ -305,17 +304,17 @@ def _shown(seen: Mapping[str, Any], redactor: Redactor) -> dict[str, Any]:
 # ---- around it
 
 
-def known(here: Settings) -> dict[str, str]:
+def known(settings: Settings) -> dict[str, str]:
     """Map what must never be seen in a report to the word that stands for it."""
-    bucket, _, prefix = here.store.removeprefix("gs://").partition("/")
+    bucket, _, prefix = settings.store.removeprefix("gs://").partition("/")
     values: list[tuple[str, str]] = [
-        ("DEPLOYMENT", here.deployment), ("PROJECT", here.project), ("PROJECT", here.quota_project), ("BUCKET", bucket),
-        ("STORE", here.store), ("PREFIX", prefix if len(prefix) > 7 else ""),
-        ("ACCOUNT", here.service_account), ("ACCOUNT", here.impersonate), ("NETWORK", here.network),
-        ("SUBNETWORK", here.subnetwork), ("OUTPUTS", here.output_dir), ("HOME", str(Path.home())),
-        ("HOME", str(here.home)), ("HERE", socket.gethostname()), ("USER", _user()),
+        ("DEPLOYMENT", settings.deployment), ("PROJECT", settings.project), ("PROJECT", settings.quota_project),
+        ("BUCKET", bucket), ("STORE", settings.store), ("PREFIX", prefix if len(prefix) > 7 else ""),
+        ("ACCOUNT", settings.service_account), ("ACCOUNT", settings.impersonate), ("NETWORK", settings.network),
+        ("SUBNETWORK", settings.subnetwork), ("OUTPUTS", settings.output_dir), ("HOME", str(Path.home())),
+        ("HOME", str(settings.home)), ("HERE", socket.gethostname()), ("USER", _user()),
     ]  # fmt: skip
-    for path in (here.network, here.subnetwork):
+    for path in (settings.network, settings.subnetwork):
         parts = path.split("/")
         values += [("PROJECT", parts[1])] if len(parts) > 1 and parts[0] == "projects" else []
     return known_of((word, value) for word, value in values if len(value) > 2)
