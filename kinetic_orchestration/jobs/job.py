@@ -14,7 +14,7 @@ from kinetic_orchestration.jobs.trust import ALONE, Trust
 from kinetic_orchestration.plan.records import Within, plan_of, spec_of, within
 from kinetic_orchestration.plan.values import Outcome, Plan
 from kinetic_orchestration.platforms.backend import Backend
-from kinetic_orchestration.platforms.read_only import Onlooker
+from kinetic_orchestration.platforms.read_only import ReadOnlyBackend
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.content import digest
@@ -61,7 +61,7 @@ class Job:
 
     def on(self, backend: Backend) -> Job:
         """Return the job with the backend that it runs on; an onlooker of that backend for a job in doubt."""
-        return replace(self, backend=Onlooker(backend) if self.doubt else backend)
+        return replace(self, backend=ReadOnlyBackend(backend) if self.doubt else backend)
 
 
 def open_job(
@@ -102,7 +102,7 @@ def authenticated(job: Job, spec_digest: str, ended: str = "") -> Job:
     job = replace(job, ended=ended) if ended else job
     if not spec_digest or not job.doubt:
         return job
-    backend = job.backend.backend if isinstance(job.backend, Onlooker) else job.backend
+    backend = job.backend.backend if isinstance(job.backend, ReadOnlyBackend) else job.backend
     known = replace(job, doubt=job.trust.doubt_of_spec(job.store, job.job_id, job.spec_digest, spec_digest))
     return known.on(backend)
 

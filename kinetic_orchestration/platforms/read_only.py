@@ -16,7 +16,7 @@ from kinetic_orchestration.plan.values import UNKNOWN, Freed, Observation, Past,
 from kinetic_orchestration.platforms.backend import Backend, Submission
 
 
-class Onlooker:
+class ReadOnlyBackend:
     """A backend that only observes."""
 
     def __init__(self, backend: Backend) -> None:
@@ -28,7 +28,7 @@ class Onlooker:
     @property
     def kind(self) -> object:
         """A key that gives it a watcher of its own: it sees less than other backends."""
-        return Onlooker, type(self.backend)
+        return ReadOnlyBackend, type(self.backend)
 
     def prepare(self) -> None:
         """There is no first call."""

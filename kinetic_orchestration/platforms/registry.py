@@ -40,7 +40,9 @@ def _local(settings: Settings) -> Backend:
     from kinetic_orchestration.platforms.google.rest import secret_manager
     from kinetic_orchestration.platforms.local.backend import LocalBackend, SecretSource
 
-    secrets = SecretSource(partial(secret_manager.check_here, settings), partial(secret_manager.values_here, settings))
+    secrets = SecretSource(
+        partial(secret_manager.check_readable, settings), partial(secret_manager.read_values, settings)
+    )
     return LocalBackend(settings.home, settings.max_hosts, settings.store, settings.deployment, secrets)
 
 

@@ -216,7 +216,7 @@ PLANTED = (
     Planted(
         "a follower that waits asks again and again",
         "platforms/google/tpu/backend.py",
-        "            if wait := self._still_made(resource, what):\n                return wait\n",
+        "            if wait := self._still_made(resource, context):\n                return wait\n",
         "",
     ),
     Planted(
@@ -228,9 +228,9 @@ PLANTED = (
     Planted(
         "a failed look means that the slice is gone",
         "platforms/google/tpu/backend.py",
-        "                trouble = api_errors.classify(_told(raised), Asked(project, zone))\n"
+        "                trouble = api_errors.classify(_status_of(raised), CallContext(project, zone))\n"
         '                refused = trouble.cause if trouble.action == api_errors.DROP else ""\n',
-        "                seen.update((index, states.observation(None, (), Asked())) for index in indices)\n"
+        "                seen.update((index, states.observation(None, (), CallContext())) for index in indices)\n"
         "                continue\n",
     ),
     Planted(

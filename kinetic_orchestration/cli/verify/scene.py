@@ -319,6 +319,6 @@ class Scene:
         """The secrets of this run that are still in Secret Manager."""
         mark = names.mark(self.settings.store, self.settings.deployment)
         try:
-            return [found.resource for found in secret_manager.kept(self.settings, request.MARK, mark)]
+            return [found.resource for found in secret_manager.with_label(self.settings, request.MARK, mark)]
         except KineticError:  # without Secret Manager there is none of ours
             return []

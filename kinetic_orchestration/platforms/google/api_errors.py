@@ -62,7 +62,7 @@ class Trouble(NamedTuple):
     scope: str = ""  # the zone or the region that the message names
 
 
-class Asked(NamedTuple):
+class CallContext(NamedTuple):
     """The subject of a call, as far as the advice depends on it."""
 
     project: str = ""
@@ -71,7 +71,7 @@ class Asked(NamedTuple):
     reserved: bool = False
 
 
-NOTHING = Asked()
+NO_CONTEXT = CallContext()
 
 
 class Row(NamedTuple):
@@ -80,40 +80,40 @@ class Row(NamedTuple):
     reasons: tuple[str, ...]  # or one of these in the details: ErrorInfo's reason, a violation's type
     cause: str
     action: str
-    advice: str | Callable[[Mapping[str, str], Asked], str] = ""
+    advice: str | Callable[[Mapping[str, str], CallContext], str] = ""
 
 
-def _say_enable(found: Mapping[str, str], asked: Asked) -> str:
+def _advise_enable(found: Mapping[str, str], context: CallContext) -> str:
     service = found.get("service") or "tpu.googleapis.com"
-    project = asked.project or found.get("consumer") or "PROJECT"
+    project = context.project or found.get("consumer") or "PROJECT"
     said = f"enable it: gcloud services enable {service} --project {project}"
     if (consumer := found.get("consumer", project)) != project:  # its number, or that of another one
         said += f" (if {consumer} is another project: calls are counted against it, see KINETIC_QUOTA_PROJECT)"
     return said
 
 
-def _say_permission(found: Mapping[str, str], asked: Asked) -> str:
+def _advise_permission(found: Mapping[str, str], context: CallContext) -> str:
     permission = found.get("permission", "")
     role = ROLES.get(permission.split(".", maxsplit=1)[0], "roles/tpu.admin")
     missing = f"the permission {permission} is missing" if permission else "a permission is missing"
-    return f"{missing}: {grant(role, asked.project)}"
+    return f"{missing}: {grant(role, context.project)}"
 
 
-def _say_act_as(found: Mapping[str, str], asked: Asked) -> str:
-    account = found.get("account") or asked.account or "SERVICE_ACCOUNT"
+def _advise_act_as(found: Mapping[str, str], context: CallContext) -> str:
+    account = found.get("account") or context.account or "SERVICE_ACCOUNT"
     return (
         f"the permission iam.serviceAccounts.actAs on {account} is missing: gcloud iam service-accounts "
         f"add-iam-policy-binding {account} --member=user:YOU --role=roles/iam.serviceAccountUser"
     )
 
 
-def _say_constraint(found: Mapping[str, str], asked: Asked) -> str:
+def _advise_constraint(found: Mapping[str, str], context: CallContext) -> str:
     constraint = f"constraints/{found['constraint']}" if found.get("constraint") else "a constraint"
     fix = CONSTRAINTS.get(found.get("constraint", ""), "ask whoever administers the organisation for an exception")
     return f"the organisation's policy {constraint} forbids it: {fix}"
 
 
-def _say_perimeter(found: Mapping[str, str], asked: Asked) -> str:
+def _advise_perimeter(found: Mapping[str, str], context: CallContext) -> str:
     number = f" (number {found['perimeter']})" if found.get("perimeter") else ""
     return (
         f"a VPC Service Controls perimeter{number} forbids it: call from inside the perimeter, or ask its "
@@ -121,7 +121,7 @@ def _say_perimeter(found: Mapping[str, str], asked: Asked) -> str:
     )
 
 
-def _say_quota_project(found: Mapping[str, str], asked: Asked) -> str:
+def _advise_quota_project(found: Mapping[str, str], context: CallContext) -> str:
     project = found.get("consumer") or "the quota project"
     return (
         f"calls may not be counted against {project}: name another with KINETIC_QUOTA_PROJECT, or "
@@ -164,13 +164,13 @@ RESERVED = "the reservation has not enough free: wait for its other users, ask f
 # The first matching row applies. Rows about permissions come first: 403 and 400 have many reasons.
 ROWS: tuple[Row, ...] = (
     Row((), r"vpcServiceControlsUniqueIdentifier", ("SECURITY_POLICY_VIOLATED", "VPC_SERVICE_CONTROLS"),
-        wire.CONFIGURATION, FATAL, _say_perimeter),
+        wire.CONFIGURATION, FATAL, _advise_perimeter),
     Row((), r"\bconstraints/[a-z]+\.\w+", ("ORG_POLICY_VIOLATION", "CUSTOM_ORG_POLICY_VIOLATION"),
-        wire.CONFIGURATION, FATAL, _say_constraint),
+        wire.CONFIGURATION, FATAL, _advise_constraint),
     Row((), r"to use project \S+?\. Grant the caller|serviceusage\.services\.use", ("USER_PROJECT_DENIED",),
-        wire.CONFIGURATION, FATAL, _say_quota_project),
+        wire.CONFIGURATION, FATAL, _advise_quota_project),
     Row((), r"has not been used in project .* before or it is disabled", ("SERVICE_DISABLED",),
-        wire.CONFIGURATION, FATAL, _say_enable),
+        wire.CONFIGURATION, FATAL, _advise_enable),
     Row((), r"billing (account|to be enabled|.*disabled)", ("BILLING_DISABLED",),
         wire.CONFIGURATION, FATAL, "link the project to a billing account that is open"),
     Row((UNAVAILABLE,), r"from plugin failed.*(invalid_grant|invalid_client|unauthorized_client|[Rr]eauthenti)", (),
@@ -179,8 +179,8 @@ ROWS: tuple[Row, ...] = (
     Row((DENIED, NOT_FOUND, INVALID), r"Location \S+ is not found or access is unauthorized", (),
         wire.QUOTA, DROP),
     Row((DENIED, INVALID), r"access to (the )?service account|iam\.serviceAccounts\.actAs", (),
-        wire.CONFIGURATION, FATAL, _say_act_as),
-    Row((DENIED,), "", ("IAM_PERMISSION_DENIED",), wire.CONFIGURATION, FATAL, _say_permission),
+        wire.CONFIGURATION, FATAL, _advise_act_as),
+    Row((DENIED,), "", ("IAM_PERMISSION_DENIED",), wire.CONFIGURATION, FATAL, _advise_permission),
     # How much there is.
     Row((), r"\b[Ll]imit:? 0(\.0)?\b", (), wire.QUOTA, DROP,
         "there is none at all: ask for quota at console.cloud.google.com/iam-admin/quotas"),
@@ -199,7 +199,7 @@ ROWS: tuple[Row, ...] = (
     Row((INTERNAL,), "", (), wire.INTERNAL, HERE),
     Row((UNAVAILABLE, DEADLINE, UNKNOWN, ABORTED, CANCELLED, DATA_LOSS), "", (), wire.INTERNAL, AGAIN),
     # What was asked for.
-    Row((DENIED,), "", (), wire.CONFIGURATION, FATAL, _say_permission),
+    Row((DENIED,), "", (), wire.CONFIGURATION, FATAL, _advise_permission),
     Row((INVALID, NOT_FOUND, PRECONDITION, RANGE, UNIMPLEMENTED), "", (), wire.CONFIGURATION, FATAL),
 )  # fmt: skip
 
@@ -218,7 +218,7 @@ _SCOPES = (
 )
 
 
-def classify(status: Status, asked: Asked = NOTHING) -> Trouble:
+def classify(status: Status, context: CallContext = NO_CONTEXT) -> Trouble:
     """Map an API error to its meaning and advice."""
     _, facts = _details(status.details)
     for name, pattern in _FACTS.items():
@@ -228,10 +228,10 @@ def classify(status: Status, asked: Asked = NOTHING) -> Trouble:
     if row is None:
         return Trouble(wire.INFRASTRUCTURE, FRESH, _sentence(status, ""))
     cause, action = row.cause, row.action
-    advice = row.advice if isinstance(row.advice, str) else row.advice(facts, asked)
-    if asked.reserved and _RESERVED.search(status.message):
+    advice = row.advice if isinstance(row.advice, str) else row.advice(facts, context)
+    if context.reserved and _RESERVED.search(status.message):
         cause, action, advice = wire.CONFIGURATION, FATAL, RESERVED
-    scope = _scope(status.message) or asked.zone if action == DROP else ""
+    scope = _scope(status.message) or context.zone if action == DROP else ""
     return Trouble(cause, action, _sentence(status, advice), scope)
 
 

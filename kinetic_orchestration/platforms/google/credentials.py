@@ -130,8 +130,8 @@ def _quota(credentials: Any, quota_project: str) -> Any:
 
 def refused(error: Exception) -> CredentialsError:
     """The error for credentials that give no token (google.auth.exceptions.RefreshError), with advice."""
-    told = " ".join(str(part) for part in error.args if isinstance(part, str)) or str(error)
-    if "getAccessToken" in told or "impersonated credentials" in told:
+    message = " ".join(str(part) for part in error.args if isinstance(part, str)) or str(error)
+    if "getAccessToken" in message or "impersonated credentials" in message:
         advice = (
             "to act as another service account you need roles/iam.serviceAccountTokenCreator on it: gcloud iam "
             "service-accounts add-iam-policy-binding ACCOUNT --member=user:YOU "
@@ -139,4 +139,4 @@ def refused(error: Exception) -> CredentialsError:
         )
     else:
         advice = f"they may have expired or been revoked; run '{LOGIN}'"
-    return CredentialsError(f"Google Cloud refused the credentials: {told.rstrip('.')}. What helps: {advice}.")
+    return CredentialsError(f"Google Cloud refused the credentials: {message.rstrip('.')}. What helps: {advice}.")

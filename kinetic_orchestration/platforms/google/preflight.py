@@ -20,7 +20,7 @@ from kinetic_orchestration.errors import BackendError, CredentialsError, Kinetic
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import regions
 from kinetic_orchestration.platforms.google import api_errors, credentials
-from kinetic_orchestration.platforms.google.api_errors import Asked
+from kinetic_orchestration.platforms.google.api_errors import CallContext
 from kinetic_orchestration.platforms.google.rest.client import Answer, Google, google
 from kinetic_orchestration.platforms.google.storage.location import bucket_of, location_of
 from kinetic_orchestration.platforms.google.storage.requests import impatient
@@ -70,9 +70,9 @@ def require(settings: Settings) -> None:
             return
     failed = [finding for finding in _needed(settings) if finding.state == FAILED]
     if failed:
-        told = "\n".join(f"  {finding.name}: {finding.found}. {finding.fix}".rstrip() for finding in failed)
+        text = "\n".join(f"  {finding.name}: {finding.found}. {finding.fix}".rstrip() for finding in failed)
         raise BackendError(
-            f"Google Cloud is not ready for this job, and nothing was submitted:\n{told}", "configuration"
+            f"Google Cloud is not ready for this job, and nothing was submitted:\n{text}", "configuration"
         )
     with _lock:
         _passed[key] = time.monotonic()
@@ -85,7 +85,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     if any(finding.name in ("credentials", "project") and finding.state == FAILED for finding in found):
         return
     with google(settings) as api:
-        yield from _at_once([partial(look, settings, api) for look in (_zones, _secrets, _quota, _keys)])
+        yield from _concurrently([partial(check, settings, api) for check in (_zones, _secrets, _quota, _keys)])
 
 
 def _needed(settings: Settings, patience: float | None = None) -> Iterator[Finding]:
@@ -98,21 +98,21 @@ def _needed(settings: Settings, patience: float | None = None) -> Iterator[Findi
         return
     try:
         with google(settings) as api:
-            looks = [partial(look, settings, api) for look in (_tpu_api, _permissions, _act_as)]
-            yield from _at_once([*looks, partial(_bucket, settings, patience)])
+            checks = [partial(check, settings, api) for check in (_tpu_api, _permissions, _act_as)]
+            yield from _concurrently([*checks, partial(_bucket, settings, patience)])
     except CredentialsError as error:  # they were there, and are worth nothing
         yield Finding("credentials", FAILED, "they give no token", str(error))
 
 
-def _at_once(looks: Sequence[Callable[[], Finding]]) -> list[Finding]:
+def _concurrently(checks: Sequence[Callable[[], Finding]]) -> list[Finding]:
     """Run checks concurrently, as each takes a round trip or more; with the current credentials of this process."""
     acting = credentials.as_now()
 
-    def within(look: Callable[[], Finding]) -> Finding:
+    def within(check: Callable[[], Finding]) -> Finding:
         with acting():
-            return look()
+            return check()
 
-    return side_by_side(within, looks, len(looks))
+    return side_by_side(within, checks, len(checks))
 
 
 def _credentials(settings: Settings) -> Finding:
@@ -194,10 +194,10 @@ def _zones(settings: Settings, api: Google) -> Finding:
         return Finding("egress", FAILED, "no zones are named, and those near the bucket are not known", str(error))
     if not settings.zones:
         return Finding("egress", OK, f"none by default: jobs run in zones of the bucket's {bucket}")
-    told = regions.egress(settings.zones, bucket)
+    text = regions.egress(settings.zones, bucket)
     if all(map(bucket.holds, settings.zones)):
-        return Finding("egress", OK, told)
-    return Finding("egress", WARNING, told, "Name zones of the bucket's location alone, or take a bucket in theirs")
+        return Finding("egress", OK, text)
+    return Finding("egress", WARNING, text, "Name zones of the bucket's location alone, or take a bucket in theirs")
 
 
 def _secrets(settings: Settings, api: Google) -> Finding:
@@ -260,7 +260,7 @@ def _missing(answer: Answer, permissions: tuple[str, ...]) -> list[str]:
 
 
 def _refused(name: str, answer: Answer, settings: Settings) -> Finding:
-    trouble = api_errors.classify(answer.status_of(), Asked(settings.project))
+    trouble = api_errors.classify(answer.status_of(), CallContext(settings.project))
     said, _, advice = trouble.sentence.partition("): ")
     return Finding(name, FAILED, f"{said})" if advice else said, advice[:1].upper() + advice[1:])
 
@@ -268,6 +268,6 @@ def _refused(name: str, answer: Answer, settings: Settings) -> Finding:
 def _unchecked(name: str, answer: Answer, settings: Settings) -> Finding:
     """The finding of a check that neither succeeded nor was denied."""
     refused = _refused(name, answer, settings)
-    fatal = api_errors.classify(answer.status_of(), Asked(settings.project))
+    fatal = api_errors.classify(answer.status_of(), CallContext(settings.project))
     enable = "cloudresourcemanager" in refused.fix or fatal.action != api_errors.FATAL
     return refused._replace(state=WARNING if enable else FAILED)

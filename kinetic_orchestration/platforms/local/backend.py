@@ -113,7 +113,7 @@ class LocalBackend:
 
     def emulates(self, slice_: Slice) -> bool:
         if slice_.kind == "gpu":
-            return not gpus.choice(slice_, gpus.here(copies.environ()).gpus).kinds
+            return not gpus.choice(slice_, gpus.visible(copies.environ()).gpus).kinds
         return not has_real(slice_)
 
     def dry_run(self, plan: Plan) -> str:
@@ -207,7 +207,7 @@ class LocalBackend:
 
     def _choice(self, slice_: Slice) -> gpus.Choice:
         """Return the GPUs that suit a slice. Raises UsageError, which lists the existing ones, if none ever could."""
-        found = gpus.here(copies.environ())
+        found = gpus.visible(copies.environ())
         choice = gpus.choice(slice_, found.gpus)
         if choice.kinds:
             return choice
@@ -231,7 +231,7 @@ class LocalBackend:
         """Return the GPUs that this placement already has, when its submission is repeated."""
         for lock in _locks(run).values():
             if (names := _devices_of(lock).get("taken", [])) and _held(lock):
-                there = {gpu.id: gpu for gpu in gpus.here(copies.environ()).gpus}
+                there = {gpu.id: gpu for gpu in gpus.visible(copies.environ()).gpus}
                 return tuple(there[name] for name in names if name in there)
         return ()
 
@@ -432,7 +432,7 @@ class LocalBackend:
 
 def gpus_and_holders(here: Settings, environ: Mapping[str, str]) -> tuple[list[tuple[gpus.Gpu, str]], gpus.Found]:
     """The GPUs that jobs may use, each with the job that has it, or ""; and the drivers' messages."""
-    found = gpus.here(environ)
+    found = gpus.visible(environ)
     leases = LocalBackend(here.home, here.max_hosts, here.store, here.deployment).leases() if found.gpus else {}
     return [(gpu, leases.get(gpu.id, "")) for gpu in found.gpus], found
 
@@ -497,7 +497,7 @@ def _held_by(found: Sequence[gpus.Gpu], leases: Mapping[str, str]) -> str:
     """Describe the number of GPUs of each model, and the jobs that have them."""
     jobs = Counter(leases[gpu.id] for gpu in found if gpu.id in leases)
     held = ", ".join(f"{job} has {count}" for job, count in sorted(jobs.items()))
-    return f"{gpus.told(found)} ({held})" if held else gpus.told(found)
+    return f"{gpus.described(found)} ({held})" if held else gpus.described(found)
 
 
 def has_real(slice_: Slice, root: Path = Path("/")) -> bool:

@@ -56,7 +56,7 @@ class Found(NamedTuple):
 _known: dict[tuple[str, ...], tuple[float, Found]] = {}
 
 
-def here(environ: Mapping[str, str]) -> Found:
+def visible(environ: Mapping[str, str]) -> Found:
     """The GPUs that this process may use, by the variables of CUDA, ROCm and NVIDIA's containers."""
     found = listed(environ)
     return found._replace(gpus=tuple(_visible(found.gpus, environ)))
@@ -88,10 +88,10 @@ _MIG = re.compile(r"\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: ([^)]+)\)\s*")
 ROCM_ARGUMENTS = ["--showproductname", "--showuniqueid", "--json"]
 
 
-def read_nvidia_smi(told: str) -> list[Gpu]:
+def read_nvidia_smi(output: str) -> list[Gpu]:
     found: list[Gpu] = []
     whole: Gpu | None = None
-    for line in told.splitlines():
+    for line in output.splitlines():
         if gpu := _GPU.fullmatch(line):
             whole = Gpu(NVIDIA, gpu[1], gpu[3], gpu[2])
             found.append(whole)
@@ -102,9 +102,9 @@ def read_nvidia_smi(told: str) -> list[Gpu]:
     return found
 
 
-def read_rocm_smi(told: str) -> list[Gpu]:
+def read_rocm_smi(output: str) -> list[Gpu]:
     found = []
-    for name, fields in json.loads(told).items():
+    for name, fields in json.loads(output).items():
         if not (card := re.fullmatch(r"card(\d+)", name)):
             continue
         field = {key.lower(): str(value) for key, value in fields.items()}
@@ -285,7 +285,7 @@ def _is_a(gpu: Gpu, generation: str) -> bool:
     return not gpu.is_slice and all(re.search(rf"\b{word}\b", gpu.model, re.IGNORECASE) for word in words)
 
 
-def told(found: Iterable[Gpu]) -> str:
+def described(found: Iterable[Gpu]) -> str:
     """The number of GPUs of each model, for users."""
     models = [gpu.model for gpu in found]
     return ", ".join(f"{models.count(model)} × {model}" for model in dict.fromkeys(models))
@@ -328,4 +328,4 @@ def hidden(path: str) -> str:
     """
     if not any(map(os.path.exists, SIGNS)) and not any(shutil.which(tool, path=path) for tool in TOOLS):
         return ""
-    return told(listed({"PATH": path}).gpus)
+    return described(listed({"PATH": path}).gpus)

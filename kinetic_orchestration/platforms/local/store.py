@@ -85,9 +85,9 @@ class LocalStore(FileRecords):
         return generation / 1e9
 
     def refusal(self, error: OSError, verb: str, name: str, reason: str = "") -> Exception:
-        told = str(super().refusal(error, verb, name, reason))
+        message = str(super().refusal(error, verb, name, reason))
         advice = "" if reason else _NEXT.get(error.errno or 0, "")
-        return StoreError(f"{told} {advice}".rstrip())
+        return StoreError(f"{message} {advice}".rstrip())
 
 
 def open_local(path: str | os.PathLike[str], deployment: str) -> LocalStore:

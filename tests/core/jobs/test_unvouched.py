@@ -28,7 +28,7 @@ from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.google.rest import secret_manager
 from kinetic_orchestration.platforms.google.tpu.backend import MOST_UNLISTED
 from kinetic_orchestration.platforms.google.tpu.request import JOB, MARK
-from kinetic_orchestration.platforms.read_only import Onlooker
+from kinetic_orchestration.platforms.read_only import ReadOnlyBackend
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
 from tests.support.on_cloud import STAGED, Place, enter_deployment
@@ -236,14 +236,14 @@ def test_a_stranger_cancels_by_the_jobs_own_records(here: Here) -> None:
     assert here.harm() == []
     own = JobHandle(reopened("job-000000000001", here.store, {"tpu-vm": here.backend}, here.settings))._job
     believed = authenticated(own, own.spec_digest)
-    assert not believed.doubt and not isinstance(believed.backend, Onlooker)
+    assert not believed.doubt and not isinstance(believed.backend, ReadOnlyBackend)
     actions.close(believed, 1, wire.CANCELLED, "enough")
     actions.release(believed, 1)
     here.cloud.wait_until(lambda: here.cloud.queued_resource(name) is None)
 
 
 def test_an_onlooker_has_no_hands(here: Here) -> None:
-    onlooker = Onlooker(here.backend)
+    onlooker = ReadOnlyBackend(here.backend)
     placement = here.backend.place(here.plan, "job-000000000001", 1)
     intent = Intent(1, "b", placement, 0.0, 0.0)
     with pytest.raises(BackendError, match="nobody vouches"):

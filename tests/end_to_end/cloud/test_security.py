@@ -137,7 +137,7 @@ def test_a_credential_that_was_named_reaches_the_function_and_lies_nowhere_else(
     job = run(jobs.fingerprint, ["HF_TOKEN"], str(tmp_path / "go"), capture_env_vars=["HF_TOKEN"])
     wait_running(job)
     machine = vm(cloud, job)
-    (kept,) = secret_manager.kept(settings.load(), "kinetic-job", job.job_id)
+    (kept,) = secret_manager.with_label(settings.load(), "kinetic-job", job.job_id)
     assert 0 < kept.expires - time.time() < 48 * 3600
     assert not [words for words in _command_lines() if value in words]
     assert value not in json.dumps([cloud.nodes(), cloud.queued_resources()])

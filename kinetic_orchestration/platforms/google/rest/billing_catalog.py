@@ -16,7 +16,7 @@ from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware.price_list import ON_DEMAND, SPOT, PriceList, Rate, check
 from kinetic_orchestration.platforms.google import api_errors
-from kinetic_orchestration.platforms.google.api_errors import Asked
+from kinetic_orchestration.platforms.google.api_errors import CallContext
 from kinetic_orchestration.platforms.google.rest.client import google
 
 COMPUTE_ENGINE = "6F81-5844-456A"
@@ -35,13 +35,13 @@ _TAKEN = (
 _LEFT = re.compile(r"(DWS Defined Duration|Reserved|Capacity Optimized|Commitment v\d:|TPU7x|TPU-v\d) ", re.IGNORECASE)
 
 
-class Told(NamedTuple):
+class CatalogPrices(NamedTuple):
     rates: tuple[Rate, ...]
     unknown: tuple[str, ...]  # descriptions of rows that name TPUs in words that are not known here
     read: int  # SKUs
 
 
-def fetch(settings: Settings, known: PriceList) -> Told:
+def fetch(settings: Settings, known: PriceList) -> CatalogPrices:
     """Ask for all SKUs and take what is plausible of them. Raises BackendError; nothing is taken then."""
     rows: list[Any] = []
     params = {"currencyCode": "USD", "pageSize": str(PAGE)}
@@ -49,8 +49,10 @@ def fetch(settings: Settings, known: PriceList) -> Told:
         for _ in range(MOST_PAGES):
             answer = api.call("GET", "cloudbilling", f"v1/services/{COMPUTE_ENGINE}/skus", params=params)
             if not answer.ok:
-                said = api_errors.classify(answer.status_of(), Asked(settings.project)).sentence
-                raise BackendError(f"{SOURCE} gave none: {said}. The prices of {known.dates()} stay", "configuration")
+                description = api_errors.classify(answer.status_of(), CallContext(settings.project)).sentence
+                raise BackendError(
+                    f"{SOURCE} gave none: {description}. The prices of {known.dates()} stay", "configuration"
+                )
             skus = answer.body.get("skus", [])
             if not isinstance(skus, list):
                 raise _implausible("its answer has no list of SKUs", known)
@@ -63,7 +65,7 @@ def fetch(settings: Settings, known: PriceList) -> Told:
     return rates_of(rows, known)
 
 
-def rates_of(skus: Iterable[Any], known: PriceList) -> Told:
+def rates_of(skus: Iterable[Any], known: PriceList) -> CatalogPrices:
     """The prices in force of all SKUs that are known by the whole form of their description."""
     found: dict[tuple[str, str, str], Rate] = {}
     unknown, read = [], 0
@@ -71,16 +73,18 @@ def rates_of(skus: Iterable[Any], known: PriceList) -> Told:
         read += 1
         if not isinstance(sku, Mapping):
             raise _implausible(f"SKU {read} is no object", known)
-        said = str(sku.get("description", ""))
-        told = sku.get("category")
-        category: Mapping[str, Any] = told if isinstance(told, Mapping) else {}
+        description = str(sku.get("description", ""))
+        given = sku.get("category")
+        category: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
         model = generation = ""
         for pattern, usage, kind in _TAKEN:
-            if (match := pattern.match(said)) and category.get("usageType") == usage:
+            if (match := pattern.match(description)) and category.get("usageType") == usage:
                 generation, model = _GENERATIONS[match[1]], kind
         if not model:
-            if (category.get("resourceGroup") == "TPU" or "tpu" in said.lower()) and not _LEFT.match(said):
-                unknown.append(said[:120])
+            if (category.get("resourceGroup") == "TPU" or "tpu" in description.lower()) and not _LEFT.match(
+                description
+            ):
+                unknown.append(description[:120])
             continue
         for rate in _rates(sku, generation, model, known):
             key = (rate.generation, rate.region, rate.model)
@@ -88,10 +92,10 @@ def rates_of(skus: Iterable[Any], known: PriceList) -> Told:
                 raise _implausible(f"two SKUs are {' '.join(key)}: {found[key].source} and {rate.source}", known)
             found[key] = rate
     for rate in found.values():
-        _believe(rate, found, known)
+        _check_plausible(rate, found, known)
     if not any(rate.model == ON_DEMAND for rate in found.values()):
         raise _implausible(f"none of its {read} SKUs is a TPU on demand", known)
-    return Told(tuple(found.values()), tuple(unknown), read)
+    return CatalogPrices(tuple(found.values()), tuple(unknown), read)
 
 
 def _rates(sku: Mapping[str, Any], generation: str, model: str, known: PriceList) -> Iterator[Rate]:
@@ -120,17 +124,17 @@ def _dollars(price: Mapping[str, Any]) -> Decimal:
     return Decimal(str(price.get("units") or "0")) + Decimal(int(price.get("nanos") or 0)) / 10**9
 
 
-def _believe(rate: Rate, found: Mapping[tuple[str, str, str], Rate], known: PriceList) -> None:
-    what = f"{rate.generation} in {rate.region}, {rate.model}, at ${rate.usd:g} for a chip-hour"
+def _check_plausible(rate: Rate, found: Mapping[tuple[str, str, str], Rate], known: PriceList) -> None:
+    row = f"{rate.generation} in {rate.region}, {rate.model}, at ${rate.usd:g} for a chip-hour"
     if not LEAST <= rate.usd <= MOST:
-        raise _implausible(f"{what}: no chip costs that", known)
+        raise _implausible(f"{row}: no chip costs that", known)
     full = found.get((rate.generation, rate.region, ON_DEMAND))
     if rate.model == SPOT and full is not None and rate.usd > full.usd:
-        raise _implausible(f"{what}, is dearer than on demand (${full.usd:g})", known)
+        raise _implausible(f"{row}, is dearer than on demand (${full.usd:g})", known)
     before = [old.usd for old in known.rates if (old.generation, old.model) == (rate.generation, rate.model)]
     if before and not min(before) / APART <= rate.usd <= max(before) * APART:
         raise _implausible(
-            f"{what}, and it was ${min(before):g} to ${max(before):g}: more than {APART:g} times apart", known
+            f"{row}, and it was ${min(before):g} to ${max(before):g}: more than {APART:g} times apart", known
         )
 
 

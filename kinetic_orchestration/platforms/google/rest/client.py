@@ -32,10 +32,10 @@ class Answer(NamedTuple):
     def status_of(self) -> Status:
         """The error in the form that all Google APIs share."""
         found = self.body.get("error")
-        told = found if isinstance(found, dict) else {}
-        details = tuple(detail for detail in told.get("details", ()) if isinstance(detail, dict))
-        code = _CODES.get(self.status) or api_errors.code_of(str(told.get("status", "")))
-        return Status(code, str(told.get("message") or f"HTTP {self.status}"), details)
+        error = found if isinstance(found, dict) else {}
+        details = tuple(detail for detail in error.get("details", ()) if isinstance(detail, dict))
+        code = _CODES.get(self.status) or api_errors.code_of(str(error.get("status", "")))
+        return Status(code, str(error.get("message") or f"HTTP {self.status}"), details)
 
 
 class Google:

@@ -20,7 +20,7 @@ from kinetic_orchestration.errors import BackendError, CredentialsError, UsageEr
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.messages import warn_once
 from kinetic_orchestration.platforms.google import api_errors, credentials
-from kinetic_orchestration.platforms.google.api_errors import Asked
+from kinetic_orchestration.platforms.google.api_errors import CallContext
 from kinetic_orchestration.platforms.google.rest.client import Answer, google
 from kinetic_orchestration.protocol import schema
 
@@ -79,8 +79,8 @@ def put(settings: Settings, name: str, value: str, expires: float, labels: Mappi
     return whole
 
 
-def check_here(settings: Settings, wanted: Mapping[str, str], environ: Mapping[str, str]) -> None:
-    """Refuse, before anything is sent, what `values_here` could never find. Nothing is asked."""
+def check_readable(settings: Settings, wanted: Mapping[str, str], environ: Mapping[str, str]) -> None:
+    """Refuse, before anything is sent, what `read_values` could never find. Nothing is asked."""
     for variable, secret in wanted.items():
         try:
             schema.secret_ref(secret)
@@ -96,15 +96,15 @@ def check_here(settings: Settings, wanted: Mapping[str, str], environ: Mapping[s
             _from(environ, variable, secret, error)
 
 
-def values_here(settings: Settings, wanted: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+def read_values(settings: Settings, wanted: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """The values of secrets by the variables that are to hold them, as the hosts of Cloud TPU get them, but read with
     the credentials of this process. Without a project or credentials, the variable itself is used.
     """
-    check_here(settings, wanted, environ)
-    return {variable: _value_here(settings, variable, secret, environ) for variable, secret in wanted.items()}
+    check_readable(settings, wanted, environ)
+    return {variable: _read_value(settings, variable, secret, environ) for variable, secret in wanted.items()}
 
 
-def _value_here(settings: Settings, variable: str, secret: str, environ: Mapping[str, str]) -> str:
+def _read_value(settings: Settings, variable: str, secret: str, environ: Mapping[str, str]) -> str:
     try:
         whole = _whole(settings, secret)
         with google(settings) as api:
@@ -162,13 +162,13 @@ def delete(settings: Settings, whole: str, labels: Mapping[str, str]) -> bool:
         found = api.call("GET", SERVICE, path)
         if not found.ok:
             return found.status == 404
-        told = found.body.get("labels")
-        if not isinstance(told, dict) or any(told.get(name) != value for name, value in labels.items()):
+        labels_there = found.body.get("labels")
+        if not isinstance(labels_there, dict) or any(labels_there.get(name) != value for name, value in labels.items()):
             return False
         return api.call("DELETE", SERVICE, path).status in (200, 404)
 
 
-def kept(settings: Settings, label: str, value: str) -> Iterator[Kept]:
+def with_label(settings: Settings, label: str, value: str) -> Iterator[Kept]:
     """The secrets with this label that are still there."""
     token = ""
     with google(settings) as api:
@@ -206,7 +206,7 @@ def _check(answer: Answer, settings: Settings, permission: str, what: str = "kep
         return
     status = answer.status_of()
     needed = {"metadata": {"permission": permission, "service": f"{SERVICE}.googleapis.com"}}
-    trouble = api_errors.classify(status._replace(details=(needed, *status.details)), Asked(settings.project))
+    trouble = api_errors.classify(status._replace(details=(needed, *status.details)), CallContext(settings.project))
     raise BackendError(f"a secret could not be {what} Secret Manager: {trouble.sentence}", trouble.cause)
 
 

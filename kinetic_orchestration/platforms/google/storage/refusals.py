@@ -26,7 +26,7 @@ _CODES: Final = {
 }
 
 
-class Told(NamedTuple):
+class ApiError(NamedTuple):
     """An error in Google's words. Status 0: there was no answer at all."""
 
     status: int
@@ -57,7 +57,7 @@ class Told(NamedTuple):
         return self.status == 412 and self.reason != _POLICY and not _CONSTRAINT.search(self.message)
 
 
-def told(error: Exception) -> Told | None:
+def read_error(error: Exception) -> ApiError | None:
     """The error in Google's form; None if it is neither Google's nor a connection error."""
     import requests
     import urllib3
@@ -68,24 +68,24 @@ def told(error: Exception) -> Told | None:
     if isinstance(error, GoogleAPICallError | InvalidResponse):
         return _of_response(error.response, str(getattr(error, "message", error)))
     if isinstance(error, DataCorruption):
-        return Told(0, _CORRUPT, "what arrives is not what its checksum is of")
+        return ApiError(0, _CORRUPT, "what arrives is not what its checksum is of")
     # The bytes of an object are read past `requests`, from the connection below it.
     ways = (requests.RequestException, urllib3.exceptions.HTTPError, TransportError, ConnectionError, TimeoutError)
     if isinstance(error, ways):
-        return Told(0, "", _innermost(error))
+        return ApiError(0, "", _innermost(error))
     return None
 
 
-def _of_response(response: Any, message: str) -> Told:
+def _of_response(response: Any, message: str) -> ApiError:
     if response is None:
-        return Told(0, "", message)
+        return ApiError(0, "", message)
     status = int(response.status_code)
     try:
         error = response.json()["error"]
         reason = next((str(entry["reason"]) for entry in error.get("errors", ()) if entry.get("reason")), "")
-        return Told(status, reason, str(error["message"]) or message, tuple(error.get("details", ())))
+        return ApiError(status, reason, str(error["message"]) or message, tuple(error.get("details", ())))
     except (ValueError, KeyError, TypeError, AttributeError):  # of an object's bytes, errors come as plain text
-        return Told(status, "", str(response.text).strip()[:500] or message)
+        return ApiError(status, "", str(response.text).strip()[:500] or message)
 
 
 def _innermost(error: BaseException) -> str:
@@ -153,22 +153,22 @@ _ROWS: Final[list[tuple[re.Pattern[str], type[StoreError], str]]] = [
 _CALLER: Final = re.compile(r"[\w.+-]+@[\w.-]+\w")
 
 
-def refusal(what: Told, verb: str, name: str, url: str, waited: float = 0.0) -> StoreError:
+def refusal(problem: ApiError, verb: str, name: str, url: str, waited: float = 0.0) -> StoreError:
     """The exception for users: the event in Google's words, then the advice."""
     happened = f"Cannot {verb} {name} (store {url})"
-    words = what.message.strip().rstrip(".") or "no reason was given"
-    if what.corrupt:
+    words = problem.message.strip().rstrip(".") or "no reason was given"
+    if problem.corrupt:
         return Corrupt(f"{happened}: {words}, however often it is asked for.")
-    if what.transient:
-        answer = f"it answered {what.status} ({words})" if what.status else f"it could not be reached ({words})"
+    if problem.transient:
+        answer = f"it answered {problem.status} ({words})" if problem.status else f"it could not be reached ({words})"
         return Unreachable(f"{happened}: for {waited:.0f} s {answer}. It may be better in a while; try again.")
     bucket = url.removeprefix("gs://").partition("/")[0]
     for pattern, kind, advice in _ROWS:
-        if found := pattern.search(f"{what.status} {what.reason} {what.message}"):
-            blanks = {"bucket": bucket, "member": _member(what.message), **found.groupdict()}
-            return kind(f"{happened}: {words} ({what.status}). {advice.format_map(blanks)}")
-    code = _CODES.get(what.status, api_errors.UNKNOWN)
-    trouble = api_errors.classify(api_errors.Status(code, what.message, what.details))
+        if found := pattern.search(f"{problem.status} {problem.reason} {problem.message}"):
+            blanks = {"bucket": bucket, "member": _member(problem.message), **found.groupdict()}
+            return kind(f"{happened}: {words} ({problem.status}). {advice.format_map(blanks)}")
+    code = _CODES.get(problem.status, api_errors.UNKNOWN)
+    trouble = api_errors.classify(api_errors.Status(code, problem.message, problem.details))
     kind = Denied if code in (api_errors.DENIED, api_errors.UNAUTHENTICATED) else StoreError
     return kind(f"{happened}: {trouble.sentence}.")
 

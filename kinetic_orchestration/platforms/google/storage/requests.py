@@ -20,7 +20,7 @@ from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.platforms.google.credentials import refused
 from kinetic_orchestration.platforms.google.storage.client import Client, client
-from kinetic_orchestration.platforms.google.storage.refusals import Told, refusal, told
+from kinetic_orchestration.platforms.google.storage.refusals import ApiError, read_error, refusal
 from kinetic_orchestration.platforms.store import too_large
 from kinetic_orchestration.protocol.names import RECORD_LIMIT
 from kinetic_orchestration.protocol.records.bucket_metadata import moment_of
@@ -181,14 +181,14 @@ class Requests:
             try:
                 return attempt(in_doubt)
             except Exception as error:
-                what = _told(error)
-                if what is None:
+                problem = _read_any_error(error)
+                if problem is None:
                     raise
                 waited = time.monotonic() - began
-                torn += what.corrupt
-                if not what.transient or waited + pause > self.patience or torn == _TEARS:
-                    raise refusal(what, verb, name, self.url, waited) from error
-                in_doubt = in_doubt or what.in_doubt
+                torn += problem.corrupt
+                if not problem.transient or waited + pause > self.patience or torn == _TEARS:
+                    raise refusal(problem, verb, name, self.url, waited) from error
+                in_doubt = in_doubt or problem.in_doubt
             time.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, retries.LONGEST_PAUSE)
 
@@ -201,8 +201,8 @@ class Requests:
             try:
                 return write(mark)
             except PreconditionFailed as error:
-                what = told(error)
-                if what is None or not what.lost_the_race:
+                problem = read_error(error)
+                if problem is None or not problem.lost_the_race:
                     raise
             if not in_doubt:
                 return None
@@ -246,8 +246,8 @@ class Requests:
         try:
             call()
         except NotFound as error:
-            what = told(error)
-            if what is not None and what.no_bucket:
+            problem = read_error(error)
+            if problem is not None and problem.no_bucket:
                 raise
             return False
         return True
@@ -315,14 +315,14 @@ def _timeout(size: int = 0) -> tuple[float, float]:
     return _CONNECT, _ANSWER + size / _SLOWEST
 
 
-def _told(error: Exception) -> Told | None:
+def _read_any_error(error: Exception) -> ApiError | None:
     from google.auth.exceptions import GoogleAuthError, TransportError
 
     if isinstance(error, GoogleAuthError) and not isinstance(error, TransportError):
         if getattr(error, "retryable", False):
-            return Told(0, "", str(error))
+            return ApiError(0, "", str(error))
         raise refused(error) from error
     if isinstance(error, (ValueError, TypeError, LookupError, AttributeError)) and not isinstance(error, KineticError):
-        known = told(error)
-        return known or Told(0, "", f"the answer cannot be read ({type(error).__name__}: {error})")
-    return told(error)
+        known = read_error(error)
+        return known or ApiError(0, "", f"the answer cannot be read ({type(error).__name__}: {error})")
+    return read_error(error)

@@ -1,8 +1,8 @@
 """Slices of TPU VMs by the Cloud TPU API's queued resources: the verbs, each bounded and idempotent.
 
-What is asked for is made by `tpu_request`, what an error means is read in `troubles`, what a state means in
-`tpu_states`, where an attempt goes is chosen by `zones`, and the calls are in `tpu_client`. This module only joins
-them. It knows no records of a job, and no clock but the one by which it waits.
+The create call is made by `request`, errors are interpreted by `api_errors` and states by `states`, `zones` chooses the
+zone of an attempt, and `client` makes the calls. This module only joins them. It knows no records of a job, and no
+clock but the one by which it waits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kinetic_orchestration.plan.records import reserved_zone
 from kinetic_orchestration.plan.values import UNKNOWN, Freed, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
 from kinetic_orchestration.platforms.google import api_errors, preflight, retries
-from kinetic_orchestration.platforms.google.api_errors import Asked, Status
+from kinetic_orchestration.platforms.google.api_errors import CallContext, Status
 from kinetic_orchestration.platforms.google.rest import secret_manager
 from kinetic_orchestration.platforms.google.tpu import request, states, zones
 from kinetic_orchestration.platforms.google.tpu.client import Page, Tpus, status_of
@@ -106,16 +106,16 @@ class TpuVmBackend:
         if retries.is_throttled((self._settings.emulator, project)):
             return "waiting: the project makes as many TPU VMs a minute as it may"
         resource = request.resource_of(placement)
-        what = self._asked(asked.plan, placement)
+        context = self._context(asked.plan, placement)
         if resource in self._operations:  # asked for already, and not seen since
-            found, unsure = self._look(resource)
+            found, unsure = self._find(resource)
             if found is not None:
                 self._forget_missing(resource)
                 _adopt(found, asked)
                 return ""
             if unsure:
                 return "waiting: the Cloud TPU API does not answer"
-            if wait := self._still_made(resource, what):
+            if wait := self._still_made(resource, context):
                 return wait
         try:
             self._keep(asked)
@@ -127,10 +127,10 @@ class TpuVmBackend:
             operation, error = self._tpus.create(request.render_queued_resource(asked))
             self._operations[resource] = operation
         except Exception as raised:
-            error = _told(raised)
+            error = _status_of(raised)
         if error is None:
             retries.end_throttle((self._settings.emulator, project))
-        return self._refused(error, what, asked) if error is not None else ""
+        return self._refused(error, context, asked) if error is not None else ""
 
     def _keep(self, asked: Submission) -> None:
         """Store the secrets for the hosts before the hosts exist; a repeated call finds them stored."""
@@ -147,30 +147,30 @@ class TpuVmBackend:
     def _labels(self, job_id: str) -> dict[str, str]:
         return {request.MARK: self._mark, request.JOB: request.label(job_id)}
 
-    def _refused(self, error: Status, what: Asked, asked: Submission) -> str:
+    def _refused(self, error: Status, context: CallContext, asked: Submission) -> str:
         """Handle the refusal of a create call. Returns the state of the request, or raises BackendError."""
-        trouble = api_errors.classify(error, what)
+        trouble = api_errors.classify(error, context)
         if trouble.action == api_errors.LATER:
-            retries.throttle((self._settings.emulator, what.project))
+            retries.throttle((self._settings.emulator, context.project))
             return f"waiting: {trouble.sentence}"
         if trouble.action in (api_errors.ADOPT, api_errors.AGAIN, api_errors.HERE):
-            found, unsure = self._look(request.resource_of(asked.intent.placement))
+            found, unsure = self._find(request.resource_of(asked.intent.placement))
             if found is not None:
                 _adopt(found, asked)
                 return ""
             if unsure or trouble.action != api_errors.HERE:
                 return f"waiting: {trouble.sentence}; the call is made again"
-        raise BackendError(f"{what.zone}: {trouble.sentence}", trouble.cause)
+        raise BackendError(f"{context.zone}: {trouble.sentence}", trouble.cause)
 
-    def _look(self, resource: str) -> tuple[Queued | None, bool]:
+    def _find(self, resource: str) -> tuple[Queued | None, bool]:
         """Return the resource of this name, or None, and True if its existence is unknown."""
         try:
             return self._tpus.queued_resource(resource), False
         except Exception as raised:
-            _told(raised)
+            _status_of(raised)
             return None, True
 
-    def _still_made(self, resource: str, asked: Asked) -> str:
+    def _still_made(self, resource: str, context: CallContext) -> str:
         """Return a waiting state if a requested queued resource that is not visible yet may still appear, else "".
         Raises BackendError if its creation failed or it stays invisible for too long."""
         if (operation := self._operations.get(resource)) is None:  # another follower of the job has seen its end
@@ -178,33 +178,33 @@ class TpuVmBackend:
         try:
             ended, error = self._tpus.operation_error(operation)
         except Exception as raised:
-            if api_errors.classify(_told(raised), asked).action == api_errors.AGAIN:
+            if api_errors.classify(_status_of(raised), context).action == api_errors.AGAIN:
                 return "waiting: the Cloud TPU API does not answer"
             self._operations.pop(resource, None)  # operations are forgotten after a while
             return ""
         if error is not None:
             self._operations.pop(resource, None)
-            trouble = api_errors.classify(error, asked)
-            raise BackendError(f"{asked.zone}: {trouble.sentence}", trouble.cause)
+            trouble = api_errors.classify(error, context)
+            raise BackendError(f"{context.zone}: {trouble.sentence}", trouble.cause)
         now = time.monotonic()
         if now - self._missed.setdefault((resource, ended), now) > (SHOWN if ended else UNSHOWN):
             # To ask again would not make it again: the API knows the request.
-            told = (
-                f"{asked.zone}: the slice was made, was not shown for {now - self._missed[resource, ended]:.0f} s, and "
-                "nobody here saw it READY or deleted it. Hosts that may not use the bucket can tell nobody: see that "
-                "their account has roles/storage.objectUser on it. Or somebody deleted it: ask the project's audit log "
-                "for DeleteQueuedResource, and look at who has tpu.nodes.delete"
+            reason = (
+                f"{context.zone}: the slice was made, was not shown for {now - self._missed[resource, ended]:.0f} s, "
+                "and nobody here saw it READY or deleted it. Hosts that may not use the bucket can tell nobody: see "
+                "that their account has roles/storage.objectUser on it. Or somebody deleted it: ask the "
+                "project's audit log for DeleteQueuedResource, and look at who has tpu.nodes.delete"
             )
-            raise BackendError(told, wire.INFRASTRUCTURE)
-        return f"waiting: {asked.zone} has taken the request and not shown it yet"
+            raise BackendError(reason, wire.INFRASTRUCTURE)
+        return f"waiting: {context.zone} has taken the request and not shown it yet"
 
     def _forget_missing(self, resource: str) -> None:
         for ended in (True, False):
             self._missed.pop((resource, ended), None)
 
-    def _asked(self, plan: Plan, placement: Mapping[str, Any]) -> Asked:
+    def _context(self, plan: Plan, placement: Mapping[str, Any]) -> CallContext:
         account = str(plan.cloud.get("service_account") or "")
-        return Asked(placement["project"], placement["zone"], account, bool(plan.cloud.get("reservation")))
+        return CallContext(placement["project"], placement["zone"], account, bool(plan.cloud.get("reservation")))
 
     # ---- looking
 
@@ -219,7 +219,7 @@ class TpuVmBackend:
             try:
                 seen.update(zip(indices, self._observe(project, zone, mine), strict=True))
             except Exception as raised:
-                trouble = api_errors.classify(_told(raised), Asked(project, zone))
+                trouble = api_errors.classify(_status_of(raised), CallContext(project, zone))
                 refused = trouble.cause if trouble.action == api_errors.DROP else ""
                 seen.update((index, Observation(UNKNOWN, trouble.sentence, refused)) for index in indices)
         return [seen[index] for index in range(len(placements))]
@@ -239,10 +239,10 @@ class TpuVmBackend:
         return [self._judge(placement, found.get(placement["name"]), nodes) for placement in placements]
 
     def _judge(self, placement: Mapping[str, Any], queued: Queued | None, nodes: Mapping[str, Node]) -> Observation:
-        asked = Asked(placement["project"], placement["zone"], reserved=queued is not None and queued.reserved)
+        context = CallContext(placement["project"], placement["zone"], reserved=queued is not None and queued.reserved)
         wanted = [name.rpartition("/")[2] for name in request.nodes_of(placement)]
         shown = [nodes.get(name) or Node(name, placement["zone"], MISSING) for name in wanted]
-        return states.observation(queued, shown, asked)
+        return states.observation(queued, shown, context)
 
     def _queued(self, project: str, zone: str, placements: Sequence[Mapping[str, Any]]) -> dict[str, Queued]:
         if len(placements) == 1:  # resources of other jobs need not be sent
@@ -303,7 +303,7 @@ class TpuVmBackend:
         except CredentialsError:
             return Freed.REFUSED
         except Exception as raised:
-            _told(raised)
+            _status_of(raised)
             return Freed.REFUSED
 
     def _release(self, placement: Mapping[str, Any]) -> Freed:
@@ -334,7 +334,7 @@ class TpuVmBackend:
         except CredentialsError:
             pass
         except Exception as raised:
-            _told(raised)
+            _status_of(raised)
 
     def _is_ours(self, name: str, labels: Mapping[str, str]) -> bool:
         """Return True if this deployment gives that name to the job and attempt in the labels."""
@@ -373,7 +373,7 @@ class TpuVmBackend:
     def secrets(self) -> Iterator[tuple[str, str]]:
         """Yield the job and the secret's name for each secret that was stored for a job of this deployment."""
         with self._tpus.acting():
-            found = list(secret_manager.kept(self._settings, request.MARK, self._mark))
+            found = list(secret_manager.with_label(self._settings, request.MARK, self._mark))
         for kept in found:
             yield kept.labels.get(request.JOB, ""), kept.resource
 
@@ -398,7 +398,7 @@ class TpuVmBackend:
         try:
             page = listing(project, "-")
         except Exception as raised:
-            if _told(raised).code not in (api_errors.INVALID, api_errors.NOT_FOUND, api_errors.UNIMPLEMENTED):
+            if _status_of(raised).code not in (api_errors.INVALID, api_errors.NOT_FOUND, api_errors.UNIMPLEMENTED):
                 raise self._failed(raised, project, "-") from None
         else:
             unread += _unreachable(page)
@@ -412,7 +412,7 @@ class TpuVmBackend:
                 page = listing(project, zone)
             except Exception as raised:
                 error = self._failed(raised, project, zone)
-                if _told(raised).code not in nowhere:
+                if _status_of(raised).code not in nowhere:
                     unread.append({"zone": zone, "unread": str(error)})
                 continue
             found += page.found
@@ -420,7 +420,7 @@ class TpuVmBackend:
         return found
 
     def _failed(self, raised: Exception, project: str, zone: str) -> BackendError:
-        trouble = api_errors.classify(_told(raised), Asked(project, zone))
+        trouble = api_errors.classify(_status_of(raised), CallContext(project, zone))
         return BackendError(trouble.sentence, trouble.cause)
 
     def _zones(self, project: str) -> tuple[list[str], bool]:
@@ -428,7 +428,7 @@ class TpuVmBackend:
         try:
             return self._tpus.locations(project), False
         except Exception as raised:
-            _told(raised)
+            _status_of(raised)
         return sorted(self._zones_known()), True
 
     def _zones_known(self) -> set[str]:
@@ -452,7 +452,7 @@ def _unreachable(page: Page) -> list[dict[str, Any]]:
     return [{"zone": zone.rpartition("/")[2], "unread": "no answer"} for zone in page.unreachable]
 
 
-def _told(raised: Exception) -> Status:
+def _status_of(raised: Exception) -> Status:
     """The API's error in an exception; any other exception is raised again."""
     status = status_of(raised)
     if status is None:

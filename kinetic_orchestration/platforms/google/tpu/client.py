@@ -251,8 +251,8 @@ def _call_error(error: Any) -> Status:
         details = tuple(_plain(detail) for detail in error.details)
         return Status(error.grpc_status_code.value[0], error.message or "", details)
     try:
-        told = error.response.json()["error"]
-        return Status(api_errors.code_of(told["status"]), told["message"], tuple(told.get("details", ())))
+        found = error.response.json()["error"]
+        return Status(api_errors.code_of(found["status"]), found["message"], tuple(found.get("details", ())))
     except (AttributeError, ValueError, KeyError, TypeError):  # not the API, but something on the way to it
         code = api_errors.UNAVAILABLE if (error.code or 500) >= 500 else api_errors.UNKNOWN
         return Status(code, error.message or str(error))

@@ -169,7 +169,7 @@ def _node(asked: Submission) -> dict[str, Any]:
         "labels": labels_of(plan, intent, asked.job_id, asked.spec_digest),
         "metadata": {
             "startup-script": startup_script(),
-            "kinetic": json.dumps(_told(asked), ensure_ascii=False),
+            "kinetic": json.dumps(_host_metadata(asked), ensure_ascii=False),
         },
     }
     if cloud.get("service_account"):
@@ -181,7 +181,7 @@ def _node(asked: Submission) -> dict[str, Any]:
     return node
 
 
-def _told(asked: Submission) -> dict[str, Any]:
+def _host_metadata(asked: Submission) -> dict[str, Any]:
     """Returns what the hosts learn from their metadata: where the rest is, and the digests that it must have."""
     plan, staged, intent = asked.plan, asked.staged, asked.intent
     placement = intent.placement

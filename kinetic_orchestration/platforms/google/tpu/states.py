@@ -20,7 +20,7 @@ from kinetic_orchestration.plan.values import (
     Observation,
 )
 from kinetic_orchestration.platforms.google import api_errors
-from kinetic_orchestration.platforms.google.api_errors import Asked, Status
+from kinetic_orchestration.platforms.google.api_errors import CallContext, Status
 from kinetic_orchestration.protocol import wire
 
 REPAIR_PATIENCE = 900.0  # a node that is under repair for longer is dead
@@ -108,14 +108,14 @@ class Node(NamedTuple):
     labels: Mapping[str, str] = {}
 
 
-def observation(found: Queued | None, nodes: Sequence[Node], asked: Asked) -> Observation:
+def observation(found: Queued | None, nodes: Sequence[Node], context: CallContext) -> Observation:
     """The observation that follows from the queued resource and, in the order of the slices, its nodes."""
     if found is None:
         return Observation(ABSENT, hint=WHOM_TO_ASK)
     if found.state in IN_QUEUE:
         return Observation(QUEUED, f"{QUEUED_STATES[found.state]} in {found.zone}")
     if found.state == FAILED:
-        return _failed(found, asked)
+        return _failed(found, context)
     if found.state == SUSPENDED:
         return Observation(GONE, *_suspended(found), charged=charged(found, nodes))
     return _with_nodes(found, nodes)._replace(charged=charged(found, nodes))
@@ -152,13 +152,13 @@ def _lives(node: Node) -> bool:
     return node.state in ALIVE and not (node.state == REPAIRING and node.repairing > REPAIR_PATIENCE)
 
 
-def _failed(found: Queued, asked: Asked) -> Observation:
+def _failed(found: Queued, context: CallContext) -> Observation:
     if found.error is None or found.error.code in (0, api_errors.DEADLINE):
         said = f" ({found.error.message})" if found.error is not None and found.error.message else ""
         return Observation(
             GONE, f"nothing became free in {found.zone} while the request was valid{said}", wire.STOCKOUT
         )
-    trouble = api_errors.classify(found.error, asked)
+    trouble = api_errors.classify(found.error, context)
     cause = wire.CONFIGURATION if trouble.action == api_errors.ADOPT else trouble.cause
     return Observation(GONE, f"{found.zone}: {trouble.sentence}", cause)
 

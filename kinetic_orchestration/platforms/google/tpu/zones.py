@@ -28,7 +28,7 @@ LONGEST_WAIT = 300.0  # up to this
 JITTER = 0.25
 
 
-class Place(NamedTuple):
+class ZoneChoice(NamedTuple):
     """The zone and the wait; the other fields are the state for the next choice."""
 
     zone: str
@@ -39,13 +39,13 @@ class Place(NamedTuple):
     rounds: int = 0  # rounds without capacity in any zone
 
 
-def first(zones: Sequence[str]) -> Place:
+def first(zones: Sequence[str]) -> ZoneChoice:
     if not zones:
         raise NoPlace("no zone is known for this slice: name some with cloud=TpuVm(zones=[…]) or KINETIC_ZONES")
-    return Place(zones[0])
+    return ZoneChoice(zones[0])
 
 
-def following(zones: Sequence[str], past: Past, seed: str, *, patience: float = 0.0, stay: bool = False) -> Place:
+def following(zones: Sequence[str], past: Past, seed: str, *, patience: float = 0.0, stay: bool = False) -> ZoneChoice:
     """The place after `past`. `stay`: the slice can be had in its one zone only, as with a reservation.
 
     `patience` is how long one zone is worth waiting for: a first wait is never longer than that.
@@ -53,7 +53,7 @@ def following(zones: Sequence[str], past: Past, seed: str, *, patience: float = 
     before = _before(past)
     if past.cause not in WITHOUT_HOSTS:
         if before.zone in zones:
-            return Place(before.zone, dropped=before.dropped)
+            return ZoneChoice(before.zone, dropped=before.dropped)
         return _next(zones, before._replace(rounds=0), past.reason, seed, patience)
     trouble = api_errors.recall(past.reason)
     action = trouble.action if trouble is not None else ""
@@ -71,9 +71,9 @@ def following(zones: Sequence[str], past: Past, seed: str, *, patience: float = 
     return _next((before.zone,) if stay else zones, before, past.reason, seed, patience)
 
 
-def _before(past: Past) -> Place:
+def _before(past: Past) -> ZoneChoice:
     placement = past.placement
-    return Place(
+    return ZoneChoice(
         placement["zone"],
         0.0,
         tuple(placement.get("tried", ())),
@@ -83,7 +83,7 @@ def _before(past: Past) -> Place:
     )
 
 
-def _next(zones: Sequence[str], before: Place, reason: str, seed: str, patience: float) -> Place:
+def _next(zones: Sequence[str], before: ZoneChoice, reason: str, seed: str, patience: float) -> ZoneChoice:
     """The next zone in the order that this round has not tried; else the first one again, after a wait."""
     left = [zone for zone in zones if zone not in before.dropped]
     if not left:
@@ -93,10 +93,10 @@ def _next(zones: Sequence[str], before: Place, reason: str, seed: str, patience:
     order = [zone for zone in (*zones[at:], *zones[:at]) if zone in left]
     for zone in order:
         if zone not in tried:
-            return Place(zone, 0.0, tried, before.dropped, 0, before.rounds)
+            return ZoneChoice(zone, 0.0, tried, before.dropped, 0, before.rounds)
     rounds = before.rounds + 1
     wait = min(LONGEST_WAIT, (min(FIRST_WAIT, patience) if patience else FIRST_WAIT) * 2 ** min(rounds - 1, 10))
-    return Place(left[0], _jittered(wait, seed), (), before.dropped, 0, rounds)
+    return ZoneChoice(left[0], _jittered(wait, seed), (), before.dropped, 0, rounds)
 
 
 def _jittered(seconds: float, seed: str) -> float:

@@ -28,7 +28,7 @@ from kinetic_orchestration.platforms.google.api_errors import (
     FRESH,
     HERE,
     LATER,
-    Asked,
+    CallContext,
     Status,
     Trouble,
 )  # fmt: skip
@@ -37,7 +37,7 @@ from kinetic_orchestration.protocol import wire
 
 KIND = "type.googleapis.com/google.rpc."
 HTTP = {3: 400, 4: 504, 5: 404, 6: 409, 7: 403, 8: 429, 9: 400, 10: 409, 13: 500, 14: 503, 16: 401}
-ASKED = Asked("ours", "us-east5-a", "trainer@ours.iam.gserviceaccount.com")
+ASKED = CallContext("ours", "us-east5-a", "trainer@ours.iam.gserviceaccount.com")
 
 
 def info(reason: str, domain: str = "googleapis.com", **metadata: str) -> dict[str, Any]:

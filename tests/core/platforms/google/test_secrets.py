@@ -49,7 +49,7 @@ def test_a_secret_is_kept_renewed_listed_and_removed(cloud: Emulator, here: Sett
     assert first == "projects/emulated/secrets/kinetic-job-1-TOKEN"
     assert secret_manager.put(here, "kinetic-job-1-TOKEN", "zweite", later, LABELS) == first
     assert value(here, first) == "zweite"
-    (kept,) = secret_manager.kept(here, "kinetic-mark", "0123abcd")
+    (kept,) = secret_manager.with_label(here, "kinetic-mark", "0123abcd")
     assert (kept.resource, kept.labels["kinetic-job"]) == (first, "job-1")
     assert abs(kept.expires - later) < 2, "an attempt that comes later keeps it longer"
     assert secret_manager.delete(here, first, LABELS)
@@ -61,14 +61,16 @@ def test_a_secret_is_kept_renewed_listed_and_removed(cloud: Emulator, here: Sett
 def test_what_is_forgotten_expires_by_itself(cloud: Emulator, here: Settings) -> None:
     secret_manager.put(here, "kinetic-job-1-TOKEN", "x", time.time() + 4, LABELS)
     cloud.wait_until_empty(60)
-    assert list(secret_manager.kept(here, "kinetic-mark", "0123abcd")) == []
+    assert list(secret_manager.with_label(here, "kinetic-mark", "0123abcd")) == []
 
 
 def test_secrets_of_others_are_not_listed(cloud: Emulator, here: Settings) -> None:
     cloud.add_secret("hf-token", "theirs")
     secret_manager.put(here, "a", "x", time.time() + 60, {**LABELS, "kinetic-mark": "another1"})
     secret_manager.put(here, "b", "x", time.time() + 60, LABELS)
-    assert [kept.resource.rpartition("/")[2] for kept in secret_manager.kept(here, "kinetic-mark", "0123abcd")] == ["b"]
+    assert [
+        kept.resource.rpartition("/")[2] for kept in secret_manager.with_label(here, "kinetic-mark", "0123abcd")
+    ] == ["b"]
 
 
 def test_a_passing_failure_is_tried_again(cloud: Emulator, here: Settings) -> None:

@@ -95,7 +95,7 @@ def test_googles_small_apis_are_asked_again(garbled: bytes, tmp_path: Path) -> N
 )
 def test_a_secret_that_cannot_be_read_is_infrastructure(body: bytes, tmp_path: Path) -> None:
     with answering(body) as address, pytest.raises(BackendError, match="cannot be read") as caught:
-        secret_manager.values_here(settings(address, tmp_path), {"TOKEN": "model"}, {})
+        secret_manager.read_values(settings(address, tmp_path), {"TOKEN": "model"}, {})
     assert caught.value.cause == "infrastructure"
 
 
@@ -105,7 +105,7 @@ def test_a_secret_that_cannot_be_read_is_infrastructure(body: bytes, tmp_path: P
 def test_a_list_of_secrets_that_cannot_be_read_is_infrastructure(entry: Any, tmp_path: Path) -> None:
     body = json.dumps({"secrets": [entry]}).encode()
     with answering(body) as address, pytest.raises(BackendError, match="cannot be read") as caught:
-        list(secret_manager.kept(settings(address, tmp_path), "kinetic-mark", "0123abcd"))
+        list(secret_manager.with_label(settings(address, tmp_path), "kinetic-mark", "0123abcd"))
     assert caught.value.cause == "infrastructure"
 
 

@@ -108,7 +108,7 @@ def test_nvml_comes_before_the_tool_and_knows_slices_holes_and_a_gpu_that_was_lo
 def test_a_driver_that_does_not_work_is_heard(tools: Callable[..., None]) -> None:
     said = "Failed to initialize NVML: Driver/library version mismatch"
     tools(nvidia_smi=f"{said}\nNVML library version: 550.54\n", code=18)
-    found = gpus.here(os.environ)
+    found = gpus.visible(os.environ)
     assert not found.gpus
     assert [trouble.partition(": ")[2] for trouble in found.troubles] == [said]
 

@@ -17,14 +17,14 @@ from kinetic_orchestration.plan.values import (
     WOUNDED,
     Observation,
 )  # fmt: skip
-from kinetic_orchestration.platforms.google.api_errors import Asked, Status
+from kinetic_orchestration.platforms.google.api_errors import CallContext, Status
 from kinetic_orchestration.platforms.google.tpu import states
 from kinetic_orchestration.platforms.google.tpu.states import MISSING, Node, Queued, observation
 from kinetic_orchestration.protocol import wire
 
 pytestmark = pytest.mark.fast
 
-ASKED = Asked("ours", "us-east5-a")
+ASKED = CallContext("ours", "us-east5-a")
 NEVER_HEARD_OF = 77
 
 

@@ -9,9 +9,9 @@ import pytest
 from kinetic_orchestration.errors import NoPlace
 from kinetic_orchestration.plan.values import Past
 from kinetic_orchestration.platforms.google import api_errors
-from kinetic_orchestration.platforms.google.api_errors import Asked, Status
+from kinetic_orchestration.platforms.google.api_errors import CallContext, Status
 from kinetic_orchestration.platforms.google.tpu import zones
-from kinetic_orchestration.platforms.google.tpu.zones import Place
+from kinetic_orchestration.platforms.google.tpu.zones import ZoneChoice
 from kinetic_orchestration.protocol import wire
 
 pytestmark = pytest.mark.fast
@@ -32,16 +32,16 @@ class Walk:
     zones: tuple[str, ...] = ZONES
     stay: bool = False
     patience: float = 900.0
-    places: list[Place] = field(default_factory=list)
+    places: list[ZoneChoice] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.places.append(zones.first(self.zones))
 
-    def meets(self, status: Status) -> Place:
-        trouble = api_errors.classify(status, Asked("ours", self.places[-1].zone))
+    def meets(self, status: Status) -> ZoneChoice:
+        trouble = api_errors.classify(status, CallContext("ours", self.places[-1].zone))
         return self.ends(trouble.cause, f"{self.places[-1].zone}: {trouble.sentence}")
 
-    def ends(self, cause: str, reason: str = "") -> Place:
+    def ends(self, cause: str, reason: str = "") -> ZoneChoice:
         past = Past(self.places[-1]._asdict(), cause, reason, 0.0)
         seed = f"job-{len(self.places)}"
         self.places.append(zones.following(self.zones, past, seed, patience=self.patience, stay=self.stay))
