@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing.apis import server
-from kinetic_orchestration.testing.apis.other_apis import Neighbours
+from kinetic_orchestration.testing.apis.other_apis import OtherApis
 from kinetic_orchestration.testing.apis.signing import ISSUER, Signer
 from kinetic_orchestration.testing.cloud.lifecycle import CREATES_PER_MINUTE, Timing
 from kinetic_orchestration.testing.cloud.model import Cloud
@@ -76,7 +76,7 @@ class Emulator(Cloud):
         )
         self.signer = Signer()
         self.access = Access()
-        self.neighbours = Neighbours(self, time.time)
+        self.neighbours = OtherApis(self, time.time)
 
     def __enter__(self) -> Self:
         self.open()

@@ -30,10 +30,10 @@ _SECRET_ID = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _PAYLOAD_LIMIT = 64 << 10
 
 
-Way = Callable[[Mapping[str, str], Json, Caller], Json]
+Handler = Callable[[Mapping[str, str], Json, Caller], Json]
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """One request of a neighbour, its path taken apart."""
 
     project: str
@@ -76,7 +76,7 @@ class _Secret:
         )
 
 
-class Neighbours:
+class OtherApis:
     def __init__(self, cloud: Cloud, clock: Callable[[], float]) -> None:
         self._cloud = cloud
         self._clock = clock
@@ -84,7 +84,7 @@ class Neighbours:
         self.skus = billing_skus.skus()
         """Holds what the Billing Catalog of Compute Engine says."""
 
-    def way(self, method: str, path: str) -> Way | None:
+    def handler(self, method: str, path: str) -> Handler | None:
         """The handler of a request, or None if no API here serves it. The handler raises Refusal, or LostAnswer after
         acting."""
         for route in _ROUTES:
@@ -92,10 +92,10 @@ class Neighbours:
             if found is not None:
                 project = found.groupdict().get("project", "")  # a catalogue is of none
                 name = path.split("/", 2)[2].partition(":")[0]
-                return lambda query, body, caller: self._go(route, Asked(project, name, query, body, caller))
+                return lambda query, body, caller: self._go(route, Request(project, name, query, body, caller))
         return None
 
-    def _go(self, route: _Route, asked: Asked) -> Json:
+    def _go(self, route: _Route, asked: Request) -> Json:
         with self._cloud.meeting(route.verb, "", asked.name, asked.caller), self._cloud.changed:
             self._cloud.demand_service(route.service, asked.project)
             if route.permission:
@@ -117,7 +117,7 @@ class Neighbours:
 
     # Secret Manager
 
-    def _create_secret(self, asked: Asked) -> Json:
+    def _create_secret(self, asked: Request) -> Json:
         ident = asked.query.get("secretId", "")
         if not _SECRET_ID.fullmatch(ident):
             raise refusals.invalid(f"Secret IDs must be made of letters, digits, - and _, not '{ident}'.")
@@ -132,7 +132,7 @@ class Neighbours:
         self._expire(secret)
         return secret.to_json()
 
-    def _update_secret(self, asked: Asked) -> Json:
+    def _update_secret(self, asked: Request) -> Json:
         secret = self._the(asked.name)
         body = {key: value for key, value in secret.body.items() if key not in asked.update}
         body |= {key: asked.body[key] for key in asked.update if key in asked.body}
@@ -171,15 +171,15 @@ class Neighbours:
         if expires:
             self._cloud.at(expires, gone)
 
-    def _get_secret(self, asked: Asked) -> Json:
+    def _get_secret(self, asked: Request) -> Json:
         return self._the(asked.name).to_json()
 
-    def _list_secrets(self, asked: Asked) -> Json:
+    def _list_secrets(self, asked: Request) -> Json:
         prefix, last = f"projects/{asked.project}/secrets/", after(asked.query.get("pageToken", ""))
         names = sorted(name for name in self._secrets if name.startswith(prefix) and name > last)
         return _page("secrets", [self._secrets[name].to_json() for name in names], asked)
 
-    def _delete_secret(self, asked: Asked) -> Json:
+    def _delete_secret(self, asked: Request) -> Json:
         self._remove(self._the(asked.name).name)
         return {}
 
@@ -187,7 +187,7 @@ class Neighbours:
         del self._secrets[name]
         self._cloud.ledger.deleted("secret", name)
 
-    def _add_version(self, asked: Asked) -> Json:
+    def _add_version(self, asked: Request) -> Json:
         secret = self._the(asked.name)
         payload = asked.body.get("payload", {})
         given = payload.get("data", "") if isinstance(payload, dict) else payload
@@ -200,7 +200,7 @@ class Neighbours:
         secret.versions.append(data)
         return self._version(secret, len(secret.versions))
 
-    def _access_version(self, asked: Asked) -> Json:
+    def _access_version(self, asked: Request) -> Json:
         secret, number = self._the_version(asked.name)
         data = secret.versions[number - 1]
         shown = f"{secret.name}/versions/{number}"
@@ -208,16 +208,16 @@ class Neighbours:
             raise Refusal(9, f"Secret Version [{shown}] is in DESTROYED state.")
         return {"name": shown, "payload": {"data": base64.b64encode(data).decode()}}
 
-    def _get_version(self, asked: Asked) -> Json:
+    def _get_version(self, asked: Request) -> Json:
         return self._version(*self._the_version(asked.name))
 
-    def _list_versions(self, asked: Asked) -> Json:
+    def _list_versions(self, asked: Request) -> Json:
         secret = self._the(asked.name.removesuffix("/versions"))
         last = after(asked.query.get("pageToken", "")).rpartition("/")[2]
         newest = int(last) - 1 if _NUMBER.fullmatch(last) else len(secret.versions)
         return _page("versions", [self._version(secret, number) for number in range(newest, 0, -1)], asked)
 
-    def _destroy_version(self, asked: Asked) -> Json:
+    def _destroy_version(self, asked: Request) -> Json:
         secret, number = self._the_version(asked.name)
         secret.versions[number - 1] = None
         return self._version(secret, number)
@@ -242,14 +242,14 @@ class Neighbours:
 
     # Resource Manager and Service Usage
 
-    def _test_permissions(self, asked: Asked) -> Json:
+    def _test_permissions(self, asked: Request) -> Json:
         permissions = asked.body.get("permissions", [])
         if not isinstance(permissions, list) or not all(isinstance(permission, str) for permission in permissions):
             raise refusals.typed("permissions", "TYPE_STRING", permissions)
         granted = [permission for permission in permissions if not self._cloud.is_denied(permission, asked.caller)]
         return {"permissions": granted} if granted else {}
 
-    def _list_skus(self, asked: Asked) -> Json:
+    def _list_skus(self, asked: Request) -> Json:
         if asked.name.split("/")[1] != billing_skus.SERVICE:
             raise Refusal(5, f"Service {asked.name.split('/')[1]} not found.")
         token = after(asked.query.get("pageToken", ""))
@@ -260,13 +260,13 @@ class Neighbours:
         found: Json = {"skus": self.skus[at:end], "nextPageToken": ""}
         return found | ({"nextPageToken": page_token(str(end))} if end < len(self.skus) else {})
 
-    def _get_service(self, asked: Asked) -> Json:
+    def _get_service(self, asked: Request) -> Json:
         service = asked.name.rpartition("/")[2]
         state = "ENABLED" if self._cloud.is_enabled(service) else "DISABLED"
         return {"name": asked.name, "config": {"name": service}, "state": state}
 
 
-def _page(field: str, items: list[Json], asked: Asked) -> Json:
+def _page(field: str, items: list[Json], asked: Request) -> Json:
     """The next page of those `items` that pass the filter."""
     items = filters.chosen(items, asked.query.get("filter", ""))
     page = items[: asked.page_size or _PAGE]
@@ -282,11 +282,11 @@ class _Route(NamedTuple):
     verb: str
     service: str
     permission: str
-    act: Callable[[Neighbours, Asked], Json]
+    act: Callable[[OtherApis, Request], Json]
 
 
 def _route(
-    line: str, verb: str, permission: str, act: Callable[[Neighbours, Asked], Json], service: str = SECRETS
+    line: str, verb: str, permission: str, act: Callable[[OtherApis, Request], Json], service: str = SECRETS
 ) -> _Route:
     """`METHOD /path` with P, S and V in place of a project, a secret or service, and a version."""
     method, _, path = line.partition(" ")
@@ -296,39 +296,39 @@ def _route(
 
 
 _ROUTES = (
-    _route("POST /v1/projects/P/secrets", "CreateSecret", "secretmanager.secrets.create", Neighbours._create_secret),
-    _route("GET /v1/projects/P/secrets", "ListSecrets", "secretmanager.secrets.list", Neighbours._list_secrets),
-    _route("GET /v1/projects/P/secrets/S", "GetSecret", "secretmanager.secrets.get", Neighbours._get_secret),
-    _route("PATCH /v1/projects/P/secrets/S", "UpdateSecret", "secretmanager.secrets.update", Neighbours._update_secret),
+    _route("POST /v1/projects/P/secrets", "CreateSecret", "secretmanager.secrets.create", OtherApis._create_secret),
+    _route("GET /v1/projects/P/secrets", "ListSecrets", "secretmanager.secrets.list", OtherApis._list_secrets),
+    _route("GET /v1/projects/P/secrets/S", "GetSecret", "secretmanager.secrets.get", OtherApis._get_secret),
+    _route("PATCH /v1/projects/P/secrets/S", "UpdateSecret", "secretmanager.secrets.update", OtherApis._update_secret),
     _route(
         "DELETE /v1/projects/P/secrets/S",
-        "DeleteSecret", "secretmanager.secrets.delete", Neighbours._delete_secret,
+        "DeleteSecret", "secretmanager.secrets.delete", OtherApis._delete_secret,
     ),
     _route(
         "POST /v1/projects/P/secrets/S:addVersion",
-        "AddSecretVersion", "secretmanager.versions.add", Neighbours._add_version,
+        "AddSecretVersion", "secretmanager.versions.add", OtherApis._add_version,
     ),
     _route(
         "GET /v1/projects/P/secrets/S/versions",
-        "ListSecretVersions", "secretmanager.versions.list", Neighbours._list_versions,
+        "ListSecretVersions", "secretmanager.versions.list", OtherApis._list_versions,
     ),
     _route(
         "GET /v1/projects/P/secrets/S/versions/V",
-        "GetSecretVersion", "secretmanager.versions.get", Neighbours._get_version,
+        "GetSecretVersion", "secretmanager.versions.get", OtherApis._get_version,
     ),
     _route(
         "GET /v1/projects/P/secrets/S/versions/V:access",
-        "AccessSecretVersion", "secretmanager.versions.access", Neighbours._access_version,
+        "AccessSecretVersion", "secretmanager.versions.access", OtherApis._access_version,
     ),
     _route(
         "POST /v1/projects/P/secrets/S/versions/V:destroy",
-        "DestroySecretVersion", "secretmanager.versions.destroy", Neighbours._destroy_version,
+        "DestroySecretVersion", "secretmanager.versions.destroy", OtherApis._destroy_version,
     ),
     _route(
-        "POST /v[13]/projects/P:testIamPermissions", "TestIamPermissions", "", Neighbours._test_permissions, _RESOURCES
+        "POST /v[13]/projects/P:testIamPermissions", "TestIamPermissions", "", OtherApis._test_permissions, _RESOURCES
     ),
     _route(
-        "GET /v1/projects/P/services/S", "GetService", "serviceusage.services.get", Neighbours._get_service, _SERVICES
+        "GET /v1/projects/P/services/S", "GetService", "serviceusage.services.get", OtherApis._get_service, _SERVICES
     ),
-    _route("GET /v1/services/S/skus", "ListSkus", "", Neighbours._list_skus, _BILLING),
+    _route("GET /v1/services/S/skus", "ListSkus", "", OtherApis._list_skus, _BILLING),
 )  # fmt: skip

@@ -32,7 +32,7 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from kinetic_orchestration.platforms.google.tpu.client import EMULATOR_TOKEN
-from kinetic_orchestration.testing.apis.other_apis import Neighbours
+from kinetic_orchestration.testing.apis.other_apis import OtherApis
 from kinetic_orchestration.testing.apis.signing import Signer
 from kinetic_orchestration.testing.cloud import deviations
 from kinetic_orchestration.testing.cloud.faults import CLIENT, Caller
@@ -209,7 +209,7 @@ def _handler(cloud: Cloud, rpc: _Rpc) -> grpc.RpcMethodHandler:
 class RestServer:
     """All APIs over plain HTTP on loopback."""
 
-    def __init__(self, cloud: Cloud, neighbours: Neighbours, signer: Signer, access: Access) -> None:
+    def __init__(self, cloud: Cloud, neighbours: OtherApis, signer: Signer, access: Access) -> None:
         self.cloud = cloud
         self.access = access
         self.neighbours = neighbours
@@ -258,11 +258,11 @@ class RestServer:
             match = rpc.path.fullmatch(path) if rpc.http == method else None
             if match is not None:
                 return self._called(rpc, match["at"], said, query, sent, caller)
-        way = self.neighbours.way(method, path)
-        if way is None:
+        handler = self.neighbours.handler(method, path)
+        if handler is None:
             raise unserved.refusal(method, path)
         found = deviations.apply(
-            self.cloud.deviations, f"{method} {path}", sent, caller, lambda: way(dict(query), sent, caller)
+            self.cloud.deviations, f"{method} {path}", sent, caller, lambda: handler(dict(query), sent, caller)
         )
         selected: Json = said.select(found)
         return selected

@@ -156,7 +156,7 @@ class Lifecycle(Quotas):
         """Give hardware to one that waits, if there is some; ask again whenever some may have become free."""
         if not self._exists(queued) or queued.state not in _QUEUED:
             return
-        zone = queued.place.zone
+        zone = queued.path.zone
         free = self._free(zone)
         if free is not None and sum(one.hardware.chips for one in wanted) > free:
             if queued.state != "WAITING_FOR_RESOURCES":
@@ -167,21 +167,21 @@ class Lifecycle(Quotas):
 
     def _provision(self, queued: Queued, wanted: list[Wanted]) -> None:
         self._become(queued, "PROVISIONING")
-        place = queued.place
+        path = queued.path
         try:
-            self._demand_quota(wanted, place, queued.spot, "provision", already=queued.name)
+            self._demand_quota(wanted, path, queued.spot, "provision", already=queued.name)
             self._demand_capacity(queued)
         except Refusal as refused:
             refusal = refused
             self._later(self.timing.provision, lambda: self._fail(queued, refusal))
             return
         for one in wanted:
-            node = self._new_node(place, one, queued.spot, queued.reserved, queued.name)
+            node = self._new_node(path, one, queued.spot, queued.reserved, queued.name)
             queued.nodes.append(node.name)
         self._later(self.timing.provision, lambda: self._activate(queued))
 
     def _demand_capacity(self, queued: Queued) -> None:
-        fault = self.faults.take("provision", "CreateQueuedResource", queued.place.zone, CLIENT, queued.name)
+        fault = self.faults.take("provision", "CreateQueuedResource", queued.path.zone, CLIENT, queued.name)
         if fault is not None and fault.refusal is not None:
             refusal = fault.refusal()
             none_left = refusal.message.startswith("There is no more capacity")
@@ -228,7 +228,7 @@ class Lifecycle(Quotas):
 
     # Nodes and their hosts
 
-    def _new_node(self, where: resources.Place, wanted: Wanted, spot: bool, reserved: bool, queued: str) -> Node:
+    def _new_node(self, where: resources.ResourcePath, wanted: Wanted, spot: bool, reserved: bool, queued: str) -> Node:
         name = f"projects/{where.project}/locations/{where.zone}/nodes/{wanted.id}"
         node = Node(
             name,
@@ -259,14 +259,14 @@ class Lifecycle(Quotas):
         node.health = "HEALTHY"
         trouble = self.faults.random.node(node.hardware.hosts) if self.faults.random else None
         if trouble is not None and trouble.what == "never boots":
-            self._bootless.add(Fault(str(trouble.worker), name=node.place.id))
+            self._bootless.add(Fault(str(trouble.worker), name=node.path.id))
         node.machines = [self._boot(node, worker) for worker in range(node.hardware.hosts)]
         self._show(node, "READY")
         if trouble is not None:
             self._later(trouble.after, lambda: self._befall(node, trouble.what, trouble.worker))
 
     def _boot(self, node: Node, worker: int) -> Host | None:
-        where = node.place
+        where = node.path
         if self._bootless.take("call", str(worker), name=where.id) is not None or self._machines is None:
             return None
         machine = Machine(

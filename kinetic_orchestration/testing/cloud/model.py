@@ -87,8 +87,8 @@ class Cloud(Script):
             if taken:
                 raise refusals.exists(name)
         self._demand_account(wanted, caller)
-        self._demand_rate(queued.place.project, len(wanted))
-        self._demand_quota(wanted, queued.place, queued.spot, "call")
+        self._demand_rate(queued.path.project, len(wanted))
+        self._demand_quota(wanted, queued.path, queued.spot, "call")
         self._queued[queued.name] = queued
         self.ledger.created("queued resource", queued.name)
         self._record("queued resource", queued.name, "CREATING")
@@ -151,7 +151,7 @@ class Cloud(Script):
             raise refusals.exists(name)
         scheduling = spec.get("schedulingConfig", {})
         spot = bool(scheduling.get("spot") or scheduling.get("preemptible"))
-        where = resources.place(name)
+        where = resources.path_of(name)
         self._demand_account([wanted], caller)
         self._demand_rate(where.project, 1)
         self._demand_quota([wanted], where, spot, "call")

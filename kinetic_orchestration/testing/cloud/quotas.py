@@ -77,7 +77,7 @@ class Quotas(Clock):
         recent.extend([self._now] * nodes)
 
     def _demand_quota(
-        self, wanted: list[Wanted], where: resources.Place, spot: bool, at: At, already: str = ""
+        self, wanted: list[Wanted], where: resources.ResourcePath, spot: bool, at: At, already: str = ""
     ) -> None:
         for known in self._quotas:
             asked = sum(
@@ -93,16 +93,16 @@ class Quotas(Clock):
         """The usage that counts against a quota, including FAILED and SUSPENDED resources."""
         used = 0
         for queued in self._queued.values():
-            place = queued.place
-            if queued.name == already or place.project != project:
+            path = queued.path
+            if queued.name == already or path.project != project:
                 continue
-            for one in resources.wanted_nodes(place.id, f"projects/{project}/locations/{place.zone}", queued.body):
-                if _counts(known, place.zone, one.hardware.generation, queued.spot):
+            for one in resources.wanted_nodes(path.id, f"projects/{project}/locations/{path.zone}", queued.body):
+                if _counts(known, path.zone, one.hardware.generation, queued.spot):
                     used += resources.units(one.hardware)
         for node in self._nodes.values():
-            place = node.place
-            alone = not node.queued and place.project == project
-            if alone and _counts(known, place.zone, node.hardware.generation, node.spot):
+            path = node.path
+            alone = not node.queued and path.project == project
+            if alone and _counts(known, path.zone, node.hardware.generation, node.spot):
                 used += resources.units(node.hardware)
         return used
 
@@ -111,7 +111,7 @@ class Quotas(Clock):
         chips = self._zones.get(zone)
         if chips is None:
             return None
-        here = [node for node in self._nodes.values() if node.place.zone == zone and node.occupies]
+        here = [node for node in self._nodes.values() if node.path.zone == zone and node.occupies]
         return chips - sum(node.hardware.chips for node in here)
 
     def _room(self) -> None:

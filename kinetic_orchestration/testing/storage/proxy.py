@@ -155,7 +155,7 @@ class Proxy:
             thread.start()
 
     def _serve(self, client: socket.socket) -> None:
-        line = _Line()
+        line = _ServerConnection()
         try:
             with client, self._tracked(client), client.makefile("rb") as reader:
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -177,14 +177,14 @@ class Proxy:
             with self._lock:
                 self._open.discard(connection)
 
-    def _exchange(self, client: socket.socket, reader: BufferedReader, line: _Line) -> bool:
+    def _exchange(self, client: socket.socket, reader: BufferedReader, line: _ServerConnection) -> bool:
         """One request and its answer; False when the connection is at its end."""
         head = None
         try:
             head = _read_head(reader)
             if head is None:
                 return False
-            method, target = _asked(head[0])
+            method, target = _request_line(head[0])
             admitted = self._owner.admit(method, target, head[1])
             if isinstance(admitted, str):
                 return self._serve_one(client, reader, line, (head[0].replace(target, admitted, 1), head[1]))
@@ -198,7 +198,9 @@ class Proxy:
         client.sendall(_page(admitted, self._owner.dress([("Connection", "close")])))
         return False
 
-    def _serve_one(self, client: socket.socket, reader: BufferedReader, line: _Line, head: tuple[str, _Fields]) -> bool:
+    def _serve_one(
+        self, client: socket.socket, reader: BufferedReader, line: _ServerConnection, head: tuple[str, _Fields]
+    ) -> bool:
         first, fields = head
         method, target, _ = first.split(" ", 2)
         headers = {name.lower(): value for name, value in fields}
@@ -261,7 +263,9 @@ class Proxy:
         self._owner.keep(request, Answer(status, page, frames.get("content-type", "")), fault)
         client.sendall(pending)
 
-    def _ask(self, line: _Line, to_server: bytes, body: Iterator[bytes]) -> tuple[int, _Fields, BufferedReader]:
+    def _ask(
+        self, line: _ServerConnection, to_server: bytes, body: Iterator[bytes]
+    ) -> tuple[int, _Fields, BufferedReader]:
         address, start = self._owner.upstream()
         server, reader = line.to(address, start)
         server.sendall(to_server)
@@ -285,7 +289,7 @@ class Proxy:
         return True
 
 
-class _Line:
+class _ServerConnection:
     """One client connection's own connection to the server, made again when the server was."""
 
     def __init__(self) -> None:
@@ -364,7 +368,7 @@ def _read_head(reader: BufferedReader) -> tuple[str, _Fields] | None:
         fields.append((name, value.strip()))
 
 
-def _asked(first: str) -> tuple[str, str]:
+def _request_line(first: str) -> tuple[str, str]:
     """The method and the target of a request's first line."""
     parts = first.split(" ")
     if len(parts) != 3 or not parts[0].isalpha() or "/" not in parts[1] or not parts[2].startswith("HTTP/1."):

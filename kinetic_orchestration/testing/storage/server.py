@@ -315,7 +315,7 @@ class StorageServer:
             if not target.startswith(("/upload/", "/resumable/")):  # their bodies are objects
                 demand_json(headers)
         except AccessRefused as refused:
-            return _worded(refused.status, "forbidden", refused.message, "")
+            return _error_answer(refused.status, "forbidden", refused.message, "")
         return target
 
     def upstream(self) -> tuple[tuple[str, int], int]:
@@ -324,14 +324,14 @@ class StorageServer:
         return self._place, self._starts
 
     def meet(self, request: Request) -> Fault:
-        verb, where = _what(request)
+        verb, where = _verb_and_object(request)
         caller = _caller(request)
         try:
-            _said(request).check(bytes_too=verb in ("get", "insert"))
+            _parameters_of(request).check(bytes_too=verb in ("get", "insert"))
             if verb not in _SERVED and unserved.row_of(request.method, request.path) is not None:
                 raise unserved.refusal(request.method, request.path)
         except Refusal as refusal:
-            return Fault(answer=_worded(refusal.http, refusal.reason, refusal.message, ""))
+            return Fault(answer=_error_answer(refusal.http, refusal.reason, refusal.message, ""))
         if request.path.endswith("/iam/testPermissions"):  # which the server does not have
             return Fault(answer=self._permissions(request, where, caller))
         delay, fault = 0.0, Fault()
@@ -374,7 +374,7 @@ class StorageServer:
             connection.close()
 
     def revises(self, request: Request, status: int) -> bool:
-        verb = _what(request)[0]
+        verb = _verb_and_object(request)[0]
         return (
             status in (404, 405)
             or request.path == "/storage/v1/b"
@@ -385,7 +385,7 @@ class StorageServer:
 
     def revise(self, request: Request, status: int, body: bytes) -> Answer:
         """Name in a 404 what is missing, as Google does; shift the times of a store whose clock is skewed."""
-        verb, where = _what(request)
+        verb, where = _verb_and_object(request)
         bucket, _, name = where.partition("/")
         if verb == "bucket" and status == 200 and (name_of := _name_of(body)):  # a listing has no name
             self._buckets.add(name_of)
@@ -393,19 +393,19 @@ class StorageServer:
         if verb == "patch" and status == 200:  # the server answers with its own record of the object
             status, body = self._metadata(where)
         if status == 405:
-            return _worded(405, "methodNotAllowed", f"{request.method} {request.path} is not defined", verb)
+            return _error_answer(405, "methodNotAllowed", f"{request.method} {request.path} is not defined", verb)
         if status == 404 and verb in PERMISSIONS and bucket:
             if bucket not in self._buckets:
                 return _refusal("no bucket", verb, where)
-            return _worded(404, "notFound", f"No such object: {where}" if name else "Not Found", verb)
+            return _error_answer(404, "notFound", f"No such object: {where}" if name else "Not Found", verb)
         body = self.link(_TIMES.sub(self._shift, body) if self.skew else body)
         if status != 200 or verb not in _SHAPED or not _shapes(request):
             return Answer(status, body)
-        said = _said(request)
+        said = _parameters_of(request)
         try:
             return Answer(200, said.page(said.select(json.loads(body))), said.kind)
         except Refusal as refusal:
-            return _worded(refusal.http, refusal.reason, refusal.message, verb)
+            return _error_answer(refusal.http, refusal.reason, refusal.message, verb)
 
     def _placed(self, bucket_name: str, body: bytes) -> bytes:
         """A bucket's metadata with its location; the server reports the same for all buckets."""
@@ -439,7 +439,7 @@ class StorageServer:
         return dressed
 
     def has_links(self, request: Request) -> bool:
-        return _what(request)[0] not in ("get", "chunk", "delete") and request.method != "HEAD"
+        return _verb_and_object(request)[0] not in ("get", "chunk", "delete") and request.method != "HEAD"
 
     def link(self, body: bytes) -> bytes:
         """Some links lack the token: the server makes them from the Host that it was asked as."""
@@ -449,21 +449,21 @@ class StorageServer:
         return body.replace(bare + token, bare).replace(bare, bare + token) if bare in body else body
 
     def note(self, request: Request, status: int) -> None:
-        verb, where = _what(request)
+        verb, where = _verb_and_object(request)
         with self._lock:
             self._calls.append(
                 Call(verb, where, status, _caller(request), request.headers.get("x-goog-user-project", ""))
             )
 
     def malformed(self, status: int, message: str) -> Answer:
-        return _worded(status, "badRequest", message, "")
+        return _error_answer(status, "badRequest", message, "")
 
     def failed(self, line: str, error: Exception) -> Answer:
         said = f"{line.replace(f'/{self._access.token}', '')}: {error!r}"
         _log.exception("the emulated storage failed at %s", said)
         with self._lock:
             self._calls.append(Call("other", "", 500, "", "", said))
-        return _worded(500, "internalError", f"The emulator failed at {said}", "")
+        return _error_answer(500, "internalError", f"The emulator failed at {said}", "")
 
     def keeps(self, request: Request, status: int) -> bool:
         return self._journal is not None and not _is_contents(request, status)
@@ -584,7 +584,7 @@ _SHAPED: Final = ("bucket", "list", "stat", "insert", "patch", "compose", "copy"
 _OBJECT: Final = re.compile(r"^(?:/upload|/download)?/storage/v1/b/([^/]+)/o(?:/([^/]+)(?:/(.+))?)?$")
 
 
-def _what(request: Request) -> tuple[str, str]:
+def _verb_and_object(request: Request) -> tuple[str, str]:
     """The verb, and the bucket/object (or prefix) that it is about."""
     path = request.path
     found = _OBJECT.match(path)
@@ -613,7 +613,7 @@ def _verb(request: Request, name: str, action: str, bucket: str) -> tuple[str, s
 
 def _is_contents(request: Request, status: int) -> bool:
     """True if the answer holds the bytes of an object."""
-    return status in (200, 206) and _what(request)[0] == "get"
+    return status in (200, 206) and _verb_and_object(request)[0] == "get"
 
 
 def _without_contents(request: Request) -> bytes:
@@ -628,21 +628,21 @@ def _without_contents(request: Request) -> bytes:
 
 
 def _caller(request: Request) -> str:
-    return (request.headers.get("authorization") or _said(request).token).removeprefix("Bearer ")
+    return (request.headers.get("authorization") or _parameters_of(request).token).removeprefix("Bearer ")
 
 
-def _said(request: Request) -> Parameters:
-    return _parameters(urlsplit(request.target).query)
+def _parameters_of(request: Request) -> Parameters:
+    return _parsed_parameters(urlsplit(request.target).query)
 
 
 @lru_cache(maxsize=1024)  # a request is asked several times
-def _parameters(query: str) -> Parameters:
+def _parsed_parameters(query: str) -> Parameters:
     return parameters.taken(parse_qsl(query, keep_blank_values=True), {})[0]
 
 
 def _shapes(request: Request) -> bool:
     """True if the answer is wanted in another form than the server's, which is on one line."""
-    said = _said(request)
+    said = _parameters_of(request)
     asked_pretty = said.pretty and "prettyPrint" in request.target
     return bool(said.fields or said.callback or asked_pretty)
 
@@ -660,10 +660,10 @@ def _refusal(how: str, verb: str, where: str, status: int = 0) -> Answer:
     usual, reason, message = _REFUSALS[how]
     caller = "tester@emulated.iam.gserviceaccount.com"
     message = message.format(caller=caller, permission=PERMISSIONS.get(verb, "storage.objects.get"), where=where)
-    return _worded(status or usual, reason, message, verb)
+    return _error_answer(status or usual, reason, message, verb)
 
 
-def _worded(status: int, reason: str, message: str, verb: str) -> Answer:
+def _error_answer(status: int, reason: str, message: str, verb: str) -> Answer:
     if verb == "get":  # of the bytes of an object, errors come as plain text
         return Answer(status, message.encode(), "text/html; charset=UTF-8")
     error = {"message": message, "domain": "global", "reason": reason}

@@ -49,7 +49,7 @@ _MOST_SLICES = 1000
 _WITH_DATA = ("CREATING", "ACCEPTED", "PROVISIONING", "DELETING", "ACTIVE", "SUSPENDING", "SUSPENDED")
 
 
-class Place(NamedTuple):
+class ResourcePath(NamedTuple):
     """`projects/P/locations/Z[/kind/id]`."""
 
     project: str
@@ -79,8 +79,8 @@ class Node:
     stuck: bool = False
 
     @property
-    def place(self) -> Place:
-        return place(self.name)
+    def path(self) -> ResourcePath:
+        return path_of(self.name)
 
     @property
     def occupies(self) -> bool:
@@ -128,8 +128,8 @@ class Queued:
     stuck: bool = False
 
     @property
-    def place(self) -> Place:
-        return place(self.name)
+    def path(self) -> ResourcePath:
+        return path_of(self.name)
 
     @property
     def spot(self) -> bool:
@@ -321,9 +321,9 @@ def units(hardware: Slice) -> int:
     return int(hardware.accelerator_type.rpartition("-")[2])
 
 
-def place(name: str) -> Place:
+def path_of(name: str) -> ResourcePath:
     parts = name.split("/")
-    return Place(parts[1], parts[3], parts[5] if len(parts) > 5 else "")
+    return ResourcePath(parts[1], parts[3], parts[5] if len(parts) > 5 else "")
 
 
 def stamp(time: float) -> str:
