@@ -16,7 +16,7 @@ import pytest
 from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.platforms.google.tpu import rate_limit
 from kinetic_orchestration.protocol.system import processes
-from kinetic_orchestration.testing.requests import journal
+from kinetic_orchestration.testing.api_rules import journal
 from tests.project.gate import again, skips
 from tests.support import interpreters
 from tests.support.exchanges.recorder import Recorder, told

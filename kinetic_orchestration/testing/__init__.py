@@ -16,23 +16,23 @@ TYPE_CHECKING = False  # typing itself costs more than all the rest of this impo
 if TYPE_CHECKING:
     from typing import Any
 
-    from kinetic_orchestration.testing.cloud.faults import random_faults
-    from kinetic_orchestration.testing.cloud.lifecycle import Timing
-    from kinetic_orchestration.testing.cloud.model import Cloud
-    from kinetic_orchestration.testing.cloud.state.ledger import Ledger
-    from kinetic_orchestration.testing.cloud.state.machine import Machine
+    from kinetic_orchestration.testing.api_rules import refusals as refusals
+    from kinetic_orchestration.testing.api_rules.refusals import Refusal
     from kinetic_orchestration.testing.emulator import Emulator
-    from kinetic_orchestration.testing.requests import refusals as refusals
-    from kinetic_orchestration.testing.requests.refusals import Refusal
+    from kinetic_orchestration.testing.model.cloud import Cloud
+    from kinetic_orchestration.testing.model.faults import random_faults
+    from kinetic_orchestration.testing.model.lifecycle import Timing
+    from kinetic_orchestration.testing.model.state.ledger import Ledger
+    from kinetic_orchestration.testing.model.state.machine import Machine
 
 _HOMES = {
-    "Cloud": "cloud.model",
+    "Cloud": "model.cloud",
     "Emulator": "emulator",
-    "Ledger": "cloud.state.ledger",
-    "Machine": "cloud.state.machine",
-    "Refusal": "requests.refusals",
-    "Timing": "cloud.lifecycle",
-    "random_faults": "cloud.faults",
+    "Ledger": "model.state.ledger",
+    "Machine": "model.state.machine",
+    "Refusal": "api_rules.refusals",
+    "Timing": "model.lifecycle",
+    "random_faults": "model.faults",
 }
 
 # The module of rows that `fail(refusal=)` takes, by the name that docs/pipelines/emulator.md gives it.
@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     if name == _REFUSALS:
-        from kinetic_orchestration.testing.requests import refusals
+        from kinetic_orchestration.testing.api_rules import refusals
 
         return refusals
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from kinetic_orchestration.protocol.system import processes
-from kinetic_orchestration.testing.apis import server
-from kinetic_orchestration.testing.apis.other_apis import OtherApis
-from kinetic_orchestration.testing.apis.signing import ISSUER, Signer
-from kinetic_orchestration.testing.cloud.lifecycle import CREATES_PER_MINUTE, Timing
-from kinetic_orchestration.testing.cloud.model import Cloud
-from kinetic_orchestration.testing.cloud.state.machine import Host, Hosts, Machine
-from kinetic_orchestration.testing.requests.access import Access
-from kinetic_orchestration.testing.storage.server import StorageServer
+from kinetic_orchestration.testing.api_rules.access import Access
+from kinetic_orchestration.testing.api_servers import server
+from kinetic_orchestration.testing.api_servers.other_apis import OtherApis
+from kinetic_orchestration.testing.api_servers.signing import ISSUER, Signer
+from kinetic_orchestration.testing.model.cloud import Cloud
+from kinetic_orchestration.testing.model.lifecycle import CREATES_PER_MINUTE, Timing
+from kinetic_orchestration.testing.model.state.machine import Host, Hosts, Machine
+from kinetic_orchestration.testing.storage_server.server import StorageServer
 from kinetic_orchestration.testing.vms.vm import Machines, Vm, unmount
 
 PROJECT = "emulated"

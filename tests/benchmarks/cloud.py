@@ -302,7 +302,7 @@ class Site:
 
     def count(self, seconds: float) -> Counter[str]:
         """The store's requests of so long, by who asks and the class in which they are charged."""
-        from kinetic_orchestration.testing.storage.server import VERBS
+        from kinetic_orchestration.testing.storage_server.server import VERBS
 
         self.cloud.storage.forget()
         time.sleep(seconds)

@@ -35,8 +35,8 @@ from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.report import frames
-from kinetic_orchestration.testing.cloud.state.machine import Machine
-from kinetic_orchestration.testing.storage.server import StorageServer
+from kinetic_orchestration.testing.model.state.machine import Machine
+from kinetic_orchestration.testing.storage_server.server import StorageServer
 from kinetic_orchestration.testing.vms.vm import Machines, Vm
 from tests.support.waits import wait_until
 

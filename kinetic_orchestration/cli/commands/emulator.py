@@ -24,8 +24,8 @@ _LOOK = 1.0
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from kinetic_orchestration.testing.cloud.clock import Event
     from kinetic_orchestration.testing.emulator import Emulator
+    from kinetic_orchestration.testing.model.clock import Event
 
 
 def emulator(arguments: Namespace) -> int:

@@ -17,8 +17,8 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from kinetic_orchestration.testing.cloud.state.machine import Machine
-from kinetic_orchestration.testing.requests.access import Access, AccessRefused, headers_of
+from kinetic_orchestration.testing.api_rules.access import Access, AccessRefused, headers_of
+from kinetic_orchestration.testing.model.state.machine import Machine
 
 _ROOT = "/computeMetadata/v1/"
 _FLAVOR = "Google"

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.protocol.system import copies, processes
-from kinetic_orchestration.testing.cloud.state.machine import Machine
-from kinetic_orchestration.testing.requests.access import Access
+from kinetic_orchestration.testing.api_rules.access import Access
+from kinetic_orchestration.testing.model.state.machine import Machine
 from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
 
 _INIT = str(Path(__file__).with_name("init.py"))

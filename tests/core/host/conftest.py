@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.testing.storage.server import StorageServer
+from kinetic_orchestration.testing.storage_server.server import StorageServer
 from tests.support.on_vms import Site
 
 

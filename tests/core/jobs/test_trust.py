@@ -33,7 +33,7 @@ from kinetic_orchestration.platforms.local.store import LocalStore
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import payload
-from kinetic_orchestration.testing.apis.signing import ISSUER, Signer
+from kinetic_orchestration.testing.api_servers.signing import ISSUER, Signer
 from tests.support import bucket
 
 KEY = "a key that nobody guesses"

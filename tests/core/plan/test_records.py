@@ -48,7 +48,7 @@ from kinetic_orchestration.protocol.wire.task import (
     Payload,
     Task,
 )
-from kinetic_orchestration.testing.storage.server import StorageServer
+from kinetic_orchestration.testing.storage_server.server import StorageServer
 from tests.support import bucket
 from tests.support.exchanges.recorder import Recorder
 from tests.support.wire_tasks import in_spec

@@ -25,7 +25,7 @@ from kinetic_orchestration.plan.declare.profile import Profile
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.protocol import names
-from kinetic_orchestration.testing.storage.server import StorageServer
+from kinetic_orchestration.testing.storage_server.server import StorageServer
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("profile_program.py")

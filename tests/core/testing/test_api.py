@@ -24,10 +24,10 @@ from google.protobuf import field_mask_pb2
 
 from kinetic_orchestration.platforms.google.tpu.client import EMULATOR_TOKEN, emulated_channel
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.apis.server import token
-from kinetic_orchestration.testing.cloud.lifecycle import Timing
-from kinetic_orchestration.testing.cloud.state.machine import Machine
-from kinetic_orchestration.testing.requests import refusals
+from kinetic_orchestration.testing.api_rules import refusals
+from kinetic_orchestration.testing.api_servers.server import token
+from kinetic_orchestration.testing.model.lifecycle import Timing
+from kinetic_orchestration.testing.model.state.machine import Machine
 from tests.support.exchanges.recorder import Recorder
 from tests.support.waits import wait_until
 

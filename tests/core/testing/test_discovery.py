@@ -20,8 +20,8 @@ from googleapiclient.errors import HttpError
 from googleapiclient.http import MediaInMemoryUpload
 
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.apis.billing_skus import SERVICE
-from kinetic_orchestration.testing.requests import unserved
+from kinetic_orchestration.testing.api_rules import unserved
+from kinetic_orchestration.testing.api_servers.billing_skus import SERVICE
 from tests.support.exchanges.recorder import Recorder
 
 DOCUMENTS = (

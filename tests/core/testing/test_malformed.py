@@ -18,9 +18,9 @@ from google.protobuf.json_format import ParseDict
 
 from kinetic_orchestration.platforms.google.tpu.client import emulated_channel
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.apis.server import _RPCS
-from kinetic_orchestration.testing.cloud.state.machine import Machine
-from kinetic_orchestration.testing.requests.access import Access
+from kinetic_orchestration.testing.api_rules.access import Access
+from kinetic_orchestration.testing.api_servers.server import _RPCS
+from kinetic_orchestration.testing.model.state.machine import Machine
 from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
 from tests.support.exchanges.recorder import Recorder
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kinetic_orchestration.testing.cloud.state.machine import Machine
-from kinetic_orchestration.testing.requests.access import Access
+from kinetic_orchestration.testing.api_rules.access import Access
+from kinetic_orchestration.testing.model.state.machine import Machine
 from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
 from tests.support.waits import wait_until
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.plan.hardware import accelerators
-from kinetic_orchestration.testing.cloud.faults import Caller, random_faults
-from kinetic_orchestration.testing.cloud.lifecycle import Timing
-from kinetic_orchestration.testing.cloud.model import Cloud
-from kinetic_orchestration.testing.cloud.state.machine import Host, Machine
-from kinetic_orchestration.testing.requests import refusals
-from kinetic_orchestration.testing.requests.refusals import LostAnswer, Refusal
+from kinetic_orchestration.testing.api_rules import refusals
+from kinetic_orchestration.testing.api_rules.refusals import LostAnswer, Refusal
+from kinetic_orchestration.testing.model.cloud import Cloud
+from kinetic_orchestration.testing.model.faults import Caller, random_faults
+from kinetic_orchestration.testing.model.lifecycle import Timing
+from kinetic_orchestration.testing.model.state.machine import Host, Machine
 
 ZONE = "us-east5-a"
 OTHER = "us-central1-b"
@@ -712,6 +712,6 @@ def test_random_faults_reach_every_kind_and_end_by_themselves(clock: Clock, room
 
 
 def _kinds() -> tuple[str, ...]:
-    from kinetic_orchestration.testing.cloud.faults import KINDS
+    from kinetic_orchestration.testing.model.faults import KINDS
 
     return KINDS

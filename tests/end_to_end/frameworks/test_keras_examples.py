@@ -21,7 +21,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from kinetic_orchestration.testing.storage.server import StorageServer
+from kinetic_orchestration.testing.storage_server.server import StorageServer
 
 EXAMPLES = Path(__file__).parents[3] / "example_pipelines"
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.testing.storage.server import StorageServer
+from kinetic_orchestration.testing.storage_server.server import StorageServer
 from tests.end_to_end.frameworks.curves import BOUNDED
 from tests.support.pages import programs
 

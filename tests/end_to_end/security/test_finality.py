@@ -33,7 +33,7 @@ from kinetic_orchestration.plan.values import PRESENT, Cursor, Glimpse, JobStatu
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
-from kinetic_orchestration.testing.apis.signing import Signer
+from kinetic_orchestration.testing.api_servers.signing import Signer
 from tests.core.jobs.test_trust import GOOD, admitted
 from tests.support import bucket
 

@@ -31,7 +31,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.host.process import debugger
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.cloud.state.machine import Machine
+from kinetic_orchestration.testing.model.state.machine import Machine
 from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
 
 ZONE = "us-east5-a"

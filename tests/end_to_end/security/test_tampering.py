@@ -35,7 +35,7 @@ from kinetic_orchestration.protocol.content import payload, tree
 from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.wire.task import Payload
-from kinetic_orchestration.testing.storage.server import StorageServer
+from kinetic_orchestration.testing.storage_server.server import StorageServer
 from tests.support import bucket
 from tests.support.on_vms import Attempt, Site
 

@@ -25,7 +25,7 @@ from kinetic_orchestration.plan.values import PROVISIONING, QUEUED, Limits
 from kinetic_orchestration.program.context import HostContext
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.requests import unserved
+from kinetic_orchestration.testing.api_rules import unserved
 from tests.support.pages import PAGES, ROOT, SOURCE, page, programs
 
 PACKAGE = ROOT / "kinetic_orchestration"

@@ -21,7 +21,7 @@ from pathlib import Path
 from uv import find_uv_bin
 
 from kinetic_orchestration.packaging.requirements.indexes import uv_settings
-from kinetic_orchestration.testing.requests import journal
+from kinetic_orchestration.testing.api_rules import journal
 from tests.support.pages import ROOT, programs
 
 EXAMPLE = ROOT / "example_pipelines" / "dagster_train_evaluate.py"

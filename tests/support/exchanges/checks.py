@@ -10,8 +10,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from google.protobuf.message import DecodeError
 
-from kinetic_orchestration.testing.requests import journal
-from kinetic_orchestration.testing.requests.journal import Exchange
+from kinetic_orchestration.testing.api_rules import journal
+from kinetic_orchestration.testing.api_rules.journal import Exchange
 from tests.support.exchanges import documents, rules, wire
 from tests.support.exchanges.documents import Method
 from tests.support.exchanges.rules import Shape, Wrong

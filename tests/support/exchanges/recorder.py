@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kinetic_orchestration.testing.requests import journal
-from kinetic_orchestration.testing.requests.journal import Exchange
+from kinetic_orchestration.testing.api_rules import journal
+from kinetic_orchestration.testing.api_rules.journal import Exchange
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 from google.cloud.tpu_v2.types import cloud_tpu
 from google.rpc import status_pb2
 
-from kinetic_orchestration.testing.requests import journal
-from kinetic_orchestration.testing.requests.journal import Exchange
+from kinetic_orchestration.testing.api_rules import journal
+from kinetic_orchestration.testing.api_rules.journal import Exchange
 from tests.support.exchanges import documents
 from tests.support.exchanges.checks import check
 

@@ -14,8 +14,8 @@ from google.cloud.tpu_v2.types import cloud_tpu
 
 from kinetic_orchestration.platforms.google.tpu.client import emulated_channel
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.requests import journal
-from kinetic_orchestration.testing.requests.journal import Exchange, Journal
+from kinetic_orchestration.testing.api_rules import journal
+from kinetic_orchestration.testing.api_rules.journal import Exchange, Journal
 from tests.support.exchanges.recorder import Recorder
 
 ROOT = Path(__file__).parents[3]

@@ -30,7 +30,7 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.platforms.google import call_hook
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, client
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.cloud.lifecycle import Timing
+from kinetic_orchestration.testing.model.lifecycle import Timing
 
 ZONE = "us-west4-a"
 SLOWLY = Timing(accept=0.4, provision=0.6, suspend=0.4, delete=0.4)  # so that no state is missed

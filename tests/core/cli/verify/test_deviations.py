@@ -15,7 +15,7 @@ import pytest
 
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.requests.refusals import Refusal
+from kinetic_orchestration.testing.api_rules.refusals import Refusal
 from tests.core.cli.verify import recorded
 
 INFO = {

@@ -21,7 +21,7 @@ from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.system import processes
-from kinetic_orchestration.testing.cloud.state.machine import Machine
+from kinetic_orchestration.testing.model.state.machine import Machine
 from tests.support.faults import load_jobs
 from tests.support.interpreters import OLDEST, required
 from tests.support.on_vms import Site

@@ -17,7 +17,7 @@ from kinetic_orchestration.host.machine import bootstrap, bucket_records
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.records.base import Record, RecordsError, read_intact
-from kinetic_orchestration.testing.storage.server import StorageServer
+from kinetic_orchestration.testing.storage_server.server import StorageServer
 from tests.core.platforms.store_contract import StoreContract
 
 NOTHING = Record(b"", 0, 0.0)

@@ -13,7 +13,7 @@ from kinetic_orchestration.host.machine import bootstrap, self_delete
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
-from kinetic_orchestration.testing.storage.server import StorageServer
+from kinetic_orchestration.testing.storage_server.server import StorageServer
 
 JOB = "job-1"
 

@@ -23,7 +23,7 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.report import frames
-from kinetic_orchestration.testing.cloud.state.machine import Machine
+from kinetic_orchestration.testing.model.state.machine import Machine
 from tests.support.faults import load_jobs
 from tests.support.on_vms import Attempt, Site, constants
 from tests.support.waits import wait_until

@@ -22,7 +22,7 @@ from kinetic_orchestration.host.prepare.compile_cache import CompileCache, key
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.files import FileRecords
 from kinetic_orchestration.protocol.wire.task import Environment, Hardware
-from kinetic_orchestration.testing.apis.signing import ISSUER, Signer
+from kinetic_orchestration.testing.api_servers.signing import ISSUER, Signer
 from tests.support.waits import wait_until
 from tests.support.wire_tasks import TASK
 

@@ -15,7 +15,7 @@ from kinetic_orchestration.host.view import bucket
 from kinetic_orchestration.host.view.bucket import BucketView, cadence
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
-from kinetic_orchestration.testing.storage.server import StorageServer
+from kinetic_orchestration.testing.storage_server.server import StorageServer
 from tests.support.waits import wait_until
 
 JOB = "job-1"

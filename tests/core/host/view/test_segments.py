@@ -12,7 +12,7 @@ from kinetic_orchestration.host.view import segments
 from kinetic_orchestration.host.view.segments import SegmentWriter
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.report import frames
-from kinetic_orchestration.testing.storage.server import StorageServer
+from kinetic_orchestration.testing.storage_server.server import StorageServer
 from tests.support.waits import wait_until
 
 KEY = ("job-1", 1, 0)

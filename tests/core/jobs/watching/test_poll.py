@@ -29,7 +29,7 @@ from kinetic_orchestration.platforms.local.store import LocalStore, open_local
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.storage.server import StorageServer
+from kinetic_orchestration.testing.storage_server.server import StorageServer
 from tests.support.on_cloud import Place, enter_deployment
 
 pytestmark = pytest.mark.fast

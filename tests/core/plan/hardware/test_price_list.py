@@ -18,7 +18,7 @@ from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, ON_DEMAND, PRICES_DATE, SPOT, Rate
 from kinetic_orchestration.platforms.google.rest import billing_catalog
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.apis.billing_skus import sku, skus
+from kinetic_orchestration.testing.api_servers.billing_skus import sku, skus
 
 pytestmark = pytest.mark.fast
 

@@ -24,7 +24,7 @@ from kinetic_orchestration.platforms.google import credentials as module
 from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.platforms.google.credentials import as_now, credentials, handed_in, project
 from kinetic_orchestration.platforms.google.storage.store import open_gcs
-from kinetic_orchestration.testing.storage.server import StorageServer
+from kinetic_orchestration.testing.storage_server.server import StorageServer
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from kinetic_orchestration.program.checkpoints.store import open_checkpoints
 from kinetic_orchestration.protocol import rules, wire
 from kinetic_orchestration.protocol.content.digest import plain_of_file
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.storage.server import StorageServer
+from kinetic_orchestration.testing.storage_server.server import StorageServer
 from tests.core.program.checkpoints.test_hosts import UNHURRIED, marks
 from tests.core.program.conftest import Host
 from tests.end_to_end.cloud.cases import nodes

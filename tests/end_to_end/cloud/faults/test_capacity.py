@@ -187,7 +187,7 @@ def test_f12_an_operation_that_never_ends_keeps_nobody_from_working(cloud: Emula
 
 
 def _rate_limited() -> Any:
-    from kinetic_orchestration.testing.requests import refusals
+    from kinetic_orchestration.testing.api_rules import refusals
 
     return refusals.create_rate("emulated", 90)
 

@@ -26,8 +26,8 @@ from kinetic_orchestration.plan.values import Freed, JobStatus
 from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.requests import refusals
-from kinetic_orchestration.testing.requests.refusals import Refusal
+from kinetic_orchestration.testing.api_rules import refusals
+from kinetic_orchestration.testing.api_rules.refusals import Refusal
 from tests.end_to_end.cloud.cases import WITHIN, changes, is_running, nodes, run, told, vm, wait_running
 from tests.end_to_end.cloud.conftest import ZONES
 from tests.support.waits import wait_until

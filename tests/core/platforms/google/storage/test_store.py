@@ -23,7 +23,7 @@ from kinetic_orchestration.platforms.google.storage import store as gcs
 from kinetic_orchestration.platforms.google.storage.store import GcsStore, open_gcs
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.testing.storage.server import Counts, StorageServer
+from kinetic_orchestration.testing.storage_server.server import Counts, StorageServer
 from tests.core.platforms.store_contract import ClientStoreContract
 
 

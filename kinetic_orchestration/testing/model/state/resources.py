@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.errors import UnknownAccelerator
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.hardware.accelerators import Slice
-from kinetic_orchestration.testing.cloud.state.machine import Host
-from kinetic_orchestration.testing.requests import refusals
-from kinetic_orchestration.testing.requests.refusals import Refusal
+from kinetic_orchestration.testing.api_rules import refusals
+from kinetic_orchestration.testing.api_rules.refusals import Refusal
+from kinetic_orchestration.testing.model.state.machine import Host
 
 Json = dict[str, Any]
 # The name of a state, or a number that no client knows yet.

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from kinetic_orchestration.testing.cloud.faults import Caller
-from kinetic_orchestration.testing.cloud.state.resources import Json
-from kinetic_orchestration.testing.requests import journal
-from kinetic_orchestration.testing.requests.refusals import Refusal
+from kinetic_orchestration.testing.api_rules import journal
+from kinetic_orchestration.testing.api_rules.refusals import Refusal
+from kinetic_orchestration.testing.model.faults import Caller
+from kinetic_orchestration.testing.model.state.resources import Json
 
 Alter = Callable[[Json], Json]
 AlterRefusal = Callable[[Refusal], Refusal]

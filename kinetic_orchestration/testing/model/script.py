@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from kinetic_orchestration.testing.cloud.clock import step
-from kinetic_orchestration.testing.cloud.deviations import Alter, AlterRefusal, Deviation, Instead
-from kinetic_orchestration.testing.cloud.faults import At, Fault, Faults
-from kinetic_orchestration.testing.cloud.lifecycle import Lifecycle
-from kinetic_orchestration.testing.cloud.quotas import Quota
-from kinetic_orchestration.testing.cloud.state import resources
-from kinetic_orchestration.testing.cloud.state.resources import State
-from kinetic_orchestration.testing.requests import refusals
-from kinetic_orchestration.testing.requests.refusals import TPU, Refusal
+from kinetic_orchestration.testing.api_rules import refusals
+from kinetic_orchestration.testing.api_rules.refusals import TPU, Refusal
+from kinetic_orchestration.testing.model.clock import step
+from kinetic_orchestration.testing.model.deviations import Alter, AlterRefusal, Deviation, Instead
+from kinetic_orchestration.testing.model.faults import At, Fault, Faults
+from kinetic_orchestration.testing.model.lifecycle import Lifecycle
+from kinetic_orchestration.testing.model.quotas import Quota
+from kinetic_orchestration.testing.model.state import resources
+from kinetic_orchestration.testing.model.state.resources import State
 
 _KNOWN = {13: refusals.internal, 14: refusals.unavailable}
 

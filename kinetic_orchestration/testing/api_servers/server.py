@@ -32,17 +32,17 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from kinetic_orchestration.platforms.google.tpu.client import EMULATOR_TOKEN
-from kinetic_orchestration.testing.apis.other_apis import OtherApis
-from kinetic_orchestration.testing.apis.signing import Signer
-from kinetic_orchestration.testing.cloud import deviations
-from kinetic_orchestration.testing.cloud.faults import CLIENT, Caller
-from kinetic_orchestration.testing.cloud.model import Cloud
-from kinetic_orchestration.testing.cloud.state.resources import Json
-from kinetic_orchestration.testing.requests import field_masks, journal, parameters, refusals, unserved
-from kinetic_orchestration.testing.requests.access import Access, AccessRefused, demand_json, headers_of
-from kinetic_orchestration.testing.requests.journal import Exchange
-from kinetic_orchestration.testing.requests.parameters import Parameters
-from kinetic_orchestration.testing.requests.refusals import LostAnswer, Refusal
+from kinetic_orchestration.testing.api_rules import field_masks, journal, parameters, refusals, unserved
+from kinetic_orchestration.testing.api_rules.access import Access, AccessRefused, demand_json, headers_of
+from kinetic_orchestration.testing.api_rules.journal import Exchange
+from kinetic_orchestration.testing.api_rules.parameters import Parameters
+from kinetic_orchestration.testing.api_rules.refusals import LostAnswer, Refusal
+from kinetic_orchestration.testing.api_servers.other_apis import OtherApis
+from kinetic_orchestration.testing.api_servers.signing import Signer
+from kinetic_orchestration.testing.model import deviations
+from kinetic_orchestration.testing.model.cloud import Cloud
+from kinetic_orchestration.testing.model.faults import CLIENT, Caller
+from kinetic_orchestration.testing.model.state.resources import Json
 
 TOKEN = "emulator-token"
 _THREADS = 32

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kinetic_orchestration.testing.cloud import deviations
-from kinetic_orchestration.testing.cloud.clock import step
-from kinetic_orchestration.testing.cloud.faults import CLIENT, Caller
-from kinetic_orchestration.testing.cloud.lifecycle import Answered
-from kinetic_orchestration.testing.cloud.script import Script
-from kinetic_orchestration.testing.cloud.state import resources
-from kinetic_orchestration.testing.cloud.state.machine import Host, project_number
-from kinetic_orchestration.testing.cloud.state.resources import Json, Node, Operation, Queued, Wanted
-from kinetic_orchestration.testing.requests import filters, refusals
-from kinetic_orchestration.testing.requests.refusals import TPU, LostAnswer
+from kinetic_orchestration.testing.api_rules import filters, refusals
+from kinetic_orchestration.testing.api_rules.refusals import TPU, LostAnswer
+from kinetic_orchestration.testing.model import deviations
+from kinetic_orchestration.testing.model.clock import step
+from kinetic_orchestration.testing.model.faults import CLIENT, Caller
+from kinetic_orchestration.testing.model.lifecycle import Answered
+from kinetic_orchestration.testing.model.script import Script
+from kinetic_orchestration.testing.model.state import resources
+from kinetic_orchestration.testing.model.state.machine import Host, project_number
+from kinetic_orchestration.testing.model.state.resources import Json, Node, Operation, Queued, Wanted
 
 _DELETABLE = ("ACCEPTED", "WAITING_FOR_RESOURCES", "FAILED", "SUSPENDED")
 _UPDATABLE = ("description", "tags", "labels", "metadata")

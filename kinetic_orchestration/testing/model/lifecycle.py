@@ -13,16 +13,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from kinetic_orchestration.testing.cloud.clock import step
-from kinetic_orchestration.testing.cloud.deviations import Deviation
-from kinetic_orchestration.testing.cloud.faults import CLIENT, Caller, Fault, Faults
-from kinetic_orchestration.testing.cloud.quotas import Quotas
-from kinetic_orchestration.testing.cloud.state import resources
-from kinetic_orchestration.testing.cloud.state.ledger import Ledger
-from kinetic_orchestration.testing.cloud.state.machine import Host, Hosts, Machine
-from kinetic_orchestration.testing.cloud.state.resources import Json, Node, Operation, Queued, State, Wanted
-from kinetic_orchestration.testing.requests import refusals
-from kinetic_orchestration.testing.requests.refusals import Refusal
+from kinetic_orchestration.testing.api_rules import refusals
+from kinetic_orchestration.testing.api_rules.refusals import Refusal
+from kinetic_orchestration.testing.model.clock import step
+from kinetic_orchestration.testing.model.deviations import Deviation
+from kinetic_orchestration.testing.model.faults import CLIENT, Caller, Fault, Faults
+from kinetic_orchestration.testing.model.quotas import Quotas
+from kinetic_orchestration.testing.model.state import resources
+from kinetic_orchestration.testing.model.state.ledger import Ledger
+from kinetic_orchestration.testing.model.state.machine import Host, Hosts, Machine
+from kinetic_orchestration.testing.model.state.resources import Json, Node, Operation, Queued, State, Wanted
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from functools import cached_property
 
-from kinetic_orchestration.testing.requests import refusals
-from kinetic_orchestration.testing.requests.refusals import Refusal
+from kinetic_orchestration.testing.api_rules import refusals
+from kinetic_orchestration.testing.api_rules.refusals import Refusal
 
 
 class Row:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kinetic_orchestration.testing.apis import billing_skus
-from kinetic_orchestration.testing.cloud.faults import Caller
-from kinetic_orchestration.testing.cloud.model import Cloud
-from kinetic_orchestration.testing.cloud.state.resources import Json, after, moment, page_token, seconds, stamp
-from kinetic_orchestration.testing.requests import filters, refusals
-from kinetic_orchestration.testing.requests.refusals import Refusal
+from kinetic_orchestration.testing.api_rules import filters, refusals
+from kinetic_orchestration.testing.api_rules.refusals import Refusal
+from kinetic_orchestration.testing.api_servers import billing_skus
+from kinetic_orchestration.testing.model.cloud import Cloud
+from kinetic_orchestration.testing.model.faults import Caller
+from kinetic_orchestration.testing.model.state.resources import Json, after, moment, page_token, seconds, stamp
 
 SECRETS = "secretmanager.googleapis.com"
 _RESOURCES = "cloudresourcemanager.googleapis.com"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from kinetic_orchestration.testing.requests import refusals
+from kinetic_orchestration.testing.api_rules import refusals
 
 Tree = dict[str, Any]
 """Name → what is wanted below it; nothing below: all of it."""

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.testing.requests import field_masks, refusals
-from kinetic_orchestration.testing.requests.refusals import Refusal
+from kinetic_orchestration.testing.api_rules import field_masks, refusals
+from kinetic_orchestration.testing.api_rules.refusals import Refusal
 
 JSON = "application/json; charset=UTF-8"
 _SCRIPT = "text/javascript; charset=UTF-8"

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.hardware.regions import region_of
-from kinetic_orchestration.testing.cloud.clock import Clock
-from kinetic_orchestration.testing.cloud.faults import At, Caller
-from kinetic_orchestration.testing.cloud.state import resources
-from kinetic_orchestration.testing.cloud.state.resources import Node, Queued, Wanted
-from kinetic_orchestration.testing.requests import refusals
+from kinetic_orchestration.testing.api_rules import refusals
+from kinetic_orchestration.testing.model.clock import Clock
+from kinetic_orchestration.testing.model.faults import At, Caller
+from kinetic_orchestration.testing.model.state import resources
+from kinetic_orchestration.testing.model.state.resources import Node, Queued, Wanted
 
 
 class Quota(NamedTuple):

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kinetic_orchestration.testing.requests import refusals
+from kinetic_orchestration.testing.api_rules import refusals
 
 Json = dict[str, Any]
 Test = Callable[[Json], bool]

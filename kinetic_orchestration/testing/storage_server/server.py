@@ -33,12 +33,12 @@ from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlsplit
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.protocol.system import copies
-from kinetic_orchestration.testing.requests import journal, parameters, unserved
-from kinetic_orchestration.testing.requests.access import Access, AccessRefused, demand_json, headers_of
-from kinetic_orchestration.testing.requests.journal import Exchange
-from kinetic_orchestration.testing.requests.parameters import Parameters
-from kinetic_orchestration.testing.requests.refusals import Refusal
-from kinetic_orchestration.testing.storage.proxy import LOST, Answer, Fault, Proxy, Request
+from kinetic_orchestration.testing.api_rules import journal, parameters, unserved
+from kinetic_orchestration.testing.api_rules.access import Access, AccessRefused, demand_json, headers_of
+from kinetic_orchestration.testing.api_rules.journal import Exchange
+from kinetic_orchestration.testing.api_rules.parameters import Parameters
+from kinetic_orchestration.testing.api_rules.refusals import Refusal
+from kinetic_orchestration.testing.storage_server.proxy import LOST, Answer, Fault, Proxy, Request
 
 _log = logging.getLogger(__name__)
 

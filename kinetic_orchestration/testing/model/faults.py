@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple, Protocol
 
-from kinetic_orchestration.testing.requests import refusals
-from kinetic_orchestration.testing.requests.refusals import Refusal
+from kinetic_orchestration.testing.api_rules import refusals
+from kinetic_orchestration.testing.api_rules.refusals import Refusal
 
 At = Literal["call", "provision", "operation"]
 

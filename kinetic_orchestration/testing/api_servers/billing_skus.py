@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 
-from kinetic_orchestration.testing.cloud.state.resources import Json
+from kinetic_orchestration.testing.model.state.resources import Json
 
 SERVICE = "6F81-5844-456A"
 
