@@ -290,7 +290,7 @@ class Fleet:
         self.unseen: list[KineticError] = []  # errors due to which the existence of some is unknown
         self._news: queue.Queue[News | BaseException | None] = queue.Queue(WAITING_EVENTS)
         self._stop = threading.Event()  # stop submitting and reporting
-        self._workers = Workers(min(SUBMITTERS, width))
+        self._gate = asyncio.Semaphore(min(SUBMITTERS, width))
         self._submissions: list[Future] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="kinetic-fleet", daemon=True)
@@ -305,7 +305,6 @@ class Fleet:
         self._stop.set()
         with contextlib.suppress(RuntimeError):  # it has come to its end already
             self._loop.call_soon_threadsafe(self._all.cancel)
-        self._workers.stop()
         self._thread.join(SUBMIT_SECONDS)
 
     def news(self) -> Iterator[News]:
@@ -364,10 +363,16 @@ class Fleet:
         await self._in_thread(self._put, end)
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        future = self._workers.submit(work, *arguments)
-        if work == self._submit:
-            self._submissions.append(future)
-        return await asyncio.wrap_future(future)
+        """Run the work in a thread of its own: those of an executor would keep the process until a store that is away
+        has answered."""
+        async with self._gate:
+            future: Future = concurrent.futures.Future()
+            future.set_running_or_notify_cancel()
+            if work == self._submit:
+                self._submissions.append(future)
+            call = partial(work, *arguments)
+            threading.Thread(target=_settle, args=(future, call), name="kinetic-submit", daemon=True).start()
+            return await asyncio.wrap_future(future)
 
     # ---- in other threads ------------------------------------------------------------------------------------
 
@@ -387,35 +392,8 @@ class Fleet:
                 return
 
 
-class Workers:
-    """A few threads. Those of an executor would keep the process until a store that is away has answered."""
-
-    def __init__(self, count: int) -> None:
-        self._waiting: queue.SimpleQueue[tuple[Future, Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._count = count
-        for _ in range(count):
-            threading.Thread(target=self._work, name="kinetic-submit", daemon=True).start()
-
-    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future:
-        future: Future = concurrent.futures.Future()
-        self._waiting.put((future, partial(work, *arguments)))
-        return future
-
-    def stop(self) -> None:
-        """Cancel the calls that have not begun."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                if (waiting := self._waiting.get_nowait()) is not None:
-                    waiting[0].cancel()
-        for _ in range(self._count):
-            self._waiting.put(None)
-
-    def _work(self) -> None:
-        while (waiting := self._waiting.get()) is not None:
-            future, work = waiting
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
+def _settle(future: Future, work: Callable[[], Any]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
