@@ -193,8 +193,13 @@ class _Detached:
 
     def _submit(self, asked: Draft, context: _compat.Context, ticket: Ticket | None) -> None:
         """Again, where a try has failed: the next generation of the same identity, with its checkpoints."""
-        from dagster_kinetic.step.containers import refuse_if_it_would_end_with_its_run
-        from dagster_kinetic.step.step import StepCall, left_if_interrupted, request_of, step_call_of
+        from dagster_kinetic.step.step import (
+            StepCall,
+            left_if_interrupted,
+            refuse_if_it_would_end_with_its_run,
+            request_of,
+            step_call_of,
+        )
         from kinetic_orchestration.api.handle import runs
 
         refuse_if_it_would_end_with_its_run(asked, context)

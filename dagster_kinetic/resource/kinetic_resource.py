@@ -204,8 +204,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         **options: Any,
     ) -> JobHandle[Any]:
         """Bring the job on its way and return its handle; the job then needs neither step nor run."""
-        from dagster_kinetic.step.containers import refuse_if_it_would_end_with_its_run
-        from dagster_kinetic.step.step import launch_in_step
+        from dagster_kinetic.step.step import launch_in_step, refuse_if_it_would_end_with_its_run
         from kinetic_orchestration.api.handle import JobHandle
         from kinetic_orchestration.jobs.launch import launch
         from kinetic_orchestration.jobs.request import draft

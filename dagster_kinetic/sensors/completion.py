@@ -26,6 +26,7 @@ from dagster_kinetic.step.ticket import (
     Ticket,
     open_tags,
     opened,
+    refuse_unseen,
     tag_of,
     tickets_of,
 )
@@ -288,7 +289,6 @@ class _Completion:
         )
 
     def _follower(self, ticket: Ticket) -> Follower:
-        from dagster_kinetic.step.containers import refuse_unseen
         from kinetic_orchestration.jobs.following.follower import Follower
 
         if ticket.job not in self._followers:

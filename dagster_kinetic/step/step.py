@@ -15,8 +15,9 @@ import dagster as dg
 
 from dagster_kinetic import _compat
 from dagster_kinetic.step.events import Narrator
+from dagster_kinetic.step.ticket import SHARED_STORE
 from kinetic_orchestration.api.handle import JobHandle, describe_differences
-from kinetic_orchestration.errors import JobCancelled, KeyTaken, KineticError, StoreError
+from kinetic_orchestration.errors import JobCancelled, KeyTaken, KineticError, StoreError, UsageError
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.logs import Emit
 from kinetic_orchestration.jobs.job import ME, Job
@@ -123,6 +124,17 @@ def left_if_interrupted(context: _compat.Context, forward_termination: bool = Tr
         with _compat.uninterrupted():
             detach_or_cancel(launching.left(), context, forward_termination, launching.troubles)
         raise
+
+
+def refuse_if_it_would_end_with_its_run(asked: Draft, context: _compat.Context) -> None:
+    """Refuse a local job that is not waited for, in a container that is removed as soon as the step is over."""
+    plan = asked.plan
+    if plan.traits.share_machine and _compat.is_contained(context):
+        raise UsageError(
+            f"{plan.name} would run on this machine (backend 'local', store {plan.store}), which is the container of "
+            f"this run and ends with it, and no sensor in another container could see its records. {SHARED_STORE}, or "
+            "use run(), which waits for the job here"
+        )
 
 
 def launch_in_step(asked: Draft, context: _compat.Context, call: str) -> Job:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -28,6 +29,7 @@ ENDED = (
 FINISHES = "kinetic/finishes."  # + step: of the run that finishes: the run whose log has the ticket
 LOGGED = "kinetic/ticket"  # of an event in the log of the run that submitted
 LONGEST_NAME = 63  # of a tag's key, after the slash
+SHARED_STORE = "Set project= and a gs:// store= of KineticResource"  # a run and its sensor may be in two containers
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +97,14 @@ def refuse_elsewhere(ticket: Ticket, store: str, deployment: str) -> None:
             f"is set here is {store} (deployment {deployment!r}). If that was changed since, change it back until the "
             "job has ended; else materialize the asset anew"
         )
+
+
+def refuse_unseen(ticket: Ticket, store: str, deployment: str) -> None:
+    """Refuse a job whose records are in another store than the sensor's, or in a folder of another machine."""
+    if "://" not in ticket.store and (ticket.store != store or not os.path.isdir(os.path.join(store, deployment))):
+        raise UsageError(
+            f"its records are in {ticket.store}, a folder of the machine or container where run {ticket.run} was. It "
+            f"cannot be seen from that of this sensor (its store is {store}). {SHARED_STORE}, or give both the same "
+            "volume"
+        )
+    refuse_elsewhere(ticket, store, deployment)
