@@ -31,7 +31,7 @@ def main() -> None:
         os.dup2(null, end)
     guard = os.getpid()
     agent = os.fork()
-    call("kinetic-guard" if agent else "kinetic-agent")
+    name_process("kinetic-guard" if agent else "kinetic-agent")
     if agent == 0:
         started = None
         if assignment.python:
@@ -47,7 +47,7 @@ def main() -> None:
     be_the_guard(assignment, held, agent, {"seal": private.get("seal", {})})
 
 
-def call(name: str) -> None:
+def name_process(name: str) -> None:
     """Set the name that `ps` and `top` show: all processes of a host share their command line."""
     try:
         with open("/proc/self/comm", "w", encoding="ascii") as file:

@@ -101,7 +101,7 @@ class Outcome:
         value, now = report.digest, time.monotonic()
         if value and self._sending is None:  # beside the proof
             self._sending = Ahead(self._send_value, report, path, in_background=self._view.records.parallel > 1)
-        if self._machine.vouches and value and not self._proof:
+        if self._machine.attests and value and not self._proof:
             if now < self._prove_at:
                 return
             self._proof, self._prove_at = self._prove(names.VALUE, value), now + PROOF_PACE
@@ -127,7 +127,7 @@ class Outcome:
         """Return this machine's proof of an outcome, so that a process that can write to the store cannot forge one."""
         if not outcome:
             return ""
-        return self._machine.vouch(names.claim(role, self.at.store, self.at.job, self.at.attempt, outcome))
+        return self._machine.attest(names.claim(role, self.at.store, self.at.job, self.at.attempt, outcome))
 
 
 def _verdict(data: bytes | None) -> wire.Verdict | None:

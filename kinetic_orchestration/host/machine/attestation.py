@@ -28,12 +28,12 @@ _found: dict[str, tuple[int, int]] = {}  # the keys, once they are known
 _SHA256 = bytes.fromhex("3031300d060960864801650304020105000420")
 
 
-def vouch(text: str) -> str:
+def attest(text: str) -> str:
     """Return this machine's signature of the text; "" where no metadata server gives one."""
     return bootstrap.identity(f"kinetic/{text}")
 
 
-def believed(token: str, text: str) -> bool:
+def is_attested(token: str, text: str) -> bool:
     """Return True if the token proves that a machine with this machine's identity signed exactly this text."""
     claims = _claims(token)
     own = _self()
@@ -49,7 +49,7 @@ def believed(token: str, text: str) -> bool:
 @functools.cache
 def _self() -> tuple[str, ...]:
     """Return this machine's identity, as its metadata server states it."""
-    return _who(_claims(vouch("self")))
+    return _who(_claims(attest("self")))
 
 
 def _who(claims: dict[str, Any]) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def call(name: str) -> None:
+def name_process(name: str) -> None:
     """Set the name that `ps` and `top` show: all processes of the startup script have one command line."""
     try:
         with open("/proc/self/comm", "w", encoding="ascii") as file:
@@ -140,17 +140,17 @@ def body_of(answer: http.client.HTTPResponse, most: int) -> bytes:
 
 def metadata(path: str, *, patience: float = 60.0, timeout: float = 10.0) -> str | None:
     """Return a value of the metadata server; None if it has no such value, or does not exist."""
-    reply = tell(path, patience=patience, timeout=timeout)
+    reply = metadata_reply(path, patience=patience, timeout=timeout)
     return None if reply is None else reply.data.decode("utf-8", "replace")
 
 
-def tell(path: str, *, patience: float, timeout: float) -> Reply | None:
+def metadata_reply(path: str, *, patience: float, timeout: float) -> Reply | None:
     """Return the metadata server's whole answer."""
-    reply = asked(path, patience, timeout)
-    return reply if _is_told(reply) else None
+    reply = ask_metadata(path, patience, timeout)
+    return reply if _is_metadata(reply) else None
 
 
-def asked(path: str, patience: float, timeout: float = 10.0) -> Reply:
+def ask_metadata(path: str, patience: float, timeout: float = 10.0) -> Reply:
     """Return the final answer of the metadata server, or of a server in its place."""
     reply = Reply(0, {}, b"")
     host = os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or "metadata.google.internal"
@@ -163,7 +163,7 @@ def asked(path: str, patience: float, timeout: float = 10.0) -> Reply:
     return reply
 
 
-def _is_told(reply: Reply) -> bool:
+def _is_metadata(reply: Reply) -> bool:
     return reply.status == 200 and reply.headers.get("Metadata-Flavor") == "Google"  # else a proxy, or a portal
 
 
@@ -335,7 +335,7 @@ def arm(resource: str, deadline: float) -> None:
             os._exit(0)
     except OSError:
         os._exit(1)
-    call("kinetic-end")
+    name_process("kinetic-end")
     try:
         lock = os.open(os.path.join(home(), "deadline.lock"), os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of two boots that overlap, one is enough
@@ -412,7 +412,7 @@ _EXITS = {
 }
 
 
-def place(told: Mapping[str, Any]) -> int:
+def host_number(told: Mapping[str, Any]) -> int:
     """Return this VM's number among all hosts, counted through the slices."""
     environment = _tpu_env(metadata("instance/attributes/tpu-env"))
     worker = metadata("instance/attributes/agent-worker-number") or environment.get("WORKER_ID") or ""
@@ -541,7 +541,7 @@ def abort(told: Mapping[str, Any], host: int, reason: str, cause: str = Failed.c
     )  # fmt: skip
 
 
-def words(told: Mapping[str, Any], host: int) -> list[str]:
+def agent_arguments(told: Mapping[str, Any], host: int) -> list[str]:
     """Return the agent's command line: its assignment."""
     run = os.path.join(home(), "run", f"{told['job']}-{told['attempt']}")
     os.makedirs(run, exist_ok=True)
@@ -651,7 +651,7 @@ def in_container(image: str, command: list[str]) -> list[str]:
 
 
 def main() -> NoReturn:
-    while (told := _orders(found := asked("instance/attributes/kinetic", FETCH_PATIENCE))) is None:
+    while (told := _orders(found := ask_metadata("instance/attributes/kinetic", FETCH_PATIENCE))) is None:
         if found.status == 404:
             say("this VM is told nothing by its metadata (attribute kinetic): it does nothing")
             sys.exit(1)
@@ -662,10 +662,10 @@ def main() -> NoReturn:
         os.makedirs(home(), exist_ok=True)
         arm(told["resource"], float(told["deadline"]))
         say(f"the deletion of {told['resource']} is armed for {time.strftime('%FT%TZ', time.gmtime(told['deadline']))}")
-        host = place(told)
+        host = host_number(told)
         agent = unpacked(fetch(told["store"], told["agent"]))
         say(f"this is host {host} of {told['hosts']} of {told['job']}, attempt {told['attempt']}; the agent is here")
-        command = [sys.executable, "-I", agent, *words(told, host)]
+        command = [sys.executable, "-I", agent, *agent_arguments(told, host)]
         if told["image"]:
             command = in_container(told["image"], command)
         private, end = os.pipe()
@@ -693,7 +693,7 @@ def main() -> NoReturn:
 def _orders(reply: Reply) -> dict[str, Any] | None:
     """Return this VM's orders once they suffice to arm its deletion, else None."""
     try:
-        told = reply.json() if _is_told(reply) else {}
+        told = reply.json() if _is_metadata(reply) else {}
         str(told["resource"]), float(told["deadline"])
     except (ValueError, LookupError, TypeError, RecursionError):  # nothing, or nonsense
         return None

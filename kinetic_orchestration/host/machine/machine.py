@@ -46,7 +46,7 @@ class Machine:
     """This machine, which is shared and stays."""
 
     is_own = False  # it has no other host, and what fails on it may be its own failure
-    vouches = False  # it can prove to others that it said something
+    attests = False  # it can prove to others that it said something
     shares_cache = False  # of what JAX compiled, with machines of other jobs
     requests_address = False  # its address is a request away
 
@@ -82,7 +82,7 @@ class Machine:
         """
         return True
 
-    def watch(self, tell: Callable[[str], None]) -> None:
+    def watch(self, report: Callable[[str], None]) -> None:
         """Report, from now on, when the machine is to be taken away."""
 
     def notice(self) -> str:
@@ -93,6 +93,6 @@ class Machine:
         """Return the facts about its machine that a host records when it starts."""
         return {}
 
-    def vouch(self, claim: str) -> str:
+    def attest(self, claim: str) -> str:
         """Return the proof that this machine made the claim; "" if it has none."""
         return ""

@@ -34,20 +34,20 @@ NOTICES = {
 }
 
 
-def watch(tell: Callable[[str], None]) -> None:
-    """Watch for notices in the background, and call `tell` once for each."""
+def watch(report: Callable[[str], None]) -> None:
+    """Watch for notices in the background, and call `report` once for each."""
     for path in NOTICES:
-        threading.Thread(target=_watch, args=(path, tell), name="kinetic-notices", daemon=True).start()
+        threading.Thread(target=_watch, args=(path, report), name="kinetic-notices", daemon=True).start()
 
 
-def _watch(path: str, tell: Callable[[str], None]) -> None:
+def _watch(path: str, report: Callable[[str], None]) -> None:
     import time
 
     query, (awaited, text) = f"?wait_for_change=true&timeout_sec={WAIT}", NOTICES[path]
     sent, found = "0", ""  # of no value: so the first answer comes at once, and no change after it is missed
     while found.strip() != awaited:
         began = time.monotonic()
-        reply = bootstrap.tell(
+        reply = bootstrap.metadata_reply(
             path + query + (f"&last_etag={sent}" if sent else ""), timeout=WAIT + 10.0, patience=5.0
         )  # fmt: skip
         etag = sent
@@ -56,7 +56,7 @@ def _watch(path: str, tell: Callable[[str], None]) -> None:
         if etag == sent and time.monotonic() - began < 1.0:  # a server that does not wait
             time.sleep(1.0)
         sent = etag
-    tell(text)
+    report(text)
 
 
 def notice() -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Vm(Machine):
-    is_own = vouches = shares_cache = True
+    is_own = attests = shares_cache = True
 
     def __init__(self, at: Assignment) -> None:
         super().__init__(at)
@@ -75,8 +75,8 @@ class Vm(Machine):
         own = (wanted is None or wanted.is_bare) and task.python in ("", python)
         return bool(task.argv) or (own and not (foreign and wanted is not None))
 
-    def watch(self, tell: Callable[[str], None]) -> None:
-        metadata.watch(tell)
+    def watch(self, report: Callable[[str], None]) -> None:
+        metadata.watch(report)
 
     def notice(self) -> str:
         return metadata.notice()
@@ -84,10 +84,10 @@ class Vm(Machine):
     def start_facts(self) -> dict[str, float]:
         return {"up": _age(self._at.home)}
 
-    def vouch(self, claim: str) -> str:
+    def attest(self, claim: str) -> str:
         from kinetic_orchestration.host.machine import attestation
 
-        return attestation.vouch(claim)
+        return attestation.attest(claim)
 
 
 def _age(home: str) -> float:

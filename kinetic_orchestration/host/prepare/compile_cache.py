@@ -7,7 +7,7 @@ program that cannot be fetched is compiled. It does not know the content of an e
 
 **Trust.** A writer of entries can run code in every job that reads them. So a cache belongs to one trust domain: a
 deployment's machines that have the same service account in the same project. Entries are named by their digests, and a
-list of them counts only with the signature of such a machine (`vouch`); write access to the bucket is not enough to
+list of them counts only with the signature of such a machine (`attest`); write access to the bucket is not enough to
 have anything loaded. A machine without an account keeps its cache to itself. Two deployments never share a cache: the
 signed text names the store and the deployment, so a list that is copied to another one is not valid there.
 """
@@ -156,7 +156,7 @@ class CompileCache:
     def _fetch(self) -> None:
         lists = sorted(self._records.list(names.compiled(self._key, "lists/")), key=lambda entry: -entry.updated)
         for found in lists[:LISTS]:
-            for entry in self._believed(found.name):
+            for entry in self._attested(found.name):
                 self._known.setdefault(entry.name, entry)
         wanted, size = [], 0
         for entry in list(self._known.values())[:KEPT]:
@@ -167,7 +167,7 @@ class CompileCache:
                 wanted.append(entry)
         side_by_side(self._fetch_one, wanted, THREADS, name="kinetic-compiled")
 
-    def _believed(self, name: str) -> list[Entry]:
+    def _attested(self, name: str) -> list[Entry]:
         from kinetic_orchestration.host.machine import attestation
 
         data = read_bounded(self._records, name)
@@ -176,7 +176,7 @@ class CompileCache:
             entries = [Entry(str(file), str(digest), int(size)) for file, digest, size in told["entries"]]
         except (ValueError, KeyError, TypeError, AttributeError):
             return []
-        if not attestation.believed(str(told.get("proof", "")), self._claim(entries)):
+        if not attestation.is_attested(str(told.get("proof", "")), self._claim(entries)):
             return []
         self._lists.append(name)
         return [
@@ -232,7 +232,7 @@ class CompileCache:
         used = [entry for entry in self._known.values() if self._was_read(entry)]
         rest = [entry for entry in self._known.values() if entry not in used]
         entries = [*self._pushed.values(), *used, *rest][:KEPT]
-        proof = attestation.vouch(self._claim(entries))
+        proof = attestation.attest(self._claim(entries))
         if not proof:
             raise OSError("this machine has no account by which others could know whose the entries are")
         own = names.compiled(self._key, f"lists/{self._writer}")

@@ -239,7 +239,7 @@ def warm_up(python: str, modules: Sequence[str], note: Callable[[str], object]) 
 
     began = time.monotonic()
     command = ["nice", "-n", "19", python, "-I", "-c", f"import {', '.join(modules)}"]
-    code, _ = told(command, {**_environ(None), "JAX_PLATFORMS": "cpu"}, os.path.dirname(python))
+    code, _ = output_of(command, {**_environ(None), "JAX_PLATFORMS": "cpu"}, os.path.dirname(python))
     if code == "0":
         note(f"{' and '.join(modules)} was imported ahead, in {time.monotonic() - began:.1f} s")
 
@@ -247,7 +247,9 @@ def warm_up(python: str, modules: Sequence[str], note: Callable[[str], object]) 
 TELLING = '"$@"; code=$?; echo; echo $code'
 
 
-def told(command: Sequence[str], environ: Mapping[str, str], folder: str, held: Sequence[int] = ()) -> tuple[str, str]:
+def output_of(
+    command: Sequence[str], environ: Mapping[str, str], folder: str, held: Sequence[int] = ()
+) -> tuple[str, str]:
     """Return a command's exit code, as text, and all its output."""
     import subprocess
 
@@ -274,7 +276,7 @@ class _Uv:
 
     def fails(self, arguments: Sequence[str]) -> bool:
         command = [self.path, *arguments, "--no-progress", "--color", "never"]
-        code, text = told(command, self.environ, self.folder, (self.descriptor,))
+        code, text = output_of(command, self.environ, self.folder, (self.descriptor,))
         if code == "127":
             raise BuildFailed(_no_uv(self.path))
         self.text = redact(text).strip()

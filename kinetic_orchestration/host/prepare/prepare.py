@@ -243,7 +243,7 @@ def _data(records: Any, blobs: Blobs, item: DataPiece, home: str) -> str:
     if item.here:
         return item.here
     if url := item.url:
-        return _kept(os.path.join(home, "cache", "data", digest.of_bytes(url.encode())), lambda to: _copied(url, to))
+        return _cached(os.path.join(home, "cache", "data", digest.of_bytes(url.encode())), lambda to: _copied(url, to))
 
     def unpack(root: str) -> str:
         content = os.path.join(root, "content")
@@ -251,11 +251,11 @@ def _data(records: Any, blobs: Blobs, item: DataPiece, home: str) -> str:
         _unpack(records, blobs, item.digest, content)
         return content
 
-    content = _kept(os.path.join(home, "cache", "data", item.digest), unpack)
+    content = _cached(os.path.join(home, "cache", "data", item.digest), unpack)
     return os.path.join(content, item.file) if item.file else content
 
 
-def _kept(root: str, bring: Callable[[str], str]) -> str:
+def _cached(root: str, bring: Callable[[str], str]) -> str:
     """Return the path that `bring` returned when it filled this folder, now or earlier."""
     import fcntl
     import shutil

@@ -137,7 +137,7 @@ def _installed_uv(itself: str, home: str, env: Mapping[str, str], note: Callable
         *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"),
         *("--require-hashes", "--only-binary", ":all:", "--target", folder, "-r", listed),
     ]
-    code, text = environment.told(command, {**copies.environ(), **told}, folder)
+    code, text = environment.output_of(command, {**copies.environ(), **told}, folder)
     if code != "0" or not os.path.exists(program):
         raise BuildFailed(
             f"There is no uv on this host to build the environment with, and pip could not fetch it:\n"

@@ -84,7 +84,7 @@ def test_its_words_are_an_assignment(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "store": "gs://b/prod", "job": "job-1", "attempt": 2, "hosts": 4, "spec": "0" * 64, "boot": "b",
         "resource": "projects/p/locations/z/queuedResources/q", "deadline": 1.5e9,
     }  # fmt: skip
-    at = Assignment.from_words(bootstrap.words(told, 3))
+    at = Assignment.from_words(bootstrap.agent_arguments(told, 3))
     assert (at.store, at.job, at.attempt, at.host, at.hosts) == ("gs://b/prod", "job-1", 2, 3, 4)
     assert (at.boot, at.resource, float(at.deadline)) == ("b/3", told["resource"], 1.5e9)
     assert at.run == str(tmp_path / "var/lib/kinetic/run/job-1-2")
@@ -418,7 +418,7 @@ def test_a_program_starts_ahead_in_the_python_that_it_needs_if_the_machine_has_i
         ({"python": None}, ""),
         ({"python": "3.99", "image": "r/i:1"}, ""),
     ):
-        assert Assignment.from_words(bootstrap.words({**told, **python}, 0)).python == expected
+        assert Assignment.from_words(bootstrap.agent_arguments({**told, **python}, 0)).python == expected
 
 
 def test_a_vm_that_is_told_nothing_does_nothing(site: Site) -> None:

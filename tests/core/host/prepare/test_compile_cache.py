@@ -220,7 +220,7 @@ def test_a_list_of_other_places_writes_nowhere_else(cloud: Cloud, machines: Mach
     data = b"x"
     digest = compile_cache.hashlib.sha256(data).hexdigest()
     entries = [compile_cache.Entry("../../outside-cache", digest, 1)]
-    proof = attestation.vouch(claim_of(machines, entries))
+    proof = attestation.attest(claim_of(machines, entries))
     machines.records.put(names.compiled("k" * 20, digest), data)
     machines.records.put(
         names.compiled("k" * 20, "lists/one"), json.dumps({"entries": entries, "proof": proof}).encode()
