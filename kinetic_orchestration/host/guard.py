@@ -14,7 +14,7 @@ from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.protocol.system.lock import content_of, is_marked_full, mark_full, path_of
 from kinetic_orchestration.protocol.system.removal import remove_tree
 
-TYPE_CHECKING = False  # a guard starts beside its agent and the program, and should take little from them
+TYPE_CHECKING = False  # a guard starts together with its agent and the program, and should delay neither
 if TYPE_CHECKING:
     from typing import NoReturn
 
@@ -56,7 +56,7 @@ def be_the_agent(
 
         report_for(assignment, private, code, traceback.format_exc())
     finally:
-        if os.getppid() != guard:  # it was killed, and what it would have done is left to us
+        if os.getppid() != guard:  # the guard was killed: this process does its work
             if code:
                 report_for(assignment, private, code)
             clean_up(assignment)

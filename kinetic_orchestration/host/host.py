@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 TICK = 0.05
 BEAT = 1.0
-LONGEST_PATH = 200  # that a beat tells: one that is too large is none
+LONGEST_PATH = 200  # of a path in a beat, which has a size limit
 
 
 class Host:
@@ -75,7 +75,7 @@ class Host:
         self.run_began = 0.0
         self.promise = Promise()
         self.owners: Owners | None = None
-        self.beaten: tuple[float, object] = (0.0, None)  # when it was, and what of it is news
+        self.beaten: tuple[float, object] = (0.0, None)  # the time of the last beat, and its urgent fields
         self.state = wire.STARTING
 
     # ---- the whole life ----------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Host:
                 self._start()
             elif isinstance(move, rules.Abort):
                 if move.cause == wire.PREEMPTION:
-                    # Before a word to the store, which may take longer than the machine has left.
+                    # Before a request to the store, which may take longer than the machine has left.
                     self.supervisor.ask_to_end(move.cause, rules.GRACE[move.cause])
                 self._decide(move.cause, move.reason, move.host)
             elif isinstance(move, rules.Commit):
@@ -125,7 +125,7 @@ class Host:
                 return
             idle = isinstance(move, rules.Wait) or (isinstance(move, rules.Commit) and self.verdict is None)
             self._start_ahead()
-            within = TICK if idle else 0.0  # what was done may allow the next at once
+            within = TICK if idle else 0.0  # the action may allow the next one immediately
             self._beat()
             self.reports.sample()
 
@@ -209,7 +209,7 @@ class Host:
         if self.supervisor.child and not task.argv and self.supervisor.python != ready.python:
             self.supervisor.drop()
         if not self.supervisor.child:
-            if task.argv:  # what it becomes may be older than the agent is able to run, or no Python at all
+            if task.argv:  # the command may be an older Python than the agent supports, or none
                 self._spawn(sys.executable, pipes.COMMAND)
             else:
                 self._spawn(ready.python, pipes.FUNCTION)
@@ -251,7 +251,7 @@ class Host:
         assert self.exit is not None
         if self.at.host in self.peers.exits:
             return
-        self.log.flush()  # whoever sees the exit finds all that was said before it
+        self.log.flush()  # a reader of the exit finds all output before it
         self.peers.record_exit(self.exit.code)
         if self.at.hosts > 1:
             self.view.write_exit(wire.encode({"code": self.exit.code}))

@@ -37,7 +37,7 @@ def main() -> None:
         if assignment.python:
             try:
                 started = pipes.start(assignment.python, pipes.FUNCTION, assignment.marker, private.get("env", {}))
-            except OSError:  # no process could be made; what that means is told when there must be one
+            except OSError:  # no process could be started, which is reported when one is needed
                 pass
         from kinetic_orchestration.host.guard import be_the_agent
 

@@ -91,7 +91,7 @@ class KineticCallback:
             "every": every, "keep": keep, "log_every": log_every, "on_nan": on_nan, "on_full_disk": on_full_disk,
             "reshard": reshard, "stream": stream, "name": name, "samples": samples, "tokens": tokens,
         }  # fmt: skip
-        Training(**{**_of_training(self._options), "name": name or "unnamed"})  # refuses what cannot be, before a fit
+        Training(**{**_of_training(self._options), "name": name or "unnamed"})  # refuses invalid options before a fit
         self._latest: Mapping[str, Any] | None = None
         self._others = Others()
         self._skip = 0

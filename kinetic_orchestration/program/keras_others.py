@@ -21,7 +21,7 @@ _LOST = (
 )
 _COUNTED = ("_batches_seen_since_last_saving", "_last_batch_seen")
 
-# Of each class of keras.callbacks: what it learns from epoch to epoch. The others of Keras have files or connections.
+# The state of each class of keras.callbacks from epoch to epoch. Keras' other callbacks have files or connections.
 KNOWN: Mapping[str, tuple[str, ...]] = {
     "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
     "History": ("epoch", "history"),

@@ -149,7 +149,7 @@ class Training:
         self._saved = -1  # the step of the newest checkpoint
         self._writing: Writing | None = None  # one that is on its way
         self._buffers = CopyBuffers()  # for its bytes
-        self._tried = -1  # that of the last attempt at one: no host may try twice what another tried once
+        self._tried = -1  # the step of the last attempt to write one: all hosts must try equally often
         # Of a step that may not have been computed yet, with how fast the training was.
         self._metrics: tuple[int, Mapping[str, Any], Mapping[str, float]] | None = None
         self.speed = Speed(
@@ -187,7 +187,7 @@ class Training:
             TypeError: A part of the state cannot be stored.
         """
         began = time.monotonic()
-        trees.described(state)  # what cannot be kept is refused now, and not when the first checkpoint is due
+        trees.described(state)  # refuses an unstorable state now, and not when the first checkpoint is due
         trees.refuse_spread(state)
         self._open()
         if self._checkpoints is None:
@@ -378,7 +378,7 @@ class Training:
         """Write a checkpoint. `beside`: copy a large one now, and write it in the background."""
         began = time.monotonic()
         self._flush()
-        self._check_finite(done, _numbers(self._latest))  # what is not finite is not kept unseen
+        self._check_finite(done, _numbers(self._latest))  # so that a state that is not finite is marked
         self._settle()
         self._tried = done
         checkpoints = self._checkpoints

@@ -99,7 +99,7 @@ class Outcome:
 
     def _commit(self, report: rules.Report, ended: float, path: str) -> None:
         value, now = report.digest, time.monotonic()
-        if value and self._sending is None:  # beside the proof
+        if value and self._sending is None:  # in parallel with the proof
             self._sending = Ahead(self._send_value, report, path, in_background=self._view.records.parallel > 1)
         if self._machine.attests and value and not self._proof:
             if now < self._prove_at:
@@ -135,7 +135,7 @@ def _verdict(data: bytes | None) -> wire.Verdict | None:
         return None
     try:
         return wire.Verdict.decode(data)
-    except (wire.Unreadable, wire.Newer) as error:  # whoever wrote it: the attempt has its end
+    except (wire.Unreadable, wire.Newer) as error:  # from any writer: the attempt has ended
         return wire.Verdict(wire.CLOSED, "", 0.0, cause=wire.INFRASTRUCTURE, reason=str(error))
 
 

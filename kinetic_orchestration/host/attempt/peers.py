@@ -23,9 +23,9 @@ class Peers:
     def __init__(self, at: Assignment, view: View) -> None:
         self._at = at
         self._view = view
-        self.started: dict[int, Mapping[str, object]] = {}  # what each said when it started
+        self.started: dict[int, Mapping[str, object]] = {}  # the record that each wrote when it started
         self.exits: dict[int, tuple[int, float]] = {}  # the code, and when it was seen
-        self.returned: dict[int, float] = {}  # whose function has, or that wait for the others: when it was seen
+        self.returned: dict[int, float] = {}  # hosts that returned or wait for the others, and when that was seen
         self._beats: dict[int, tuple[int, float]] = {}  # of the others: generation, and when it was seen to change
         self._read = 0.0  # when the beats were
 

@@ -24,7 +24,7 @@ class Silence:
         self._view = view
         self._peers = peers
         self.seconds = 0.0
-        self._reported = REPORT_SILENCE  # what the next report waits for
+        self._reported = REPORT_SILENCE  # seconds of silence until the next report
         self._left_behind_reported = False
 
     def limit(self, own: float) -> tuple[float, str]:

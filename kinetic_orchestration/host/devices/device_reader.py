@@ -96,7 +96,7 @@ def rounded(sample: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     kind, pace = sys.argv[1], float(sys.argv[2])
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints is none of ours
+    os.dup2(2, 1)  # output of libraries is not part of the samples
     try:
         read = {"tpu": tpus, "gpu": gpus}[kind]()
     except Exception as error:
@@ -115,7 +115,7 @@ def main() -> None:
             if line.get("busy") or line.get("used") or "note" in line:
                 out.write(json.dumps(line, separators=(",", ":")) + "\n")
                 out.flush()
-        except OSError:  # nobody reads it any more
+        except OSError:  # the reader of the pipe is gone
             os._exit(0)
         time.sleep(pace)
 

@@ -25,7 +25,7 @@ POINTS = 256  # of one curve in memory
 MOST_AT_ONCE = 20  # reports, of those that came within one look; the newest
 _ODD = (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError)
 LEAST_SAMPLES = 3  # of which a curve can be drawn
-PATIENCE = 5.0  # for the last writing: the machine is paid for, and the result waited for, meanwhile
+PATIENCE = 5.0  # for the last writing, during which the machine is paid for and the result is waited for
 
 
 class Recorder:
@@ -37,11 +37,11 @@ class Recorder:
         self._devices = job_report.DeviceCurves(hosts)
         self._times: dict[int, float] = {}  # of each host's newest sample
         self._samples = 0
-        self._before: dict[str, Any] = {} if attempt == 1 else {"unread": True}  # what attempts before this one kept
+        self._before: dict[str, Any] = {} if attempt == 1 else {"unread": True}  # the picture of earlier attempts
         self._kept = now
         self._writing: threading.Thread | None = None
         self._written = False
-        self._ending = False  # what is written is the last
+        self._ending = False  # the last picture is being written
 
     def report(self, payloads: Sequence[bytes], now: float) -> None:
         """Add metrics that the program reported with `log_metrics`. Its bytes may be malformed."""
@@ -51,7 +51,7 @@ class Recorder:
                 step = told["step"]
                 values = {str(name): float(value) for name, value in told["values"].items()}
                 self._curves.add(None if step is None else int(step), values)
-        self.keep_if_due(now)  # of a job whose devices nobody measures, nobody else asks
+        self.keep_if_due(now)  # there is no other caller if the job's devices are not measured
 
     def measured(self, host: int, sample: Mapping[str, Any]) -> None:
         """Add a sample with its time, `at`. The previous one may be passed again."""
@@ -77,7 +77,7 @@ class Recorder:
         """Wait until the last picture is written, begun here if `end` was not called. Returns True if it is written."""
         until = time.monotonic() + (PATIENCE if patience is None else patience)
         if not self._ending:
-            self._wait(until)  # one that is on its way must not write over what comes after it
+            self._wait(until)  # an earlier writing must not overwrite the last one
             self.end()
         self._wait(until)
         ended, self._ending = self._ending and not self._is_writing(), False

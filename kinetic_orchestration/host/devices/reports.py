@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # which of the machine's the program is given
 FIRST = 1.0  # sample, after the program began
-SWIFT_FAREWELL = 2.0  # what a machine that is taken away has left for the picture of its job
+SWIFT_FAREWELL = 2.0  # seconds for the picture on a machine that is being taken away
 
 
 class Reports:
     """Reports and samples of one host; on host 0 also the other hosts' samples, from their beats, and the picture."""
 
     def __init__(self, at: Assignment, view: View, note: Callable[[str], None]) -> None:
-        self.newest: dict[str, Any] | None = None  # sample of what the devices do
+        self.newest: dict[str, Any] | None = None  # the newest device sample
         self._at = at
         self._view = view
         self._note = note

@@ -23,7 +23,7 @@ PACE = 10.0  # seconds between two samples; fewer at first, so that a short job 
 GIB = 1 << 30
 MOST_DEVICES = 16
 LONGEST_LINE = 64 << 10
-OLD = 60.0  # seconds, after which what was read of the accelerators is not what they do now
+OLD = 60.0  # seconds after which a reading of the accelerators is out of date
 ACCELERATORS = ("tpu", "gpu")
 LONGEST_END = 1.0  # of a reader that was killed: one that hangs in a driver does not end, and its agent has to go on
 
@@ -33,7 +33,7 @@ class Sampler:
 
     def __init__(self, kind: str, python: str, environ: Mapping[str, str], now: float) -> None:
         """`kind` of accelerator, if it is a real one; `python` and `environ` are the program's."""
-        self.note = ""  # to be told once
+        self.note = ""  # logged once
         self._ticks, self._time = -1, now
         self._reader, self._pipe = 0, -1
         self._rest = b""

@@ -38,7 +38,7 @@ NAME = "kinetic_orchestration.host.machine.bootstrap"  # of this module in the a
 SCOPE = "instance/service-accounts/default"
 
 _token: tuple[str, float] = ("", 0.0)
-_heard: tuple[float, float] = (0.0, 0.0)  # the store's time, and this machine's steady one when it was told
+_heard: tuple[float, float] = (0.0, 0.0)  # the store's time, and this machine's monotonic time when it arrived
 
 
 class Reply(namedtuple("Reply", "status headers data")):
@@ -119,7 +119,7 @@ def exchange(
         target = parts.path + (f"?{parts.query}" if parts.query else "")
         connection.request(method, target or "/", body, dict(headers or {}))
         answer = connection.getresponse()
-        return Reply(answer.status, answer.headers, body_of(answer, LARGEST))  # of more, the digest tells, or its JSON
+        return Reply(answer.status, answer.headers, body_of(answer, LARGEST))  # a longer one fails its digest
     except (OSError, http.client.HTTPException) as error:
         return Reply(0, {}, f"{parts.netloc}: {type(error).__name__}: {error}".encode())
     finally:
@@ -133,7 +133,7 @@ def body_of(answer: http.client.HTTPResponse, most: int) -> bytes:
         pieces.append(piece)
         size += len(piece)
     body = b"".join(pieces)
-    if size < most and answer.length:  # which a read of so many bytes does not look at
+    if size < most and answer.length:  # a read with a size does not check it
         raise http.client.IncompleteRead(body, answer.length)
     return body
 
@@ -308,7 +308,7 @@ def _is_gone(resource: str, node: str, taken: list[Callable[[], object]]) -> boo
     except Exception as error:
         try:
             say(f"{resource} could not be deleted yet: {type(error).__name__}: {error}")
-        except OSError:  # nobody reads the console any more
+        except OSError:  # the console has no reader any longer
             pass
     return False
 
@@ -352,10 +352,10 @@ def arm(resource: str, deadline: float) -> None:
 def _is_deleted(resource: str, deadline: float) -> bool:
     try:
         while (left := deadline - store_time()) > 0:
-            time.sleep(min(max(left, 1.0), CLOCK_AGE))  # that clock tells whole seconds
+            time.sleep(min(max(left, 1.0), CLOCK_AGE))  # that clock has whole seconds
         say(f"the deadline has passed: {resource} is deleted")
         end_slice(resource)
-    except Exception:  # whatever it is, nobody else may be left to delete the slice
+    except Exception:  # any error: there may be no other process left to delete the slice
         return False
     return True
 
@@ -496,7 +496,7 @@ def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
             int.from_bytes(data[at + begin : at + end], "little")
             for begin, end in ((6, 8), (8, 10), (22, 26), (26, 28), (28, 30))
         )
-        if method or flags & 8:  # compressed, or of a size that is told behind it
+        if method or flags & 8:  # compressed, or with its size in a trailer
             raise Failed("the agent is packed in another way than this machine knows: submit the job again")
         start = at + 30 + name + extra
         yield data[at + 30 : at + 30 + name].decode(), data[start : start + size]
@@ -601,7 +601,7 @@ def _pull(command: list[str], image: str) -> None:
             )
         if unknown:
             raise Unusable(f"there is no image {image}: {said}\nPush it, or name another one")
-    kind = Unusable if "no such host" in said.lower() else Failed  # a registry of that name, so long: there is none
+    kind = Unusable if "no such host" in said.lower() else Failed  # after so much time, there is no such registry
     raise kind(f"the image {image} could not be pulled within {PULL_PATIENCE:.0f} s: {said}")
 
 
@@ -628,7 +628,7 @@ def in_container(image: str, command: list[str]) -> list[str]:
     secret = os.path.join(login[1], "config.json")
     with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
         auths = {}
-        if is_googles(registry):  # nobody else is given this VM's token
+        if is_googles(registry):  # no other registry gets this VM's token
             auth = base64.b64encode(f"oauth2accesstoken:{token()}".encode()).decode()
             auths = {f"https://{registry}": {"auth": auth}}
         json.dump({"auths": auths}, file)
@@ -675,7 +675,7 @@ def main() -> NoReturn:
         if told["image"]:
             _contain(command, told["image"])
         _become(agent, command[2:])
-    except Exception as error:  # a full disk, metadata that nobody understands, an agent that cannot begin
+    except Exception as error:  # a full disk, unreadable metadata, an agent that cannot start
         reason = str(error) if isinstance(error, (Failed, OSError)) else f"{type(error).__name__}: {error}"
         try:
             say(reason)
@@ -718,7 +718,7 @@ def _contain(command: list[str], image: str) -> NoReturn:
             said = (said + data)[-2000:]
             try:
                 os.write(1, data)
-            except OSError:  # nobody reads the console any more
+            except OSError:  # the console has no reader any longer
                 pass
     if docker.returncode > 0:  # a signal ends docker's client alone, or with all of this machine
         ended = Ended(image, docker.returncode, said.decode("utf-8", "replace").strip())

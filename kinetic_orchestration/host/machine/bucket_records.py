@@ -43,7 +43,7 @@ CHUNK = 1 << 20
 LARGE = 32 << 20  # from here on an object is fetched in parts, side by side
 PARTS = 8
 SPARE = 256 << 20  # of a disk, which is never filled to the brim
-PLAIN_SIGNALS = 16  # of a listing, which are read although they do not come with it: nobody here writes any
+PLAIN_SIGNALS = 16  # of a listing, read one by one: only other tools write signals without metadata
 PAGE = 1000
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 PAGE_LIMIT = 64 << 20  # bytes of a thousand entries, of which each has 8 KiB of metadata at most
@@ -150,7 +150,7 @@ class Bucket:
 
     def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
         """Return a connection, and whether it has been used before."""
-        if self._process != os.getpid():  # forked: what is kept is our parent's
+        if self._process != os.getpid():  # forked: the idle connections are the parent's
             self._process, self._idle = os.getpid(), []
         try:
             return self._idle.pop(), True
@@ -210,7 +210,7 @@ class Bucket:
             body = {"head": head, "file": data, "tail": tail}
         target = f"/upload/storage/v1/b/{self.name}/o?{urlencode(query)}"
         reply, unsure = self.ask("POST", target, check=_check_written, headers=kind, **body)
-        # A swap of what is not there is answered in either way.
+        # A swap of a missing object is answered with either status.
         refused = reply.status == 412 or (bool(condition) and reply.status == 404 and self._has_bucket(reply))
         if refused:
             return self._mine_after_all(name, data, condition) if unsure else None
@@ -302,7 +302,7 @@ class Bucket:
             if len(reply.data) == int(size):
                 return int(size), generation, reply.data, b""
             return int(size), generation, None, _md5_told(reply)
-        facts = self.facts(name)  # of an empty object there is no range, and some servers tell less
+        facts = self.facts(name)  # an empty object has no range, and some servers send fewer headers
         if facts is None:
             return None
         return int(facts["size"]), str(facts["generation"]), None, base64.b64decode(facts.get("md5Hash", ""))

@@ -30,8 +30,8 @@ class Unanswered(Exception):
 class Promise(NamedTuple):
     """Facts from an attempt's intent. Unlike the spec, the intent is not authenticated: it can only reduce limits."""
 
-    affordable: float = 0.0  # the seconds that the job's limit of cost leaves to the attempt; 0.0 if it does not say
-    moved: int = 0  # attempts before it that never had hosts, and that nobody is shown
+    affordable: float = 0.0  # the seconds that the job's limit of cost leaves to the attempt; 0.0 if unknown
+    moved: int = 0  # earlier attempts that never had hosts, which users are not shown
 
     def limit(self, run: float, before: float) -> float:
         """Return the seconds that the program may run, of `run` at most; 0.0 for no limit.
@@ -45,8 +45,8 @@ class Promise(NamedTuple):
 class Machine:
     """This machine, which is shared and stays."""
 
-    is_own = False  # it has no other host, and what fails on it may be its own failure
-    attests = False  # it can prove to others that it said something
+    is_own = False  # it has no other host, and a failure may be the machine's own
+    attests = False  # it can sign statements
     shares_cache = False  # of what JAX compiled, with machines of other jobs
     requests_address = False  # its address is a request away
 

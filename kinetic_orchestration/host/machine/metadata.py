@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from kinetic_orchestration.protocol.assignment import Assignment
 
-WAIT = 60  # seconds that the metadata server holds an answer back until there is something to say
+WAIT = 60  # seconds for which the metadata server may hold back an answer without news
 SILENCE = 60.0  # seconds of a metadata server that a host waits for
-COMPANY = 300.0  # seconds within which the API tells where the hosts of other slices are
+COMPANY = 300.0  # seconds within which the API has the addresses of other slices' hosts
 SECRETS_AT_ONCE = 8
 PERMISSIONS = ("tpu.nodes.delete",)  # of queued resources, too: roles/tpu.admin has no others
 
@@ -104,7 +104,7 @@ def _addresses_of(node: str, workers: int) -> list[str]:
         try:
             endpoints = reply.json().get("networkEndpoints", ()) if reply.status == 200 else ()
             found = [str(endpoint.get("ipAddress", "")) for endpoint in endpoints]
-        except (ValueError, TypeError, AttributeError):  # what cannot be read may pass
+        except (ValueError, TypeError, AttributeError):  # an unreadable answer may be transient
             found = []
         if len(found) == workers and all(found):
             return found
@@ -159,5 +159,5 @@ def _secret(variable: str, resource: str) -> str:
         )
     try:
         return base64.b64decode(reply.json()["payload"]["data"]).decode("utf-8", "surrogateescape")
-    except (ValueError, KeyError, TypeError):  # not told, for it may be a part of the secret
+    except (ValueError, KeyError, TypeError):  # the answer is not quoted: it may hold a part of the secret
         raise OSError(f"the answer to the request for the secret {resource} for {variable} cannot be read") from None

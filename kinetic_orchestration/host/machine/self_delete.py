@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kinetic_orchestration.host.machine.bucket_records import CloudRecords
     from kinetic_orchestration.protocol.assignment import Assignment
 
-LATE = 15.0  # host 0 waits so long for the others, beyond the grace that the verdict left them
+LATE = 15.0  # seconds that host 0 waits for the others after the verdict's grace
 FIRST_TURN = 45.0
 TURN = 10.0
 LOOK = 0.25
@@ -32,7 +32,7 @@ def delete_own_slice(at: Assignment) -> None:
     if at.host:
         time.sleep(FIRST_TURN + TURN * at.host)
     elif at.hosts > 1:
-        with contextlib.suppress(Exception):  # whatever the store says of the others, the slice has to go
+        with contextlib.suppress(Exception):  # the slice is deleted even if the others' state is unknown
             _wait_for_others(at)
     bootstrap.end_slice(at.resource, taken=lambda: _tell(at))
 

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
     from kinetic_orchestration.protocol.wire.task import Task
 
-FETCH_SECONDS = 30.0  # compiling starts then, whatever has not come
+FETCH_SECONDS = 30.0  # after that, compiling starts without the rest
 FETCH_BYTES = 2 << 30
 KEPT = 2000  # entries in a list, the most recently used first
 LISTS = 4  # newest lists that are read
 PUSH_EVERY = 15.0
 THREADS = 8
-SUFFIX = "-cache"  # of JAX's entries; beside them it may keep "-atime"
+SUFFIX = "-cache"  # of JAX's entries; it may also write "-atime" files
 JAX = {
     # Programs that take longer to compile are cached; JAX's own 1 s leaves out most of a small program.
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
@@ -95,10 +95,10 @@ class CompileCache:
         self._records, self._key, self._note = records, key, note
         self._pushes, self._writer, self._taken = pushes, writer, frozenset(taken)
         self._deadline, self._most = time.monotonic() + seconds, most
-        self._known: dict[str, Entry] = {}  # of lists that are believed, the most recently used first
+        self._known: dict[str, Entry] = {}  # from trusted lists, the most recently used first
         self._lists: list[str] = []
         self._fetched: dict[str, Entry] = {}
-        self._before: set[str] = set()  # what another job of this machine left here
+        self._before: set[str] = set()  # entries of an earlier job on this machine
         self._pushed: dict[str, Entry] = {}
         self._steady: dict[str, tuple[int, int]] = {}
         self._told = False
@@ -135,7 +135,7 @@ class CompileCache:
             self._before = set(os.listdir(self.folder))
             self._tells_reads = _tells_reads(self.folder)
             self._fetch()
-        except Exception as error:  # the program compiles what it does not find
+        except Exception as error:  # the program compiles missing entries
             self._complain("read", error)
         finally:
             self._ready.set()
@@ -195,7 +195,7 @@ class CompileCache:
                 whole = plain_of_file(part) == entry.digest
             except TooLarge:
                 whole = False
-            if not whole:  # nobody could put the right one beside it
+            if not whole:  # the name has to be free for the right content
                 self._records.delete(blob)
                 raise ValueError(f"{blob} is not what its name says")
             os.utime(part, (0, time.time()))  # the first read of it is then seen, also by a lazy file system

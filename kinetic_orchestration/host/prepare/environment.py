@@ -40,7 +40,7 @@ _FOREIGN = (
 )
 
 
-# What a package index says that may answer in a moment; and what it says itself, so that other hosts may hear better.
+# Messages of a package index that may be transient; and those of the index itself, which other hosts may not get.
 _REFUSED = r"\((429|50[0234])\b"
 _PASSING = rf"{_REFUSED}|timed out|connection reset|dns error|temporary failure"
 PAUSES = (2.0, 8.0, 20.0)

@@ -82,8 +82,8 @@ def copy_bucket(url: str, folder: str) -> str:
             raise FileNotFoundError(f"{item['name']!r} in {url} would lie outside of its own folder")
         os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
-            there = bucket.fetch(item["name"], path, int(item["size"]))  # than which no more was counted above
-        except TooLarge:  # another one lies there by now, which is as good: its owner wrote it
+            there = bucket.fetch(item["name"], path, int(item["size"]))  # the size counted above
+        except TooLarge:  # the owner has replaced it, and the new one is as good
             now = bucket.facts(item["name"])
             there = now is not None and bucket.fetch(item["name"], path, int(now["size"]))
         if not there:

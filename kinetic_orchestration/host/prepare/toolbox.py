@@ -179,7 +179,7 @@ def _program(fetched: str, folder: str) -> None:
 def _unpack(fetched: str, folder: str) -> None:
     import tarfile
 
-    with tarfile.open(fetched, "r:gz") as archive:  # its digest is the submitter's: what it holds is trusted
+    with tarfile.open(fetched, "r:gz") as archive:  # its digest is the submitter's, so its content is trusted
         archive.extractall(folder)
 
 

@@ -42,7 +42,7 @@ CALLERS = (
     "kinetic_orchestration.protocol.content.payload",
     "kinetic_orchestration.program.client_only",
 )  # of the program, or its pickles
-RECORD = "kinetic_orchestration.program.context.HostContext._record"  # where a program tells its agent something
+RECORD = "kinetic_orchestration.program.context.HostContext._record"  # writes a program's reports to its agent
 FINISH = (
     "kinetic_orchestration.program.checkpoints.background.finish",
     "kinetic_orchestration.program.checkpoints.mirror.close",
@@ -74,14 +74,14 @@ def main() -> None:
         _become(go["argv"])
     # Apart from stderr, so that a stack dump is neither mixed into the program's lines nor taken for its progress.
     stacks = os.open(_stacks(go), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # what is left of it when Python has taken itself apart
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the handler after Python's finalization
     faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True, chain=False)
     sys.path[:] = [*go["path"], *sys.path, go["site"]]
     sys.meta_path.append(Installed())
     sys.argv = [go["name"]]
     try:
         code = _call(go)
-    except BaseException as error:  # it cannot say what it came to: others must not wait for it
+    except BaseException as error:  # without a report other hosts must not wait for it
         unreported = isinstance(error, _Unreported)
         try:
             _flush()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 600.0
 CONNECTIONS = ("/proc/net/tcp", "/proc/net/tcp6")  # of this network namespace, with the user of each
-_BEGINS = b"content-"  # a message of the debug adapter protocol; a page of the web could only have a browser say GET
+_BEGINS = b"content-"  # a message of the debug adapter protocol; a web page can only make a browser send GET
 
 
 def wait(port: int, beside: str) -> None:
@@ -165,7 +165,7 @@ def _run_adapter() -> None:
         del sys.path[0]  # nothing of ours is meant there
     del sys.argv[0]
     sys.path.insert(0, os.path.dirname(os.path.dirname(sys.argv[0])))
-    __import__("debugpy")  # that one, wherever another may lie
+    __import__("debugpy")  # this one, even if another one is installed
     del sys.path[0]
     _outlive_clients()
     _stay_connected()

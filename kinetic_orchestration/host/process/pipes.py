@@ -13,7 +13,7 @@ from kinetic_orchestration.protocol.system import copies
 
 FUNCTION = "function"
 COMMAND = "command"
-FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # what would lead a Python out of its environment
+FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # variables that would lead a Python out of its environment
 
 
 class Program:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TAIL = 8 << 10
 MOST_SPENT = 1 << 10  # bytes of it: a beat has a bound
 LONGEST_UNIT = 80  # characters
-LAST_WORDS = 2.0  # for what the program left running and still prints
+LAST_WORDS = 2.0  # seconds for output of processes that the program left running
 # Message of the transport that stands in for the chips' links, once for each device.
 EMULATION = b" peer ranks. Expected number of connected peer ranks is"
 
@@ -34,7 +34,7 @@ EMULATION = b" peer ranks. Expected number of connected peer ranks is"
 class Supervisor:
     """Supervisor of one program. Its loop sleeps in `pump`, from which `wake` brings it back."""
 
-    command = emulated = False  # of what is to be run, once that is known
+    command = emulated = False  # of the task, once that is known
 
     def __init__(self, at: Assignment, scratch: str, log: Log, hear: Callable[[str, list[bytes]], None]) -> None:
         """`hear` is called with the reports of the program, output excepted, that do not go to the log alone."""
@@ -43,11 +43,11 @@ class Supervisor:
         self._hear = hear
         self.files = {what: os.path.join(scratch, what) for what in ("outcome", "events", "notice", "stacks")}
         self.child, self.python = 0, at.python  # its id while it lives, and the Python that it runs
-        self.running = False  # since it was told what to do
+        self.running = False  # since it got its start message
         self.tail = b""
         self.active = time.monotonic()  # when it last showed progress
         self.progress: dict[str, Any] = {}
-        self.spent: dict[str, Any] = {}  # of each training of the program, what its time went to
+        self.spent: dict[str, Any] = {}  # the time of each training of the program, by use
         self._go = -1
         self._pipes: dict[int, tuple[str, frames.Lines]] = {}
         self._asked = False  # to end
@@ -259,7 +259,7 @@ class Supervisor:
                     with open(notice + ".tmp", "w", encoding="utf-8") as file:
                         json.dump({"cause": cause, "grace": grace}, file)
                     os.replace(notice + ".tmp", notice)
-            processes.send(-self.child if self.command else self.child, signal.SIGTERM)  # a shell tells nobody
+            processes.send(-self.child if self.command else self.child, signal.SIGTERM)  # a shell does not pass it on
 
     def is_alive(self) -> bool:
         """Return True while the program runs, or any process of a command, which may take the same time to end."""

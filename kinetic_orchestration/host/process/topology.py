@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 JOIN = "KINETIC_JOIN"
 EXPECT = "KINETIC_EXPECT"
 OWN = "KINETIC_OWN_DEVICE"  # of a program that shares its machine: which of the devices that it sees is its own
-TRACE = "KINETIC_TRACE"  # what of the program is to be profiled, as JSON
+TRACE = "KINETIC_TRACE"  # the requested profile, as JSON
 ALLOW = "KINETIC_ALLOW_CPU"  # the user's word that a program may run without the accelerator it is on
 
 # On machines of their own: where JAX looks for its coordinator on a TPU VM, and libtpu between slices; the others are
 # free there.
 PORTS = {"jax": 8476, "torch": 8490, "megascale": 8080, "tensorflow": 8500}
 
-HOOK = (*__name__.split(".")[:-1], "hook")  # beside this module: the folder that is first on a command's PYTHONPATH
+HOOK = (*__name__.split(".")[:-1], "hook")  # next to this module: the folder that is first on a command's PYTHONPATH
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 

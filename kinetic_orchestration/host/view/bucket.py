@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from kinetic_orchestration.protocol.assignment import Assignment
     from kinetic_orchestration.protocol.records.base import Record, Signal
 
-WATCHED = 2.0  # seconds between two looks while somebody reads the log
+WATCHED = 2.0  # seconds between two reads while a client reads the log
 UNWATCHED = 5.0
 SLOWEST = 15.0
 QUICKEST = 0.3  # after something changed here, as something may then change elsewhere
-EYE = 35.0  # an eye sees for so long after it should have been opened again
-LONGEST_EYE = 900.0  # whatever it says of itself
-UNHINTED = 60.0  # a hint may be lost: after so long, the records are read without one
+EYE = 35.0  # seconds for which an eye counts after it should have been renewed
+LONGEST_EYE = 900.0  # an upper bound of that
+UNHINTED = 60.0  # a hint may be lost: after that many seconds the records are read without one
 OWNER = 10.0
 KEEPER = 60.0
-DENIED = 60.0  # a right that was just given may take a moment to be known; one that is missing for so long is missing
-DENIALS = 4  # and no fewer of them: what lies between two may be a store that hung
+DENIED = 60.0  # seconds: a right that was just granted may take a moment to take effect
+DENIALS = 4  # at least that many refusals: the store may have hung between two
 
 COMMIT_PATIENCE = {errno.EIO: 1800.0, errno.EACCES: 60.0}  # of an outcome that is there and cannot be written
 
@@ -83,7 +83,7 @@ class BucketView:
         self._keeper: tuple[Record, float] | None = None
         self._kept = False
         self._keeper_read = 0.0
-        self._leader: dict[str, Any] | None = None  # what host 0 said when it started
+        self._leader: dict[str, Any] | None = None  # host 0's record of its start
         self._hint = ("", 0)
         self._hinted = self._changed = self._owner_read = 0.0
         self._due = threading.Event()
@@ -94,7 +94,7 @@ class BucketView:
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="kinetic-lookout", daemon=True)
 
-    # ---- what the loop asks ----------------------------------------------------------------------------------
+    # ---- called by the loop ----------------------------------------------------------------------------------
 
     def open(self) -> None:
         self._changed = time.monotonic()
@@ -174,7 +174,7 @@ class BucketView:
         self._show()
 
     def write_exit(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # the beat tells the others
+        with contextlib.suppress(OSError):  # the others read it from the beat
             self.records.create(self._own("exit.json"), data)
 
     def deliver(self, what: str, path: str, *, digest: str, size: int, keep: bool) -> None:
@@ -269,7 +269,7 @@ class BucketView:
         data = read_bounded(self.records, name)
         try:
             return None if data is None else wire.fields_of(data, wire.STARTED, name)
-        except wire.Unreadable:  # who waits for it ends at its own limit, and this thread goes on
+        except wire.Unreadable:  # a host that waits for it ends at its own limit
             return None
 
 

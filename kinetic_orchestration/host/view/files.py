@@ -38,7 +38,7 @@ class LogWriter:
         self.segment = 0
         self.offset = 0
         self._time = 0.0
-        self._lock = allocate_lock()  # what prepares the host has a thread of its own, and notes to write
+        self._lock = allocate_lock()  # the preparation writes notes from its own thread
 
     def write(self, kind: str, payload: bytes) -> None:
         with self._lock:

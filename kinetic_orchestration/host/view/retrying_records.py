@@ -56,7 +56,7 @@ class RetryingRecords(FileRecords):
         except FileNotFoundError:
             if self.local_path(name) is None:
                 raise
-            return True  # moved already, by a try whose answer was lost
+            return True  # moved by an earlier try whose answer was lost
 
     def _again(self, verb: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
         deadline, pause, full = 0.0, 0.02, False

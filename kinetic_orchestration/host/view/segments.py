@@ -61,7 +61,7 @@ class SegmentWriter:
         self._size = 0
         self._time = self._written = 0.0
         self._hurried = self._closed = False
-        self._asked = 0  # flushes that somebody waits for
+        self._asked = 0  # flushes that are waited for
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 

@@ -21,7 +21,7 @@ from kinetic_orchestration.program.checkpoints.store import CheckpointStore
 from kinetic_orchestration.program.checkpoints.trees import HostPart, Start
 from kinetic_orchestration.protocol.records.base import reason_of
 
-PATIENCE = 600.0  # of hosts that may still be fetching what they restore
+PATIENCE = 600.0  # seconds for hosts that may still be fetching their parts
 
 
 class NotWritten(Exception):

@@ -29,7 +29,7 @@ from kinetic_orchestration.protocol.content.digest import plain_of_file
 if TYPE_CHECKING:
     from kinetic_orchestration.program.context import HostContext
 
-QUIET = 2.0  # seconds in which nothing was written, after which what there is counts as whole
+QUIET = 2.0  # seconds without a write, after which the files count as complete
 OPEN = 60.0  # the same of a file that is still open for writing
 LOGS = re.compile(r"events\.out\.tfevents|\.(log|csv|jsonl)$")  # appended to all the time: nothing waits for their rest
 LOGS_PACE = 30.0
@@ -83,7 +83,7 @@ class Mirror:
         self._after: list[str] = []  # records whose files were restored on this host
         self._digests: dict[tuple[str, int, int], str] = {}
         self._of_others: dict[str, Facts] = {}  # files that they left, and send themselves
-        self._sent: Seen = {}  # what the newest record in the bucket names
+        self._sent: Seen = {}  # the files in the newest record in the bucket
         self._failed = False
         self._scratch = _Scratch()
         self.folder = self._scratch.folder
@@ -161,7 +161,7 @@ class Mirror:
         if self._failed:
             self._failed = False
             _say(f"what {self.folder} holds was sent to {self.address}")
-        with contextlib.suppress(OSError, KineticError):  # what is left there is removed after the next one
+        with contextlib.suppress(OSError, KineticError):  # leftovers are removed after the next one
             self._forget({digest for digest, _ in files.values()})
         return True
 
@@ -180,7 +180,7 @@ class Mirror:
             digest = plain_of_file(whole)
             is_new = self._records.upload(f"{self._own}/{_named(digest)}", whole)
             if _facts(whole) != facts:
-                if is_new:  # its bytes may be others; what was there before is whole, and a record may name it
+                if is_new:  # its bytes may have changed; an older object is whole, and a record may name it
                     self._records.delete(f"{self._own}/{_named(digest)}")
                 raise _Moved(path)
         except FileNotFoundError:
@@ -223,7 +223,7 @@ class Mirror:
                         f"{error} A record in {self.address} names it: remove {self.address} to begin anew, or restore "
                         "the object from a version of the bucket"
                     ) from error
-            # A newer record has replaced the one that was read, and what that alone named is gone.
+            # A newer record has replaced the one that was read, and files that only that one named are gone.
             self._after.clear()
             self._of_others.clear()
             self._digests.clear()

@@ -24,7 +24,7 @@ from kinetic_orchestration.program.checkpoints.commits import Leaf, Part
 from kinetic_orchestration.program.checkpoints.trees import HostPart, Start
 from kinetic_orchestration.protocol.content.digest import CHUNK, THREADS, Hasher
 
-# What safetensors calls a dtype; any other is kept as bytes, and its name in the metadata.
+# The names of dtypes in safetensors; other dtypes are stored as bytes, with their names in the metadata.
 TYPES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
     "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",

@@ -48,7 +48,7 @@ class CheckpointStore(ABC):
         self.place = place
         self.writer = writer
         self.records = records
-        self.torn: dict[str, str] = {}  # folders that were read and not believed, and why
+        self.torn: dict[str, str] = {}  # folders that were read and found torn, and why
 
     def close(self) -> None:  # noqa: B027 - a folder has none
         """Close the connections, if there are any."""
@@ -166,7 +166,7 @@ class CheckpointStore(ABC):
                 raise parts.Torn(f"{name} is missing") from None
             except parts.Torn as error:
                 raise parts.Torn(f"{name} is torn: {error}") from None
-        try:  # a copy is gone by now, and what is mapped of it stays until it is let go
+        try:  # the copy is deleted by now; the open file stays readable until it is closed
             yield part
         finally:
             part.close()

@@ -120,7 +120,7 @@ def _rebuilt(node: Any, path: str, leaves: Mapping[str, Any]) -> Any:
     if isinstance(node, dict):
         if not isinstance(node, defaultdict):
             return type(node)(made)
-        found = copy.copy(node)  # with what makes its values
+        found = copy.copy(node)  # with its default factory
         found.update(made)
         return found
     return type(node)(*made.values()) if hasattr(node, "_fields") else type(node)(made.values())

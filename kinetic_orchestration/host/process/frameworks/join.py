@@ -151,7 +151,7 @@ def _check_tensorflow(_: ModuleType) -> None:
 def _check_jax_gpu(jax: Any) -> None:
     plugin = next(filter(_has, _JAX_PLUGINS), "")
     if plugin and not os.environ.get("JAX_PLATFORMS"):
-        # With the platform named, JAX raises what a driver says where it would else fall back to the CPU.
+        # With the platform named, JAX raises the driver's error where it would else fall back to the CPU.
         jax.config.update("jax_platforms", "rocm,cpu" if "rocm" in plugin else "cuda,cpu")
     if not plugin:
         found = "jax is installed here without a CUDA plugin"
@@ -209,7 +209,7 @@ def _join_jax(jax: Any, join: dict[str, Any]) -> None:
         shutdown = state.shutdown
 
         def shutdown_together() -> None:  # which a program may call in its midst
-            if waits_path and sys.exc_info()[0] is not None:  # it fails, of which nobody knows before its end
+            if waits_path and sys.exc_info()[0] is not None:  # it fails, which others learn at its end only
                 return
             leave()
             shutdown()
@@ -258,7 +258,7 @@ def _leave_together(state: Any, process: int, left: list[Any]) -> None:
         pass
     try:
         client.wait_at_barrier("kinetic: every host is at its end", 7 * 86_400_000)
-    except Exception:  # a host was lost, of which agents tell
+    except Exception:  # a host was lost, which the agents report
         pass
 
 
@@ -274,7 +274,7 @@ def _hook_trainer(kind: Any, hosts: int) -> None:
     def train(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             found = [_idle_trainer(self, name, hosts) if hosts > 1 else "", _astray(self)]
-        except Exception:  # another release of it: what would only be said is worth no training
+        except Exception:  # another release of it: a warning must not fail a training
             found = []
         for said in found:
             if said and said not in told:

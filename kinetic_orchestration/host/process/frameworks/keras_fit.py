@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BACKENDS = ("jax", "tensorflow", "torch")
 LARGE = 32 << 20  # bytes of a message, of which the round trip is then a small part
 _DEPTH = 4  # of containers and objects in each other, in which a model's optimizers are looked for
-_THEIRS = ("builtins", "jax", "jaxlib", "keras", "numpy", "tensorflow", "torch")  # whose objects hold none of a user's
+_THEIRS = ("builtins", "jax", "jaxlib", "keras", "numpy", "tensorflow", "torch")  # not packages of a user
 
 
 def choose_backend() -> None:
@@ -101,7 +101,7 @@ def _held(value: Any, kind: type, within: tuple[int, ...]) -> Iterator[tuple[str
             yield key + further, held
 
 
-# -- JAX and TensorFlow: what the program does not use ----------------------------------------------------------------
+# -- JAX and TensorFlow: warnings about idle devices ------------------------------------------------------------------
 
 
 def _warn_idle(keras: Any, idle: Callable[[Any, Any, int], str], hosts: int) -> None:

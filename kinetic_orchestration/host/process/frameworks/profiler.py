@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-UNCOUNTED = 10.0  # seconds between the import of a framework and a trace, where nobody counts steps
+UNCOUNTED = 10.0  # seconds between the import of a framework and a trace, if no steps are counted
 LONGEST = 600.0
 LONG = 10.0  # seconds, from which on a trace may not grow for ever
-SHARE = 1 / 8  # of the memory that is free: to read what it has seen takes several times as much
-LATE = 10.0  # beyond its time, a trace waits so long for the end of a step
+SHARE = 1 / 8  # of the free memory: reading a trace takes several times its size
+LATE = 10.0  # seconds after its time that a trace waits for the end of a step
 PATIENCE = 120.0  # at the program's end, for a trace that is on its way
 PACE = 0.25
-MOMENT = 1.0  # in which a trace that was ended sees nothing any more
+MOMENT = 1.0  # seconds after which an ended trace records nothing
 
 WAITING, CAPTURING, WRITING, OVER = range(4)
 
@@ -115,7 +115,7 @@ class Profiler:
         self._lock = threading.RLock()
         self._woken = threading.Event()
         self._imported: float | None = None
-        self._expected = False  # somebody says each step
+        self._expected = False  # each step is reported
         self._base = self._last = -1  # steps done when counting began, and as of the last word
         self._counted = 0  # by the training that counts
         self._first = 0  # the first step of the trace
@@ -128,11 +128,11 @@ class Profiler:
         self._folder = ""
         self._ways: list[tuple[Any, str, Any, Any]] = []
         self._lasted = 0.0
-        self._handed = threading.Event()  # from here on what was captured is the writer's
+        self._handed = threading.Event()  # the capture belongs to the writer
         self._stopped, self._freed = threading.Event(), threading.Event()
         self._writer: threading.Thread | None = None
 
-    # ---- what it hears -----------------------------------------------------------------------------------------------
+    # ---- events ------------------------------------------------------------------------------------------------------
 
     @_harmless
     def imported(self) -> None:
@@ -156,7 +156,7 @@ class Profiler:
         """Take in that `steps` are done, and the next has not begun. `settle`: their computations may be waited for."""
         done = int(steps)
         if self.state == WAITING:
-            if self._last < 0 or done < self._last:  # another training counts anew
+            if self._last < 0 or done < self._last:  # another training counts from its own start
                 self._base = done
             self._last, self._counted = done, done - self._base
             if self.asked.begins(self._counted, self._waited()):
@@ -243,7 +243,7 @@ class Profiler:
         tracer.start(self._folder)
         self._memory = memory.own() + int(memory.free() * SHARE)
         self._tracer, self._began, self.state = tracer, time.monotonic(), CAPTURING
-        # Now, for where a trace ends with its program no thread can be made any more (Python 3.12).
+        # Started now: at the program's end Python 3.12 starts no threads.
         self._writer = threading.Thread(target=self._write, name="kinetic-profile-write", daemon=True)
         self._writer.start()
         if done is not None:
@@ -326,7 +326,7 @@ class Profiler:
             try:
                 shutil.copyfile(path, target + ".part")
                 os.replace(target + ".part", target)
-            except OSError:  # of a disk that is full, whose room others need
+            except OSError:  # on a full disk, whose space others need
                 with contextlib.suppress(OSError):
                     os.unlink(target + ".part")
                 raise
@@ -365,7 +365,7 @@ class Profiler:
             sys.stderr.write(f"kinetic: {text}\n")
             sys.stderr.flush()
 
-    # ---- beside the training -----------------------------------------------------------------------------------------
+    # ---- background thread -------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         while self.state in (WAITING, CAPTURING):

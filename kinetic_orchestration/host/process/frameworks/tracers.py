@@ -120,7 +120,7 @@ class _TensorFlow(_Tracer):
             testing.experimental.sync_devices()
 
     def start(self, folder: str) -> None:
-        self.profiler.start(folder)  # whose defaults leave Python out
+        self.profiler.start(folder)  # its defaults exclude Python calls
 
     def step(self, number: int) -> Any:
         return self.profiler.Trace("train", step_num=number, _r=1)

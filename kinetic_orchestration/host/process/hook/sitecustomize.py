@@ -50,7 +50,7 @@ def _show_stacks():
 
         path = os.path.join(os.environ["KINETIC_STACKS"], str(os.getpid()))
         stacks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # what is left of it when Python has taken itself apart
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the handler after Python's finalization
         faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
     except (ImportError, OSError, ValueError):  # a subinterpreter; the job is over; or this is another user
         pass
