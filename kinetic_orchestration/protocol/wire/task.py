@@ -33,6 +33,7 @@ ENVIRONMENT = Fields(
         "installer_only": many(schema.variable, 1000),
     },
 )
+_FLAGS = ("owned", "kept", "compile_cache", "device_metrics")
 TASK = Fields(
     {
         "name": text(),
@@ -71,7 +72,7 @@ TASK = Fields(
         "tools": table(token, digest, 32),
         "beside": table(text(), path, 10_000),
         "image": line(),
-        **dict.fromkeys(("owned", "kept", "compile_cache", "device_metrics"), schema.flag),
+        **dict.fromkeys(_FLAGS, schema.flag),
     },
 )
 
@@ -251,18 +252,9 @@ def parts_of(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 _SPEC = Fields({"task": TASK})
 _LATER: dict[str, Any] = {  # fields that the first version did not write
-    "processes": 1,
+    **dict.fromkeys(("processes", "slices"), 1),
     "affordable": 0.0,
-    "profile": {},
-    "project": "",
-    "accelerator": {},
-    "slices": 1,
-    "secrets": {},
-    "tools": {},
-    "beside": {},
-    "image": "",
-    "owned": False,
-    "kept": False,
-    "compile_cache": False,
-    "device_metrics": False,
+    **dict.fromkeys(("project", "image"), ""),
+    **{name: {} for name in ("profile", "accelerator", "secrets", "tools", "beside")},
+    **dict.fromkeys(_FLAGS, False),
 }
