@@ -103,7 +103,8 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
     project = None
     if source is not None:
         index_dir = settings.home / "index"
-        exclude = [settings.home, *_local(plan.store), *(Path(item.path) for item in data if _is_local(item))]
+        exclude = [settings.home, *(Path(item.path) for item in data if not (item.is_gcs or item.is_hf))]
+        exclude += [] if "://" in plan.store else [Path(plan.store)]
         project = tree.snapshot(source.root, include=source.include, exclude=exclude, index_dir=index_dir, spool=spool)
         _show_warnings(project)
     root = source.root if source is not None else None
@@ -303,14 +304,6 @@ def _unsent_modules(spec: JobSpec, project: tree.Snapshot | None) -> dict[str, s
 
 def _is_standard(file: Path) -> bool:
     return file.is_relative_to(os.path.realpath(os.path.dirname(os.__file__)))
-
-
-def _is_local(data: Data) -> bool:
-    return not (data.is_gcs or data.is_hf)
-
-
-def _local(store: str) -> list[Path]:
-    return [] if "://" in store else [Path(store)]
 
 
 def _check_data(data: Data, plan: Plan) -> None:

@@ -80,15 +80,12 @@ def _place(folder: Path, name: str) -> tuple[Path, str] | None:
 
 
 def _owner(folder: Path, file: str, top: str) -> metadata.Distribution | None:
-    likely = sorted(_records(str(folder)), key=lambda info: normalized(info.split("-", 1)[0]) != normalized(top))
+    records = (name for name in os.listdir(folder) if name.endswith(".dist-info"))
+    likely = sorted(records, key=lambda info: normalized(info.split("-", 1)[0]) != normalized(top))
     for info in likely:
         if _lists(folder / info, file):
             return metadata.PathDistribution(folder / info)
     return None
-
-
-def _records(folder: str) -> tuple[str, ...]:
-    return tuple(name for name in os.listdir(folder) if name.endswith(".dist-info"))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -18,7 +18,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import RequirementsError, UsageError
 from kinetic_orchestration.host.prepare.environment import no_index, redact
@@ -122,7 +122,7 @@ class Resolution:
         by_path = {name for line in wanted if (name := _name_by_address(line.requirement))}
         folders = {os.path.realpath(path) for line in wanted if (path := local_folder(line)) is not None}
         if asked.kind == "pyproject":
-            by_path |= {normalized(name) for name in _uv_sources(asked.text)}
+            by_path |= set(map(normalized, _uv_table(asked.text).get("sources", {})))
         # A requirement by address or path is taken from there, regardless of the installed version.
         self.stubs = [
             item
@@ -250,7 +250,7 @@ def _settings_in(path: Path) -> str:
     if path.name != "pyproject.toml":
         return text
     try:
-        return json.dumps(tomllib.loads(text).get("tool", {}).get("uv", {}), sort_keys=True, default=str)
+        return json.dumps(_uv_table(text), sort_keys=True, default=str)
     except tomllib.TOMLDecodeError:
         return text
 
@@ -263,8 +263,9 @@ def _name_by_address(requirement: str) -> str:
     return normalized(file.group(1)) if file else ""
 
 
-def _uv_sources(text: str) -> list[str]:
-    return list(tomllib.loads(text).get("tool", {}).get("uv", {}).get("sources", {}))
+def _uv_table(text: str) -> dict[str, Any]:
+    """The settings of uv in a pyproject.toml."""
+    return dict(tomllib.loads(text).get("tool", {}).get("uv", {}))
 
 
 def _entries(text: str) -> list[str]:

@@ -86,7 +86,7 @@ def imported_files(root: Path, modules: Iterable[str | Path], *, path: Iterable[
         taken.add(target)
         for source in _sources(target):
             waiting += _imported(source, search)
-    return tuple(sorted(target.relative_to(root).as_posix() for target in taken if not _inside(target, taken)))
+    return tuple(sorted(target.relative_to(root).as_posix() for target in taken if taken.isdisjoint(target.parents)))
 
 
 def imported_by(function: object, *, texts: bool = False) -> tuple[str, ...]:
@@ -368,10 +368,6 @@ def _imports_of(node: ast.AST) -> Iterator[tuple[int, int, list[str], list[str]]
 def _called(node: ast.Call) -> str:
     function = node.func
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-
-
-def _inside(target: Path, taken: set[Path]) -> bool:
-    return any(parent in taken for parent in target.parents)
 
 
 def _in_environment(root: Path, relative: str) -> bool:

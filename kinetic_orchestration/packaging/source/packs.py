@@ -67,7 +67,9 @@ class PackFile:
 
 def read_all(root: str, files: Sequence[FileToRead], spool: Path | None) -> tuple[list[Content], list[PackFile]]:
     """Read and hash every file that still is there; with `spool`, write packs of their contents into it."""
-    groups = list(_groups(files))
+    total = sum(found.stamp[1] for found in files)
+    # At least two groups, one for each thread, if a thread is worthwhile.
+    groups = list(by_size(files, lambda found: found.stamp[1], min(PACK_SIZE, max(PACK_SIZE // 4, total // 2 + 1))))
     seen: dict[bytes, object] = {}
 
     def work(group: Sequence[FileToRead]) -> tuple[list[Content], PackFile | None]:
@@ -147,12 +149,6 @@ def by_size(items: Iterable[_T], size: Callable[[_T], int], limit: int = PACK_SI
         total += weight
     if group:
         yield group
-
-
-def _groups(files: Sequence[FileToRead]) -> Iterator[list[FileToRead]]:
-    """The files that one thread reads into one pack; at least two groups if a thread is worthwhile."""
-    total = sum(found.stamp[1] for found in files)
-    return by_size(files, lambda found: found.stamp[1], min(PACK_SIZE, max(PACK_SIZE // 4, total // 2 + 1)))
 
 
 class _Reader:

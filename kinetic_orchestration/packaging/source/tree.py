@@ -154,7 +154,9 @@ def source_of(
         # An orchestrator's DAG folder is on sys.path, and its files import each other from there.
         wide = _too_wide(home)
         tops = {Path(os.path.realpath(entry or ".")) for entry in path}
-        root = min((top for top in tops - wide if folder.is_relative_to(top)), key=_depth, default=folder)
+        root = min(
+            (top for top in tops - wide if folder.is_relative_to(top)), key=lambda top: len(top.parts), default=folder
+        )
         if root == root.parent:
             raise UsageError(
                 f"{start} lies at the root of the file system, where nothing tells what belongs to it from all else on "
@@ -497,10 +499,8 @@ def _trees(index: Path) -> dict[str, str]:
 
 def _remember(index: Path, url: str, digest: str) -> None:
     """Store the digest next to the index. Losing it costs a request to the store."""
-    try:
+    with contextlib.suppress(OSError):
         stat_index.replace_file(index.with_suffix(".trees"), json.dumps({**_trees(index), url: digest}).encode())
-    except OSError:
-        pass
 
 
 def _warn_of_marker(root: Path, wide: set[Path]) -> None:
@@ -548,10 +548,6 @@ def _relative(root: Path, paths: Iterable[Path]) -> Iterator[str]:
         relative = os.path.relpath(os.path.realpath(path), root)
         if relative not in {".", ".."} and not relative.startswith("../"):
             yield relative
-
-
-def _depth(path: Path) -> int:
-    return len(path.parts)
 
 
 def _home(home: Path | None) -> Path | None:

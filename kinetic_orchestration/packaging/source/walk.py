@@ -169,10 +169,8 @@ class Walk:
         elif entry.is_symlink():
             self._links[path] = rules
         else:
-            try:
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 self._take(path, entry.stat(follow_symlinks=False), rules)
-            except FileNotFoundError:
-                pass  # deleted meanwhile
 
     def _take(self, path: str, status: os.stat_result, rules: ignore.Rules, *, followed: bool = False) -> None:
         if stat.S_ISREG(status.st_mode):

@@ -550,17 +550,13 @@ def _traceback(error: BaseException, skipped: set[str]) -> str:
     import traceback
 
     frames = error.__traceback__
-    while frames is not None and frames.tb_next is not None and _folder_of(frames) in skipped:
+    while frames and frames.tb_next and os.path.dirname(frames.tb_frame.f_code.co_filename) in skipped:
         frames = frames.tb_next
     try:
         text = "".join(traceback.format_exception(type(error), error, frames))
     except Exception as problem:  # a user's __str__ may raise
         text = f"{_type_name(type(error))}: its traceback cannot be shown: {reason_of(problem)}\n"
     return _bounded(text)
-
-
-def _folder_of(frame: types.TracebackType) -> str:
-    return os.path.dirname(frame.tb_frame.f_code.co_filename)
 
 
 def _bounded(text: str) -> str:
