@@ -75,7 +75,7 @@ class Report(NamedTuple):
 class View(NamedTuple):
     """All that a host knows when it decides."""
 
-    index: int  # type: ignore[assignment]  # hides tuple's method, which nobody wants here
+    index: int  # type: ignore[assignment]  # hides tuple's method, which is not used here
     hosts: int
     verdict: wire.Verdict | None = None
     cancelled: str = ""  # the reason, once it was requested

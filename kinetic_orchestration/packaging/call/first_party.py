@@ -42,10 +42,6 @@ class FirstParty:
     requires: tuple[str, ...] = ()  # as in its metadata, extras included
     folder: str = ""  # what it was installed from, if that is a folder
 
-    @property
-    def folders(self) -> tuple[str, ...]:
-        return tuple(here for _, here in self.paths)
-
 
 def distributions_as_files(
     first_party: Sequence[str] | None = None, *, path: Sequence[str] | None = None

@@ -66,7 +66,6 @@ class Environment:
     kind: Literal["current", "locked", "image"]
     python: str  # "3.11"
     interpreter: str
-    path: tuple[str, ...] = ()  # of the current environment
     lock: Lock | None = None
     settings: Mapping[str, str] = field(default_factory=dict)  # of uv, as the requirements themselves ask for
     uv_itself: str = ""  # a lock of uv alone, for a machine that has none
@@ -110,7 +109,7 @@ def environment(
             f"which is Python {here().version}. Give requirements (a file, or a list, possibly empty), or "
             "leave out python."
         )
-    return Environment("current", here().version, sys.executable, tuple(map(os.path.abspath, sys.path)))
+    return Environment("current", here().version, sys.executable)
 
 
 def lock(

@@ -32,8 +32,8 @@ _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "
 MOST_UNSENT = 100  # modules that stay here, and that hosts can name
 MOST_LOOKED_AT = 2_000  # entries of a folder, in search of them
 
-# How much an import is needed: not, where the code goes on without; when some function or branch is reached; or
-# whenever its file is loaded.
+# When an import is needed: never, as its failure is caught; when some function or branch is reached; or whenever its
+# file is loaded.
 GUARDED, PERHAPS, LOADED = 0, 1, 2
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 MOST_POINTS = 1024  # of one curve in memory; a power of two
 MOST_COLUMNS = 150  # of points in one drawn curve: each keeps its lowest and its highest, so no spike is lost
-MOST_CURVES = 64  # in memory; more names than that are counted and left out
+MOST_CURVES = 64  # in memory; more names than that are left out
 MOST_PANELS = 6
 MOST_AMOUNTS = 4  # panels of another axis
 MOST_NAMED = 6  # curves in a panel, with a colour each; more are a crowd, of one colour
@@ -51,7 +51,6 @@ class Curves:
         self._last: dict[str, float] = {}
         self._attempt = 0
         self._stepped = True
-        self.left_out = 0
 
     def add(self, step: int | None, values: Mapping[str, float], attempt: int = 1) -> None:
         """Add one report. Without a step it follows the one before.
@@ -66,7 +65,6 @@ class Curves:
                     self._curves[name] = [point for point in self._curves[name] if point.x < step]
         for name, value in values.items():
             if name not in self._curves and len(self._curves) >= MOST_CURVES:
-                self.left_out += 1
                 continue
             points = self._curves.setdefault(name, [])
             count = self._counts[name] = self._counts.get(name, 0) + 1

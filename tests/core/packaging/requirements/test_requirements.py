@@ -51,7 +51,6 @@ def test_without_requirements_the_job_has_this_interpreters_environment(environ:
         sys.executable,
         None,
     )
-    assert found.path == tuple(map(os.path.abspath, sys.path))
 
 
 def test_a_list_becomes_a_lock_of_everything_with_hashes(environ: dict[str, str], tmp_path: Path) -> None:
