@@ -342,14 +342,14 @@ def submit_all(
         )
     group_id = f"grp-{secrets.token_hex(6)}x{len(specs)}"
     asked = draft(specs[0])
-    here, plan = asked.settings, asked.plan
-    request = asked.open(child(here.deployment, group_id, 0))
+    settings, plan = asked.settings, asked.plan
+    request = asked.open(child(settings.deployment, group_id, 0))
     me = processes.find(os.getpid())
     record = {
         "name": name,
         "tags": dict(tags or {}),
         "size": len(specs),
-        "deployment": here.deployment,
+        "deployment": settings.deployment,
         "backend": plan.backend,
         "submitter": {"machine": processes.machine(), "pid": os.getpid(), "started": me.started if me else ""},
     }
@@ -359,7 +359,7 @@ def submit_all(
         raise UsageError(f"name= and tags= are kept as JSON, which these cannot be: {error}") from None
     request.store.create(names.group(group_id), encoded)
     batch: BatchHandle[Any] = BatchHandle(group_id, name, tags or {}, len(specs), request.store, request.backend)
-    say(f"batch {group_id} runs {plan.name} {len(specs)} times on {plan.hardware}{emulation.remark(plan, here)}")
+    say(f"batch {group_id} runs {plan.name} {len(specs)} times on {plan.hardware}{emulation.remark(plan, settings)}")
     driver = _Driver(
         batch, request, specs, max_concurrent or len(specs),
         fail_fast=fail_fast, cancel_running=fail_fast and cancel_running_on_fail,
@@ -507,7 +507,7 @@ def _told_of_end(store: Store, group_id: str, record: Record) -> dict[str, Any]:
         return {"why": SUBMITTED}
 
 
-def _told_of_group(store: Store, group_id: str, record: Record, here: Settings) -> dict[str, Any]:
+def _told_of_group(store: Store, group_id: str, record: Record, settings: Settings) -> dict[str, Any]:
     """A batch's own record. If it is damaged and set aside, the id gives the number of jobs of the batch."""
     try:
         return fields_of(record.data, GROUP, names.group(group_id))
@@ -515,7 +515,7 @@ def _told_of_group(store: Store, group_id: str, record: Record, here: Settings) 
         if (told := _SIZE.search(group_id)) is None or not 0 < int(told[1]) <= MOST_JOBS:
             raise
         _set_aside(store, names.group(group_id), record)
-        return {"name": None, "tags": {}, "size": int(told[1]), "deployment": here.deployment}
+        return {"name": None, "tags": {}, "size": int(told[1]), "deployment": settings.deployment}
 
 
 def _set_aside(store: Store, name: str, record: Record) -> None:
@@ -588,7 +588,7 @@ def attach_batch(
         Corrupt: The batch's record was changed.
     """
     del poll_interval
-    opened, backend, here = place_of(project=project, cluster=cluster, store=store, deployment=deployment)
+    opened, backend, settings = place_of(project=project, cluster=cluster, store=store, deployment=deployment)
     is_one = isinstance(group_id, str) and group_id.replace("-", "").isalnum()
     record = opened.read(names.group(group_id)) if is_one else None
     if record is None:
@@ -596,19 +596,19 @@ def attach_batch(
             f"there is no batch {group_id!r} in {opened.url}: check that KINETIC_STORE and KINETIC_DEPLOYMENT are "
             "those of the submitter"
         )
-    fields = _told_of_group(opened, group_id, record, here)
+    fields = _told_of_group(opened, group_id, record, settings)
     name, tags, size, group_deployment = (fields[key] for key in ("name", "tags", "size", "deployment"))
     submitter = fields.get("submitter") or {}
-    runs_on = str(fields.get("backend") or here.backend)
-    if group_deployment != here.deployment:
+    runs_on = str(fields.get("backend") or settings.backend)
+    if group_deployment != settings.deployment:
         found = f"{names.group(group_id)} in {opened.url} is of the deployment {group_deployment!r}"
-        raise Corrupt(f"{found}, and lies in {here.deployment!r}: somebody has changed it")
+        raise Corrupt(f"{found}, and lies in {settings.deployment!r}: somebody has changed it")
     _check_size(opened, group_id, group_deployment, size)
-    backends = {here.backend: backend}  # the backend of new jobs here
+    backends = {settings.backend: backend}  # the backend of new jobs here
     if runs_on not in backends:
-        backends[runs_on] = open_backend(runs_on, here)
+        backends[runs_on] = open_backend(runs_on, settings)
     batch: BatchHandle[Any] = BatchHandle(group_id, name, tags, size, opened, backends[runs_on])
-    place = _Place(backends, group_deployment, here)
+    place = _Place(backends, group_deployment, settings)
     over = _is_over(batch, submitter)  # before the jobs are listed, or the last one could be missed
     if _fill(batch, place) or over:
         batch._submitted.set()
@@ -648,7 +648,7 @@ class _Place(NamedTuple):
 
     backends: dict[str, Backend]
     deployment: str
-    here: Settings
+    settings: Settings
 
 
 def _fill(batch: BatchHandle[Any], place: _Place) -> bool:
@@ -657,7 +657,7 @@ def _fill(batch: BatchHandle[Any], place: _Place) -> bool:
             name = job_id(child(place.deployment, batch.group_id, index), 1)
             if batch._store.read(names.spec(name), 0, 1) is not None:
                 try:
-                    _place(batch, index, JobHandle(reopened(name, batch._store, place.backends, place.here)))
+                    _place(batch, index, JobHandle(reopened(name, batch._store, place.backends, place.settings)))
                 except UNREADABLE as error:
                     batch.submission_failures[index] = error
     return sum(job is None for job in batch.jobs) == len(batch.submission_failures)
@@ -689,8 +689,8 @@ def _is_over(batch: BatchHandle[Any], submitter: Mapping[str, Any]) -> bool:
     and is gone."""
     if _why_over(batch._store, batch.group_id):
         return True
-    here = bool(submitter) and submitter["machine"] == processes.machine()
-    return here and not processes.alive(submitter["pid"], submitter["started"])
+    is_local = bool(submitter) and submitter["machine"] == processes.machine()
+    return is_local and not processes.alive(submitter["pid"], submitter["started"])
 
 
 def _retrying(spec: JobSpec, retries: int) -> JobSpec:

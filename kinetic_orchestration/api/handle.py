@@ -41,7 +41,7 @@ from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.jobs.watching import attempts, roll, usage
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.packaging.unread_requirements import unread
-from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.configuration import settings as configuration
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.profile import EVERY_HOST
 from kinetic_orchestration.plan.emulation import remark
@@ -306,7 +306,7 @@ class JobHandle(Generic[R]):
             JobError: The job ended without a value. An exception of the job's own code is raised as itself.
             StoreError: The store refused, or did not answer.
         """
-        timeout = settings.seconds("timeout", timeout)
+        timeout = configuration.seconds("timeout", timeout)
         del cleanup_timeout, cleanup_poll_interval  # Keras Kinetic's; releasing here is bounded anyway
         emit = Printer(self.hosts, _write, job_id=self.job_id) if stream_logs else None
         with self._detaching():
@@ -386,12 +386,12 @@ class JobHandle(Generic[R]):
 
     def cost(self) -> Estimate:
         """Estimate what the job's attempts have used and cost so far, by list prices or the prices in the settings."""
-        return self._cost(settings.load(deployment=self._job.plan().deployment))
+        return self._cost(configuration.load(deployment=self._job.plan().deployment))
 
-    def _cost(self, here: Settings) -> Estimate:
+    def _cost(self, settings: Settings) -> Estimate:
         stays = usage.stays(self._job.store, self.job_id)
         charged = self._job.backend.charges
-        return usage.estimate_of(self._job.plan(), stays, here.prices, here.listed, charged=charged)
+        return usage.estimate_of(self._job.plan(), stays, settings.prices, settings.listed, charged=charged)
 
     def seconds(self) -> float:
         """Return the seconds for which hosts were held, over all attempts."""
@@ -522,21 +522,21 @@ def _cause_of(handle: JobHandle[Any]) -> str:
     return f"kinetic: job {handle.job_id} failed{where} ({outcome.cause}):{said}"
 
 
-def submitted(job: Job, here: Settings) -> JobHandle[Any]:
+def submitted(job: Job, settings: Settings) -> JobHandle[Any]:
     """Return the handle of a job that this process has just launched, and print where it runs."""
     verb = "runs" if job.written else "was submitted before, by the same key, and is"
-    say(f"{job.job_id} {verb} {runs(job, here)}")
+    say(f"{job.job_id} {verb} {runs(job, settings)}")
     return JobHandle(job)
 
 
-def runs(job: Job, here: Settings | None = None) -> str:
+def runs(job: Job, settings: Settings | None = None) -> str:
     """Return the text of a job's first line: its name, its hardware, and where that is.
 
     Args:
-        here: Settings that it was launched with; by default those of this process.
+        settings: Settings that it was launched with; by default those of this process.
     """
     plan = job.plan()
-    return f"{plan.name} on {plan.hardware}{remark(plan, here or settings.load(deployment=plan.deployment))}"
+    return f"{plan.name} on {plan.hardware}{remark(plan, settings or configuration.load(deployment=plan.deployment))}"
 
 
 def profile_of(job: Job) -> str:
@@ -595,17 +595,17 @@ def report_unread_requirements(request: Request, job: Job) -> None:
     if (found := unread(request.spec)) is None or found in _told:
         return
     _told.add(found)
-    here = os.path.relpath(found)
-    named = str(found) if here.startswith("..") else here
+    relative = os.path.relpath(found)
+    named = str(found) if relative.startswith("..") else relative
     say(
         f"{named} is not read: hosts get what the program imports, at the versions installed here. "
         f'To have them install what it lists instead: requirements="{named}"'
     )
 
 
-def check_terminal(here: Settings) -> None:
+def check_terminal(settings: Settings) -> None:
     """Raise UsageError if a blocking call waits for a debugger and has no terminal."""
-    if here.no_tty_debug or (sys.stdin is not None and sys.stdin.isatty()):
+    if settings.no_tty_debug or (sys.stdin is not None and sys.stdin.isatty()):
         return
     raise UsageError(
         "debug=True makes the call wait for a debugger, and there is no terminal here (stdin is not a TTY). Leave "
@@ -613,9 +613,9 @@ def check_terminal(here: Settings) -> None:
     )
 
 
-def run_to_end(job: Job, here: Settings) -> Any:
+def run_to_end(job: Job, settings: Settings) -> Any:
     """Run a job to its end: print all hosts' lines, print the cost, return the value. Ctrl-C cancels the job."""
-    handle: JobHandle[Any] = submitted(job, here)
+    handle: JobHandle[Any] = submitted(job, settings)
     try:
         outcome = handle._watch(Printer(handle.hosts, _write, job_id=handle.job_id, changes=_write_error))
     except KeyboardInterrupt:
@@ -631,7 +631,7 @@ def run_to_end(job: Job, here: Settings) -> Any:
         raise
     assert outcome is not None
     try:
-        cost = handle._cost(here)
+        cost = handle._cost(settings)
     except KineticError as error:  # no reason to keep its value back
         say(f"what it cost is not known: {error}")
     else:
@@ -678,12 +678,12 @@ def open_job(job_id: str, spec_digest: str = "", ended: str = "", **place: str |
         ended: End that the caller has seen, if it has.
         **place: Settings of the place.
     """
-    opened, backend, here = place_of(**place)
-    return reopened(job_id, opened, {here.backend: backend}, here, spec_digest, ended)
+    opened, backend, settings = place_of(**place)
+    return reopened(job_id, opened, {settings.backend: backend}, settings, spec_digest, ended)
 
 
 def reopened(
-    job_id: str, store: Store, backends: dict[str, Backend], here: Settings, spec_digest: str = "", ended: str = ""
+    job_id: str, store: Store, backends: dict[str, Backend], settings: Settings, spec_digest: str = "", ended: str = ""
 ) -> Job:
     """Open a job with the backend that it runs on. Jobs of one backend share an instance.
 
@@ -691,13 +691,13 @@ def reopened(
         job_id: The job.
         store: Its store.
         backends: Open backends by name, to which the job's is added.
-        here: The settings.
+        settings: The settings.
         spec_digest: Digest of its spec, if the caller knows it from elsewhere than the store.
         ended: End that the caller has seen, if it has.
     """
-    job = read_job(job_id, store, backends[here.backend], trust.of(here), spec_digest, ended=ended)
+    job = read_job(job_id, store, backends[settings.backend], trust.of(settings), spec_digest, ended=ended)
     if job.runs_on not in backends:
-        backends[job.runs_on] = open_backend(job.runs_on, here)
+        backends[job.runs_on] = open_backend(job.runs_on, settings)
     return job.on(backends[job.runs_on])
 
 
@@ -733,12 +733,12 @@ def live_jobs(tell: Callable[[str], object], **place: str | None) -> list[tuple[
         tell: Called with the reason for each job that is left out because its records cannot be read.
         **place: Settings of the place.
     """
-    opened, backend, here = place_of(**place)
-    backends = {here.backend: backend}
+    opened, backend, settings = place_of(**place)
+    backends = {settings.backend: backend}
 
     def look(job_id: str) -> tuple[JobHandle[Any], Peek] | KineticError | None:
         try:
-            handle = JobHandle[Any](reopened(job_id, opened, backends, here))
+            handle = JobHandle[Any](reopened(job_id, opened, backends, settings))
             peek = handle.peek()
         except JobNotFound:  # removed since it was listed, or not submitted yet
             roll.remove_if_never_submitted(opened, job_id)
@@ -774,7 +774,7 @@ def all_jobs(
         within: Only jobs that were submitted within this many seconds.
         **place: Settings of the place.
     """
-    opened, backend, here = place_of(**place)
+    opened, backend, settings = place_of(**place)
     written = {
         entry.name.split("/")[1]: entry.updated
         for entry in opened.list(names.JOBS) if entry.name.endswith("/in/spec.json")
@@ -785,11 +785,11 @@ def all_jobs(
         listed = [job_id for job_id in listed if written[job_id] >= since]
     if after:
         listed = listed[listed.index(after) + 1 :] if after in written else []
-    backends = {here.backend: backend}
+    backends = {settings.backend: backend}
 
     def opened_one(job_id: str) -> JobHandle[Any] | None:
         try:
-            return JobHandle(reopened(job_id, opened, backends, here))
+            return JobHandle(reopened(job_id, opened, backends, settings))
         except JobNotFound:
             return None  # removed since it was listed
         except (StoreError, UsageError) as error:  # also one on a backend that this version does not know
@@ -811,8 +811,8 @@ def find_job(text: str, **place: str | None) -> JobHandle[Any]:
         JobNotFound: There is none.
         UsageError: Several jobs have this beginning.
     """
-    wanted, opened, backend, here = _looked_up(text, **place)
-    return JobHandle(reopened(wanted, opened, {here.backend: backend}, here))
+    wanted, opened, backend, settings = _looked_up(text, **place)
+    return JobHandle(reopened(wanted, opened, {settings.backend: backend}, settings))
 
 
 class UnreadableJob:
@@ -844,7 +844,7 @@ class UnreadableJob:
 
 def _looked_up(text: str, **place: str | None) -> tuple[str, Store, Backend, Settings]:
     text, place = located(text, **place)
-    opened, backend, here = place_of(**place)
+    opened, backend, settings = place_of(**place)
     wanted = text.strip().removeprefix(names.JOBS)
     wanted = wanted if wanted.startswith("job-") else f"job-{wanted}"
     if not wanted.replace("-", "").isalnum():
@@ -857,7 +857,7 @@ def _looked_up(text: str, **place: str | None) -> tuple[str, Store, Backend, Set
         wanted = found[0] if found else text
     if not wanted.startswith("job-"):
         raise JobNotFound(missing(text, opened))
-    return wanted, opened, backend, here
+    return wanted, opened, backend, settings
 
 
 _IN_STORE = re.compile(r"(?P<store>.+)/(?P<deployment>[^/]+)/(?:jobs|outputs)/(?P<job>job-[0-9a-z]+)(?:[/.].*)?")
@@ -874,19 +874,19 @@ def located(text: str, **place: str | None) -> tuple[str, dict[str, str | None]]
     found = _IN_STORE.fullmatch(links.address_of(text)) if isinstance(text, str) else None
     if found is None:
         return text, place
-    store, deployment = settings.address(found["store"]).rstrip("/") or "/", found["deployment"]
+    store, deployment = configuration.address(found["store"]).rstrip("/") or "/", found["deployment"]
     given_store = place.get("store")
-    given = settings.address(given_store or store).rstrip("/") or "/", place.get("deployment") or deployment
+    given = configuration.address(given_store or store).rstrip("/") or "/", place.get("deployment") or deployment
     if given != (store, deployment):
         raise ConflictingSettings(
             f"{text!r} is of the deployment {deployment!r} in {store}, and {given[1]!r} in {given[0]} is given: leave "
             "that out, or give the job's id alone"
         )
     place = {**place, "store": store, "deployment": deployment}
-    in_force = store == settings.address(given_store or settings.stated("store")).rstrip("/")
+    in_force = store == configuration.address(given_store or configuration.stated("store")).rstrip("/")
     if not store.startswith("gs://"):  # other spellings of a folder are none
         _check_folder(text, store, deployment, in_force=in_force)
-    elif not in_force and settings.load(None, **place).trust_store:
+    elif not in_force and configuration.load(None, **place).trust_store:
         raise UsageError(
             f"{text!r} is of another store than the one in force, of which KINETIC_TRUST_STORE=true speaks: if it "
             f"may run code as you too, set KINETIC_STORE={store}"
@@ -912,8 +912,8 @@ def _check_folder(text: str, store: str, deployment: str, *, in_force: bool) -> 
 
 def place_of(**arguments: str | None) -> tuple[Store, Backend, Settings]:
     """Return the store and the backend that the settings name, and the settings."""
-    here = settings.load(None, **arguments)
-    return open_store(here.store, here.deployment), open_backend(here.backend, here), here
+    settings = configuration.load(None, **arguments)
+    return open_store(settings.store, settings.deployment), open_backend(settings.backend, settings), settings
 
 
 def _iso(seconds: float) -> str:

@@ -98,15 +98,15 @@ def draft(spec: JobSpec, settings: Settings | None = None, *, found: bool = Fals
             f"importing the file calls {spec.name}, which would run it as a job: put that call in a function, or "
             'below `if __name__ == "__main__":`'
         )
-    here = settings or settings_of(spec)
-    plan = planner.make_plan(spec, here, copies.environ())
-    backend = open_backend(plan.backend, here)
+    settings = settings or settings_of(spec)
+    plan = planner.make_plan(spec, settings, copies.environ())
+    backend = open_backend(plan.backend, settings)
     if found:
-        return Draft(spec, here, replace(plan, emulated=backend.emulates(plan.slice)))
+        return Draft(spec, settings, replace(plan, emulated=backend.emulates(plan.slice)))
     backend.check(plan)  # says what of this machine's hardware is not there, before anything is said of emulation
     plan = replace(plan, emulated=backend.emulates(plan.slice))
-    emulation.check_hardware(plan, here)
-    return Draft(spec, here, plan)
+    emulation.check_hardware(plan, settings)
+    return Draft(spec, settings, plan)
 
 
 def located(asked: D) -> D:

@@ -86,24 +86,24 @@ class Say(Protocol):
     def __call__(self, text: str, *, detail: str = "") -> None: ...
 
 
-def examine(here: Settings, say: Say) -> Found:
+def examine(settings: Settings, say: Say) -> Found:
     """Examine the store of the settings, those of the home's other deployments, and the home's unpacked data."""
     progress = _Progress(say)
-    stores = list(_stores(here))
+    stores = list(_stores(settings))
     looks = [_Look(store, progress) for store in stores]
     progress.total = sum(look.total() for look in looks)
     for look in looks:
         look.everything()
-    data = _Data(here.home, stores, progress)
+    data = _Data(settings.home, stores, progress)
     data.everything()
     damaged = [damage for look in looks for damage in look.told()] + data.damaged
     return Found(progress.objects, progress.size, sum(look.unknown for look in looks), tuple(damaged))
 
 
-def _stores(here: Settings) -> Iterator[Store]:
-    named = open_store(here.store, here.deployment)
+def _stores(settings: Settings) -> Iterator[Store]:
+    named = open_store(settings.store, settings.deployment)
     yield named
-    parent = here.home / "store"
+    parent = settings.home / "store"
     for stamp in sorted(parent.glob(f"*/{names.DEPLOYMENT}")):
         if os.path.realpath(stamp.parent) != os.path.realpath(named.url):
             yield open_store(parent, stamp.parent.name)
