@@ -66,7 +66,7 @@ class Damage(NamedTuple):
     many: int = 0
 
 
-class Found(NamedTuple):
+class Report(NamedTuple):
     """Result of an examination. `unknown`: the number of blobs that no record names, and so were not judged."""
 
     objects: int
@@ -75,7 +75,7 @@ class Found(NamedTuple):
     damaged: tuple[Damage, ...]
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         read = f"{self.objects:,} blob{'s' * (self.objects != 1)} with {size(self.size)} were read"
         unknown = f"; {self.unknown} that no job names could not be judged" if self.unknown else ""
         damaged = f"{len(self.damaged) or 'none'} of them differ{'s' * (len(self.damaged) < 2)} from what was written"
@@ -86,18 +86,18 @@ class Say(Protocol):
     def __call__(self, text: str, *, detail: str = "") -> None: ...
 
 
-def examine(settings: Settings, say: Say) -> Found:
+def examine(settings: Settings, say: Say) -> Report:
     """Examine the store of the settings, those of the home's other deployments, and the home's unpacked data."""
     progress = _Progress(say)
     stores = list(_stores(settings))
-    looks = [_Look(store, progress) for store in stores]
-    progress.total = sum(look.total() for look in looks)
-    for look in looks:
-        look.everything()
-    data = _Data(settings.home, stores, progress)
-    data.everything()
-    damaged = [damage for look in looks for damage in look.told()] + data.damaged
-    return Found(progress.objects, progress.size, sum(look.unknown for look in looks), tuple(damaged))
+    examinations = [_StoreExamination(store, progress) for store in stores]
+    progress.total = sum(each.total() for each in examinations)
+    for each in examinations:
+        each.run()
+    data = _DataExamination(settings.home, stores, progress)
+    data.run()
+    damaged = [damage for each in examinations for damage in each.damages()] + data.damaged
+    return Report(progress.objects, progress.size, sum(each.unknown for each in examinations), tuple(damaged))
 
 
 def _stores(settings: Settings) -> Iterator[Store]:
@@ -130,7 +130,7 @@ class _Progress:
         self._say(self._text, detail=done)
 
 
-class _Look:
+class _StoreExamination:
     """Examination of one store. Damage is recorded by object name, and reported with the jobs that need the object."""
 
     def __init__(self, store: Store, progress: _Progress) -> None:
@@ -146,7 +146,7 @@ class _Look:
     def total(self) -> int:
         return sum(entry.size for prefix in _PREFIXES for entry in self.store.list(prefix) if _is_blob(entry.name))
 
-    def everything(self) -> None:
+    def run(self) -> None:
         for entry in self.store.list("trees/"):
             self._tree(entry)
         for entry in self.store.list("blobs/"):
@@ -160,7 +160,7 @@ class _Look:
             self._checkpoint(entry)
         self._judge()
 
-    def told(self) -> Iterator[Damage]:
+    def damages(self) -> Iterator[Damage]:
         owners = self._owners() if self._damaged else {}
         for name, (what, why, job) in self._damaged.items():
             jobs = [job] if job else owners.get(_digest(name), [])
@@ -185,7 +185,7 @@ class _Look:
                     contents.setdefault(number, {})[offset] = length, sha256
             listed = [(packs[number], dict(sorted(inside.items()))) for number, inside in contents.items()]
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-            self._blame(entry.name, "tree", f"its list of files cannot be believed ({error})")
+            self._record(entry.name, "tree", f"its list of files cannot be believed ({error})")
             return
         self._progress.objects += 1
         self._progress.read(entry.size)
@@ -205,7 +205,7 @@ class _Look:
         if not (fresh := {offset: inside for offset, inside in contents.items() if offset not in seen}):
             return
         with (
-            self._looking(name, "blob", under=of),
+            self._recording_damage(name, "blob", under=of),
             self._file(name, pack.stored) as path,
             tree.opened(pack, path) as reader,
         ):
@@ -228,7 +228,7 @@ class _Look:
         digest = _digest(entry.name)
         if digest in self._packs or entry.name in self._damaged:
             return
-        with self._looking(entry.name, "blob"), self._file(entry.name, entry.size) as path:
+        with self._recording_damage(entry.name, "blob"), self._file(entry.name, entry.size) as path:
             found = self._hash(path)
             if found != digest and self._plain_hash(path, counted=False) != digest:
                 self._odd[entry.name] = f"it has the digest {found}"
@@ -238,7 +238,7 @@ class _Look:
         digest = entry.name.split("/")[2] if prefix == "wheels/" else entry.name.rpartition("/")[2]
         if len(digest) != 64 or not digest.isalnum():  # the lists of compiled programs
             return
-        with self._looking(entry.name, _BY_SHA256[prefix]), self._file(entry.name, entry.size) as path:
+        with self._recording_damage(entry.name, _BY_SHA256[prefix]), self._file(entry.name, entry.size) as path:
             if (found := self._plain_hash(path)) != digest:
                 raise _Differs(f"it has the digest {found}")
         self._progress.objects += 1
@@ -262,7 +262,7 @@ class _Look:
             self.unknown += 1
             return
         kind = "value" if what == "result" else what
-        with self._looking(entry.name, kind, job), self._file(entry.name, entry.size) as path:
+        with self._recording_damage(entry.name, kind, job), self._file(entry.name, entry.size) as path:
             if (found := self._hash(path)) != digest:
                 raise _Differs(f"it has the digest {found}, and its verdict names {digest}")
         self._progress.objects += 1
@@ -279,13 +279,13 @@ class _Look:
         if record is None:
             return
         try:
-            told = commits.Commit.decode(record.data, entry.name)
+            committed = commits.Commit.decode(record.data, entry.name)
         except wire.Unreadable as error:
-            self._blame(entry.name, "checkpoint", str(error), job)
+            self._record(entry.name, "checkpoint", str(error), job)
             return
-        for host, part in enumerate(told.parts):
+        for host, part in enumerate(committed.parts):
             name = above + commits.part(folder, host)
-            with self._looking(name, "checkpoint", job, under=entry.name), self._file(name, part.size) as path:
+            with self._recording_damage(name, "checkpoint", job, under=entry.name), self._file(name, part.size) as path:
                 if (length := os.path.getsize(path)) != part.size:
                     raise _Differs(f"it has {length} bytes, and {part.size} were written")
                 if (found := self._hash(path)) != part.digest:
@@ -295,15 +295,15 @@ class _Look:
     # ---- reading -------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _looking(self, name: str, what: str, job: str = "", under: str = "") -> Iterator[None]:
+    def _recording_damage(self, name: str, what: str, job: str = "", under: str = "") -> Iterator[None]:
         """Record damage to an object, unless the object, or the one that names it, was removed in the meantime."""
         try:
             yield
         except (_Differs, tree.BadTree, OSError, StoreError) as error:
             if any(entry.name == (under or name) for entry in self.store.list(under or name)):
-                self._blame(name, what, _why(error), job)
+                self._record(name, what, _why(error), job)
 
-    def _blame(self, name: str, what: str, why: str, job: str = "") -> None:
+    def _record(self, name: str, what: str, why: str, job: str = "") -> None:
         self._damaged.setdefault(name, (what, why, job))
 
     @contextlib.contextmanager
@@ -345,7 +345,7 @@ class _Look:
         named = self._jobs({_digest(name) for name in self._odd}, {}) if self._odd else {}
         for name, why in self._odd.items():
             if _digest(name) in named:
-                self._blame(name, "blob", why)
+                self._record(name, "blob", why)
             else:
                 self.unknown += 1
 
@@ -376,7 +376,7 @@ class _Look:
         return found
 
 
-class _Data:
+class _DataExamination:
     """The data that this home has unpacked for jobs: a folder is named by the digest of its tree, if it has one."""
 
     def __init__(self, home: Path, stores: list[Store], progress: _Progress) -> None:
@@ -385,7 +385,7 @@ class _Data:
         self._stores = stores
         self._progress = progress
 
-    def everything(self) -> None:
+    def run(self) -> None:
         for folder in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
             is_tree = any(store.find(names.tree(folder.name)) is not None for store in self._stores)
             if not is_tree or not (folder / "complete").exists():

@@ -146,7 +146,7 @@ KINDS = {
 }
 
 
-def look() -> decay.Found:
+def look() -> decay.Report:
     return decay.examine(load(), lambda *_, **__: None)
 
 
@@ -181,7 +181,7 @@ def test_a_pack_that_is_gone_is_missed_and_what_nobody_names_is_only_counted(
         aside.rename(kept["pack"])
         nobodys.unlink()
     assert [(each.what, each.why) for each in found.damaged] == [("blob", "it is not there")]
-    assert found.unknown == 1 and "1 that no job names" in found.told
+    assert found.unknown == 1 and "1 that no job names" in found.summary
 
 
 def test_unpacked_data_that_was_changed_is_found(home: Path, tmp_path: Path) -> None:
