@@ -1,4 +1,7 @@
-"""`JobHandle`: a durable reference to a job, valid in any process that can reach the store."""
+"""`JobHandle`: a durable reference to a job, valid in any process that can reach the store.
+
+Users hold a `JobHandle`. It wraps a `jobs.job.Job`, which is what the modules of `jobs` pass to each other.
+"""
 
 from __future__ import annotations
 

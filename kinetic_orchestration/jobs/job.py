@@ -40,7 +40,7 @@ class Job:
     within: Within | None = None  # which places its attempts may be in, by its plan
     written: bytes = field(default=b"", repr=False)  # its spec, while the process that wrote it submits it
     signed: str = ""  # the name of the key that its verdicts are signed with; "" for none
-    ended: str = ""  # what it was seen to come to by whoever handed it over
+    ended: str = ""  # its end, as seen by the process that handed it over
     limited: bool = False  # by a cost
 
     def spec(self) -> dict[str, Any]:

@@ -47,13 +47,13 @@ from kinetic_orchestration.protocol.wire.task import Hardware, Task
 
 CANCEL_SECONDS = 60.0
 BARRIER_SECONDS = 900.0
-GENERATIONS = 1000  # of one identity that are looked back at
+GENERATIONS = 1000  # generations of one identity that are checked
 LOOKED_FOR = 64  # generations of an identity whose record is damaged
-CLAIMS = 20  # looks at an identity that others change meanwhile
-LAST_HOSTS = 0.5  # seconds between two looks at a job that has failed and whose hosts are just ending
+CLAIMS = 20  # tries with an identity that other processes change concurrently
+LAST_HOSTS = 0.5  # seconds between two steps of a job that has failed and whose hosts are ending
 KEEPING = ("airflow",)  # orchestrators of which a process keeps each job, and hands it over to another
-NEVER_AGAIN = ("random", "group")  # identities that nobody can ask for a second time
-QUICK_BYTES = 4 << 20  # so much source is unpacked before a thread for it would have started
+NEVER_AGAIN = ("random", "group")  # orchestrators whose identities are never requested again
+QUICK_BYTES = 4 << 20  # source that is unpacked faster than a thread starts
 
 
 def launch(
@@ -96,12 +96,12 @@ def launch(
         plan = completed(request.plan, request.identity, logins)
         written = admit(store, job, request.identity, plan, staged, believed, asked, spec.origin)
     launched = open_job(job, store, backend, believed, written=written)
-    if strict and is_new and written is None:  # somebody else was quicker
+    if strict and is_new and written is None:  # another process was faster
         refuse_another(request, launched)
     try:
         provision(launched, is_new=written is not None)
     except Exception as error:  # and not Ctrl-C, which waits for nothing
-        if isinstance(error, StoreError):  # its hosts may have been asked for, or be asked for by whoever looks
+        if isinstance(error, StoreError):  # its hosts may have been requested, or a follower may request them
             error.add_note(f"Job {job} was submitted all the same; to see it: {command('status', str(job))}")
         reap_now_and_then(store, backend, request.settings)
         raise
@@ -189,7 +189,7 @@ def claim(store: Store, backend: Backend, identity: Identity, believed: Trust = 
         return job_id(identity, 1), True
     for _ in range(CLAIMS):
         record = store.read(name)
-        if record is None:  # somebody removes records of this store, and may have left the job's own
+        if record is None:  # records of this store are being removed, and the job's own may be left
             store.create(name, first)
             continue
         fields = _meant(store, identity, record)
@@ -267,7 +267,7 @@ def failed(store: Store, backend: Backend, job: str, believed: Trust = trust.ALO
             return False
         if follower.outcome is not None or follower.held:
             return True
-        time.sleep(LAST_HOSTS)  # its last hosts may still write their checkpoint, from which the next job goes on
+        time.sleep(LAST_HOSTS)  # its last hosts may still write the checkpoint from which the next job continues
 
 
 def _is_failure(job: Job, outcome: Outcome) -> bool:
@@ -305,7 +305,7 @@ def admit(
     spec = wire.encode(fields)
     try:
         spec_of(spec, job)
-    except Corrupt as error:  # nobody could read it, nor this process
+    except Corrupt as error:  # no process could read it
         raise UsageError(f"{plan.name} cannot be submitted: {error}") from None
     spec_digest = digest.of_bytes(spec)
     believed.sign(store, job, spec_digest)
@@ -344,7 +344,7 @@ def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Id
         provision=min(float(plan.limits.provision or BARRIER_SECONDS), BARRIER_SECONDS),
         # Followers enforce the total; a host without a follower at least ends itself after that time.
         run=min((float(limit) for limit in (plan.limits.run, plan.limits.total) if limit), default=0.0),
-        affordable=plan.affordable,  # then the intent tells how much of it is left to its attempt
+        affordable=plan.affordable,  # the intent has the rest of it that is left to its attempt
         stall=float(plan.limits.stall or 0.0),
         debug=plan.debug_port,
         profile=plan.profile,

@@ -47,17 +47,17 @@ CAUSES: dict[str, tuple[str | None, JobStatus]] = {
     wire.STALL: ("infra", JobStatus.FAILED),
     wire.DEADLINE: (None, JobStatus.FAILED),
     wire.CANCELLED: (None, JobStatus.CANCELLED),
-    wire.DAMAGED: (None, JobStatus.FAILED),  # it may have come to a value: whoever wants another asks for it
+    wire.DAMAGED: (None, JobStatus.FAILED),  # it may have a value, so it is not run again by itself
     wire.STOCKOUT: (FREE, JobStatus.FAILED),
     wire.QUOTA: (FREE, JobStatus.FAILED),
     wire.INTERNAL: (FREE, JobStatus.FAILED),
 }
 
 CANCEL_PATIENCE = 40.0  # the longest grace a host gives its program, and some
-SETTLE_PATIENCE = 45.0  # after a verdict, for hosts that cannot be seen to say that they are done
+SETTLE_PATIENCE = 45.0  # seconds after a verdict, for hosts that cannot be observed to end
 SILENT_BEATS = 90.0  # hosts that cannot be observed are given up after this long without a beat,
-UNHEARD = 120.0  # after so long without a word of hosts that are charged for, people are told
-SILENT_START = 900.0  # or without their first one: they may still wait for a place
+UNHEARD = 120.0  # seconds without a report of charged hosts, after which users are warned
+SILENT_START = 900.0  # or without a first one: they may still wait for a place
 DEADLINE_MARGIN = 60.0
 
 
@@ -65,14 +65,14 @@ class Policy(NamedTuple):
     """Limits and retry budgets that a plan sets for the rules."""
 
     hosts: int = 1
-    crew: str = "1 host"  # the same for people, as a slice tells it: several of one machine are processes
+    crew: str = "1 host"  # the same as text for users: several hosts of one machine are processes
     user: int = 0
     preemption: int = 100
     infra: int = 3
     provision: float = 0.0  # seconds; 0: no bound
     total: float = 0.0
     created: float = 0.0  # when the job was, by the store's time
-    silence: float = 0.0  # of hosts that are seen to be there, and still count as lost after so long; 0: never
+    silence: float = 0.0  # seconds of silence after which hosts that exist count as lost; 0: never
     affordable: float = 0.0  # seconds of hosts, over all attempts, for which the limit of cost pays; 0: no limit
     usd: float = 0.0  # that limit
 
@@ -143,7 +143,7 @@ def _placed(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
     began = any(beat is not None for beat in seen.beats)
     state = seen.observation.state
     action: Action | None = None
-    if seen.intent.damage:  # nobody knows what was promised: its hosts heed a verdict, wherever they are
+    if seen.intent.damage:  # the promise is unknown: its hosts obey a verdict, wherever they are
         reason = seen.intent.damage
         action = Close(wire.CANCELLED, seen.cancel.reason) if seen.cancel else Close(wire.INFRASTRUCTURE, reason)
     elif seen.cancel is not None:
@@ -180,7 +180,7 @@ def foreseen(cursor: Cursor, seen: Glimpse, policy: Policy) -> Outcome | None:
 def _judged(cursor: Cursor, seen: Glimpse, verdict: wire.Verdict, policy: Policy) -> Step:
     if verdict.kind == wire.COMMITTED:
         outcome = Outcome(JobStatus.SUCCEEDED, cursor.attempt, verdict, attempts=shown(cursor, seen))
-        # It was over before anybody had looked: every host has ended well, so all of them have been running.
+        # It was over before the first step: every host has succeeded, so all of them have been running.
         ran = () if cursor.phase in ("running", "succeeded") else _tell(cursor, "running", policy.crew)
         ended = cursor._replace(phase="succeeded")
         return Step(ended, (Release(cursor.attempt),), (*ran, *_tell(cursor, "succeeded", "")), outcome)
@@ -190,7 +190,7 @@ def _judged(cursor: Cursor, seen: Glimpse, verdict: wire.Verdict, policy: Policy
     if budget is not None and (budget == FREE or getattr(spent, budget) <= getattr(policy, budget)):
         # A cancel or a limit that ends the job here is written as the next attempt's verdict (`_unplaced`). What a
         # job came to is read from verdicts and its plan alone, so it is the same whoever reads it, and whenever.
-        if budget == FREE:  # nothing ran, so nothing resumes; the next queue is told of as well
+        if budget == FREE:  # nothing ran, so nothing resumes; the next queue is a change as well
             following = Cursor(cursor.attempt + 1, "submitted", (), spent)
             changes = (Change(QUEUED, _why(verdict), following.attempt),)
         else:
@@ -247,7 +247,7 @@ def settled(seen: Glimpse, policy: Policy) -> bool:
     """Return True if nothing more comes from the attempt's hosts: its log is complete, or none is left to write."""
     if seen.intent is None or seen.done >= policy.hosts:
         return True
-    if policy.silence and not _has_spoken(seen):  # machines on which nobody ever did
+    if policy.silence and not _has_spoken(seen):  # machines whose agents never started
         return True
     closed = seen.verdict is not None and seen.verdict.kind == wire.CLOSED
     if closed and _speechless(seen, policy):

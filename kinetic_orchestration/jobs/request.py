@@ -28,7 +28,7 @@ from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol.system import copies
 
-# Set while a file is imported only to be looked at: a call at its top level must not become a job.
+# Set while a file is imported for a dry run: a call at its top level must not become a job.
 only_looking: ContextVar[bool] = ContextVar("only_looking", default=False)
 
 
@@ -103,7 +103,7 @@ def draft(spec: JobSpec, settings: Settings | None = None, *, found: bool = Fals
     backend = open_backend(plan.backend, settings)
     if found:
         return Draft(spec, settings, replace(plan, emulated=backend.emulates(plan.slice)))
-    backend.check(plan)  # says what of this machine's hardware is not there, before anything is said of emulation
+    backend.check(plan)  # an error about missing hardware comes before one about emulation
     plan = replace(plan, emulated=backend.emulates(plan.slice))
     emulation.check_hardware(plan, settings)
     return Draft(spec, settings, plan)

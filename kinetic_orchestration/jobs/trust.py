@@ -63,7 +63,7 @@ _MOST_SEEN = 4096  # jobs of which a process remembers that without its home
 _READ: dict[Path, tuple[tuple[int, ...], dict[str, list[str]]]] = {}  # as the file was then
 _LONGEST: dict[tuple[Path, str, str, int], float] = {}  # that was remembered by this process
 _SEEN: dict[tuple[Path, str, str], dict[str, None]] = {}  # the lines of each, the newest job last
-_FOR_EVER = 100 * 365 * 86400  # a token tells who computed a value, and that does not expire
+_FOR_EVER = 100 * 365 * 86400  # a token states who computed a value, which does not expire
 _CERTIFICATE_SECONDS = 3600.0
 _TIMEOUT = 20.0
 
@@ -105,7 +105,7 @@ class Trust:
     everything: bool = False
     certificates: str = CERTIFICATES
     keep: float = math.inf  # seconds after its end in which a job's records do not go by themselves
-    checks: bool = True  # whether anything has to be vouched for: `at` says for which store nothing has
+    checks: bool = True  # False for a store that needs no evidence: see `at`
 
     def at(self, store: Store) -> Trust:
         """Return what this process may believe of one store: of a trusted one all, without proof or memory."""
@@ -173,7 +173,7 @@ class Trust:
         if self.home is None:
             return
         key = self.home, store.url, job_id, attempt
-        if step and seconds <= _LONGEST.get(key, -step) + step:  # asked at each look, so nothing is read for it
+        if step and seconds <= _LONGEST.get(key, -step) + step:  # called in each step, so nothing is read for it
             return
         if seconds > self.held(store, job_id).get(attempt, 0.0) + step:
             _LONGEST[key] = seconds
@@ -325,9 +325,9 @@ class Ended(NamedTuple):
 
     attempt: int
     status: str
-    verdict: str  # the digest of what the attempt's verdict says
+    verdict: str  # digest of the content of the attempt's verdict
     at: float  # when that was written, by the store's clock
-    proven: bool = False  # by a seal, or by the word of a machine for its value: else it was in a record, and no more
+    proven: bool = False  # by a seal, or by a machine's signature of its value; otherwise a record alone says so
 
     def __str__(self) -> str:
         """Return the form that handles and cursors carry. It proves nothing to its receiver."""

@@ -1,0 +1,1 @@
+"""Removes what no job needs, and finds stored content that has changed."""

@@ -137,10 +137,10 @@ class _StoreExamination:
         self.store = store
         self.unknown = 0
         self._progress = progress
-        self._damaged: dict[str, tuple[str, str, str]] = {}  # name → what it is, why, the job if the name tells
-        self._odd: dict[str, str] = {}  # blobs that are not what their name says, if it says what is in them
+        self._damaged: dict[str, tuple[str, str, str]] = {}  # name → kind, reason, the job if the name has it
+        self._odd: dict[str, str] = {}  # blobs whose content differs from their name, which may be no digest of it
         self._packs: set[str] = set()  # by their digests: seen in a tree
-        self._whole: set[str] = set()  # of these, all contents were looked at
+        self._whole: set[str] = set()  # of these, all contents were examined
         self._seen: dict[str, set[int]] = {}  # of the others, those at these offsets
 
     def total(self) -> int:
@@ -336,7 +336,7 @@ class _StoreExamination:
     def _plain_hash(self, path: str, *, counted: bool = True) -> str:
         return _plain(path, self._progress.read if counted else lambda _: None)
 
-    # ---- whose it is ---------------------------------------------------------------------------------------------
+    # ---- jobs that need an object -------------------------------------------------------------------------------
 
     def _judge(self) -> None:
         """Report a blob whose content differs from its name as damaged if a job names it; the rest may be packs of

@@ -26,7 +26,7 @@ _Work = Callable[[Sequence[Follower]], object]
 _lock = threading.Lock()
 _owned: dict[str, Follower] = {}
 _going_on: set[_Work] = set()
-_process = 0  # whose threads these are: a fork takes the tables along, and not the threads
+_process = 0  # the process of these threads: a fork copies the tables, and not the threads
 
 
 def beat(job: Job) -> None:
@@ -58,7 +58,7 @@ def _go_on(work: _Work) -> None:
                 _going_on.discard(work)
                 return
             owned = list(_owned.values())
-        with suppress(Exception):  # whatever it is, hosts would end their jobs if this thread ended
+        with suppress(Exception):  # of any kind: hosts would end their jobs if this thread ended
             work(owned)
 
 

@@ -41,15 +41,15 @@ from kinetic_orchestration.protocol.records.base import Entry
 from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 EVERY = 600.0
-CLAIMED = 60.0  # a pass that was begun so long ago and never ended was killed with its process
+CLAIMED = 60.0  # the process of a pass that began longer ago and has not ended was killed
 LONGEST_WAIT = 1.0  # of a submit, for the pass that it happens to make
 FAILED_FACTOR = 3.0  # failed jobs are kept three times as long as others
 BLOB_MARGIN = 7 * 86400.0
 SETTLED = 60.0  # a verdict this old leaves its hosts no reason to live
 UNCLAIMED = 300.0
-EXPIRED = 300.0  # past its deadline a slice deletes itself; after so long it has not
-ENDED = 3600.0  # an attempt that ended so long ago is followed by nobody who needs its beats or its secrets
-AGAIN = 1.0  # seconds between two looks at what is being deleted
+EXPIRED = 300.0  # seconds after its deadline, at which a slice should have deleted itself
+ENDED = 3600.0  # seconds after its end, no follower of an attempt needs its beats or its secrets
+AGAIN = 1.0  # seconds between two checks of a deletion
 
 REMOVED, DELETING, LEFT, UNREAD, WAITS = "removed", "deleting", "left", "not looked at", "waits"
 
@@ -129,7 +129,7 @@ def _pass(store: Store, backend: Backend, marker: Path) -> None:
         try:
             warn_once(f"leftovers could not be looked for ({error}): {command('reap')} does it now")
         except Warning:
-            pass  # an exception, if the user wants it so; there is nobody here to catch it
+            pass  # warnings may be errors, and nothing catches one in this thread
     finally:
         _at_it.discard(store.url)
 
@@ -163,12 +163,12 @@ def _placements(
         {"age": max(0.0, now - entry.get("created", now)), **entry} for entry in listed if "unread" not in entry
     ]
     going: list[tuple[dict[str, Any], Reaped]] = []
-    late: list[dict[str, Any]] = []  # whose hosts cost on after their attempt's verdict
+    late: list[dict[str, Any]] = []  # their hosts were charged for after their attempt's verdict
     for placement, seen in zip(placements, backend.observe(placements) if placements else (), strict=True):
         name = placement.get("name") or f"{placement['job']}-{placement['attempt']}"
         try:
             why, cause = _unwanted(store, placement, seen)
-            waits = _waits(store, placement, seen) if settings is not None and not why else ""  # nobody reads it else
+            waits = _waits(store, placement, seen) if settings is not None and not why else ""  # else it is unused
             if not why and not waits:
                 continue
             usd = _usd_per_hour(store, backend, placement, seen, settings) if settings is not None else None
@@ -180,7 +180,7 @@ def _placements(
             raise
         except StoreError as error:  # one that cannot be read keeps none of the others
             unread, cause = str(error), ""
-        if unread and cause != wire.DEADLINE:  # which costs money, whatever can be written of it
+        if unread and cause != wire.DEADLINE:  # it costs money, so it is released even if its records cannot be written
             yield Reaped("placement", name, unread, placement.get("zone", ""), placement["age"], result=UNREAD)
             continue
         if not cause and backend.charges and seen.state in (PRESENT, WOUNDED):
@@ -226,7 +226,7 @@ def _unwanted(store: Store, placement: Mapping[str, Any], seen: Observation) -> 
     if seen.state == ELSEWHERE and not expires:
         return "", ""
     now = store.now()
-    if expires and now > expires + EXPIRED:  # before a record is read: whoever writes to the bucket may spoil them
+    if expires and now > expires + EXPIRED:  # before a record is read: other writers of the bucket may damage them
         return f"its deadline passed {(now - expires) / 60:.0f} min ago", wire.DEADLINE
     verdict = store.read(names.verdict(job, attempt))
     if verdict is not None and now - verdict.updated > SETTLED:
@@ -272,7 +272,7 @@ def _close(
     reason = seen.message or why
     try:
         job = open_job(placement["job"], store, backend, believed)
-        if cause == wire.CANCELLED:  # whoever asks for it again may have it anew, if nobody has cancelled it for good
+        if cause == wire.CANCELLED:  # a later request may start it again, unless it was cancelled for good
             actions.cancel(job, reason, "the reaper", anew=True)
         if store.read(names.intent(job.job_id, placement["attempt"])) is not None:
             if seen.charged and not job.doubt:
@@ -282,7 +282,7 @@ def _close(
         if not isinstance(error, (NewerWire, Corrupt)):
             return f"its records could not be read or written: {error}"
     except KineticError:
-        pass  # forgotten, damaged or of a newer version: nobody here can follow it, and its hosts have to go
+        pass  # removed, damaged or of a newer version: it cannot be followed here, and its hosts have to go
     return ""
 
 
@@ -310,7 +310,7 @@ def _secrets(store: Store, backend: Backend, dry_run: bool) -> Iterator[Reaped]:
     try:
         kept = list(backend.secrets())
     except BackendError as error:
-        if error.cause != wire.CONFIGURATION:  # else nobody here may use Secret Manager; they expire by themselves
+        if error.cause != wire.CONFIGURATION:  # else there is no access to Secret Manager; secrets expire
             yield Reaped("secrets", "Secret Manager", str(error), result=UNREAD)
         return
     for job, secret in kept:
@@ -372,7 +372,7 @@ def _records(store: Store, settings: Settings, dry_run: bool) -> Iterator[Reaped
             expired[job] = age
     for job, age in expired.items():
         records = list(store.list(names.job(job)))
-        if _past_retention(store, records, now, settings.retention) is None:  # somebody has made another attempt
+        if _past_retention(store, records, now, settings.retention) is None:  # another attempt was made
             kept.add(job)
             continue
         if not dry_run:

@@ -32,7 +32,7 @@ from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import Record
 
-SECRETS_PATIENCE = 60.0  # a process without them only ends an attempt that nobody else has started for so long
+SECRETS_PATIENCE = 60.0  # seconds without a start by another process, after which one without secrets ends an attempt
 TRUST_PATIENCE = 1800.0  # so does one that may not start it
 
 
@@ -83,7 +83,7 @@ def intend(job: Job, attempt: int) -> Intent | None:
     if left:
         left -= held_before(job, plan, attempt)
         if left <= 0:
-            if job.store.read(names.intent(job.job_id, attempt)) is None:  # else somebody was faster, and it has begun
+            if job.store.read(names.intent(job.job_id, attempt)) is None:  # otherwise another process has begun it
                 _close_as_spent(job, plan, attempt, left, unplaced=True)
             return None
     allowed = longest(plan, left)
@@ -99,7 +99,7 @@ def intend(job: Job, attempt: int) -> Intent | None:
             "placement": placement,
             "allowed": allowed,  # seconds from this record's own time to the attempt's deadline; 0: none
             "affordable": left,  # seconds for which the hosts may be held, for the money that is left; 0: no limit
-            "before": before._asdict() if before is not None else None,  # so that nobody need read it all again
+            "before": before._asdict() if before is not None else None,  # so that these need not be read again
             "writer": ME,
         }
     )
@@ -145,7 +145,7 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
     spec = job.spec()
     plan = plan_of(spec, job.job_id)
     intent = seen.intent
-    if plan.affordable:  # by what was seen, not by records: whatever these say, the machines keep their deadline
+    if plan.affordable:  # by what was seen, not by records, which may be forged: machines keep this deadline
         held = job.trust.held(job.store, job.job_id)
         left = plan.affordable - sum(seconds for number, seconds in held.items() if number != attempt)
         if left <= 0:
@@ -160,7 +160,7 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
         environ = {**environ, **indexes.for_hosts(environ)[1]}
     unset = [name for name in plan.secrets if name not in environ]
     if unset:
-        if seen.now - seen.intent.created < SECRETS_PATIENCE:  # whoever has them may be about to submit
+        if seen.now - seen.intent.created < SECRETS_PATIENCE:  # a process that has them may be about to submit
             return f"waiting for a process that has {', '.join(unset)} in its environment"
         reason = (
             f"{', '.join(unset)} must come from the environment of the process that starts attempt {attempt}, and is "
@@ -232,7 +232,7 @@ def release(job: Job, attempt: int, known: Intent | None = None) -> Freed:
     placement: dict[str, Any] | None = intent.placement
     if intent.damage and not placement:
         placement = find_placement(job.backend, job.job_id, attempt)
-        if placement is None:  # nobody could say what is left of it
+        if placement is None:  # it is unknown what is left of it
             return Freed.REFUSED
     return job.backend.release(placement) if placement else Freed.DONE
 
@@ -263,7 +263,7 @@ def release_all(job: Job, last: int) -> None:
     for attempt in range(max(1, last - 1), last + 1):
         release(job, attempt)
     if last > 2:
-        with suppress(KineticError):  # whoever may not list everything leaves that to the reaper
+        with suppress(KineticError):  # an account that may not list everything leaves that to the reaper
             for placement in job.backend.leftovers():
                 if placement.get("job") == job.job_id and placement["attempt"] < last - 1:
                     job.backend.release(placement)

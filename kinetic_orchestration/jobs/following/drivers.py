@@ -59,7 +59,7 @@ def step_all(followers: Sequence[Follower], *, patience: float) -> Iterator[tupl
     watched: dict[Watcher, list[Follower]] = {}
     for follower in followers:
         watched.setdefault(watcher_of(follower.job.store, follower.job.backend), []).append(follower)
-    for watcher, some in watched.items():  # one, unless there are jobs for which nobody vouches
+    for watcher, some in watched.items():  # one, unless some jobs are not authenticated
         if time.monotonic() > deadline:
             return
         with watcher.polled_together({each.job.job_id: (each.cursor.attempt, each.cache) for each in some}):

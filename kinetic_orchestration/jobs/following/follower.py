@@ -31,10 +31,10 @@ from kinetic_orchestration.plan.values import (
 from kinetic_orchestration.protocol.system import copies
 
 STORE_PATIENCE = 900.0  # with a store that does not answer those who wait for a job
-RELEASE_PATIENCE = 60.0  # after the verdict that ends a job, with a release that is refused: a rate is so much a minute
-LATE = 2.0  # seconds after a verdict: a release that comes so late is told to those who reckon the cost
+RELEASE_PATIENCE = 60.0  # seconds after a job's verdict for which a refused release is retried: quotas are per minute
+LATE = 2.0  # seconds after a verdict: a later release is recorded, because hosts cost until then
 RELEASE_PAUSE = 2.0  # before it is asked for again; doubled each time,
-LONGEST_PAUSE = 600.0  # and no more after this
+LONGEST_PAUSE = 600.0  # up to this
 LONG_AGO = 60.0  # an attempt that ended before that may have been followed by many
 NONE_MEASURED: Mapping[int, float] = MappingProxyType({})
 
@@ -61,17 +61,17 @@ class Follower:
         self.cache = AttemptCache(self.job.within)
         spec = "" if self.job.doubt else self.job.spec_digest
         self.cursor = (cursor or Cursor())._replace(spec=spec, ended=self.job.ended)
-        self.ahead: tuple[int, ...] = ()  # the attempts to look at next, if there are many and not all are worth it
+        self.ahead: tuple[int, ...] = ()  # the attempts to read next, if others are skipped
         # No cursor tells which releases were refused. That of the attempt before its own may have been, and is asked
         # for once more; those of older ones are the reaper's.
         last = 0 if cursor is None else cursor.attempt - 1
         self.refused: tuple[PendingRelease, ...] = (PendingRelease(last, 0.0, RELEASE_PAUSE / 2, True),) if last else ()
         self.seen: Glimpse | None = None
         self.outcome: Outcome | None = None
-        self.foreseen: Outcome | None = None  # once nothing can change it any more
+        self.foreseen: Outcome | None = None  # once it is final
         self.held = False  # the outcome, while its hosts cannot be freed
         self.waiting = ""
-        self.measured: Mapping[int, float] = NONE_MEASURED  # of each host, the time of the newest sample that was told
+        self.measured: Mapping[int, float] = NONE_MEASURED  # by host: the time of the newest sample that was emitted
         self.unreachable = 0.0  # since when the store has not answered
 
     def step(self, emit: Emit | None = None) -> Outcome | None:
@@ -118,7 +118,7 @@ class Follower:
     def _forget(self) -> None:
         """Remove the secrets of a job that has ended, and take the job off the roll."""
         actions.forget_secrets(self.job)
-        if self.seen is not None and not self.job.doubt:  # it was followed, and not just looked up
+        if self.seen is not None and not self.job.doubt:  # it was followed, and not opened only now
             roll.remove(self.job.store, self.job.job_id)
 
     def step_if_reachable(self, emit: Emit | None = None) -> Outcome | None:

@@ -13,7 +13,7 @@ from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 
 DEADLINE_ALLOWANCE = 15 * 60.0
-HEARD_SOON = 2.0  # seconds in which host 0 may say itself since when it is there
+HEARD_SOON = 2.0  # seconds in which host 0 may report its own start
 HELD_STEP = 30.0  # seconds that hosts are there longer than what is remembered of it
 
 
@@ -64,5 +64,5 @@ def remember_held(job: Job, attempt: int, seen: Glimpse, cache: AttemptCache | N
 
 def record_held(store: Store, job_id: str, attempt: int, since: float) -> None:
     """Record when an attempt's hosts can first have been charged for, for later computations of a job's cost."""
-    with suppress(StoreError):  # whoever may only read is told so when there is more to be done
+    with suppress(StoreError):  # an account that may only read gets the error at the next action
         store.create(names.ready(job_id, attempt), wire.encode({"since": since, "writer": ME}))

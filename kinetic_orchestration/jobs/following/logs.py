@@ -21,7 +21,7 @@ Positions = tuple[tuple[int, int], ...]
 
 READ_BYTES = 1 << 20
 LONGEST_FRAME = frames.LONGEST_LINE + (2 << 20)  # a line, what came with its end, and a header
-FEW_HOSTS = 16  # whose records are asked for without looking which are there
+FEW_HOSTS = 16  # hosts whose records are read without a listing first
 
 
 class LogReader:
@@ -139,7 +139,7 @@ class LogReader:
 def _was_cut(done: Record, name: str) -> bool:
     try:
         return bool(fields_of(done.data, wire.DONE_RECORD, name).get("cut"))
-    except Corrupt:  # nobody can say any more that it is whole
+    except Corrupt:  # it is unknown whether it is complete
         return True
 
 
@@ -154,7 +154,7 @@ def sampled(seen: Glimpse) -> Iterator[tuple[int, dict[str, Any]]]:
         if beat is None or beat.state != wire.RUNNING or not beat.devices:
             continue
         at = beat.devices.get("at")
-        if isinstance(at, float) and math.isfinite(at):  # whoever can write to the store may have written it
+        if isinstance(at, float) and math.isfinite(at):  # any writer of the store may have written it
             yield host, beat.devices
 
 

@@ -34,8 +34,8 @@ class StepThreads:
         self._lock = threading.Lock()
         self._unfinished = 0
         self._begun: dict[int, float] = {}  # of each thread, when it began with the step that it takes
-        self._again = 0.0  # when somebody looks whether others have to wait
-        self._done: dict[asyncio.AbstractEventLoop, list[Done]] = {}  # and not told to its loop yet
+        self._again = 0.0  # time of the next check whether steps have to wait
+        self._done: dict[asyncio.AbstractEventLoop, list[Done]] = {}  # results that were not passed to their loop yet
 
     def take(self, follower: Follower, emit: Emit | None) -> asyncio.Future[Outcome | None]:
         """Return a future of the outcome of one step, on the running loop."""

@@ -17,7 +17,7 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.schema import MOST_ATTEMPTS
 
 _KINDS = ("freed.json", "intent.json", "left.json", "ready.json", "refused.json", "verdict.json")
-FEW = 16  # attempts that are looked at without asking whether they are there
+FEW = 16  # attempts that are read without a listing first
 
 
 class Times(NamedTuple):
@@ -68,7 +68,7 @@ def with_hosts(store: Store, job_id: str, last: int) -> list[int]:
     before = _before(store, job_id, last)
     if before is not None and len(before.ran) <= FEW:
         return [*before.ran, last]
-    ran = _listed(store, names.intents(job_id))  # an intent may name many: no more than were written are looked at
+    ran = _listed(store, names.intents(job_id))  # an intent may name many: only those that were written are read
     wanted = ran.keys() if before is None else ran.keys() & before.ran
     return sorted({*(number for number in wanted if number < last), last})
 
@@ -91,7 +91,7 @@ def _before(store: Store, job_id: str, attempt: int) -> Before | None:
     record = store.read(names.intent(job_id, attempt))
     try:
         return None if record is None else intent_of(record, job_id, attempt).before
-    except Corrupt:  # then each is looked at
+    except Corrupt:  # then each is read
         return None
 
 

@@ -10,7 +10,7 @@ from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import Record
 
-BLINK = 45.0  # the longest that is believed to have been watched between two looks
+BLINK = 45.0  # seconds between two polls, beyond which this process may have been suspended
 
 
 class AttemptCache:
@@ -24,9 +24,9 @@ class AttemptCache:
 
     def __init__(self, within: Within | None = None) -> None:
         self.allowed_places = within
-        self.wants_devices = True  # what devices do, which is more than all else that a host says
-        self.subscribed = False  # by a watcher, also once a zone was looked at that might not be looked at before
-        self.observe_now = False  # all the same: an attempt was intended, whose hosts are asked for after the next look
+        self.wants_devices = True  # device samples, which are larger than the rest of a beat
+        self.subscribed = False  # to a watcher, which also wakes it once its zone was polled that had to be skipped
+        self.observe_now = False  # in spite of the rate limit: the hosts of a new intent are requested after it
         self.attempt = 0
         self.cancel: Record | None = None
         self.reset()
@@ -39,12 +39,12 @@ class AttemptCache:
         self.signature: object = None
         self.read_at = 0.0
         self.stale_before = 0.0
-        self.zone_skipped = False  # the newest look left its zone out: whatever the next one sees of it is news
+        self.zone_skipped = False  # the newest poll skipped its zone, so the next one always has news
         self.present_since = 0.0  # since when its hosts were seen to be there
         self.present_last = 0.0  # when they were last
         self.absent_last = 0.0  # when none of them was, before that
         self.charged_since = 0.0  # before which none can have been charged for; 0: none was seen
-        self.charge_recorded = False  # and the store knows of it, as host 0 does not say so
+        self.charge_recorded = False  # and the store has a record of it, as host 0 does not report it
         self.newest_beat = self.looked_at = self.silence = 0.0
 
     def intent_of_attempt(self, store: Store, backend: Backend, job_id: str, attempt: int) -> Intent | None:
@@ -59,7 +59,7 @@ class AttemptCache:
         self._turn_to(attempt)
         if self.intent is None or self.intent_generation != promised.generation:
             intent = read_intent(promised, backend, job_id, attempt, self.allowed_places)
-            unknown = intent.damage and not intent.placement  # nothing is there yet, or nobody can say: asked again
+            unknown = intent.damage and not intent.placement  # nothing exists yet, or that is unknown: read again
             if unknown:
                 return intent
             self.intent, self.intent_generation = intent, promised.generation

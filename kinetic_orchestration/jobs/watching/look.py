@@ -20,7 +20,7 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.wire import Beat
 
-REREAD_SECONDS = 300.0  # after so long the verdict is read although no poll hints at one
+REREAD_SECONDS = 300.0  # seconds after which the verdict is read although no poll hints at one
 
 
 def look(

@@ -15,7 +15,7 @@ from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import side_by_side
 
-NEVER_SUBMITTED = 86400.0  # a job that is on the roll for so long, and is not there, will not come any more
+NEVER_SUBMITTED = 86400.0  # seconds on the roll, after which a job without records will never have any
 
 
 def add(store: Store, job_id: str) -> None:

@@ -144,7 +144,7 @@ def _stay_of(
         end = max(end, times.left) if verdict is not None else times.left
     if times.freed is not None or times.refused:
         end = max(end, times.freed or store.now())
-    if intent.deadline and started is not None:  # else nobody there keeps it
+    if intent.deadline and started is not None:  # otherwise no host keeps it
         end = min(end, intent.deadline)
     last = {} if done is None else done[0]
     if done is None:
@@ -171,5 +171,5 @@ def _told(store: Store, name: str, kind: Fields) -> tuple[dict[str, Any], float]
     record = store.read(name)
     try:
         return None if record is None else (fields_of(record.data, kind, name), record.updated)
-    except Corrupt:  # one that is damaged tells nothing
+    except Corrupt:  # a damaged record is ignored
         return None

@@ -15,11 +15,11 @@ from typing import Protocol
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.poll import Poll
 
-PACE = 1.0  # between two looks at a job that does not ring, while few are followed
+PACE = 1.0  # seconds between two steps of a job that does not ring, while few are followed
 SLOWEST = 40.0
-FOLLOWERS_PER_SECOND = 25  # looks that one process takes a second, however many jobs it follows
-IDLE_SECONDS = 2.0  # a watcher's thread ends when nobody has waited for so long
-TOGETHER = 10.0  # who sleeps so long wakes at a whole second, with others
+FOLLOWERS_PER_SECOND = 25  # steps of one process per second, for any number of jobs
+IDLE_SECONDS = 2.0  # a watcher's thread ends when no follower has waited for so long
+TOGETHER = 10.0  # longer sleeps end at a whole second, together with others
 
 
 class Subscriber(Protocol):
@@ -39,7 +39,7 @@ class Watcher(ABC):
         self._waiting: dict[str, tuple[Callable[[], object], ...]] = {}
         self._running = False
         self._followers = 0
-        self._joined = threading.Event()  # somebody has begun to wait
+        self._joined = threading.Event()  # a follower has begun to wait
 
     @property
     def idle(self) -> bool:
@@ -48,7 +48,7 @@ class Watcher(ABC):
 
     def sleep_seconds(self, *, restless: bool = False) -> float:
         """Return how long a follower may sleep unless it is woken; a `restless` one waits for a moment to come."""
-        del restless  # a look is cheap here, so all of them are
+        del restless  # steps cost no request here
         return min(SLOWEST, max(PACE, self._followers / FOLLOWERS_PER_SECOND))
 
     def poll_for(self, job_id: str, cache: AttemptCache) -> tuple[Poll | None, bool]:
@@ -133,7 +133,7 @@ class Watcher(ABC):
                     return
             try:
                 self._turn()
-            except Exception:  # whatever it is: all followers rely on this thread, and none would hear of its end
+            except Exception:  # of any kind: all followers rely on this thread, and none would notice its end
                 self._failed()
 
     def _wake(self, jobs: Iterable[str] | None) -> None:
@@ -205,7 +205,7 @@ class AsyncWakeup:
 
     def __call__(self) -> None:
         """Wake the sleep; called on the watcher's thread when the job rings."""
-        with suppress(RuntimeError):  # the loop is closed: nobody sleeps there any more
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._wake)
 
     def clear(self) -> None:

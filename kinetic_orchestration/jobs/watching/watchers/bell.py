@@ -5,7 +5,7 @@ from __future__ import annotations
 from kinetic_orchestration.jobs.watching.watchers.base import Watcher
 from kinetic_orchestration.platforms.store import Store
 
-TICK_MIN = 0.002  # between two looks at the bell while it rings; slower the longer it is silent: what rings is heard
+TICK_MIN = 0.002  # seconds between two polls of the bell while it rings; longer in a silence, so that a ring is noticed
 TICK_GROWTH = 1.02  # within a fiftieth of the silence before it,
 TICK_MAX = 0.1  # and within this in any case
 
@@ -32,6 +32,6 @@ class BellWatcher(Watcher):
     def _turn(self) -> None:
         assert self._bell is not None
         self._rang = False
-        rung = self._bell.poll()  # before it is known who waits: no ring after somebody has joined is lost
+        rung = self._bell.poll()  # before the followers are listed: no ring after one has joined is lost
         self._rang = rung != []
         self._wake(rung)

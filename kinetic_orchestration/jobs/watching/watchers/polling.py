@@ -25,10 +25,10 @@ from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import side_by_side
 
-UNREAD_POLL_SECONDS = 10.0  # between two polls of jobs whose log nobody reads
-POLL_MIN = 0.05  # in the first seconds of a wait: some ten more listings, and a no-op's value is there so much sooner
-POLLED_PER_SECOND = 40  # jobs of polls that one process takes; ten times as many while somebody reads
-READER_SECONDS = 25.0  # after so long the hosts are told again that somebody reads; of many jobs later,
+UNREAD_POLL_SECONDS = 10.0  # seconds between two polls of jobs whose log is not read
+POLL_MIN = 0.05  # in the first seconds of a wait: a no-op's value arrives sooner, for about ten more listings
+POLLED_PER_SECOND = 40  # polled jobs of one process; ten times as many while a log is read
+READER_SECONDS = 25.0  # seconds between two notices to hosts that their log is read; longer for many jobs
 READERS_PER_SECOND = 4
 READERS_AT_ONCE = 20
 
@@ -41,8 +41,8 @@ class PollingWatcher(Watcher):
         self._store = store
         self._backend = backend
         self._subscribers: dict[str, tuple[Subscriber, ...]] = {}
-        self._looked: dict[RateLimit | None, Poll] = {}  # of each zone, the newest poll in which it was looked at
-        self._log_readers: dict[str, float] = {}  # by job: when its hosts are told again that somebody reads its log
+        self._looked: dict[RateLimit | None, Poll] = {}  # by rate limit of a zone: the newest poll that did not skip it
+        self._log_readers: dict[str, float] = {}  # by job: time of the next notice that its log is read
         self._signatures: dict[str, int] = {}
         self._since = 0.0
         self._never = threading.Event()
@@ -99,7 +99,7 @@ class PollingWatcher(Watcher):
 
         def recall(job_id: str) -> Intent | None:
             attempt, cache = wanted[job_id]
-            with suppress(Exception):  # whoever looks at the job hears of it
+            with suppress(Exception):  # the follower's own step raises it
                 return cache.intent_of_attempt(self._store, self._backend, job_id, attempt)
             return None
 
@@ -108,7 +108,7 @@ class PollingWatcher(Watcher):
         self.poll = None
         try:
             self.poll = Poll.take(self._store, self._backend, names.BEATS, placements)
-        except (BackendError, CredentialsError):  # then each asks for itself, and hears what is the matter
+        except (BackendError, CredentialsError):  # then each polls for itself, and gets the error
             pass
         except KineticError:  # the store: it would keep each of them waiting
             raise
@@ -130,7 +130,7 @@ class PollingWatcher(Watcher):
                 self._signatures.pop(job_id, None)
 
     def _pause(self) -> None:
-        if self._joined.wait(self.poll_interval()):  # somebody who should not wait as long as the others
+        if self._joined.wait(self.poll_interval()):  # a new follower should not wait as long as the others
             self._joined.clear()
             self._never.wait(POLL_MIN)
 
@@ -141,12 +141,12 @@ class PollingWatcher(Watcher):
             return
         if (wait := self._wait_for_zones(subscribers)) > 0.0:
             self._never.wait(wait)
-            with self._lock:  # who came meanwhile is looked at, too
+            with self._lock:  # also followers that joined during the wait
                 waiting, subscribers = list(self._waiting), dict(self._subscribers)
         self._poll(waiting, subscribers)
 
     def _failed(self) -> None:
-        self.poll = None  # each follower asks for itself, and hears what is the matter
+        self.poll = None  # each follower polls for itself, and gets the error
 
     def _stopped(self) -> None:
         self.poll, self._looked = None, {}
@@ -183,7 +183,7 @@ class PollingWatcher(Watcher):
             pause = max(READER_SECONDS, len(self._log_readers) / READERS_PER_SECOND)
         for job in due:
             if not self._store.hint(names.eye(job), wire.open_eye(pause)):
-                return  # a store that is away is for the next look: all followers wait for this one
+                return  # an unreachable store is tried again in the next poll: all followers wait for this one
             with self._lock:
                 if job in self._log_readers:
                     self._log_readers[job] = now + pause

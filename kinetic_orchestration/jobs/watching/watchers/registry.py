@@ -11,7 +11,7 @@ from kinetic_orchestration.jobs.watching.watchers.polling import PollingWatcher
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store
 
-MOST_WATCHERS = 16  # of one process, and more only while all of them have somebody to wake
+MOST_WATCHERS = 16  # of one process; more only while all of them are used
 _watchers: dict[tuple[int, str, int, object], Watcher] = {}
 _watchers_lock = threading.Lock()
 
