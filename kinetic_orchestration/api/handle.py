@@ -89,7 +89,8 @@ class JobHandle(Generic[R]):
         self.backend: str = spec["plan"]["backend"]
         self.accelerator: str = spec["plan"]["slice"]["name"]
         self.origin: dict[str, str] = dict(spec.get("origin", {}))  # who launched it, by an orchestrator's own names
-        self.created_at = _iso(job.policy.created)
+        created = datetime.datetime.fromtimestamp(job.policy.created, datetime.UTC)
+        self.created_at = created.strftime("%Y-%m-%dT%H:%M:%SZ")
         self.group_id: str | None = None  # of a batch's job, with its place among the inputs
         self.group_index: int | None = None
 
@@ -917,10 +918,6 @@ def place_of(**arguments: str | None) -> tuple[Store, Backend, Settings]:
     """Return the store and the backend that the settings name, and the settings."""
     settings = configuration.load(None, **arguments)
     return open_store(settings.store, settings.deployment), open_backend(settings.backend, settings), settings
-
-
-def _iso(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _write(text: str) -> None:

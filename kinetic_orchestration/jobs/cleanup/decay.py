@@ -230,7 +230,7 @@ class _StoreExamination:
             return
         with self._recording_damage(entry.name, "blob"), self._file(entry.name, entry.size) as path:
             found = self._hash(path)
-            if found != digest and self._plain_hash(path, counted=False) != digest:
+            if found != digest and _plain(path, lambda _: None) != digest:
                 self._odd[entry.name] = f"it has the digest {found}"
         self._progress.objects += 1
 
@@ -239,7 +239,7 @@ class _StoreExamination:
         if len(digest) != 64 or not digest.isalnum():  # the lists of compiled programs
             return
         with self._recording_damage(entry.name, _BY_SHA256[prefix]), self._file(entry.name, entry.size) as path:
-            if (found := self._plain_hash(path)) != digest:
+            if (found := _plain(path, self._progress.read)) != digest:
                 raise _Differs(f"it has the digest {found}")
         self._progress.objects += 1
 
@@ -332,9 +332,6 @@ class _StoreExamination:
             for piece in _pieces(path, self._progress.read):
                 hasher.update(piece)
             return hasher.digest()
-
-    def _plain_hash(self, path: str, *, counted: bool = True) -> str:
-        return _plain(path, self._progress.read if counted else lambda _: None)
 
     # ---- jobs that need an object -------------------------------------------------------------------------------
 

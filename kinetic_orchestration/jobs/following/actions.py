@@ -197,7 +197,7 @@ def close(job: Job, attempt: int, cause: str, reason: str, *, unplaced: bool = F
     if is_sealed(job):
         verdict = job.trust.seal(job.store, job.job_id, attempt, verdict)
     job.store.create(names.verdict(job.job_id, attempt), verdict.encode())
-    ring(job)
+    job.store.ring(job.job_id)
     return ""
 
 
@@ -209,7 +209,7 @@ def cancel(job: Job, reason: str, by: str, *, anew: bool = False) -> None:
     """
     fields = {"reason": reason, "by": by, "writer": ME, **({"anew": True} if anew else {})}
     job.store.create(names.cancel(job.job_id), wire.encode(fields))
-    ring(job)
+    job.store.ring(job.job_id)
 
 
 def may_begin_anew(job: Job) -> bool:
@@ -277,7 +277,3 @@ def forget_secrets(job: Job) -> None:
         project = job.plan().project
         for name in job.kept:
             job.backend.forget(f"projects/{project}/secrets/{name}", job.job_id)
-
-
-def ring(job: Job) -> None:
-    job.store.ring(job.job_id)
