@@ -82,8 +82,8 @@ def examine(environ: Mapping[str, str], **arguments: str | None) -> Report:
             # The message of a setting that cannot be is its fix.
             failed = Check("settings", FAILED, "a setting cannot be", str(error))
             return Report((), (_python(), failed))
-    said = tuple(Check("settings", WARNING, "a setting is not as asked", str(entry.message)) for entry in caught)
-    looks: tuple[Callable[[], Check], ...] = (
+    warned = tuple(Check("settings", WARNING, "a setting is not as asked", str(entry.message)) for entry in caught)
+    probes: tuple[Callable[[], Check], ...] = (
         _python,
         lambda: _home(settings),
         *(() if settings.backend == "tpu-vm" else (lambda: _store(settings),)),  # that backend checks its bucket itself
@@ -95,7 +95,7 @@ def examine(environ: Mapping[str, str], **arguments: str | None) -> Report:
         lambda: _uv(environ),
         _frameworks,
     )
-    checks = (*said, *_misspelt(environ), *(look() for look in looks), *_cloud(settings))
+    checks = (*warned, *_misspelt(environ), *(probe() for probe in probes), *_cloud(settings))
     return Report(tuple(_settings(settings, environ)), checks)
 
 

@@ -106,12 +106,12 @@ def note(text: str) -> None:
 PATIENCE = 1.0
 
 
-class Say(Protocol):
+class ShowProgress(Protocol):
     def __call__(self, text: str, *, detail: str = "") -> None: ...
 
 
 @contextmanager
-def working(text: str) -> Iterator[Say]:
+def working(text: str) -> Iterator[ShowProgress]:
     """Show that work is in progress: a live line on a terminal, else a plain line for every new text.
 
     The first text is delayed a moment, so that quick work prints nothing. `detail` may change often; it is shown in the
@@ -120,13 +120,13 @@ def working(text: str) -> Iterator[Say]:
     yield from (_live if sys.stderr.isatty() else _plainly)(text)
 
 
-def _plainly(text: str) -> Iterator[Say]:
+def _plainly(text: str) -> Iterator[ShowProgress]:
     first = threading.Timer(PATIENCE, note, (text,))
     first.daemon = True
     first.start()
     last = text
 
-    def say(text: str, *, detail: str = "") -> None:
+    def show(text: str, *, detail: str = "") -> None:
         nonlocal last
         first.cancel()
         if text != last:
@@ -134,12 +134,12 @@ def _plainly(text: str) -> Iterator[Say]:
             last = text
 
     try:
-        yield say
+        yield show
     finally:
         first.cancel()
 
 
-def _live(text: str) -> Iterator[Say]:
+def _live(text: str) -> Iterator[ShowProgress]:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -149,10 +149,10 @@ def _live(text: str) -> Iterator[Say]:
     ) as progress:
         task = progress.add_task(visible.text(text), total=None)
 
-        def say(text: str, *, detail: str = "") -> None:
+        def show(text: str, *, detail: str = "") -> None:
             progress.update(task, description=visible.text(f"{text} · {detail}" if detail else text))
 
-        yield say
+        yield show
 
 
 def age(seconds: float) -> str:

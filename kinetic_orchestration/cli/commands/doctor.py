@@ -58,8 +58,8 @@ def _verify(arguments: Namespace, report: checks.Report) -> tuple[checks.Report,
 
     settings = load(store=arguments.store, deployment=arguments.deployment)
     try:
-        with working("reading every blob") as say:
-            read = decay.examine(settings, say)
+        with working("reading every blob") as progress:
+            read = decay.examine(settings, progress)
     except KineticError as error:
         check = checks.Check("blobs", checks.FAILED, "they could not be read", str(error))
         return replace(report, checks=(*report.checks, check)), None

@@ -20,7 +20,7 @@ from kinetic_orchestration.errors import UsageError
 
 # Seconds for the hosts of a deleted slice to be gone as well.
 _LAST = 30.0
-_LOOK = 1.0
+_POLL = 1.0
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def emulator(arguments: Namespace) -> int:
         _show_environment(cloud, arguments)
         if not arguments.print_env:
             note("running; Ctrl-C ends it and everything in it")
-        while not asked_to_end.wait(_LOOK):
+        while not asked_to_end.wait(_POLL):
             pass  # a signal that came just before a wait does not end it
         cloud.listener = None
         return _settle(cloud, arguments)

@@ -196,7 +196,7 @@ def result(arguments: Namespace) -> int:
         if arguments.json:
             show_json(_answer(handle, error=error))
         sys.stdout.flush()
-        sys.stderr.write(f"kinetic: error: {visible.log(_told(error, handle))}\n")
+        sys.stderr.write(f"kinetic: error: {visible.log(_error_text(error, handle))}\n")
         return codes.FAILED
     if arguments.json:
         show_json(_answer(handle, value))
@@ -269,7 +269,7 @@ def _wait(handle: JobHandle[Any], timeout: float | None) -> bool:
     if timeout == 0:
         return False
     about = f"{handle.job_id} {handle.func_name} on {handle.accelerator}"
-    with working(f"waiting for {about}") as say:
+    with working(f"waiting for {about}") as progress:
 
         def tell(follower: Follower) -> None:
             cursor, seen = follower.cursor, follower.seen
@@ -277,12 +277,12 @@ def _wait(handle: JobHandle[Any], timeout: float | None) -> bool:
             beat = next(iter(seen.beats), None) if seen is not None else None
             if cursor.phase and follower.outcome is None:
                 done = _done(beat.done, beat.total, beat.unit, beat.rate) if beat is not None else ""
-                say(f"{about}: {cursor.phase}{again}", detail=done)
+                progress(f"{about}: {cursor.phase}{again}", detail=done)
 
         return handle.follow(timeout=timeout, on_step=tell) is not None
 
 
-def _told(error: Exception, handle: JobHandle[Any]) -> str:
+def _error_text(error: Exception, handle: JobHandle[Any]) -> str:
     if isinstance(error, KineticError):
         return str(error)
     # Its notes are the traceback of the host, and where the log is.

@@ -79,9 +79,9 @@ def cost(arguments: Namespace) -> int:
     if arguments.job:
         return _cost_of_one(find_job(arguments.job, **place), arguments.json)
     since = seconds("--since", arguments.since) or 0.0
-    with working("adding up") as say:
+    with working("adding up") as progress:
         handles = all_jobs(within=since, **place)
-        say("adding up", detail=f"{len(handles)} jobs")
+        progress("adding up", detail=f"{len(handles)} jobs")
         found = zip(handles, side_by_side(_cost_of, handles, ASKED_AT_ONCE), strict=True)
     rows = [(handle, estimate) for handle, estimate in found if estimate is not None]
     made = [(datetime.fromisoformat(handle.created_at).timestamp(), estimate) for handle, estimate in rows]

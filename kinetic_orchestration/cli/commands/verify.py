@@ -25,11 +25,11 @@ def verify(arguments: Namespace) -> int:
     )  # fmt: skip
     folder = Path(arguments.output)
     try:
-        settings = runner.here_for(wanted, only_looking=arguments.dry_run)
+        settings = runner.settings_for(wanted, dry_run=arguments.dry_run)
     except (BackendError, CredentialsError, StoreError) as error:  # of the bucket, whose location selects the zones
         reports.check_folder(folder)
         found = runner.closed(wanted, error, note)
-        return _tell(found, *reports.write(found, folder), as_json=arguments.json)
+        return _show_report(found, *reports.write(found, folder), as_json=arguments.json)
     planned = runner.plan(wanted, settings)
     if not arguments.json:
         _show_plan(planned, wanted, settings)
@@ -46,7 +46,7 @@ def verify(arguments: Namespace) -> int:
     found = runner.run(wanted, settings, planned, note, emulator)
     found.baseline = recorded
     page, document = reports.write(found, folder)
-    return _tell(found, page, document, as_json=arguments.json)
+    return _show_report(found, page, document, as_json=arguments.json)
 
 
 def _show_plan(planned: Budget, wanted: Wanted, settings: Settings) -> None:
@@ -87,7 +87,7 @@ def _document(planned: Budget) -> dict[str, Any]:
     return {"steps": steps, "most": planned.most, "budget": planned.usd, "price": planned.price}
 
 
-def _tell(found: Report, page: Path, document: Path, *, as_json: bool) -> int:
+def _show_report(found: Report, page: Path, document: Path, *, as_json: bool) -> int:
     passed, failed = (sum(result.state == state for result in found.results) for state in (PASSED, FAILED))
     if as_json:
         show_json({"page": str(page), "document": str(document), "passed": passed, "failed": failed,

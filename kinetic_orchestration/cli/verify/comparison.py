@@ -178,12 +178,12 @@ def _echoed(echoes: Iterable[Echo]) -> dict[str, dict[str, list[str]]]:
 def _orders(seen: Iterable[Seen]) -> dict[str, list[tuple[str, str]]]:
     """Pairs of consecutive states, from the first state on. The state before a deletion tells nothing."""
     lines: dict[tuple[str, str], list[str]] = {}
-    for look in sorted(seen):
-        line = lines.setdefault((look.kind, look.name), [])
-        if not line and look.word in (MISSING, DELETED):
+    for state in sorted(seen):
+        line = lines.setdefault((state.kind, state.name), [])
+        if not line and state.word in (MISSING, DELETED):
             continue
-        if not line or line[-1] != look.word:
-            line.append(look.word)
+        if not line or line[-1] != state.word:
+            line.append(state.word)
     found: dict[str, set[tuple[str, str]]] = {}
     for (kind, _), line in lines.items():
         states = [word for word in line if word != DELETED]

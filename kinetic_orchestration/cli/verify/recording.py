@@ -21,7 +21,7 @@ _LISTS = ("queuedResources", "nodes")
 _NOT_FOUND = ("NOT_FOUND", "404")
 _CHARGED = ("READY", "ACTIVE", "RESTARTING", "REPAIRING")
 _FREE = (MISSING, "SUSPENDED", "FAILED", "PREEMPTED", "TERMINATED", "STOPPED")
-_LOOKS = {
+_KINDS = {
     "GetQueuedResource": "queued resource", "GetNode": "node",
     "DeleteQueuedResource": "queued resource", "DeleteNode": "node",
 }  # fmt: skip
@@ -83,11 +83,11 @@ class Recorder:
         finally:
             self._moment.name = ""
 
-    def hear(self, call: Call) -> None:
+    def record(self, call: Call) -> None:
         """Record a call from the tap. The call continues even if recording fails."""
         try:
             with self._lock:
-                self._hear(call)
+                self._record(call)
         except Exception:
             self.lost += 1
 
@@ -106,7 +106,7 @@ class Recorder:
             now = self._clock()
             return sum(slice_.seconds(now) * slice_.rate for slice_ in self.slices.values())
 
-    def _hear(self, call: Call) -> None:
+    def _record(self, call: Call) -> None:
         answer = _without_others(call.answer, self._ours)
         name = call.method
         if call.service != "tpu" or " " in name:
@@ -131,7 +131,7 @@ class Recorder:
     def _follow(self, call: Call) -> None:
         if call.method == "CreateQueuedResource":
             self._asked(call)
-        kind = _LOOKS.get(call.method)
+        kind = _KINDS.get(call.method)
         whole = str(call.request.get("name", ""))
         name = whole.rpartition("/")[2]
         if kind is None or not name.startswith(self._ours):

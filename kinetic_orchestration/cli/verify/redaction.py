@@ -189,7 +189,7 @@ class Redactor:
     def _word_for(self, found: str) -> str:
         return next(word for value, word in self._known.items() if value.lower() == found.lower())
 
-    def last_look(self, text: str) -> str:
+    def redact_page(self, text: str) -> str:
         """Redact a whole page again after it is written, so that no secret value is in it from any source."""
         if self._pattern is not None:
             for value, word in self._known.items():

@@ -25,7 +25,7 @@ def write(report: Report, folder: Path) -> tuple[Path, Path]:
     for end, text in ((".md", page(report)), (".json", json.dumps(document(report), indent=1, ensure_ascii=False))):
         assert report.redactor is not None
         path = folder / f"{name}{end}"
-        _replace(path, report.redactor.last_look(text) + "\n")
+        _replace(path, report.redactor.redact_page(text) + "\n")
         found.append(path)
     return found[0], found[1]
 
@@ -60,7 +60,7 @@ def page(report: Report) -> str:
             ("step", "proves", "result", "seconds", "at most", "spent"),
             [
                 (
-                    result.name, result.proves, _told(result.state, result.why), f"{result.seconds:.1f}",
+                    result.name, result.proves, _result(result.state, result.why), f"{result.seconds:.1f}",
                     f"${result.most:.2f}", f"${result.spent:.3f}",
                 )
                 for result in report.results
@@ -146,12 +146,12 @@ def _calls(entries: Iterable[Entry]) -> list[tuple[str, ...]]:
         statuses: Mapping[str, int] = {
             status: sum(entry.status == status for entry in some) for status in dict.fromkeys(e.status for e in some)
         }
-        told = ", ".join(f"{status} ({count})" for status, count in statuses.items())
-        rows.append((call, told, str(len(some)), f"{max(entry.seconds for entry in some):.2f} s"))
+        shown = ", ".join(f"{status} ({count})" for status, count in statuses.items())
+        rows.append((call, shown, str(len(some)), f"{max(entry.seconds for entry in some):.2f} s"))
     return rows
 
 
-def _told(state: str, why: Sequence[str]) -> str:
+def _result(state: str, why: Sequence[str]) -> str:
     return f"{state}: {'; '.join(why)}" if why else state
 
 

@@ -50,7 +50,7 @@ BASELINE = Path(__file__).parent / "baseline.json"
 JOBS = "kinetic_verify_jobs"
 VERSIONS = ("google-cloud-tpu", "google-cloud-storage", "google-api-core", "google-auth", "grpcio", "protobuf", "uv")
 
-Say = Callable[[str], object]
+Note = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Report:
         return any(result.state == FAILED for result in self.results)
 
 
-def here_for(wanted: Wanted, *, only_looking: bool = False) -> Settings:
+def settings_for(wanted: Wanted, *, dry_run: bool = False) -> Settings:
     """The settings of this run: a deployment of its own, in the zones that are named, else in those of the bucket."""
     zones = ",".join(wanted.zones) or None
     deployment = f"verify-{secrets.token_hex(4)}"
@@ -113,34 +113,34 @@ def here_for(wanted: Wanted, *, only_looking: bool = False) -> Settings:
             "docs/cloud/cloud-tpu.md has the steps from a bare project), or paste what `ko emulator --print-env` prints"
         )
     if not settings.zones:
-        near = _near(accelerators.parse(wanted.accelerator), settings, only_looking=only_looking)
+        near = _near(accelerators.parse(wanted.accelerator), settings, dry_run=dry_run)
         settings = load(store=wanted.store, deployment=deployment, zones=",".join(near) or None)
     return settings
 
 
-def _near(one: Slice, settings: Settings, *, only_looking: bool) -> tuple[str, ...]:
+def _near(one: Slice, settings: Settings, *, dry_run: bool) -> tuple[str, ...]:
     """The zones that a job which names none may run in: those of its bucket's location."""
     known = accelerators.zones(one)
     try:
         bucket = location_of(settings)
     except KineticError as error:
-        if not only_looking:
+        if not dry_run:
             raise
         warn(f"a verification would be refused, and all known zones stand for its own here: {error}")
         return known
     return regions.near(known, bucket, one.name)
 
 
-def closed(wanted: Wanted, error: KineticError, say: Say) -> Report:
+def closed(wanted: Wanted, error: KineticError, note: Note) -> Report:
     """Return the report of a bucket that cannot be opened: it is opened once more, for the record, and no step runs."""
     known_zones = ",".join(accelerators.zones(accelerators.parse(wanted.accelerator)))
     settings = load(store=wanted.store, deployment=f"verify-{secrets.token_hex(4)}", zones=known_zones)
     planned, began = plan(wanted, settings), time.monotonic()
     report, recorder = _new(wanted, settings, planned)
     recorder.step = BUCKET
-    with call_hook.listening(recorder.hear), contextlib.suppress(KineticError):
+    with call_hook.listening(recorder.record), contextlib.suppress(KineticError):
         location_of(settings)
-    _without_bucket(planned, report, recorder, error, say)
+    _without_bucket(planned, report, recorder, error, note)
     report.seconds, report.entries, report.lost = time.monotonic() - began, recorder.entries, recorder.lost
     return report
 
@@ -155,20 +155,20 @@ def plan(wanted: Wanted, settings: Settings) -> Budget:
     )  # fmt: skip
 
 
-def run(wanted: Wanted, settings: Settings, planned: Budget, say: Say, emulator: Facts | None = None) -> Report:
+def run(wanted: Wanted, settings: Settings, planned: Budget, note: Note, emulator: Facts | None = None) -> Report:
     """Run all steps and write the report; all resources of the run are removed in any case."""
     report, recorder = _new(wanted, settings, planned)
     began, measured = time.monotonic(), list[tuple[str, float]]()
-    with _own_home(), _jobs() as jobs, call_hook.listening(recorder.hear), rate_limit.freely():
+    with _own_home(), _jobs() as jobs, call_hook.listening(recorder.record), rate_limit.freely():
         recorder.step = BUCKET
         try:
             store = open_store(settings.store, settings.deployment)
         except KineticError as error:
-            _without_bucket(planned, report, recorder, error, say)
+            _without_bucket(planned, report, recorder, error, note)
         else:
             assert isinstance(store, GcsStore)
             scene = Scene(settings, store, recorder, jobs, budget=wanted.usd, wait=wanted.wait, spot=wanted.spot)
-            _run_all(scene, planned, report, say)
+            _run_all(scene, planned, report, note)
             measured = scene.measured
     report.seconds = time.monotonic() - began
     report.spent, report.entries, report.lost = recorder.spent(), recorder.entries, recorder.lost
@@ -187,7 +187,7 @@ def run(wanted: Wanted, settings: Settings, planned: Budget, say: Say, emulator:
 
 
 def _new(wanted: Wanted, settings: Settings, planned: Budget) -> tuple[Report, Recorder]:
-    redactor = Redactor(known(settings))
+    redactor = Redactor(placeholders(settings))
     recorder = Recorder(redactor, f"kinetic-{names.mark(settings.store, settings.deployment)}-")
     report = Report(
         datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), versions(),
@@ -197,18 +197,18 @@ def _new(wanted: Wanted, settings: Settings, planned: Budget) -> tuple[Report, R
     return report, recorder
 
 
-def _without_bucket(planned: Budget, report: Report, recorder: Recorder, error: KineticError, say: Say) -> None:
+def _without_bucket(planned: Budget, report: Report, recorder: Recorder, error: KineticError, note: Note) -> None:
     """Report the failure of the bucket's step, and all others as dependent on it."""
     why = recorder.redactor.text(f"{type(error).__name__}: {error}")
     for each in planned.steps:
         if each.wish.name == BUCKET:
-            say(f"{BUCKET}: failed: {error}")
+            note(f"{BUCKET}: failed: {error}")
             report.results.append(Result(BUCKET, each.wish.proves, FAILED, (why,), 0.0, 0.0, 0.0))
         else:
-            report.results.append(_not_run(each, f"needs {BUCKET}", say))
+            report.results.append(_not_run(each, f"needs {BUCKET}", note))
 
 
-def _run_all(scene: Scene, planned: Budget, report: Report, say: Say) -> None:
+def _run_all(scene: Scene, planned: Budget, report: Report, note: Note) -> None:
     steps = {step.name: step for step in STEPS_IN_ORDER}
     ended = ""
     for each in planned.steps:
@@ -221,20 +221,20 @@ def _run_all(scene: Scene, planned: Budget, report: Report, say: Say) -> None:
             or budget.over(each, scene.budget, scene.recorder.spent())
         )
         if reason:
-            report.results.append(_not_run(each, reason, say))
+            report.results.append(_not_run(each, reason, note))
             continue
         try:
-            report.results.append(_run_one(steps[each.wish.name], each, scene, say))
+            report.results.append(_run_one(steps[each.wish.name], each, scene, note))
         except KeyboardInterrupt:
-            say("interrupted: what was made is removed, and the report is written; once more ends that, too")
+            note("interrupted: what was made is removed, and the report is written; once more ends that, too")
             ended, report.interrupted = "interrupted", True
-            report.results.append(_not_run(each, "interrupted", say))
+            report.results.append(_not_run(each, "interrupted", note))
     last = next(each for each in planned.steps if each.wish.name == REAP)
     try:
-        result = _run_one(steps[REAP], last, scene, say)
+        result = _run_one(steps[REAP], last, scene, note)
     except KeyboardInterrupt:
         report.interrupted, report.left = True, scene.commands(scene.not_seen_gone())
-        report.results.append(_not_run(last, "interrupted", say))
+        report.results.append(_not_run(last, "interrupted", note))
         return
     report.results.append(result)
     report.left = list(scene.results.get(REAP, {}).get("left", ()))
@@ -242,8 +242,8 @@ def _run_all(scene: Scene, planned: Budget, report: Report, say: Say) -> None:
         report.left = scene.clear()
 
 
-def _run_one(step: Step, planned: Planned, scene: Scene, say: Say) -> Result:
-    say(f"{step.name}: {step.wish.proves}")
+def _run_one(step: Step, planned: Planned, scene: Scene, note: Note) -> Result:
+    note(f"{step.name}: {step.wish.proves}")
     began, before = time.monotonic(), scene.recorder.spent()
     scene.begin(planned)
     why: list[str] = []
@@ -259,10 +259,10 @@ def _run_one(step: Step, planned: Planned, scene: Scene, say: Say) -> Result:
         why = [f"{type(error).__name__}: {error}"]
         _end_jobs(scene)
     seconds, spent = time.monotonic() - began, scene.recorder.spent() - before
-    say(f"{step.name}: {'failed: ' + '; '.join(why) if why else 'passed'} ({seconds:.0f} s)")
+    note(f"{step.name}: {'failed: ' + '; '.join(why) if why else 'passed'} ({seconds:.0f} s)")
     redactor = scene.recorder.redactor
     return Result(
-        step.name, step.wish.proves, FAILED if why else PASSED, tuple(redactor.text(told) for told in why),
+        step.name, step.wish.proves, FAILED if why else PASSED, tuple(redactor.text(problem) for problem in why),
         seconds, planned.usd, spent, _shown(seen, redactor),
     )  # fmt: skip
 
@@ -281,8 +281,8 @@ def _needs(planned: Planned, results: Sequence[Result]) -> str:
     return f"needs {' and '.join(missing)}" if missing else ""
 
 
-def _not_run(planned: Planned, reason: str, say: Say) -> Result:
-    say(f"{planned.wish.name}: not run: {reason}")
+def _not_run(planned: Planned, reason: str, note: Note) -> Result:
+    note(f"{planned.wish.name}: not run: {reason}")
     return Result(planned.wish.name, planned.wish.proves, NOT_RUN, (reason,), 0.0, planned.usd, 0.0)
 
 
@@ -304,7 +304,7 @@ def _shown(seen: Mapping[str, Any], redactor: Redactor) -> dict[str, Any]:
 # ---- around it
 
 
-def known(settings: Settings) -> dict[str, str]:
+def placeholders(settings: Settings) -> dict[str, str]:
     """Map what must never be seen in a report to the word that stands for it."""
     bucket, _, prefix = settings.store.removeprefix("gs://").partition("/")
     values: list[tuple[str, str]] = [

@@ -28,7 +28,7 @@ from kinetic_orchestration.platforms.google.tpu import request, states
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, client
 from kinetic_orchestration.protocol import names
 
-LOOK, LOOK_EMULATED = 4.0, 0.1  # seconds between two polls of a slice
+POLL, POLL_EMULATED = 4.0, 0.1  # seconds between two polls of a slice
 RELEASE = 600.0  # seconds that a deletion may take
 PATIENCE = 15  # polls of a slice whose deletion does not begin, until it is deleted once more
 DELETIONS = 10  # calls after which a slice that does not even begin to go is left alone
@@ -95,7 +95,7 @@ class Scene:
 
     @property
     def pace(self) -> float:
-        return LOOK_EMULATED if self.settings.emulator or self.settings.emulator_grpc else LOOK
+        return POLL_EMULATED if self.settings.emulator or self.settings.emulator_grpc else POLL
 
     def until(self, condition: Callable[[], Any], within: float, what: str) -> Any:
         """Wait for the condition to give something, no longer than `within` seconds, and return that."""
@@ -157,7 +157,7 @@ class Scene:
                 trouble.append(error)
                 stop.set()
 
-        with self.looking():
+        with self.polling():
             outcome = handle.follow(emit, stop=stop, on_step=step)
         if outcome is None:
             raise trouble[0] if trouble else TooLong("the job did not end")
@@ -175,18 +175,18 @@ class Scene:
         )  # fmt: skip
 
     @contextlib.contextmanager
-    def looking(self) -> Iterator[None]:
+    def polling(self) -> Iterator[None]:
         """Within the block, poll each slice of this run in addition to the product's own requests, so that no state is
         missed."""
         stop = threading.Event()
 
-        def look() -> None:
+        def poll_all() -> None:
             while not stop.wait(self.pace):
                 for slice_ in list(self.recorder.slices.values()):
                     if slice_.ended is None:
-                        self.look_at(slice_)
+                        self.poll(slice_)
 
-        thread = threading.Thread(target=look, name="kinetic-verify", daemon=True)
+        thread = threading.Thread(target=poll_all, name="kinetic-verify", daemon=True)
         thread.start()
         try:
             yield
@@ -194,7 +194,7 @@ class Scene:
             stop.set()
             thread.join(60.0)
 
-    def look_at(self, slice_: Slice) -> bool:
+    def poll(self, slice_: Slice) -> bool:
         """Poll the queued resource and the node. True if neither exists any longer."""
         gone = True
         for ask, name in ((self.tpus.queued_resource, slice_.resource), (self.tpus.node, slice_.node)):
@@ -210,13 +210,13 @@ class Scene:
         A slice whose deletion does not begin is deleted once more: then the states show that one call was not enough.
         """
         began = time.monotonic()
-        looks = 0
+        polls = 0
 
         def gone() -> bool:
-            nonlocal looks
-            looks += 1
-            left = [slice_ for slice_ in list(self.recorder.slices.values()) if not self.look_at(slice_)]
-            if left and looks % PATIENCE == 0:
+            nonlocal polls
+            polls += 1
+            left = [slice_ for slice_ in list(self.recorder.slices.values()) if not self.poll(slice_)]
+            if left and polls % PATIENCE == 0:
                 for slice_ in left:
                     self._delete_if_it_stays(slice_)
             return not left
@@ -308,7 +308,7 @@ class Scene:
         ]
 
     def _gone(self, slice_: Slice) -> bool:
-        if self.look_at(slice_):
+        if self.poll(slice_):
             return True
         for remove, name in ((self.tpus.delete, slice_.resource), (self.tpus.delete_node, slice_.node)):
             with contextlib.suppress(Exception):  # as it is recorded; asked again until it is gone

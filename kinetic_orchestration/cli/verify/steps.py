@@ -58,7 +58,7 @@ def _doctor(scene: Scene) -> Seen:
 
 
 def _is_well(seen: Mapping[str, Any]) -> list[str]:
-    return [f"doctor: {told}" for told in seen["failed"]]
+    return [f"doctor: {problem}" for problem in seen["failed"]]
 
 
 def _api(scene: Scene) -> Seen:
@@ -87,11 +87,11 @@ def _api(scene: Scene) -> Seen:
 
 
 def _tells_absence(seen: Mapping[str, Any]) -> list[str]:
-    told = [] if seen["zones"] else [f"none of {', '.join(seen['wanted'])} is a zone of this project"]
+    problems = [] if seen["zones"] else [f"none of {', '.join(seen['wanted'])} is a zone of this project"]
     for moment, answer in seen["answers"].items():
         if answer != "NotFound" and "operation" not in moment:
-            told.append(f"{moment}: the answer was {answer}, and NOT_FOUND is taken for absence")
-    return told
+            problems.append(f"{moment}: the answer was {answer}, and NOT_FOUND is taken for absence")
+    return problems
 
 
 def _bucket(scene: Scene) -> Seen:
@@ -132,7 +132,7 @@ def _job(scene: Scene) -> Seen:
         scene.recorder.add(f"metadata {call}", {"attributes" if call == "attributes" else "of": answer})
     cost = handle.cost()
     return {
-        **_told(ended), "machine": machine, "gone_after": ended.gone_after,
+        **_outcome(ended), "machine": machine, "gone_after": ended.gone_after,
         "lines": [[round(at, 3), line] for at, _, line in ended.lines],
         "zone": next(iter(handle.zones()), ""), "usd": cost.usd, "most": scene.planned.usd if scene.planned else 0.0,
         "ready_seconds": cost.ready_seconds, "queued_seconds": cost.queued_seconds, "note": cost.note,
@@ -157,15 +157,15 @@ def _is_live(seen: Mapping[str, Any]) -> list[str]:
 def _is_priced(seen: Mapping[str, Any]) -> list[str]:
     if seen["usd"] is None or not seen["ready_seconds"] > 0:
         return ["the job has no cost"]
-    told = []
+    problems = []
     if seen["usd"] > seen["most"]:
-        told.append(f"it cost ${seen['usd']:.2f}, and limits.cost allowed ${seen['most']:.2f}")
+        problems.append(f"it cost ${seen['usd']:.2f}, and limits.cost allowed ${seen['most']:.2f}")
     if seen["ready_seconds"] > seen["seen_ready"] + 60.0:
-        told.append(
+        problems.append(
             f"{seen['ready_seconds']:.0f} s are charged by its records, and it was seen READY for "
             f"{seen['seen_ready']:.0f} s"
         )
-    return told
+    return problems
 
 
 def _secrets(scene: Scene) -> Seen:
@@ -177,7 +177,7 @@ def _secrets(scene: Scene) -> Seen:
         del os.environ[VARIABLE]
     ended = scene.finish(handle)
     return {
-        **_told(ended),
+        **_outcome(ended),
         "arrived": ended.value == hashlib.sha256(value.encode()).hexdigest(),
         "open": value in (handle.logs() or "") or _is_in_records(scene, handle.job_id, value),
         "left": len(scene.secrets_left()),
@@ -194,14 +194,14 @@ def _is_in_records(scene: Scene, job_id: str, value: str) -> bool:
 
 
 def _is_kept(seen: Mapping[str, Any]) -> list[str]:
-    told = _succeeded(seen)
-    if not told and not seen["arrived"]:
-        told.append("the secret did not arrive at the host")
+    problems = _succeeded(seen)
+    if not problems and not seen["arrived"]:
+        problems.append("the secret did not arrive at the host")
     if seen["open"]:
-        told.append("the secret lies in the bucket in the open")
+        problems.append("the secret lies in the bucket in the open")
     if seen["left"]:
-        told.append(f"{seen['left']} secrets were left in Secret Manager after the job")
-    return told
+        problems.append(f"{seen['left']} secrets were left in Secret Manager after the job")
+    return problems
 
 
 def _cancel(scene: Scene) -> Seen:
@@ -209,7 +209,7 @@ def _cancel(scene: Scene) -> Seen:
     ended = scene.finish(handle, RUNS, lambda: handle.cancel("ko verify"))
     took = ended.seconds - ended.acted_at if ended.acted_at is not None else 0.0
     scene.measured.append(("cancelled → ended", took))
-    return {**_told(ended), "asked": ended.acted_at is not None, "took": took, "gone_after": ended.gone_after}
+    return {**_outcome(ended), "asked": ended.acted_at is not None, "took": took, "gone_after": ended.gone_after}
 
 
 def _was_cancelled(seen: Mapping[str, Any]) -> list[str]:
@@ -224,7 +224,7 @@ def _node_deleted(scene: Scene) -> Seen:
     ended = scene.finish(handle, RUNS, lambda: _refusals(scene))
     with contextlib.suppress(KineticError):
         handle.result(timeout=1)
-    return {**_told(ended), "answers": ended.acted or {}}
+    return {**_outcome(ended), "answers": ended.acted or {}}
 
 
 def _refusals(scene: Scene) -> dict[str, str]:
@@ -259,29 +259,29 @@ def _refusals(scene: Scene) -> dict[str, str]:
 def _says_who_deleted(seen: Mapping[str, Any]) -> list[str]:
     if not seen["answers"]:
         return ["it never ran, so that its node could not be deleted"]
-    told = []
+    problems = []
     taken = seen["answers"].get("create a queued resource whose name is taken")
     if taken not in ("AlreadyExists", "Conflict"):
-        told.append(f"a name that is taken was answered with {taken}")
+        problems.append(f"a name that is taken was answered with {taken}")
     if seen["status"] != "CANCELLED":
-        told.append(f"a slice that its owner deleted ends the job, and it is {seen['status']}: {seen['message']}")
-    return told
+        problems.append(f"a slice that its owner deleted ends the job, and it is {seen['status']}: {seen['message']}")
+    return problems
 
 
 def _preemption(scene: Scene) -> Seen:
     """The slice is taken away, node and queued resource, as soon as the training has kept some steps."""
     handle = scene.submit(scene.jobs.endures, STEPS, BETWEEN, HELD)
     ended = scene.finish(handle, f"verify: step {HELD} of attempt 1", scene.take_away)
-    return {**_told(ended), "deleted": ended.acted_at is not None, "value": ended.value}
+    return {**_outcome(ended), "deleted": ended.acted_at is not None, "value": ended.value}
 
 
 def _came_again(seen: Mapping[str, Any]) -> list[str]:
     if not seen["deleted"]:
         return ["its training never came as far as to be taken away"]
-    told = _succeeded(seen)
-    if not told and seen["attempts"] != 2:
-        told.append(f"it took {seen['attempts']} attempts, and one slice was taken away")
-    return told
+    problems = _succeeded(seen)
+    if not problems and seen["attempts"] != 2:
+        problems.append(f"it took {seen['attempts']} attempts, and one slice was taken away")
+    return problems
 
 
 def _went_on(seen: Mapping[str, Any]) -> list[str]:
@@ -295,19 +295,19 @@ def _went_on(seen: Mapping[str, Any]) -> list[str]:
 
 def _four_hosts(scene: Scene) -> Seen:
     ended = scene.finish(scene.submit(scene.jobs.among_others))
-    said = sorted({line for _, _, line in ended.lines if line.startswith("verify: host ")})
+    spoken = sorted({line for _, _, line in ended.lines if line.startswith("verify: host ")})
     machine = dict(ended.value or {})
     for call, answer in machine.pop("metadata", {}).items():
         scene.recorder.add(f"metadata {call}, of four hosts", {"attributes" if call == "attributes" else "of": answer})
-    return {**_told(ended), "said": said, "hosts": machine.get("hosts", 0)}
+    return {**_outcome(ended), "said": spoken, "hosts": machine.get("hosts", 0)}
 
 
 def _all_spoke(seen: Mapping[str, Any]) -> list[str]:
-    told = _succeeded(seen)
+    problems = _succeeded(seen)
     wanted = [f"verify: host {number} of 4" for number in range(4)]
-    if not told and (seen["said"] != wanted or seen["hosts"] != 4):
-        told.append(f"{len(seen['said'])} of 4 hosts were heard")
-    return told
+    if not problems and (seen["said"] != wanted or seen["hosts"] != 4):
+        problems.append(f"{len(seen['said'])} of 4 hosts were heard")
+    return problems
 
 
 # ---- the end
@@ -336,16 +336,16 @@ def _reap(scene: Scene) -> Seen:
 
 
 def _nothing_left(seen: Mapping[str, Any]) -> list[str]:
-    told = [f"left behind: {command}" for command in seen["left"]]
+    problems = [f"left behind: {command}" for command in seen["left"]]
     for moment, answers in seen["answers"].items():
         others = sorted({answer for answer in answers if answer != "NotFound"})
         if others:
-            told.append(f"{moment}: the answer was {' or '.join(others)}, and only NOT_FOUND says that it is gone")
+            problems.append(f"{moment}: the answer was {' or '.join(others)}, and only NOT_FOUND says that it is gone")
     counts = {"slices": seen["listed"], "objects": seen["objects"], "secrets": seen["secrets"]}
-    return told + [f"{count} {what} of this run are still there" for what, count in counts.items() if count]
+    return problems + [f"{count} {what} of this run are still there" for what, count in counts.items() if count]
 
 
-def _told(ended: Ended) -> Seen:
+def _outcome(ended: Ended) -> Seen:
     return {
         "status": ended.status.name, "attempts": ended.attempts, "message": ended.message,
         "seconds": round(ended.seconds, 3), "first_line": round(ended.lines[0][0], 3) if ended.lines else None,

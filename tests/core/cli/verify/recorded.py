@@ -62,8 +62,8 @@ def tour(environ: dict[str, str]) -> Facts:
     """Record what the API shows of slices that wait, fail and are taken away, on demand and spot."""
     with Emulator(zones=(ZONE,), timing=SLOWLY._replace(provision=0.8, suspend=0.8), hosts=False) as cloud:
         here = settings.load({**environ, **cloud.environ()}, deployment="verify-tour")
-        recorder = Recorder(Redactor(runner.known(here)), OURS)
-        with call_hook.listening(recorder.hear):
+        recorder = Recorder(Redactor(runner.placeholders(here)), OURS)
+        with call_hook.listening(recorder.record):
             for spot in (False, True):
                 _Traveller(cloud, here, recorder, spot).travel()
         return comparison.facts(recorder.entries, recorder.seen, recorder.echoes)

@@ -84,7 +84,7 @@ def look(recorder: Recorder, at: float, kind: str, state: str) -> None:
     answer = {"state": state} if kind == "Node" else {"state": {"state": state}}
     request = {"name": f"projects/p/locations/z/{name}/kinetic-mine-1"}
     status = "NOT_FOUND" if state == "404" else "OK"
-    recorder.hear(call_hook.Call("tpu", f"Get{kind}", request, status, {} if state == "404" else answer, (), at, 0.0))
+    recorder.record(call_hook.Call("tpu", f"Get{kind}", request, status, {} if state == "404" else answer, (), at, 0.0))
 
 
 def test_dollars_are_counted_from_ready_until_it_is_seen_gone() -> None:
@@ -155,7 +155,7 @@ def test_a_run_has_a_deployment_of_its_own(home: Path, monkeypatch: pytest.Monke
     for name, value in CLOUD.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("KINETIC_DEPLOYMENT", "production")
-    one, other = runner.here_for(runner.Wanted()), runner.here_for(runner.Wanted())
+    one, other = runner.settings_for(runner.Wanted()), runner.settings_for(runner.Wanted())
     assert one.deployment.startswith("verify-") and one.deployment != other.deployment
 
 
@@ -174,7 +174,7 @@ def test_without_named_zones_they_are_those_of_the_bucket(
     bucket = f"verify-{location.lower()}"
     for name, value in tpu_cloud.environ(store=f"gs://{bucket}/k", location=location).items():
         monkeypatch.setenv(name, value)
-    here = runner.here_for(runner.Wanted())
+    here = runner.settings_for(runner.Wanted())
     planned = runner.plan(runner.Wanted(), here)
     assert here.zones == zones
     assert [step.wish.name for step in planned.steps if step.left_out] == left_out
@@ -187,14 +187,14 @@ def test_a_bucket_that_tells_no_zone_has_none_chosen_for_it(
     for name, value in tpu_cloud.environ(store="gs://verify-far/k", location="US-WEST2").items():
         monkeypatch.setenv(name, value)
     with pytest.raises(NoPlace, match="US-WEST2"):
-        runner.here_for(runner.Wanted())
+        runner.settings_for(runner.Wanted())
     monkeypatch.setenv("KINETIC_STORE", "gs://verify-closed/k")
     tpu_cloud.storage.forbid("bucket verify-closed*")
     with pytest.raises(BackendError, match="is not known"):
-        runner.here_for(runner.Wanted())
+        runner.settings_for(runner.Wanted())
     with pytest.warns(UserWarning, match="all known zones stand for its own here"):
-        assert "europe-west4-b" in runner.here_for(runner.Wanted(), only_looking=True).zones
-    assert runner.here_for(runner.Wanted(zones=("us-west4-a",))).zones == ("us-west4-a",)
+        assert "europe-west4-b" in runner.settings_for(runner.Wanted(), dry_run=True).zones
+    assert runner.settings_for(runner.Wanted(zones=("us-west4-a",))).zones == ("us-west4-a",)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_every_call_is_heard_with_its_answer_as_it_was(home: Path, monkeypatch: 
     assert (operation.method, operation.status) == ("GetOperation", "NOT_FOUND")
     recorder = Recorder(Redactor({"acme": "PROJECT"}), "kinetic-")
     for call in heard:
-        recorder.hear(call)
+        recorder.record(call)
     assert recorder.lost == 0
     assert recorder.entries[0].answer["error"]["message"] == (
         "Resource 'projects/PROJECT/locations/us-west4-a/nodes/NAME-1' was not found"
