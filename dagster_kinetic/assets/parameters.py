@@ -120,7 +120,7 @@ def why_not_resource(kind: Any) -> str:
 def _bonds(kind: type[dg.ConfigurableResource[Any]]) -> Iterator[str]:
     """The reasons why a resource's class depends on this process."""
     from kinetic_orchestration.plan.declare.secret_shapes import (
-        told_by_name,  # its many patterns are no part of an import
+        is_secret_name,  # its many patterns are no part of an import
     )
 
     own = [each for each in kind.__mro__ if each.__module__.partition(".")[0] not in ("dagster", "pydantic")]
@@ -130,7 +130,7 @@ def _bonds(kind: type[dg.ConfigurableResource[Any]]) -> Iterator[str]:
     for name in (name for each in own for name in vars(each).get("__private_attributes__", ())):
         yield f"it has a state besides its settings, {name}"
     for name, field in kind.model_fields.items():
-        if told_by_name(name) or "Secret" in str(field.annotation):
+        if is_secret_name(name) or "Secret" in str(field.annotation):
             yield f"its field {name!r} looks like a secret, and would lie in the store in the open"
         if not _is_plain(field.annotation):
             yield f"its field {name!r} is no plain setting"

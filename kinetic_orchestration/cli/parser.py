@@ -24,11 +24,11 @@ class _Parser(argparse.ArgumentParser):
     lacking: str = ""  # the message for missing arguments, if argparse's own is no help
 
     def error(self, message: str) -> NoReturn:
-        from kinetic_orchestration.plan.declare.keras_kinetic import command_here
+        from kinetic_orchestration.plan.declare.keras_kinetic import equivalent_command
 
         if self.lacking and message.startswith("the following arguments are required"):
             message = self.lacking
-        hint = f"{there}.\n" if (there := command_here(self.given)) else ""
+        hint = f"{there}.\n" if (there := equivalent_command(self.given)) else ""
         self.exit(codes.USAGE, f"kinetic: error: {message}\n{hint}See: {self.prog} --help\n")
 
 

@@ -78,17 +78,17 @@ def check_hardware(plan: Plan, settings: Settings) -> None:
     if not (settings.require_hardware and plan.stands_in):
         return
     source = settings.sources.get("require_hardware", "")
-    said, allow = "KINETIC_REQUIRE_HARDWARE", "KINETIC_REQUIRE_HARDWARE=false"
+    rule, allow = "KINETIC_REQUIRE_HARDWARE", "KINETIC_REQUIRE_HARDWARE=false"
     if source == "argument":
-        said, allow = "require_hardware=True", "require_hardware=False"
+        rule, allow = "require_hardware=True", "require_hardware=False"
     elif source.startswith("["):
-        said = f"require_hardware of {source}"
+        rule = f"require_hardware of {source}"
     if not plan.traits.share_machine:
         way = UNSET
     else:
         way = "name a project and a store (KINETIC_PROJECT, KINETIC_STORE=gs://…), or an accelerator that is here"
     raise NotEmulated(
-        f"{plan.name} was not run: hardware is required ({said}), and {plan.slice.name} would be {plan.where}. To have "
+        f"{plan.name} was not run: hardware is required ({rule}), and {plan.slice.name} would be {plan.where}. To have "
         f"the hardware, {way}; to allow emulation, {allow}"
     )
 
@@ -100,14 +100,14 @@ def remark(plan: Plan, settings: Settings) -> str:
     return f" (GOOGLE_CLOUD_PROJECT={settings.project} alone means no cloud: that takes KINETIC_STORE=gs://… as well)"
 
 
-def said_of_cloud(options: Options) -> tuple[str, ...]:
+def named_cloud_options(options: Options) -> tuple[str, ...]:
     """Return the fields of `cloud=` that were set."""
     cloud, silent = options.cloud or TpuVm(), TpuVm()
     return tuple(entry.name for entry in fields(TpuVm) if getattr(cloud, entry.name) != getattr(silent, entry.name))
 
 
 def _of_options(options: Options) -> list[str]:
-    return [_written(name, _plain(getattr(options.cloud, name))) for name in said_of_cloud(options)]
+    return [_written(name, _plain(getattr(options.cloud, name))) for name in named_cloud_options(options)]
 
 
 def _of_settings(settings: Settings) -> list[str]:

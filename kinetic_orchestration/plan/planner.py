@@ -75,9 +75,9 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
     if unused := tuple(_ignored(options, backend)):
         have, are = ("has", "is") if len(unused) == 1 else ("have", "are")
         warn_once(f"{', '.join(unused)} {have} no meaning on the {backend} backend and {are} ignored there")
-    _tell_of_kinetics_settings(environ or {})
+    _warn_of_kinetics_settings(environ or {})
     env, secrets = capture(options.capture_env_vars or (), environ or {}, named_only=backend != LOCAL)
-    _tell_of_secrets(spec)
+    _warn_of_secrets(spec)
     limits = Limits(
         **{
             name: seconds(f"limits.{name}", getattr(options.limits, name))
@@ -119,13 +119,13 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
         compile_cache=settings.compile_cache,
         device_metrics=settings.device_metrics,
         debug_port=DEBUG_PORT if options.debug else 0,
-        profile=profile.told(options.profile),
+        profile=profile.instructions(options.profile),
         labels={**(options.labels or {}), **(options.cloud.labels if options.cloud else {})},
         **cloud,
     )
 
 
-def _tell_of_kinetics_settings(environ: Mapping[str, str]) -> None:
+def _warn_of_kinetics_settings(environ: Mapping[str, str]) -> None:
     if all(name in VARIABLES for name in environ if name.startswith("KINETIC_")):
         return
     from kinetic_orchestration.plan.declare.keras_kinetic import without_effect  # a table that most launches do without
@@ -137,10 +137,10 @@ def _tell_of_kinetics_settings(environ: Mapping[str, str]) -> None:
 def _with_keras_backend(env: dict[str, str], options: Options, given: Mapping[str, str]) -> dict[str, str]:
     """The variables with the value of `keras_backend=`; a name that Keras does not know would only be found on
     a host."""
-    asked, told = options.keras_backend, given.get("KERAS_BACKEND")
-    if asked and told and asked != told:
+    asked, given_value = options.keras_backend, given.get("KERAS_BACKEND")
+    if asked and given_value and asked != given_value:
         raise ConflictingSettings(
-            f"keras_backend={asked!r} and env={{'KERAS_BACKEND': {told!r}}} name two backends of Keras: keep one"
+            f"keras_backend={asked!r} and env={{'KERAS_BACKEND': {given_value!r}}} name two backends of Keras: keep one"
         )
     found = {**env, "KERAS_BACKEND": asked} if asked else env
     if found.get("KERAS_BACKEND", "") not in ("", "numpy", "openvino"):  # with which nothing is trained
@@ -155,7 +155,7 @@ def _ignored(options: Options, backend: str) -> Iterator[str]:
             continue
         if image_of(options) if name == "container_image" else getattr(options, name):
             yield f"{name}="
-    cloud = [f"{name}=…" for name in emulation.said_of_cloud(options) if name not in OF_ANY_BACKEND]
+    cloud = [f"{name}=…" for name in emulation.named_cloud_options(options) if name not in OF_ANY_BACKEND]
     if backend == LOCAL and cloud:
         yield f"cloud=TpuVm({', '.join(cloud)})"
 
@@ -294,14 +294,14 @@ def capture(
     return {name: environ[name] for name in names if name not in hidden}, kept
 
 
-def _tell_of_secrets(spec: JobSpec) -> None:
+def _warn_of_secrets(spec: JobSpec) -> None:
     """Warn of values that look like secrets: the user may not want all readers of the store to see them."""
     if not spec.env and not spec.argv:
         return
-    from kinetic_orchestration.plan.declare.secret_shapes import is_secret, told_by_value
+    from kinetic_orchestration.plan.declare.secret_shapes import is_secret, kind_of_secret
 
     found = [f"env={name}" for name, value in spec.env.items() if is_secret(name, value)]
-    found += [f"part {at} of the command" for at, part in enumerate(spec.argv, 1) if told_by_value(part)]
+    found += [f"part {at} of the command" for at, part in enumerate(spec.argv, 1) if kind_of_secret(part)]
     if found:
         warn_once(
             f"{spec.name}: {', '.join(found)} looks like a secret, and whoever may read the store can read it. Hand it "

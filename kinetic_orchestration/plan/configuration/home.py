@@ -34,14 +34,14 @@ class Unfit(Exception):
 def make(home: Path) -> None:
     """Create it, private and out of other users' reach. Raises Unfit, or OSError."""
     known = _seen.get(home)
-    if known is not None and known == _look(home):
+    if known is not None and known == _state(home):
         return
     for folder in reversed([folder for folder in home.parents if not folder.exists()]):
         _mkdir(folder, 0o755)  # independent of the umask: 0777 would let any user replace our folder
     _mkdir(home, PRIVATE)
     _check_way(home)
     _check_own(home)
-    _seen[home] = _look(home)
+    _seen[home] = _state(home)
 
 
 def private(folder: Path) -> Path:
@@ -61,7 +61,7 @@ def described(home: Path) -> str:
 _seen: dict[Path, tuple[int, ...] | None] = {}
 
 
-def _look(home: Path) -> tuple[int, ...] | None:
+def _state(home: Path) -> tuple[int, ...] | None:
     try:
         found = home.stat()
     except OSError:

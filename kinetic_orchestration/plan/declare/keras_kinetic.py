@@ -23,7 +23,7 @@ class Row(NamedTuple):
     name: str
     verdict: str
     why: str
-    here: str = ""
+    equivalent: str = ""
 
 
 class Group(NamedTuple):
@@ -32,8 +32,8 @@ class Group(NamedTuple):
     absent: Mapping[str, str]  # name → the reason, and what to use
 
     def rows(self) -> Iterator[Row]:
-        for name, (here, why) in self.other.items():
-            yield Row(name, OTHER, why, here or name)
+        for name, (equivalent, why) in self.other.items():
+            yield Row(name, OTHER, why, equivalent or name)
         for name, why in self.absent.items():
             yield Row(name, ABSENT, why)
 
@@ -246,7 +246,7 @@ def row_of(name: str) -> Row | None:
     return whose if whose is not None and whose.verdict == ABSENT else None
 
 
-def without(owner: str, name: str, said: str) -> str:
+def without(owner: str, name: str, message: str) -> str:
     """Return the text of an AttributeError, extended by the counterpart if the name is one of Keras Kinetic's.
 
     Args:
@@ -255,7 +255,7 @@ def without(owner: str, name: str, said: str) -> str:
         said: The text.
     """
     row = next((found for text in (name, f"{name}()") if (found := row_of(f"{owner}.{text}"))), None)
-    return f"{said}: {_plain(row.why)}" if row is not None and row.why else said
+    return f"{message}: {_plain(row.why)}" if row is not None and row.why else message
 
 
 def without_effect(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -274,7 +274,7 @@ def unread_profiles(environ: Mapping[str, str]) -> tuple[str, str] | None:
     return (path, _plain(_PROFILES)) if environ.get("HOME") and os.path.isfile(path) else None
 
 
-def command_here(words: Sequence[str]) -> str:
+def equivalent_command(words: Sequence[str]) -> str:
     """Return the counterpart of a command of Keras Kinetic; "" for another command, or for one of the same name."""
     rows = table()
     for count in (2, 1):
@@ -282,8 +282,8 @@ def command_here(words: Sequence[str]) -> str:
         row = rows.get(f"kinetic {command}")
         if row is not None and row.verdict == ABSENT:
             return f"Keras Kinetic's {command!r} is not here: {_plain(row.why)}"
-        if row is not None and (count == 2 or len(words) == 1) and row.here != f"ko {command}":
-            return f"Keras Kinetic's {command!r} is {row.here!r} here"
+        if row is not None and (count == 2 or len(words) == 1) and row.equivalent != f"ko {command}":
+            return f"Keras Kinetic's {command!r} is {row.equivalent!r} here"
     return ""
 
 

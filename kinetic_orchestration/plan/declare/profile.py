@@ -92,7 +92,7 @@ def _checked(profile: Profile) -> Profile:
     return profile
 
 
-def told(value: Any) -> dict[str, Any]:
+def instructions(value: Any) -> dict[str, Any]:
     """Return the instructions for hosts, or an empty dictionary."""
     profile = asked(value)
     if profile is None:

@@ -34,7 +34,7 @@ _STRONG_NAME = re.compile(
     r"PASSW|PASSPHRASE|SECRET|(API|ACCESS|PRIVATE|AUTH|SIGNING)_?(KEY|TOKEN)|(^|_)(TOKEN|CREDENTIALS?|DSN|PAT)$"
 )
 # Such a name shows the kind of its value: a random one is no secret.
-_TOLD_NAME = re.compile(
+_KIND_NAME = re.compile(
     r"(^|_)(\w*SHA\d*|COMMIT|REV|REVISION|DIGEST|HASH|CHECKSUM|MD5|ETAG|FINGERPRINT|U?U?ID|GUID|VERSION|BUILD|TAG|TRACE"
     r"|TRACEPARENT|SPAN|RUN|REF|BRANCH|IMAGE|NAME|SEED|PUBLIC|PATH|PATHS|DIR|DIRS|HOME|ROOT|FILE|FILES|FOLDER|CACHE|BIN"
     r"|LIB|SOCK|SOCKET|HOST|HOSTNAME|ADDRESS|ADDR|URI|ZONE|REGION|MODEL|DATASET|LABELS?|COLORS|FLAGS|OPTS|ARGS|JOB|POD"
@@ -42,7 +42,7 @@ _TOLD_NAME = re.compile(
 )
 
 
-def told_by_name(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
     """Return True if the name of a variable, field or parameter promises a secret: DB_PASSWORD, apiKey, SENTRY_DSN."""
     plain = _plain(name)
     return bool(_SECRET_NAME.search(plain)) and not (_PUBLIC_NAME.search(plain) and "PRIVATE" not in plain)
@@ -50,9 +50,9 @@ def told_by_name(name: str) -> bool:
 
 def is_secret(name: str, value: str) -> bool:
     """Return True if a variable has to be kept secret, by its name or by its value."""
-    if told_by_name(name) and not _is_harmless(_plain(name), value):
+    if is_secret_name(name) and not _is_harmless(_plain(name), value):
         return True
-    return bool(told_by_value(value, name))
+    return bool(kind_of_secret(value, name))
 
 
 def is_secret_argument(name: str, value: str) -> bool:
@@ -61,7 +61,7 @@ def is_secret_argument(name: str, value: str) -> bool:
     """
     if _STRONG_NAME.search(_plain(name)) and len(value) >= 8 and not re.search(r"\s", value):
         return not _is_harmless(_plain(name), value) and not _PLACE.match(value)
-    return bool(told_by_value(value, name))
+    return bool(kind_of_secret(value, name))
 
 
 def _plain(name: str) -> str:
@@ -138,13 +138,13 @@ _PIECE = re.compile(r"[A-Za-z0-9+]{16,}")
 RANDOM: Final = 3.5  # bits a letter, from which on a piece is no word
 
 
-def told_by_value(value: str, name: str = "") -> str:
+def kind_of_secret(value: str, name: str = "") -> str:
     """Return the kind of secret that a text contains, or ""."""
     value = value[:LONGEST].strip()
     if len(value) < 8:
         return ""
     shape = known_token(value) or next((kind for kind, holds in _SHAPES.items() if holds(value)), "")
-    if shape or told_by_name(name) or _TOLD_NAME.search(_plain(name)):
+    if shape or is_secret_name(name) or _KIND_NAME.search(_plain(name)):
         return shape
     return "a random text" if _is_random(value) else ""
 
@@ -292,7 +292,7 @@ def is_key_file(path: str, head: bytes, *, whole: bool) -> bool:
     if suffix in _PROSE or _TEMPLATE.search(name):
         return False
     kind = _kind(path, name, suffix)
-    if (kind and _LOOKS[kind](name, head, whole)) or _begins_with_key(head):
+    if (kind and _CHECKS[kind](name, head, whole)) or _begins_with_key(head):
         return True
     return whole and len(head) <= HEAD and _holds_key(name, suffix, head)
 
@@ -392,7 +392,7 @@ def _value(text: str) -> str:
     return _COMMENT.split(text, maxsplit=1)[0].strip()
 
 
-_LOOKS: Final[Mapping[str, Callable[[str, bytes, bool], bool]]] = {
+_CHECKS: Final[Mapping[str, Callable[[str, bytes, bool], bool]]] = {
     _SURE: lambda name, head, whole: True,
     _SETTINGS: _is_settings,
     _KEY: _is_key,

@@ -255,7 +255,7 @@ def parse(name: str) -> Slice:
     if kind in ("", "tpu") and found is None:
         found = _tpu(rest)
     if found is None:
-        raise UnknownAccelerator(f"No accelerator {name!r}: {_why(kind, rest)}")
+        raise UnknownAccelerator(f"No accelerator {name!r}: {_reason(kind, rest)}")
     return replace(found, spot=spot and found.kind != "cpu")
 
 
@@ -368,7 +368,7 @@ def _tpu(rest: str) -> Slice | None:
 # What is near a wrong name.
 
 
-def _why(kind: str, rest: str) -> str:  # noqa: PLR0911 - a list of cases, the first that fits
+def _reason(kind: str, rest: str) -> str:  # noqa: PLR0911 - a list of cases, the first that fits
     generation = rest.partition("-")[0]
     tpu = _TPU_NAMES.get(generation)
     if generation in _ANNOUNCED and kind != "gpu":
@@ -431,25 +431,25 @@ def _explain_size(tpu: _Tpu, number: int) -> str:
 
 def _explain_accelerator_type(name: str) -> str:
     text = name.strip().lower()
-    said = f"Cloud TPU has no accelerator type {name!r}"
+    missing = f"Cloud TPU has no accelerator type {name!r}"
     kind, rest = _split(text)
     if announced := _ANNOUNCED.get(rest.partition("-")[0]):
-        return f"{said}: {_explain_announced(announced)}"
+        return f"{missing}: {_explain_announced(announced)}"
     if kind in ("", "tpu") and (found := _tpu(rest)):
-        return f'{said}. Names of that form are for accelerator="{found.name}" ({found}).'
+        return f'{missing}. Names of that form are for accelerator="{found.name}" ({found}).'
     known = [tpu.slice(chips).accelerator_type for tpu in _TPUS.values() for chips in tpu.topologies]
     near = _close(text, [name for name in known if name])
-    return f"{said}. Near: {', '.join(near or ('v5litepod-8', 'v6e-8', 'v5p-8', 'v4-8'))}."
+    return f"{missing}. Near: {', '.join(near or ('v5litepod-8', 'v6e-8', 'v5p-8', 'v4-8'))}."
 
 
 def _explain_cloud_size(name: str, tpu: _Tpu, number: int) -> str:
-    said = f"Cloud TPU has no accelerator type {name!r}"
+    missing = f"Cloud TPU has no accelerator type {name!r}"
     if not tpu.cloud_name:
         chips = number // tpu.cores_counted
         if chips not in tpu.topologies:
             chips = tpu.default
         return (
-            f"{said}: the Cloud TPU API does not reach {tpu.name}, only GKE does. "
+            f"{missing}: the Cloud TPU API does not reach {tpu.name}, only GKE does. "
             f'Its name here counts chips, as in accelerator="{tpu.name}-{chips}" ({tpu.topologies[chips]}).'
         )
     sizes = [chips * tpu.cores_counted for chips in tpu.topologies if chips <= tpu.cloud_largest]
@@ -458,7 +458,7 @@ def _explain_cloud_size(name: str, tpu: _Tpu, number: int) -> str:
         for found in (tpu.slice(size // tpu.cores_counted) for size in _near(number, sizes))
     )
     counts = "TensorCores, two to a chip" if tpu.cores_counted == 2 else "chips"
-    text = f"{said} (the number counts {counts}). Near: {near}."
+    text = f"{missing} (the number counts {counts}). Near: {near}."
     if tpu.cores_counted == 1 or number not in tpu.topologies:
         return text
     other = tpu.slice(number)

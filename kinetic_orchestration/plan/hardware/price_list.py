@@ -109,13 +109,13 @@ def _read(path: Path, changed: int, size: int) -> PriceList:
     try:
         if size > LARGEST:
             raise ValueError(f"it has {size} bytes")
-        told = json.loads(path.read_text(encoding="utf-8"))
-        if told["version"] != VERSION:
-            raise ValueError(f"it is of version {told['version']!r}")
-        rates = [Rate(**row) for row in told["rates"]]
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["version"] != VERSION:
+            raise ValueError(f"it is of version {document['version']!r}")
+        rates = [Rate(**row) for row in document["rates"]]
         for rate in rates:
             check(rate)
-        return BUILT_IN.with_rates(rates, str(told["refreshed"]))
+        return BUILT_IN.with_rates(rates, str(document["refreshed"]))
     except (OSError, ValueError, TypeError, KeyError) as error:
         warn_once(
             f"{path} is no table of prices ({error}), so those of {PRICES_DATE} are taken: to write it anew, "
@@ -140,12 +140,12 @@ def write(home: Path, rates: Iterable[Rate], refreshed: str) -> Path:
     import json
 
     path = home / FILE
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "version": VERSION, "refreshed": refreshed, "rates": [rate._asdict() for rate in rates],
     }  # fmt: skip
     new = path.with_name(f".{FILE}.{os.getpid()}")
     try:
-        new.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        new.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         new.replace(path)
     except OSError as error:
         new.unlink(missing_ok=True)

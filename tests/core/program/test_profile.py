@@ -46,11 +46,11 @@ PROGRAM = Path(__file__).with_name("profile_program.py")
     ids=repr,
 )
 def test_what_is_asked_for_is_what_hosts_are_told(given: Any, told: tuple[Any, ...], shown: str) -> None:
-    found = profile.told(given)
+    found = profile.instructions(given)
     assert tuple(found[name] for name in ("steps", "seconds", "after", "wait", "hosts")) == told
     assert profile.describe(found) == shown
     assert profiler.Request(**{name: found[name] for name in profiler.Request._fields})
-    assert profile.told(Profile(**{"seconds": None, "steps": None, **_fields(profile.asked(given))})) == found
+    assert profile.instructions(Profile(**{"seconds": None, "steps": None, **_fields(profile.asked(given))})) == found
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("given", [None, "", "None"])
 def test_nothing_is_asked_for_also_by_a_template_of_nothing(given: Any) -> None:
-    assert (profile.asked(given), profile.told(given), profile.describe({})) == (None, {}, "")
+    assert (profile.asked(given), profile.instructions(given), profile.describe({})) == (None, {}, "")
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,9 @@ def rendered() -> str:
         if same := SAME[group.title]:
             lines.append(f"| {', '.join(f'`{name}`' for name in same)} | the same | |")
         for row in group.rows():
-            here = "absent" if row.verdict == ABSENT else "other" if row.here == row.name else f"`{row.here}`"
+            here = (
+                "absent" if row.verdict == ABSENT else "other" if row.equivalent == row.name else f"`{row.equivalent}`"
+            )
             lines.append(f"| `{row.name}` | {here} | {row.why} |")
     return "\n".join(lines)
 

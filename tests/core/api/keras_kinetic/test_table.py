@@ -68,7 +68,7 @@ def test_the_table_has_every_name_of_keras_kinetic_and_no_other() -> None:
     assert [name for name in sorted(names - of_slices - same) if row_of(name) is None] == []
     assert {*table(), *same} <= names and not {*table()} & same
     for row in table().values():
-        assert row.why or row.here != row.name, f"{row.name} has no reason"
+        assert row.why or row.equivalent != row.name, f"{row.name} has no reason"
 
 
 def test_every_name_of_a_slice_has_as_many_chips() -> None:
@@ -118,7 +118,7 @@ def _can_be_asked_for(name: str, there: dict[str, Any]) -> bool:
 def test_what_is_said_to_be_here_is_here(there: dict[str, Any]) -> None:
     for row in table().values():
         if row.verdict == OTHER:
-            assert is_there(row.here, there), f"{row.name} is said to be {row.here} here"
+            assert is_there(row.equivalent, there), f"{row.name} is said to be {row.equivalent} here"
     for name in (name for group in surface.SAME.values() for name in group):
         assert is_there(name, there), f"{name} is said to be here"
 

@@ -14,8 +14,8 @@ from kinetic_orchestration.plan.declare.secret_shapes import (
     is_key_file,
     is_secret,
     is_secret_argument,
-    told_by_name,
-    told_by_value,
+    is_secret_name,
+    kind_of_secret,
 )
 
 pytestmark = pytest.mark.fast
@@ -97,7 +97,7 @@ def test_a_secret_is_seen(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPEN)
 def test_what_is_none_is_left_alone(name: str) -> None:
-    assert not is_secret(name, OPEN[name]), told_by_value(OPEN[name], name)
+    assert not is_secret(name, OPEN[name]), kind_of_secret(OPEN[name], name)
 
 
 def test_random_texts_are_seen_and_digests_under_their_name_are_not() -> None:
@@ -121,7 +121,7 @@ def test_of_an_argument_the_name_says_less(name: str, value: str, secret: bool) 
 
 
 def test_names() -> None:
-    assert told_by_name("db_password") and told_by_name("clientSecret") and not told_by_name("tokenizer")
+    assert is_secret_name("db_password") and is_secret_name("clientSecret") and not is_secret_name("tokenizer")
 
 
 SERVICE_ACCOUNT = '{"type": "service_account", "private_key": "' + PEM.format("").strip() + '"}'
