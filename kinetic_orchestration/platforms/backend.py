@@ -119,8 +119,7 @@ class Backend(Protocol):
 
         Returns:
             The placement as a JSON object, with the key `backend`. Remote backends also have `zone`, `name` and `wait`,
-                the seconds to wait
-            before `submit`.
+                the seconds to wait before `submit`.
 
         Raises:
             NoPlace: No place is left in which the hosts could be created.
@@ -181,10 +180,9 @@ class Backend(Protocol):
 
         Returns:
             Placements, each with its `job`, its `attempt`, and its `age` in seconds or the time at which it was
-                `created` by the store's
-            clock. One that costs money also has `expires` (its deadline) and `state` in the backend's own words,
-                DELETING once deletion has
-            begun. A `zone` that could not be read is an entry as well, with the reason in `unread`.
+                `created` by the store's clock. One that costs money also has `expires` (its deadline) and `state` in
+                the backend's own words, DELETING once deletion has begun. A `zone` that could not be read is an entry
+                as well, with the reason in `unread`.
         """
 
     def secrets(self) -> Iterable[tuple[str, str]]:

@@ -131,7 +131,7 @@ class Emulator(Cloud):
         with self.changed:
             self.changed.notify_all()
 
-    # Where it is
+    # Addresses
 
     def addresses(self) -> dict[str, str]:
         """The variables by which Google's libraries and this project find it, on clients and hosts alike.
@@ -220,7 +220,7 @@ class Emulator(Cloud):
         """A secret that a user has made long before; its name."""
         return self.neighbours.add_secret(project, secret_id, value)
 
-    # Inside
+    # Internals
 
     def _tick(self) -> None:
         while True:

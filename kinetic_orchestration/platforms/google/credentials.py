@@ -69,7 +69,7 @@ def project(settings: Settings | None = None) -> str:
 
 
 def _settings() -> Settings:
-    return settings_module.load(store="", deployment="local")  # which store it is for matters nothing here
+    return settings_module.load(store="", deployment="local")  # the store does not matter here
 
 
 def _emulated(settings: Settings) -> bool:

@@ -100,7 +100,7 @@ def _needed(settings: Settings, patience: float | None = None) -> Iterator[Findi
         with google(settings) as api:
             checks = [partial(check, settings, api) for check in (_tpu_api, _permissions, _act_as)]
             yield from _concurrently([*checks, partial(_bucket, settings, patience)])
-    except CredentialsError as error:  # they were there, and are worth nothing
+    except CredentialsError as error:  # they exist, but give no token
         yield Finding("credentials", FAILED, "they give no token", str(error))
 
 

@@ -163,7 +163,7 @@ class _Nvml:
         mode, pending = self._c.c_uint(), self._c.c_uint()
         try:
             self.call("nvmlDeviceGetMigMode", whole, self._c.byref(mode), self._c.byref(pending))
-        except (OSError, AttributeError):  # one that has no such thing, or a driver that is older
+        except (OSError, AttributeError):  # a GPU without MIG, or an older driver
             mode.value = 0
         if not mode.value:
             return [Gpu(NVIDIA, str(index), self.text("nvmlDeviceGetUUID", whole), model)]
@@ -171,7 +171,7 @@ class _Nvml:
         for number in range(self.number("nvmlDeviceGetMaxMigDeviceCount", whole)):
             try:
                 part = self.device("nvmlDeviceGetMigDeviceHandleByIndex", whole, self._c.c_uint(number))
-            except OSError:  # no slice at this place
+            except OSError:  # no slice with this index
                 continue
             name = self.text("nvmlDeviceGetName", part)
             name = name if "MIG" in name else f"{model} MIG"

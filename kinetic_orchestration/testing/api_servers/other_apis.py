@@ -90,7 +90,7 @@ class OtherApis:
         for route in _ROUTES:
             found = route.path.fullmatch(path) if route.method == method else None
             if found is not None:
-                project = found.groupdict().get("project", "")  # a catalogue is of none
+                project = found.groupdict().get("project", "")  # a catalogue belongs to no project
                 name = path.split("/", 2)[2].partition(":")[0]
                 return lambda query, body, caller: self._go(route, Request(project, name, query, body, caller))
         return None

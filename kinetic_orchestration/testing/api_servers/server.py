@@ -136,7 +136,7 @@ class GrpcServer:
 
     def __init__(self, cloud: Cloud, access: Access) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, "emulated Cloud TPU gRPC")
-        # Without this another emulator could be handed the same port.
+        # Without this another emulator could get the same port.
         options = (("grpc.so_reuseport", 0),)
         self._server = grpc.server(self._threads, (_Methods(cloud, access),), options=options)
         self.address = access.grpc(self._server.add_insecure_port("127.0.0.1:0"))
@@ -195,7 +195,7 @@ def _handler(cloud: Cloud, rpc: _Rpc) -> grpc.RpcMethodHandler:
             context.abort_with_status(rpc_status.to_status(status))
         except LostAnswer:
             note(journal.LOST, sent)
-            # What a client sees of a connection that broke.
+            # The error of a broken connection, as a client sees it.
             context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
         for unknown in deviations.unknown_fields(cloud.deviations, rpc.name, caller):
             message.MergeFromString(unknown)
@@ -238,7 +238,7 @@ class RestServer:
             refused = refusal
         except LostAnswer:
             raise
-        except Exception as error:  # a mistake of the emulator's, which a caller shall read and no thread end by
+        except Exception as error:  # a bug of the emulator: the caller gets it as the answer, and the thread continues
             refused = refusals.failed(method, path, error)
             _log.exception(refused.message)
         return refused.http, said.refused(refused), said.kind

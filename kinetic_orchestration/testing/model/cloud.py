@@ -255,7 +255,7 @@ class Cloud(Script):
             found.append({"queryPath": request.get("queryPath", ""), "queryValue": {"items": items}})
         return {"guestAttributes": found}
 
-    # What there is to choose from, and operations
+    # Accelerator types, runtime versions, locations and operations
 
     def _list_accelerator_types(self, request: Json, _: Caller) -> Json:
         return _page("acceleratorTypes", resources.accelerator_types(request["parent"]), request)

@@ -26,7 +26,7 @@ from kinetic_orchestration.testing.model.state.resources import Json, Node, Oper
 
 T = TypeVar("T")
 
-# About 91 a minute and project: what the quota tpu.googleapis.com/qps/create has been seen at.
+# About 91 per minute and project: an observed value of the quota tpu.googleapis.com/qps/create.
 CREATES_PER_MINUTE = 91
 _QUEUED = ("ACCEPTED", "WAITING_FOR_RESOURCES")
 _METHOD_OF = {("create", "QueuedResource"): "CreateQueuedResource", ("create", "Node"): "CreateNode"}
@@ -419,7 +419,7 @@ class Lifecycle(Quotas):
                 return operation
         return self._operation(target, verb)
 
-    # Looking things up
+    # Look-ups
 
     def _sticks(self, name: str) -> bool:
         return any(pattern in ("*", name, name.rpartition("/")[2]) for pattern in self._stuck_deletes)

@@ -180,7 +180,7 @@ class Script(Lifecycle):
     ) -> None:  # fmt: skip
         """Clients are answered otherwise than the emulator has it, as a cloud might that is not as was assumed.
 
-        `call` is a method, or of the neighbours the method and path of HTTP, with `*`. `answer` makes another answer of
+        `call` is a method, or the HTTP method and path of another API, with `*`. `answer` makes another answer of
         the right one, and `refusal` another refusal; `instead` gives an answer without anything being done, or None;
         `unknown` are bytes of fields that no client library knows, over gRPC.
         """

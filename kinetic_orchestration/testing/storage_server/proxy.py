@@ -149,7 +149,7 @@ class Proxy:
             try:
                 client, _ = self._listener.accept()
             except OSError:
-                continue  # a client that was gone already, or the end
+                continue  # the client has gone, or the proxy is closing
             thread = threading.Thread(target=self._serve, args=(client,), name="storage-proxy", daemon=True)
             self._threads.add(thread)
             thread.start()

@@ -217,7 +217,7 @@ class StorageServer:
         """Start the server's process again, on a new port."""
         if self._keeper is not None:
             return
-        for _ in range(3):  # a machine may be too busy for it once
+        for _ in range(3):  # a busy machine may need several tries
             if self._launch():
                 return
         raise RuntimeError("fake-gcs-server did not start: is there memory, and may this user run programs here?")
@@ -305,7 +305,7 @@ class StorageServer:
         with self._lock:
             self._calls.clear()
 
-    # What the proxy asks of its owner.
+    # The interface to the proxy.
 
     def admit(self, method: str, target: str, fields: list[tuple[str, str]]) -> str | Answer:
         assert self._proxy is not None
@@ -332,7 +332,7 @@ class StorageServer:
                 raise unserved.refusal(request.method, request.path)
         except Refusal as refusal:
             return Fault(answer=_error_answer(refusal.http, refusal.reason, refusal.message, ""))
-        if request.path.endswith("/iam/testPermissions"):  # which the server does not have
+        if request.path.endswith("/iam/testPermissions"):  # which the server does not serve
             return Fault(answer=self._permissions(request, where, caller))
         delay, fault = 0.0, Fault()
         with self._lock:

@@ -57,7 +57,7 @@ def _start(script: str) -> None:
             if error.errno != errno.ETXTBSY or not pause:
                 print(f"startup-script: {error}", file=sys.stderr, flush=True)
                 return
-        time.sleep(pause)  # a process just being born in the emulator still holds the file that it has written
+        time.sleep(pause)  # a process that is just starting in the emulator still has the written file open
 
 
 def _terminate(kind: str) -> None:

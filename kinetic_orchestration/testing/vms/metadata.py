@@ -43,7 +43,7 @@ class Loop:
         others = asyncio.all_tasks(self._loop)
         if others:
             self._loop.run_until_complete(asyncio.wait(others, timeout=5))
-        self._loop.run_until_complete(asyncio.sleep(0))  # connections that were aborted take their leave
+        self._loop.run_until_complete(asyncio.sleep(0))  # aborted connections are closed
         self._loop.close()
 
     def start(self, coroutine: Coroutine[Any, Any, object]) -> None:

@@ -170,7 +170,7 @@ class Vm:
     def __repr__(self) -> str:
         return f"<Vm {self.machine.zone}/{self.machine.node} worker {self.machine.worker}, boot {self.boots}>"
 
-    # What can be seen of it
+    # Inspection
 
     @property
     def alive(self) -> bool:
@@ -195,7 +195,7 @@ class Vm:
         except FileNotFoundError:
             return ""
 
-    # What can happen to it
+    # Events
 
     def boot(self) -> None:
         """Switch it on: once for its maker, then `reboot`."""
@@ -272,7 +272,7 @@ class Vm:
         machine, root = self.machine, self.root
         if machine.disk:
             _mount(root, machine.disk)
-            _mount(root / "dev" / "shm", machine.disk)  # its memory is not full with its disk
+            _mount(root / "dev" / "shm", machine.disk)  # its memory does not fill up with its disk
         for folder in ("bin", "tmp", "root", "var/lib", str(Path(_BOOT_ID).parent)[1:]):
             (root / folder).mkdir(parents=True, exist_ok=True)
         for name in ("python3", f"python{python.version}"):
@@ -359,7 +359,7 @@ class Vm:
 
     def _signal_all(self, number: int) -> None:
         done: set[int] = set()
-        while new := set(self.processes()) - done:  # some may have been born meanwhile
+        while new := set(self.processes()) - done:  # processes may have started since
             for pid in new:
                 processes.send(pid, number)
             done |= new

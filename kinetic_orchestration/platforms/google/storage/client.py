@@ -15,7 +15,7 @@ from kinetic_orchestration.protocol.records.bucket_metadata import Clock
 
 CONNECTIONS: Final = 32
 _CLIENTS_LIMIT: Final = 8
-CLOCK_AGE: Final = 60.0  # seconds after which the server's time is asked for again
+CLOCK_AGE: Final = 60.0  # seconds after which the server's time is requested again
 
 _clients: dict[tuple[int, int, str], Client] = {}
 
@@ -28,7 +28,7 @@ class Client:
         import google.cloud.storage
         from requests.adapters import HTTPAdapter
 
-        self.credentials = credentials  # kept, for the table of clients goes by its identity
+        self.credentials = credentials  # a reference, as the table of clients uses its identity
         self.clock = Clock()
         self._endpoint = endpoint
         self._last = threading.local()

@@ -31,7 +31,7 @@ SINGLE: Final = 8 << 20
 _CONNECT: Final = 5.0
 _ANSWER: Final = 20.0
 _BRIEF: Final = (2.0, 5.0)
-_SLOWEST: Final = 100_000  # bytes a second: with less, a write is rather tried again
+_SLOWEST: Final = 100_000  # bytes per second: a slower write is aborted and retried
 _TEARS: Final = 3  # an object whose checksum differs this often is damaged in the store
 _PAGE: Final = 1000
 _BYTES: Final = "application/octet-stream"
@@ -108,7 +108,7 @@ class Requests:
 
         Without an end, an object of more than `limit` bytes raises StoreError.
         """
-        stop = None if end is None else max(end, start + 1)  # an empty range is none to ask for
+        stop = None if end is None else max(end, start + 1)  # an empty range cannot be requested
         most = limit if end is None else None
         return self._ask("read", name, lambda _: self._get(name, start, stop, end, generation, most))
 
@@ -159,7 +159,7 @@ class Requests:
                 retry=None,
             )
             blobs = list(next(found.pages))
-            for blob in blobs:  # what cannot be read is found here, where it is asked for again
+            for blob in blobs:  # an unreadable entry raises here, within the retry
                 moment(blob), (blob.metadata or {}).get(_WRITER)
                 if "size" in fields:
                     int(blob.size)
@@ -206,7 +206,7 @@ class Requests:
                     raise
             if not in_doubt:
                 return None
-            there = self._stat(name)  # what stands in the way may be our own
+            there = self._stat(name)  # the existing object may be our own
             return int(there.generation) if there and (there.metadata or {}).get(_WRITER) == mark else None
 
         return self._ask("write", name, attempt)
@@ -275,7 +275,7 @@ class Requests:
         try:
             if not self._is_there(load):
                 return None
-        except RequestRangeNotSatisfiable:  # it begins where the object ends, or behind that
+        except RequestRangeNotSatisfiable:  # it begins at the end of the object, or after it
             there = self._stat(name)
             if there is None:
                 return None

@@ -29,7 +29,7 @@ from kinetic_orchestration.protocol.system.parallel import REQUESTS
 PLAIN_SIGNALS: Final = 16  # of a listing, which are read one by one: written by other tools only, as ours come with it
 STAMP_LASTS: Final = 600.0  # seconds for which a stamp that was read is not read again
 
-_CHECKED_FIRST: Final = 1 << 20  # above this it is cheaper to ask whether a file is there than to send it
+_CHECKED_FIRST: Final = 1 << 20  # above this it is cheaper to check for the object than to send it
 _stamped: dict[tuple[int, str], float] = {}  # (process, address) → when its stamp was read
 
 

@@ -55,7 +55,7 @@ def send(
             parts = joined
         return requests.compose(name, parts, generation)
     finally:
-        in_parallel(requests.delete_once, made)  # what is left, a sweep finds
+        in_parallel(requests.delete_once, made)  # a sweep removes what remains
 
 
 def fetch(requests: Requests, name: str, path: str, part: int, most: int) -> None:

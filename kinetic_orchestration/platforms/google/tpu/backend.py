@@ -32,7 +32,7 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import REQUESTS
 
 SHOWN = 60.0  # a queued resource is visible in every request this long after its operation ended,
-MOST_UNLISTED = 16  # nodes of a slice that are asked for one by one
+MOST_UNLISTED = 16  # nodes of a slice that are read one by one
 UNSHOWN = 900.0  # and this long after its creation was requested, if that operation never ends
 
 GENERATIONS = ("v2-8", "v3-8", "v4-8", "v5litepod-8", "v5p-8", "v6e-8")
@@ -47,12 +47,12 @@ class TpuVmBackend:
         self._mark = names.mark(settings.store, settings.deployment)
         self._tpus = Tpus(settings)
         self._operations: dict[str, str] = {}  # name of a queued resource → the operation that makes it
-        # One that was asked for and is not there, and whether its operation has ended → since when it is missed.
+        # (Requested resource that is not visible, True if its operation has ended) → time since which it is missing.
         self._missed: dict[tuple[str, bool], float] = {}
         self._kept: set[tuple[str, int]] = set()  # attempts whose secrets are in Secret Manager
-        self._repairing: dict[str, float] = {}  # node → since when, by this process' own clock
+        self._repairing: dict[str, float] = {}  # node → start of its repair by this process's clock
 
-    # ---- before anything is made
+    # ---- before the create call
 
     def check(self, plan: Plan) -> None:
         request.check(plan)
@@ -107,7 +107,7 @@ class TpuVmBackend:
             return "waiting: the project makes as many TPU VMs a minute as it may"
         resource = request.resource_of(placement)
         context = self._context(asked.plan, placement)
-        if resource in self._operations:  # asked for already, and not seen since
+        if resource in self._operations:  # requested already, and not seen since
             found, unsure = self._find(resource)
             if found is not None:
                 self._forget_missing(resource)
@@ -120,7 +120,7 @@ class TpuVmBackend:
         try:
             self._keep(asked)
         except BackendError as trouble:
-            if trouble.cause in zones.WITHOUT_HOSTS:  # of Secret Manager's, and no zone's fault
+            if trouble.cause in zones.WITHOUT_HOSTS:  # an error of Secret Manager, which no other zone helps against
                 return f"waiting: {trouble}"
             raise
         try:
@@ -188,7 +188,7 @@ class TpuVmBackend:
             raise BackendError(f"{context.zone}: {trouble.sentence}", trouble.cause)
         now = time.monotonic()
         if now - self._missed.setdefault((resource, ended), now) > (SHOWN if ended else UNSHOWN):
-            # To ask again would not make it again: the API knows the request.
+            # A second call would not create it again: the API knows the request id.
             reason = (
                 f"{context.zone}: the slice was made, was not shown for {now - self._missed[resource, ended]:.0f} s, "
                 "and nobody here saw it READY or deleted it. Hosts that may not use the bucket can tell nobody: see "
@@ -206,7 +206,7 @@ class TpuVmBackend:
         account = str(plan.cloud.get("service_account") or "")
         return CallContext(placement["project"], placement["zone"], account, bool(plan.cloud.get("reservation")))
 
-    # ---- looking
+    # ---- observing
 
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
         """One listing of queued resources and one of nodes for each project and zone, however many placements."""
@@ -294,7 +294,7 @@ class TpuVmBackend:
     def cancel(self, placement: Mapping[str, Any]) -> None:
         """Hosts see the cancel record by themselves; what waits in a queue is released once the attempt is closed."""
 
-    # ---- the end
+    # ---- release
 
     def release(self, placement: Mapping[str, Any]) -> Freed:
         """Gone is what answers 404: the queued resource, and then each of its nodes. Under way: what shows DELETING."""
@@ -314,8 +314,8 @@ class TpuVmBackend:
         if found is not None:
             if found.state != states.DELETING:
                 self._delete(resource)
-            if (left := self._tpus.queued_resource(resource)) is not None:  # its hosts may have been quicker
-                # A call that was taken is not yet a deletion: one that nothing shows of is made again.
+            if (left := self._tpus.queued_resource(resource)) is not None:  # its hosts may have deleted it first
+                # An accepted call is not yet a deletion: if the state does not show it, the caller repeats it.
                 return Freed.UNDER_WAY if left.state == states.DELETING else Freed.REFUSED
         self._operations.pop(resource, None)
         self._forget_missing(resource)
@@ -405,7 +405,7 @@ class TpuVmBackend:
             return list(page.found)
         found: list[Any] = []
         zones_there, guessed = self._zones(project)
-        # What there is no zone of is denied as well: "Permission denied on 'locations/…' (or it may not exist)".
+        # A zone that does not exist is denied as well: "Permission denied on 'locations/…' (or it may not exist)".
         nowhere = (api_errors.NOT_FOUND, api_errors.DENIED) if guessed else (api_errors.NOT_FOUND,)
         for zone in zones_there:
             try:

@@ -36,7 +36,9 @@ KEPT = 16  # clients of one process: one for each project's credentials that job
 _clients: OrderedDict[tuple[Any, ...], tuple[Any, Any]] = OrderedDict()
 _lock = threading.Lock()
 _speaks_grpc = 0  # the process that opened a channel
-_inherited: list[Any] = []  # a parent's clients: neither used nor closed here, which would close what is its own
+_inherited: list[
+    Any
+] = []  # a parent's clients: neither used nor closed here, as that would close the parent's connection
 _imports: list[threading.Thread] = []
 IMPORT_SECONDS = 10.0
 _T = TypeVar("_T")
@@ -233,7 +235,7 @@ def status_of(error: BaseException) -> Status | None:
 
     if isinstance(error, exceptions.RetryError) and error.cause is not None:
         error = error.cause
-    if isinstance(error, ParseError | json.JSONDecodeError):  # what cannot be read may pass
+    if isinstance(error, ParseError | json.JSONDecodeError):  # an unreadable answer may be transient
         return Status(api_errors.UNAVAILABLE, f"the answer cannot be read ({type(error).__name__}: {error})")
     if isinstance(error, exceptions.GoogleAPICallError):
         return _call_error(error)
@@ -253,7 +255,7 @@ def _call_error(error: Any) -> Status:
     try:
         found = error.response.json()["error"]
         return Status(api_errors.code_of(found["status"]), found["message"], tuple(found.get("details", ())))
-    except (AttributeError, ValueError, KeyError, TypeError):  # not the API, but something on the way to it
+    except (AttributeError, ValueError, KeyError, TypeError):  # sent by a proxy, not by the API
         code = api_errors.UNAVAILABLE if (error.code or 500) >= 500 else api_errors.UNKNOWN
         return Status(code, error.message or str(error))
 

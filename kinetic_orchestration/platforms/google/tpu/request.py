@@ -28,7 +28,7 @@ CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
 METADATA_LIMIT = 256 << 10  # bytes of one metadata value
 LABEL_LIMIT = 63
 LABELS_LIMIT = 64
-SHORTEST_QUEUE = 1.0  # seconds: a request that is valid for less is none
+SHORTEST_QUEUE = 1.0  # seconds; the API rejects less
 
 OURS = "kinetic-"
 DEPLOYMENT = f"{OURS}deployment"

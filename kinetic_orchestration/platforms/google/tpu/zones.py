@@ -17,13 +17,13 @@ from kinetic_orchestration.plan.values import Past
 from kinetic_orchestration.platforms.google import api_errors
 from kinetic_orchestration.protocol import wire
 
-# How an attempt ends that never had hosts.
+# Causes of attempts that never had hosts.
 WITHOUT_HOSTS = (wire.STOCKOUT, wire.QUOTA, wire.INTERNAL)
 
-TWICE = 2  # so often a zone is asked again after an error of the cloud's own making,
+TWICE = 2  # retries in the same zone after an internal error of the cloud
 PAUSE = 4.0  # seconds, times the number of tries
 RATE_PAUSE = 30.0
-FIRST_WAIT = 30.0  # after the first round with nothing; doubled by each further one,
+FIRST_WAIT = 30.0  # after the first round without capacity; doubled by each further one,
 LONGEST_WAIT = 300.0  # up to this
 JITTER = 0.25
 
@@ -34,8 +34,8 @@ class ZoneChoice(NamedTuple):
     zone: str
     wait: float = 0.0
     tried: tuple[str, ...] = ()  # in this round, before this zone
-    dropped: tuple[str, ...] = ()  # never asked again
-    tries: int = 0  # errors of the cloud's own making in this zone, one after another
+    dropped: tuple[str, ...] = ()  # never tried again
+    tries: int = 0  # consecutive internal errors of the cloud in this zone
     rounds: int = 0  # rounds without capacity in any zone
 
 
