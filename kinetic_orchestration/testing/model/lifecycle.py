@@ -230,19 +230,7 @@ class Lifecycle(Quotas):
 
     def _new_node(self, where: resources.ResourcePath, wanted: Wanted, spot: bool, reserved: bool, queued: str) -> Node:
         name = f"projects/{where.project}/locations/{where.zone}/nodes/{wanted.id}"
-        node = Node(
-            name,
-            wanted.spec,
-            wanted.hardware,
-            self._now,
-            self._random.getrandbits(62),
-            spot=spot,
-            reserved=reserved,
-            queued=queued,
-            multislice=wanted.multislice,
-            slice_index=wanted.slice_index,
-            slices=wanted.slices,
-        )
+        node = Node(name, wanted, wanted.spec, self._now, self._random.getrandbits(62), spot, reserved, queued)
         self._nodes[name] = node
         self.ledger.created("node", name)
         self._record("node", name, "CREATING")
@@ -275,8 +263,8 @@ class Lifecycle(Quotas):
             node=where.id,
             worker=worker,
             workers=node.hardware.hosts,
-            slice_index=node.slice_index,
-            slices=node.slices,
+            slice_index=node.wanted.slice_index,
+            slices=node.wanted.slices,
             accelerator_type=node.hardware.accelerator_type,
             topology=node.hardware.topology,
             runtime_version=node.spec.get("runtimeVersion", ""),

@@ -60,16 +60,13 @@ class ResourcePath(NamedTuple):
 @dataclass
 class Node:
     name: str
+    wanted: Wanted
     spec: Json
-    hardware: Slice
     created: float
     number: int
     spot: bool = False
     reserved: bool = False
     queued: str = ""
-    multislice: bool = False
-    slice_index: int = 0
-    slices: int = 1
     state: State = "CREATING"
     health: State = "HEALTH_UNSPECIFIED"
     health_description: str = ""
@@ -81,6 +78,10 @@ class Node:
     @property
     def path(self) -> ResourcePath:
         return path_of(self.name)
+
+    @property
+    def hardware(self) -> Slice:
+        return self.wanted.hardware
 
     @property
     def occupies(self) -> bool:
@@ -111,7 +112,7 @@ class Node:
             "symptoms": self.symptoms,
             "networkEndpoints": self.endpoints,
             "queuedResource": self.queued,
-            "multisliceNode": self.multislice,
+            "multisliceNode": self.wanted.multislice,
         }
         return shown | {key: value for key, value in optional.items() if value}
 
