@@ -48,10 +48,9 @@ TOKEN = "emulator-token"
 _THREADS = 32
 _TAKEN = "\0taken "
 _BEARER = re.compile(rf"Bearer {TOKEN}/([^/]+)/(\d+)")
-_REFUSED_CODES = {400: 3, 403: 7, 413: 3, 415: 3, 501: 12}
 # Of all APIs, and without meaning: "Do not use this field unless explicitly documented otherwise."
 _UNHEEDED = ("extraLocationTypes",)
-_CODES = {414: 3, 431: 3, 501: 12, 505: 12}
+_CODES = {403: 7, 501: 12, 505: 12}  # HTTP → google.rpc.Code; of all others 3
 _Query = list[tuple[str, str]]
 _log = logging.getLogger(__name__)
 _LARGEST = 32 << 20  # of a request's body
@@ -352,7 +351,7 @@ class _Handler(BaseHTTPRequestHandler):
             owner.note(*asked, status, page, kind)
         except AccessRefused as refused:
             self.close_connection = True  # its body was not read
-            refusal = Refusal(_REFUSED_CODES[refused.status], refused.message)
+            refusal = Refusal(_CODES.get(refused.status, 3), refused.message)
             status, page, kind = refused.status, Parameters().refused(refusal), parameters.JSON
         except LostAnswer:
             self.close_connection = True
