@@ -209,9 +209,8 @@ def _visible(found: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     nvidia = _of_container(nvidia, environ.get("NVIDIA_VISIBLE_DEVICES"))
     amd = _named(amd, environ.get("ROCR_VISIBLE_DEVICES"))
     alias = None if nvidia else environ.get("CUDA_VISIBLE_DEVICES")  # which HIP reads too
-    numbered = [
-        gpu._replace(number=str(place)) for place, gpu in enumerate(amd)
-    ]  # HIP counts what ROCm's runtime shows
+    # HIP numbers the GPUs that ROCm's runtime shows.
+    numbered = [gpu._replace(number=str(index)) for index, gpu in enumerate(amd)]
     chosen = _named(numbered, environ.get("HIP_VISIBLE_DEVICES", alias))
     return [*_named(nvidia, environ.get("CUDA_VISIBLE_DEVICES")), *(amd[int(gpu.number)] for gpu in chosen)]
 
