@@ -68,61 +68,52 @@ MODULE_PATH = "dagster:ComponentLoadContext.defs_module_path"
 MODULE_NAME = "dagster:ComponentLoadContext.defs_module_name"
 REFERENCE = "dagster:LocalFileCodeReference"
 
-_NO_PARENT = "a run that ReexecutionOptions.from_failure made starts new jobs; one from the page finds its own still"
-_NO_TICKET = "the completion sensor does not find what detached assets have submitted, and says so of each run"
-_ALL_LOCATIONS = "a completion sensor looks at the runs of all code locations"
-_NOTHING_AFTER = "what a job was to make after a detached asset is left to automation conditions"
-_UNFIT = "a config that a changed asset does not take any more fails a tick of the completion sensor"
-_ANY_ASSET = "a completion sensor takes the jobs of all assets, whatever its target is"
 _WHOLE_NAME = "a component's function needs its whole name, without a leading dot"
-_NO_LOGS = "hosts have no logs of their own, and their lines are in the step's own output alone"
+_SERVES: Mapping[str, tuple[str, ...]] = {  # what is lost, without any of these names
+    "a second signal may end a terminated step before it has cancelled its jobs; the reaper ends them": (INTERRUPTS,),
+    "run(), submit() and map() do not find their step by themselves: give them context=context": (CURRENT,),
+    "annotate the client as dagster.ResourceParam[PipesKineticClient]": (AS_RESOURCE,),
+    "a Pipes program that failed raises dagster.Failure, and no DagsterPipesExecutionError": (PIPES_ERROR,),
+    "a run that ReexecutionOptions.from_failure made starts new jobs; one from the page finds its own still": (
+        LEFT_BY, PLAN_OF_RUN, KNOWN_STATE, PARENT_STATE,
+    ),
+    "assets may be warned of by what they share with ops": (OF_ASSETS,),
+    "what would end with a container is refused by the executor alone, and not by the run's launcher": (LAUNCHER,),
+    "the ticket of a detached asset is an observation of it, and no event of the engine": (ENGINE_EVENT, REPORT),
+    "the completion sensor does not find what detached assets have submitted, and says so of each run": (
+        ENTRIES, OBSERVED,
+    ),
+    "hosts have no logs of their own, and their lines are in the step's own output alone": (
+        FROM_JOB, LOG_DATA, LOG_MANAGER, LOG_KEY, LOG_STREAM, IO_TYPE,
+    ),
+    "with a log manager in a cloud, the hosts' own logs are shown when they end": (UPLOADS,),
+    "the page waits for more of the hosts' own logs when they have ended": (COMPLETE,),
+    "a keyword that Dagster does not show any more may be taken for a misspelt one": (DEPRECATED, HAS_DEPRECATED),
+    "whether a result of a component has a value is told by the name of its class": (NO_VALUE,),
+    "the first run of a detached asset with checks is called failed; its sensor finishes it all the same": (
+        IS_REQUIRED,
+    ),
+    "a completion sensor looks at the runs of all code locations": (
+        ORIGIN, REPOSITORY, LOCATION, LOCATION_NAME, OF_SENSOR,
+    ),
+    "labels name run and job, and neither partition nor code location": (INFO,),
+    "a config that a changed asset does not take any more fails a tick of the completion sensor": (
+        IMPLICIT_JOB, PART_OF_JOB,
+    ),
+    "a completion sensor takes the jobs of all assets, whatever its target is": (GRAPH, RESOLVED),
+    "what a job was to make after a detached asset is left to automation conditions": (
+        ASSET_LAYER, OF_LAYER, GRAPH, CHILDREN,
+    ),
+    "the config of a run that finishes a detached asset lacks that of checks which are steps of their own": (CHECKS,),
+    "a step goes by the name of its op, and hosts have no logs of their own": (STEP_CONTEXT,),
+    "a step goes by the name of its op": (STEP,),
+    _WHOLE_NAME: (RESOLVING, MODULE_PATH, MODULE_NAME),
+    "pages do not lead to the code of an asset": (REFERENCE,),
+}  # fmt: skip
 PRIVATE: Mapping[str, str] = {
-    INTERRUPTS: "a second signal may end a terminated step before it has cancelled its jobs; the reaper ends them",
-    CURRENT: "run(), submit() and map() do not find their step by themselves: give them context=context",
-    AS_RESOURCE: "annotate the client as dagster.ResourceParam[PipesKineticClient]",
-    PIPES_ERROR: "a Pipes program that failed raises dagster.Failure, and no DagsterPipesExecutionError",
-    LEFT_BY: _NO_PARENT,
-    PLAN_OF_RUN: _NO_PARENT,
-    KNOWN_STATE: _NO_PARENT,
-    PARENT_STATE: _NO_PARENT,
-    OF_ASSETS: "assets may be warned of by what they share with ops",
-    LAUNCHER: "what would end with a container is refused by the executor alone, and not by the run's launcher",
-    ENGINE_EVENT: "the ticket of a detached asset is an observation of it, and no event of the engine",
-    REPORT: "the ticket of a detached asset is an observation of it, and no event of the engine",
-    ENTRIES: _NO_TICKET,
-    OBSERVED: _NO_TICKET,
-    FROM_JOB: _NO_LOGS,
-    LOG_DATA: _NO_LOGS,
-    LOG_MANAGER: _NO_LOGS,
-    LOG_KEY: _NO_LOGS,
-    LOG_STREAM: _NO_LOGS,
-    IO_TYPE: _NO_LOGS,
-    UPLOADS: "with a log manager in a cloud, the hosts' own logs are shown when they end",
-    COMPLETE: "the page waits for more of the hosts' own logs when they have ended",
-    DEPRECATED: "a keyword that Dagster does not show any more may be taken for a misspelt one",
-    HAS_DEPRECATED: "a keyword that Dagster does not show any more may be taken for a misspelt one",
-    NO_VALUE: "whether a result of a component has a value is told by the name of its class",
-    IS_REQUIRED: "the first run of a detached asset with checks is called failed; its sensor finishes it all the same",
-    ORIGIN: _ALL_LOCATIONS,
-    REPOSITORY: _ALL_LOCATIONS,
-    LOCATION: _ALL_LOCATIONS,
-    LOCATION_NAME: _ALL_LOCATIONS,
-    OF_SENSOR: _ALL_LOCATIONS,
-    INFO: "labels name run and job, and neither partition nor code location",
-    IMPLICIT_JOB: _UNFIT,
-    PART_OF_JOB: _UNFIT,
-    ASSET_LAYER: _NOTHING_AFTER,
-    OF_LAYER: _NOTHING_AFTER,
-    GRAPH: f"{_ANY_ASSET}; {_NOTHING_AFTER}",
-    RESOLVED: _ANY_ASSET,
-    CHILDREN: _NOTHING_AFTER,
-    CHECKS: "the config of a run that finishes a detached asset lacks that of checks which are steps of their own",
-    STEP_CONTEXT: "a step goes by the name of its op, and hosts have no logs of their own",
-    STEP: "a step goes by the name of its op",
-    RESOLVING: _WHOLE_NAME,
-    MODULE_PATH: _WHOLE_NAME,
-    MODULE_NAME: _WHOLE_NAME,
-    REFERENCE: "pages do not lead to the code of an asset",
+    where: "; ".join(lost for lost, wheres in _SERVES.items() if where in wheres)
+    for each in _SERVES.values()
+    for where in each
 }
 
 
