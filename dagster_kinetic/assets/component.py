@@ -19,7 +19,7 @@ from dagster_kinetic.assets.decorators import host_parameter, resolved_hints
 from dagster_kinetic.assets.kinds import kinds_of
 from dagster_kinetic.pipes import PipesKineticClient
 from dagster_kinetic.resource.config import TAG, KineticRunConfig, from_tag, refuse_unknown
-from dagster_kinetic.resource.kinetic_resource import KineticResource, options_of, plain_function
+from dagster_kinetic.resource.kinetic_resource import KineticResource, options_of, plain_function, resource_of
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
@@ -214,12 +214,8 @@ class KineticJobComponent(dg.Component, dg.Model, dg.Resolvable):
             op_tags=self.op_tags or None,
         )
         def job(context: dg.AssetExecutionContext, config: KineticRunConfig) -> Iterator[Any]:
-            kinetic = getattr(context.resources, self.resource) if self.resource else self.kinetic or KineticResource()
-            if not isinstance(kinetic, KineticResource):
-                raise UsageError(
-                    f"the resource {self.resource!r} is a {type(kinetic).__name__}, and no KineticResource"
-                )
-            kinetic = kinetic.overridden_by(config)
+            named = resource_of(context, {}, self.resource) if self.resource else self.kinetic
+            kinetic = (named or KineticResource()).overridden_by(config)
             if self.function is not None:
                 yield from self._results_of(self.function, kinetic, context)
             else:

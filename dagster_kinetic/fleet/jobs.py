@@ -162,8 +162,7 @@ class FleetNarrator:
         self._counted = ""  # the counts reported last
         self._stages: Paced[str] = Paced(partial(self._more, "info"), lambda: COUNT_SECONDS, STAGES_AT_ONCE)
         self._troubles: Paced[str] = Paced(partial(self._more, "warning"), lambda: COUNT_SECONDS, MOST_FAILURES)
-        step = "" if context is None else step_name(context, call)
-        self._logs = None if context is None else HostLogs(context, lambda index: f"{step} [{index}]")
+        self._logs = HostLogs(context, lambda index: f"{step_name(context, call)} [{index}]")
 
     def __call__(self, news: News) -> None:
         if isinstance(news, JobEvent):
@@ -204,8 +203,7 @@ class FleetNarrator:
         if isinstance(event, Output):
             hosts = self._hosts[index]
             write(visible.log(prefixed(event, hosts, f"[{index}] ")))
-            if self._logs is not None:
-                self._logs.write(index, prefixed(event, hosts).encode("utf-8", "backslashreplace"))
+            self._logs.write(index, prefixed(event, hosts).encode("utf-8", "backslashreplace"))
         elif isinstance(event, Metrics):
             self._summary.reported(index, event)
         elif isinstance(event, Change):
@@ -226,8 +224,7 @@ class FleetNarrator:
     def close(self) -> None:
         with contextlib.suppress(Exception):  # `end` has reported all of it, or another error is raised
             self._flush()
-        if self._logs is not None:
-            self._logs.close()
+        self._logs.close()
 
     def _flush(self) -> None:
         self._stages.flush()
@@ -265,8 +262,7 @@ def _requests(
     The job of each input is independent of the results of the others in an earlier try of the step.
     """
     deployment = asked.settings.deployment
-    direct = context is None or _compat.is_direct(context)
-    own = None if direct else step_call_of(context, call)
+    own = None if _compat.is_direct(context) else step_call_of(context, call)
 
     def request(index: int) -> Request:
         name = f"{call}[{names[index]}]"

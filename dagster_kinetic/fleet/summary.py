@@ -40,7 +40,7 @@ class FleetSummary:
         self._name = name
         self._call = call
         self._size = size
-        self._observations = None if context is None else Observations(context)
+        self._observations = Observations(context)
         self._jobs: dict[int, JobHandle[Any]] = {}
         self._errors: dict[int, Exception] = {}
         self._curves: dict[int, picture.Curves] = {}
@@ -59,22 +59,19 @@ class FleetSummary:
             self._jobs[index] = job
         if error is not None:
             self._errors[index] = error
-        if self._observations is not None:
-            counts = self.counts
-            told = {"jobs": counts.jobs, "jobs ended": counts.ended, "jobs failed": counts.failed}
-            self._observations.observe({f"{LAST}{name}": count for name, count in told.items()})
+        counts = {"jobs": self._size, "jobs ended": self._ended, "jobs failed": len(self._errors)}
+        self._observations.observe({f"{LAST}{name}": count for name, count in counts.items()})
 
     @property
     def counts(self) -> Counts:
         return Counts(self._size, self._ended, len(self._errors))
 
     def flush(self) -> None:
-        if self._observations is not None:
-            self._observations.flush()
+        self._observations.flush()
 
     def end(self) -> None:
         self.flush()
-        if self._context is not None and not _compat.is_direct(self._context):
+        if not _compat.is_direct(self._context):
             add_metadata(self._context, self.metadata())
 
     def metadata(self) -> dict[str, Any]:

@@ -30,16 +30,18 @@ class _Group(dg.Config):
     def _from_the_core(cls, given: Any) -> Any:
         """Convert a value of Python code: the core's own value, or a number of seconds where a text may have a unit."""
         if dataclasses.is_dataclass(given) and not isinstance(given, type):
-            silent = type(given)()
-            given = {
-                entry.name: getattr(given, entry.name)
-                for entry in dataclasses.fields(given)
-                if getattr(given, entry.name) != getattr(silent, entry.name)
-            }
+            given = non_default(given)
         if not isinstance(given, Mapping):
             return given
         refuse_unknown(cls.__name__, cls.model_fields, given)
         return {name: _as_config(cls, name, value) for name, value in given.items()}
+
+
+def non_default(group: Any) -> dict[str, Any]:
+    """The options of a group of the core that differ from their defaults."""
+    silent = type(group)()
+    values = {entry.name: getattr(group, entry.name) for entry in dataclasses.fields(group)}
+    return {name: value for name, value in values.items() if value != getattr(silent, name)}
 
 
 def refuse_unknown(whose: str, names: Iterable[str], given: Any) -> None:

@@ -6,7 +6,6 @@ Knows how Dagster's settings become the options of a job. Without any, jobs run 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import difflib
 import itertools
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from dagster_kinetic.resource.config import (
     TpuVmConfig,
     from_tag,
     is_open,
+    non_default,
     refuse_unknown,
 )
 from dagster_kinetic.resource.labels import labels_of
@@ -211,7 +211,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         context = of_step(context)
         spec = self._spec(function, (args, kwargs), accelerator, context, options)
-        if context is None or _compat.is_direct(context):
+        if _compat.is_direct(context):
             return JobHandle(launch(draft(spec if key is None else _keyed(spec, key)).open()))
         asked = draft(spec)
         refuse_if_it_would_end_with_its_run(asked, context)
@@ -303,7 +303,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         options = _laid_over(self._own(), given)
         for launch in (*_tagged(context), self._launch):
             options = _overridden(options, launch)
-        if context is not None and not _compat.is_direct(context):
+        if not _compat.is_direct(context):
             options = replace(options, labels={**labels_of(context), **(options.labels or {})})
         return check_options(self._named(options))
 
@@ -398,7 +398,7 @@ def _laid_over(options: Options, given: Mapping[str, Any]) -> Options:
 
 def _tagged(context: _compat.Context) -> Iterator[KineticRunConfig]:
     """Overrides in the tags of a step's op, then in those of its run, which take precedence."""
-    if context is None or _compat.is_direct(context):
+    if _compat.is_direct(context):
         return
     step = _compat.op_context(context)
     for tags, whose in ((step.op.tags, f"the op {step.op.name}"), (context.run.tags, "the run")):
@@ -415,19 +415,14 @@ def _overridden(options: Options, launch: KineticRunConfig | None) -> Options:
     return _laid_over(options, asked)
 
 
-def non_default(group: Any) -> dict[str, Any]:
-    """The options of a group that differ from their defaults."""
-    silent = type(group)()
-    fields = {entry.name: getattr(group, entry.name) for entry in dataclasses.fields(group)}
-    return {name: value for name, value in fields.items() if value != getattr(silent, name)}
-
-
 def _keyed(spec: JobSpec, key: str) -> JobSpec:
     return replace(spec, options=replace(spec.options, key=key))
 
 
-def resource_of(context: dg.SensorEvaluationContext, given: Mapping[str, Any], key: str) -> KineticResource:
-    """Return the resource of a sensor: handed in by a test's direct call, else from the context."""
+def resource_of(
+    context: dg.SensorEvaluationContext | dg.AssetExecutionContext, given: Mapping[str, Any], key: str
+) -> KineticResource:
+    """Return the resource with this key: handed in by a test's direct call of a sensor, else from the context."""
     kinetic = given.get(key) or getattr(context.resources, key)
     if not isinstance(kinetic, KineticResource):
         raise UsageError(f"the resource {key!r} is a {type(kinetic).__name__}, and no KineticResource")

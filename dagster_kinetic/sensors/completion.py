@@ -116,7 +116,10 @@ class _Completion:
         self._context = context
         self._followers, self._tickets, self._tick_errors = memory
         self._location = _compat.location_of_sensor(context)
-        self._held = self._assets_of(target)
+        repository = context.repository_def
+        self._held = (
+            None if repository is None else _compat.assets_in(target, repository)
+        )  # the sensor's assets, if known
         state = json.loads(context.cursor) if context.cursor else {}
         self._asked: set[str] = set(state.get("asked", ()))
         self._told: dict[str, str] = dict(state.get("told", {}))
@@ -214,13 +217,6 @@ class _Completion:
         if run.is_finished:
             self._tickets[run.run_id] = found
         return found
-
-    def _assets_of(self, target: dg.AssetSelection) -> Collection[dg.AssetKey] | None:
-        """The assets that this sensor may start a run of; None if they are not known in this process."""
-        repository = self._context.repository_def
-        if repository is None:
-            return None
-        return _compat.assets_in(target, repository)
 
     def _unknown(self, ticket: Ticket) -> str:
         """An asset of the ticket that is none of this sensor's, if there is one."""
