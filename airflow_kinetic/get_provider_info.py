@@ -25,36 +25,25 @@ def get_provider_info() -> dict[str, Any]:
             SECTION: {
                 "description": "Kinetic jobs as Airflow tasks.",
                 "options": {
-                    "xcom_limit": {
-                        "description": (
-                            "The most bytes of JSON that a job's value may have to go to XCom itself. A larger one, or "
-                            "one that is no JSON, stays in the job's store, and XCom has its URI."
-                        ),
-                        "version_added": "0.1.0",
-                        "type": "integer",
-                        "example": None,
-                        "default": DEFAULTS["xcom_limit"],
-                    },
-                    "log_lines_per_second": {
-                        "description": (
-                            "How many lines of its jobs one triggerer writes to the logs of all its tasks together. "
-                            "What is beyond is counted, and stays in the job's own log."
-                        ),
-                        "version_added": "0.1.0",
-                        "type": "float",
-                        "example": None,
-                        "default": DEFAULTS["log_lines_per_second"],
-                    },
-                    "defer_after": {
-                        "description": (
-                            "So many seconds a deferrable task waits on its worker for a job on this machine before it "
-                            "is deferred: to defer one that ends in a moment takes longer than the job."
-                        ),
-                        "version_added": "0.2.0",
-                        "type": "float",
-                        "example": None,
-                        "default": DEFAULTS["defer_after"],
-                    },
+                    "xcom_limit": _option(
+                        "The most bytes of JSON that a job's value may have to go to XCom itself. A larger one, or one "
+                        "that is no JSON, stays in the job's store, and XCom has its URI.",
+                        "integer",
+                        DEFAULTS["xcom_limit"],
+                    ),
+                    "log_lines_per_second": _option(
+                        "How many lines of its jobs one triggerer writes to the logs of all its tasks together. What "
+                        "is beyond is counted, and stays in the job's own log.",
+                        "float",
+                        DEFAULTS["log_lines_per_second"],
+                    ),
+                    "defer_after": _option(
+                        "So many seconds a deferrable task waits on its worker for a job on this machine before it is "
+                        "deferred: to defer one that ends in a moment takes longer than the job.",
+                        "float",
+                        DEFAULTS["defer_after"],
+                        since="0.2.0",
+                    ),
                 },
             }
         },
@@ -62,6 +51,10 @@ def get_provider_info() -> dict[str, Any]:
 
 
 _LINKS = ("KineticJobLink", "KineticLogLink", "KineticConsoleLink", "KineticCurvesLink", "KineticProfileLink")
+
+
+def _option(description: str, kind: str, default: str, since: str = "0.1.0") -> dict[str, Any]:
+    return {"description": description, "version_added": since, "type": kind, "example": None, "default": default}
 
 
 def _modules(kind: str, name: str = "kinetic") -> list[dict[str, Any]]:

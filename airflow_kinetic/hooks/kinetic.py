@@ -54,23 +54,23 @@ class KineticHook(Connection):
         """
         import kinetic_orchestration as kinetic
 
-        place = self._place()
-        with place.with_credentials():
-            return kinetic.run(**{**place.settings(), **options})(function).run_async(*args, **(kwargs or {}))
+        location = self._location()
+        with location.with_credentials():
+            return kinetic.run(**{**location.settings(), **options})(function).run_async(*args, **(kwargs or {}))
 
     def job(self, job_id: str) -> JobHandle[Any]:
         """Return the handle of a job: its status, log lines and result, and its cancel."""
         from kinetic_orchestration import JobHandle
 
-        return JobHandle(self._place().open(job_id))
+        return JobHandle(self._location().open(job_id))
 
     def jobs(self) -> list[JobHandle[Any]]:
         """Return the handles of all jobs of the deployment that have not ended, the newest first."""
         from kinetic_orchestration.api.handle import live_jobs
 
-        place = self._place()
-        with place.with_credentials():
-            return [handle for handle, _ in live_jobs(self.log.warning, **place.settings())]
+        location = self._location()
+        with location.with_credentials():
+            return [handle for handle, _ in live_jobs(self.log.warning, **location.settings())]
 
-    def _place(self) -> JobLocation:
+    def _location(self) -> JobLocation:
         return JobLocation.resolve(self.gcp_conn_id, self.impersonation_chain, **self._given)

@@ -50,7 +50,7 @@ class KineticReapOperator(BaseOperator):
         super().__init__(**kwargs)
         if not isinstance(dry_run, bool):
             raise UsageError(f"dry_run is {dry_run!r}, and should be True or False")
-        self.only_told = dry_run  # the name is Airflow's own method's
+        self.only_reports = dry_run  # the name is Airflow's own method's
         self.store = store
         self.deployment = deployment
         self.backend = backend
@@ -63,10 +63,10 @@ class KineticReapOperator(BaseOperator):
         from kinetic_orchestration.jobs.cleanup import reaper
 
         del context
-        place = JobLocation.of_task(self)
-        with place.with_credentials():
-            store, backend, here = place_of(**place.settings())
-            found = reaper.reap(store, backend, here, dry_run=self.only_told, patience=DELETION_PATIENCE)
+        location = JobLocation.of_task(self)
+        with location.with_credentials():
+            store, backend, here = place_of(**location.settings())
+            found = reaper.reap(store, backend, here, dry_run=self.only_reports, patience=DELETION_PATIENCE)
         for item in found:
             where = f" in {item.zone}" if item.zone else ""
             self.log.info("%s: %s %s%s, because %s", item.result, item.what, item.name, where, item.why)

@@ -76,19 +76,26 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         self._follower: Follower | None = None
 
     def execute(self, context: Context) -> Any:
+        from kinetic_orchestration.api.handle import runs
+        from kinetic_orchestration.jobs.following.follower import Follower
+
         began = time.time()
-        self._tell_where(context)
+        job = self._open(JobLocation.of_task(self))
+        self._follower = Follower(job)
+        self.log.info("Job %s. It runs %s", job.job_id, runs(job))
+        if self.do_xcom_push and (task := context.get("ti")) is not None:
+            task.xcom_push(key=WHERE_KEY, value=job.plan().where)
         if not (self.deferrable and airflow_api.is_available("airflow.triggers.base")):
             return super().execute(context)
-        found = self.poke(context)
-        return found.xcom_value if found else self._defer(began)
+        poked = self.poke(context)
+        return poked.xcom_value if poked else self._defer(began)
 
     def poke(self, context: Context) -> PokeReturnValue:
         from kinetic_orchestration.jobs.following.follower import Follower
 
         del context
         if self._follower is None:
-            self._follower = Follower(self._opened(self._place(), ""))
+            self._follower = Follower(self._open(JobLocation.of_task(self)))
         if self._follower.step_if_reachable() is None:
             return PokeReturnValue(is_done=False)
         return PokeReturnValue(is_done=True, xcom_value=self._value(self._follower.job))
@@ -100,7 +107,7 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         del context
         if event["how"] == UNREACHABLE:
             raise StoreError(event["message"])
-        job = self._opened(JobLocation(**event["place"]), event["spec_digest"], event.get("ended", ""))
+        job = self._open(JobLocation(**event["place"]), event["spec_digest"], event.get("ended", ""))
         limit = event.get("limit")
         after = "" if limit is None else f" after {timedelta(seconds=limit)}"
         if event["how"] == OUT_OF_TIME and Follower(job).step() is None:
@@ -109,20 +116,9 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
             )
         return self._value(job)
 
-    def _tell_where(self, context: Context) -> None:
-        from kinetic_orchestration.api.handle import runs
-
-        job = self._opened(self._place(), "")
-        self.log.info("Job %s. It runs %s", job.job_id, runs(job))
-        if self.do_xcom_push and (task := context.get("ti")) is not None:
-            task.xcom_push(key=WHERE_KEY, value=job.plan().where)
-
-    def _place(self) -> JobLocation:
-        return JobLocation.of_task(self)
-
-    def _opened(self, place: JobLocation, spec_digest: str, ended: str = "") -> Job:
-        self.kinetic_urls = urls_of(self.job_id, place)
-        return place.open(self.job_id, spec_digest, ended)
+    def _open(self, location: JobLocation, spec_digest: str = "", ended: str = "") -> Job:
+        self.kinetic_urls = urls_of(self.job_id, location)
+        return location.open(self.job_id, spec_digest, ended)
 
     def _defer(self, began: float) -> None:
         from airflow_kinetic.triggers.kinetic import KineticJobTrigger
@@ -130,9 +126,9 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
 
         limit = None if self.execution_timeout is None else self.execution_timeout.total_seconds()
         trigger = KineticJobTrigger(
-            job_id=self.job_id, place=self._place()._asdict(), cursor=Cursor().to_json(), deferred=time.time(),
-            deadline=None if limit is None else began + limit, get_logs=self.get_logs, keeps=False, limit=limit,
-            heard=worker_exit.announce_exit(),
+            job_id=self.job_id, place=JobLocation.of_task(self)._asdict(), cursor=Cursor().to_json(),
+            deferred=time.time(), deadline=None if limit is None else began + limit, get_logs=self.get_logs,
+            keeps=False, limit=limit, heard=worker_exit.announce_exit(),
         )  # fmt: skip
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
 
