@@ -15,7 +15,8 @@ from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.protocol.system import copies
 
 if TYPE_CHECKING:
-    from kinetic_orchestration.jobs.cleanup.decay import Damage, Found
+    from kinetic_orchestration.jobs.cleanup import decay
+    from kinetic_orchestration.jobs.cleanup.decay import Damage
 
 
 def doctor(arguments: Namespace) -> int:
@@ -52,7 +53,7 @@ def doctor(arguments: Namespace) -> int:
     return codes.OK if report.ok else codes.ENVIRONMENT
 
 
-def _verify(arguments: Namespace, report: checks.Report) -> tuple[checks.Report, Found | None]:
+def _verify(arguments: Namespace, report: checks.Report) -> tuple[checks.Report, decay.Report | None]:
     """Doctor's report with a check that every blob still has its digest, and the result of that check."""
     from kinetic_orchestration.jobs.cleanup import decay
 
@@ -65,7 +66,7 @@ def _verify(arguments: Namespace, report: checks.Report) -> tuple[checks.Report,
         return replace(report, checks=(*report.checks, check)), None
     state = checks.FAILED if read.damaged else checks.OK
     fix = "see the table of what is damaged, and what stands below it" if read.damaged else ""
-    return replace(report, checks=(*report.checks, checks.Check("blobs", state, read.told, fix))), read
+    return replace(report, checks=(*report.checks, checks.Check("blobs", state, read.summary, fix))), read
 
 
 def _jobs(damage: Damage) -> str:

@@ -12,7 +12,7 @@ from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.platforms.google import preflight
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.api_servers import other_apis
-from kinetic_orchestration.testing.model import model
+from kinetic_orchestration.testing.model import cloud as model
 from tests.end_to_end.cloud.cases import WITHIN, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
