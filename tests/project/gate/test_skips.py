@@ -14,8 +14,6 @@ from tests.project.gate import skips
 from tests.project.gate.skips import Skip
 from tests.support import interpreters
 
-pytestmark = pytest.mark.fast
-
 ROOT = Path(__file__).parents[3]
 TRUE = "root may write anywhere" if os.geteuid() == 0 else "only root may be another user"  # of this machine
 

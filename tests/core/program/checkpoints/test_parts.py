@@ -25,8 +25,6 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.program.checkpoints import parts, trees
 from kinetic_orchestration.program.checkpoints.commits import Leaf
 
-pytestmark = pytest.mark.fast
-
 Pair = collections.namedtuple("Pair", "left right")
 
 
