@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.hardware import accelerators, cost
 from kinetic_orchestration.plan.hardware.accelerators import Slice
+from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, PriceList
 
 FOUR = 4
 
@@ -63,9 +64,13 @@ def plan(
     *,
     spot: bool = False,
     prices: Mapping[str, float] | None = None,
+    listed: PriceList = BUILT_IN,
     only: Sequence[str] = (),
 ) -> Budget:
-    """Select, in order, each step that the budget still allows, and every step without a slice."""
+    """Select, in order, each step that the budget still allows, and every step without a slice.
+
+    A slice costs what the dearest of `zones` asks: by `prices` from settings, then by the list.
+    """
     if usd < 0:
         raise UsageError(f"--budget is {usd:g}: give dollars, 0 for what costs nothing alone")
     one = accelerators.parse(accelerator)
@@ -75,7 +80,7 @@ def plan(
             "makes, such as v5e-1 or v6e-1; its step of four hosts takes the smallest slice of that generation"
         )
     four = of_four_hosts(one)
-    dearest = _dearest(one, zones or accelerators.zones(one), spot, prices)
+    dearest = _dearest(one, zones or accelerators.zones(one), spot, prices, listed)
     found: list[Planned] = []
     spent = 0.0
     out: set[str] = set()
@@ -120,8 +125,11 @@ def _left_out(step: Planned, out: set[str], only: Sequence[str]) -> str:
     return "no slice of this generation has four hosts" if step.wish.slices and step.slice is None else ""
 
 
-def _dearest(slice_: Slice, zones: Sequence[str], spot: bool, prices: Mapping[str, float] | None) -> cost.Price:
-    found = [price for zone in zones or ("",) if (price := cost.price(slice_, zone, spot, prices)) is not None]
+def _dearest(
+    slice_: Slice, zones: Sequence[str], spot: bool, prices: Mapping[str, float] | None, listed: PriceList
+) -> cost.Price:
+    asked = (cost.price(slice_, zone, spot, prices, listed) for zone in zones or ("",))
+    found = [price for price in asked if price is not None]
     if not found:
         raise UsageError(
             f"no price is known for {slice_.name}, so a budget cannot be kept: name the price of a chip for an hour "

@@ -151,7 +151,8 @@ def plan(wanted: Wanted, settings: Settings) -> Budget:
         raise UsageError(f"there is no step {unknown[0]!r}; there are: {', '.join(names)}")
     return budget.plan(
         [step.wish for step in STEPS_IN_ORDER], wanted.accelerator, wanted.usd, settings.zones,
-        spot=wanted.spot, prices=settings.prices, only=(*wanted.only, REAP) if wanted.only else (),
+        spot=wanted.spot, prices=settings.prices, listed=settings.listed,
+        only=(*wanted.only, REAP) if wanted.only else (),
     )  # fmt: skip
 
 

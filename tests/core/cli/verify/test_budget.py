@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from kinetic_orchestration.cli.verify.recording import Recorder
 from kinetic_orchestration.cli.verify.redaction import Redactor
 from kinetic_orchestration.cli.verify.steps import STEPS_IN_ORDER
 from kinetic_orchestration.errors import BackendError, NoPlace, UsageError
-from kinetic_orchestration.plan.hardware.price_list import PRICES_DATE
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, ON_DEMAND, PRICES_DATE, Rate
 from kinetic_orchestration.platforms.google import call_hook
 from kinetic_orchestration.testing import Emulator
 
@@ -69,6 +71,20 @@ def test_the_dearest_of_the_zones_counts() -> None:
         budget.plan(WISHES, "v5e-1", 50.0, zones).most for zones in (["us-west4-a"], ["us-west4-a", "europe-west4-b"])
     )
     assert dear == pytest.approx(cheap * 1.56 / 1.20)
+
+
+def test_refreshed_prices_bound_the_cost_and_prices_from_settings_come_before_them() -> None:
+    """Prices that rose since the package was made would let a verification cost more than its budget."""
+    rose = Rate("v5e", "us-west4", ON_DEMAND, 2.40, "2026-01-01", "a catalogue")
+    loaded = replace(
+        settings.load(zones="us-west4-a", prices={}), listed=BUILT_IN.with_rates([rose], refreshed="2026-01-02")
+    )
+    wanted = runner.Wanted("v5e-1", 50.0)
+    usual = budget.plan(WISHES, "v5e-1", 50.0, ["us-west4-a"]).most
+    planned = runner.plan(wanted, loaded)
+    assert planned.most == pytest.approx(2 * usual)
+    assert "2026-01-01" in planned.price
+    assert runner.plan(wanted, replace(loaded, prices={"v5e": 1.20})).most == pytest.approx(usual)
 
 
 @pytest.mark.parametrize(
