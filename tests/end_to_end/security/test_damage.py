@@ -69,7 +69,7 @@ PLACES = ("first", "middle", "last")  # byte of a record; what is there is anoth
 
 # By which each kind of record comes to each of its places.
 TURNS = pytest.mark.parametrize(
-    "turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(1, len(PLACES)))]
+    "turn", [0, *(pytest.param(turn, marks=[pytest.mark.slow, pytest.mark.turn]) for turn in range(1, len(PLACES)))]
 )
 
 

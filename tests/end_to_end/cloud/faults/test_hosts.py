@@ -41,7 +41,8 @@ from tests.end_to_end.cloud.cases import (
 from tests.end_to_end.cloud.conftest import ZONES
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each starts machines, and several processes on each
+# Each starts machines, and several processes on each.
+pytestmark = [pytest.mark.slow, pytest.mark.turn, pytest.mark.timeout(600)]
 
 NONE = kinetic.Retry(infra=0, preemption=0)
 PATIENT = "rules.GRACE = {**rules.GRACE, 'preemption': 25.0}"  # with programs, as far as the notice goes
