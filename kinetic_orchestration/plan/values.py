@@ -251,7 +251,7 @@ class Observation(NamedTuple):
         cause: Cause of the end of hosts that are gone, where it is known.
         charged: Time before which no host can have been charged for; 0 if unknown.
         waits: Why hosts that exist cannot continue now.
-        hint: Where to look next if hosts are gone.
+        hint: Where to look next if hosts are gone, or if those that exist do not report.
     """
 
     state: str
@@ -259,7 +259,7 @@ class Observation(NamedTuple):
     cause: str = ""  # of hosts that are gone, where it is known: one of the wire's
     charged: float = 0.0  # before which none of its hosts can have been charged for; 0: none is known to have been
     waits: str = ""  # why hosts that are there cannot go on for now
-    hint: str = ""  # the next place to check if hosts have disappeared
+    hint: str = ""  # the next place to check if hosts have disappeared or are silent
 
 
 ABSENT = "absent"  # nothing there: not made yet, or gone
