@@ -888,7 +888,7 @@ def located(text: str, **place: str | None) -> tuple[str, dict[str, str | None]]
         )
     place = {**place, "store": store, "deployment": deployment}
     in_force = store == configuration.address(given_store or configuration.stated("store")).rstrip("/")
-    if not store.startswith("gs://"):  # other spellings of a folder are none
+    if "://" not in store:  # other spellings of a folder are none
         _check_folder(text, store, deployment, in_force=in_force)
     elif not in_force and configuration.load(None, **place).trust_store:
         raise UsageError(

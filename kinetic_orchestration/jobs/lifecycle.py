@@ -364,12 +364,11 @@ def unheard(seen: Glimpse) -> str:
     held = seen.now - seen.charged
     if not is_awaited(seen) or held < UNHEARD or seen.verdict is not None:
         return ""
-    place = seen.intent.placement if seen.intent is not None else {}
-    ssh = f"gcloud compute tpus tpu-vm ssh {place.get('name', '')} --zone {place.get('zone', '')} --worker=all"
+    reason = f": {seen.observation.hint} may say why" if seen.observation.hint else ""
     return (
-        f"the slice is READY and charged for, for up to {held:.0f} s now, and none of its hosts has started its agent: "
-        f"{ssh} --command 'sudo journalctl -u google-startup-scripts' may say why. It is given up "
-        f"{SILENT_START / 60:.0f} min after it was first seen, or once the limit of cost is reached"
+        f"the slice is READY and charged for, for up to {held:.0f} s now, and none of its hosts has started its agent"
+        f"{reason}. It is given up {SILENT_START / 60:.0f} min after it was first seen, or once the limit of cost is "
+        "reached"
     )
 
 

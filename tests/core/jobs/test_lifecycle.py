@@ -413,6 +413,10 @@ def test_hosts_that_are_charged_for_and_say_nothing_are_told_of_and_end_at_the_l
     (change,) = advance(Cursor(), seen(130.0), policy).changes
     assert change.phase == "silent"
     assert "READY and charged for, for up to 130 s now" in change.message
+    assert "has started its agent. It is given up" in change.message
+    told = seen(130.0)
+    told = told._replace(observation=told.observation._replace(hint="its console"))
+    assert "has started its agent: its console may say why. It is given up" in lifecycle.unheard(told)
     assert actions(seen(390.0), policy) == actions(seen(410.0, BEAT), policy) == ()
     (close,) = actions(seen(410.0), policy)
     assert isinstance(close, Close)
