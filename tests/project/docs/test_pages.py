@@ -26,6 +26,8 @@ from kinetic_orchestration.program.context import HostContext
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.api_rules import unserved
+from kinetic_orchestration.testing.model.lifecycle import Lifecycle
+from kinetic_orchestration.testing.model.script import Script
 from tests.support.pages import PAGES, ROOT, SOURCE, page, programs
 
 PACKAGE = ROOT / "kinetic_orchestration"
@@ -124,6 +126,9 @@ def test_every_option_of_the_emulator_is_in_its_table_and_every_fault_is_a_metho
     for row in rows(text, "## What can go wrong")[1:]:
         for name in re.findall(r"`(\w+)\(", row[0]):
             assert hasattr(Emulator, name) or name == "random_faults", name
+    faults = {name for name in (*vars(Script), *vars(Lifecycle)) if not name.startswith("_")}
+    told = {name for row in rows(text, "## What can go wrong")[1:] for name in re.findall(r"`(\w+)\(", "".join(row))}
+    assert faults <= told
 
 
 def test_the_prices_are_those_of_the_estimates() -> None:
