@@ -13,12 +13,11 @@ import time
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.attempt import outcome
-from kinetic_orchestration.host.attempt.opening import Opening, Refused, Restarted
+from kinetic_orchestration.host.attempt.opening import Opening, Refused, Restarted, machine_of
 from kinetic_orchestration.host.attempt.peers import Peers
 from kinetic_orchestration.host.attempt.silence import Silence
 from kinetic_orchestration.host.devices.reports import Reports
 from kinetic_orchestration.host.machine.machine import Promise, Unplaced
-from kinetic_orchestration.host.machine.open_machine import machine_of
 from kinetic_orchestration.host.process import pipes
 from kinetic_orchestration.host.process.environ import start_message
 from kinetic_orchestration.host.process.supervisor import Supervisor
