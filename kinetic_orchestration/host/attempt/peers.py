@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.process import topology
-from kinetic_orchestration.protocol import rules
+from kinetic_orchestration.protocol import attempt_rules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +48,7 @@ class Peers:
         now = self._view.beats_read_at()
         if self._at.hosts == 1 or now - self._read <= BEATS_PACE:
             return
-        stopped = now - self._read > BEATS_PACE + rules.LOST / 2
+        stopped = now - self._read > BEATS_PACE + attempt_rules.LOST / 2
         self._read = now
         for host in range(self._at.hosts):
             generation, beat = self._view.beat_of(host)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from kinetic_orchestration.protocol import rules
+from kinetic_orchestration.protocol import attempt_rules
 
 if TYPE_CHECKING:
     from kinetic_orchestration.host.attempt.peers import Peers
@@ -39,7 +39,7 @@ class Silence:
         waiting = sorted(returned - exits)
         if not waiting or len(returned | exits) == self._at.hosts:
             return 0.0, ""
-        return rules.DESERTED, f", as {_programs_of(waiting)} done and waiting for the others"
+        return attempt_rules.DESERTED, f", as {_programs_of(waiting)} done and waiting for the others"
 
     def measure(self, active: float, own: float, *, listens: bool) -> str:
         """Measure the silence. Return the message to log before stacks are shown; "" for none.
