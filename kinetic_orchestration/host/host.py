@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.attempt import outcome
 from kinetic_orchestration.host.attempt.opening import Opening, Refused, Restarted, machine_of
-from kinetic_orchestration.host.attempt.peers import Peers
-from kinetic_orchestration.host.attempt.silence import Silence
+from kinetic_orchestration.host.attempt.peers import Peers, Silence
 from kinetic_orchestration.host.devices.reports import Reports
 from kinetic_orchestration.host.machine.machine import Promise, Unplaced
 from kinetic_orchestration.host.process import pipes

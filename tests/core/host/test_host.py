@@ -382,7 +382,7 @@ def test_a_host_that_others_have_left_behind_soon_shows_where_it_waits(shared_ho
 
     job = intended(waits_on_host_1, accelerator="v5e-16")
     for number in range(4):
-        start_broken(job, tmp_path, "silence.REPORT_LEFT_BEHIND = 0.5", number)
+        start_broken(job, tmp_path, "peers.REPORT_LEFT_BEHIND = 0.5", number)
     follower, heard = Follower(job), list[Event]()
 
     def shown() -> bool:
@@ -773,7 +773,7 @@ def test_a_beat_that_a_power_cut_tore_is_no_reason_to_fail(jobs: Any, tmp_path: 
     """Hosts read each other's beats when all was silent for a while, and then say so."""
     job = intended(functools.partial(jobs.until, str(tmp_path / "go")), accelerator="v5e-16")
     for host in range(4):
-        start_broken(job, tmp_path, "silence.REPORT_SILENCE = 2.0", host)
+        start_broken(job, tmp_path, "peers.REPORT_SILENCE = 2.0", host)
     trees(job)
     follower, heard = Follower(job), list[Event]()
 
