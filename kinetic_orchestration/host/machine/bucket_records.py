@@ -140,7 +140,8 @@ class Bucket:
             raise
         except (OSError, http.client.HTTPException) as error:
             idle = used and into is None and isinstance(error, (http.client.RemoteDisconnected, ConnectionError))
-            return bootstrap.Reply(0, {}, b"stale" if idle else _told(error, self._base.netloc).encode())
+            told = "stale" if idle else f"{self._base.netloc} does not answer ({type(error).__name__}: {error})"
+            return bootstrap.Reply(0, {}, told.encode())
         finally:
             if kept:
                 self._idle.append(connection)
@@ -592,10 +593,6 @@ def _chunks(head: bytes, file: BinaryIO, tail: bytes) -> Iterator[bytes]:
     while data := file.read(CHUNK):
         yield data
     yield tail
-
-
-def _told(error: Exception, host: str) -> str:
-    return f"{host} does not answer ({type(error).__name__}: {error})"
 
 
 def _why(reply: bootstrap.Reply) -> str:

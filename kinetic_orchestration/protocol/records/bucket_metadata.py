@@ -83,7 +83,7 @@ def signals_of(
     """
     unshown = 0
     for name, metadata, generation, updated in listed:
-        shown = shown_signal(metadata)
+        shown = _shown(metadata)
         if shown is None and unshown < PLAIN_SIGNALS:
             unshown += 1
             if (record := read(name, 0, SIGNAL_LIMIT + 1)) is None:
@@ -92,7 +92,7 @@ def signals_of(
         yield Signal(name, shown if shown is not None and len(shown) <= SIGNAL_LIMIT else b"", generation, updated)
 
 
-def shown_signal(metadata: Mapping[str, str] | None) -> bytes | None:
+def _shown(metadata: Mapping[str, str] | None) -> bytes | None:
     """Return a signal's bytes as a listing shows them; None of an object that was not written as one."""
     shown = (metadata or {}).get(SIGNAL)
     if shown is None:
