@@ -31,7 +31,7 @@ from kinetic_orchestration.plan.values import (
     Outcome,
     Spent,
 )
-from kinetic_orchestration.protocol import rules, wire
+from kinetic_orchestration.protocol import attempt_rules, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -226,7 +226,7 @@ def count(attempt: int, spent: Spent, *, unplaced: bool = False) -> int:
 def classify(verdict: wire.Verdict) -> str:
     """Return the cause of a failure: from the orders to the hosts first, then their log, then their own report."""
     failure = verdict.failure
-    by_driver = failure is not None and rules.is_driver(failure.message + failure.log_tail)
+    by_driver = failure is not None and attempt_rules.is_driver(failure.message + failure.log_tail)
     return wire.INFRASTRUCTURE if verdict.cause == wire.USER and by_driver else verdict.cause
 
 
@@ -308,7 +308,7 @@ def waits(seen: Glimpse) -> str:
 def wants_room(heard: Iterable[tuple[int, wire.Beat | None, float]]) -> str:
     """Return which host reports that its disk is full, from the last beat of each and its age."""
     for host, beat, age in heard:
-        if beat is not None and beat.full and age < rules.LOST:
+        if beat is not None and beat.full and age < attempt_rules.LOST:
             return f"host {host} waits for room on its disk at {beat.full}"
     return ""
 

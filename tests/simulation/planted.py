@@ -93,7 +93,7 @@ PLANTED = (
     ),
     Planted(
         "a notice of preemption is read after the exit",
-        "protocol/rules.py",
+        "protocol/attempt_rules.py",
         "    if view.preempted:  # before the exit: what ends a machine ends its programs too\n"
         "        return Abort(wire.PREEMPTION, view.preempted, view.index)\n",
         "    if view.preempted and view.exit is None:\n"
@@ -253,7 +253,7 @@ PLANTED = (
     ),
     Planted(
         "the host that lost another is blamed for it",
-        "protocol/rules.py",
+        "protocol/attempt_rules.py",
         "    if view.exit is not None and view.exit.code != 0 and not (view.echo and _own_age(view) < view.echo_limit):",
         "    if view.exit is not None and view.exit.code != 0:",
     ),

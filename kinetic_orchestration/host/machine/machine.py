@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kinetic_orchestration.host.view.view import Records
     from kinetic_orchestration.protocol.assignment import Assignment
-    from kinetic_orchestration.protocol.records.verbs import Records
     from kinetic_orchestration.protocol.wire.task import Task
 
 

@@ -88,12 +88,10 @@ class FileView:
         return None if beat is None else (beat, moment)
 
     def keeper(self) -> tuple[Record, float] | None:
-        """Return the keeper's record, and when it was read."""
         moment, kept = self.records.now(), self.records.read(names.keeper(self.at.job))
         return None if kept is None else (kept, moment)
 
     def started(self, host: int) -> Mapping[str, object] | None:
-        """Return the record that a host wrote when it started."""
         return self._told(host, "started.json", wire.STARTED)
 
     def exit(self, host: int) -> int | None:
@@ -101,7 +99,6 @@ class FileView:
         return None if told is None else int(told["code"])
 
     def beat_of(self, host: int) -> tuple[int, wire.Beat | None]:
-        """Return the generation of a host's beat, and the beat if it can be read."""
         try:
             record = self.records.read(names.beat(self.at.job, self.at.attempt, host))
         except TooLarge:
@@ -109,11 +106,9 @@ class FileView:
         return (0, None) if record is None else (record.generation, wire.Beat.read(record.data))
 
     def beats_read_at(self) -> float:
-        """Return when the others' beats were last read, by this machine's monotonic clock."""
         return time.monotonic()
 
     def cadence(self) -> float:
-        """Return how old a read may be, in seconds."""
         return 0.0
 
     def beat(self, compose: Callable[[], wire.Beat], *, changed: bool) -> None:

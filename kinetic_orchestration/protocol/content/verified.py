@@ -20,7 +20,7 @@ import time
 
 from kinetic_orchestration.protocol.content.digest import LARGE
 from kinetic_orchestration.protocol.content.file_stamps import LOCAL_TICK, believable, settled, stamp_of
-from kinetic_orchestration.protocol.system.ownership import is_private
+from kinetic_orchestration.protocol.system.folders import is_private
 
 TYPE_CHECKING = False  # typing itself costs an agent a tenth of its start
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.protocol import rules, wire
-from kinetic_orchestration.protocol.rules import Abort, Commit, Exit, Start, Stop, View, Wait, decide
+from kinetic_orchestration.protocol import attempt_rules, wire
+from kinetic_orchestration.protocol.attempt_rules import Abort, Commit, Exit, Start, Stop, View, Wait, decide
 
 pytestmark = pytest.mark.fast
 
@@ -93,8 +93,8 @@ def test_the_cause_shown_is_the_host_that_failed_and_not_the_one_that_lost_it() 
     echo = view(exit=FAILED, echo=True, exits=((0, 1, 1.9),))
     assert decide(echo) == Wait()
     assert decide(echo._replace(exits=((0, 1, 2.1),))) == Abort(wire.USER, "boom", 0)
-    assert rules.is_echo("ConnectionResetError: [Errno 104] Connection reset by peer")
-    assert not rules.is_echo("ValueError: shapes do not match")
+    assert attempt_rules.is_echo("ConnectionResetError: [Errno 104] Connection reset by peer")
+    assert not attempt_rules.is_echo("ValueError: shapes do not match")
 
 
 def test_a_host_that_failed_and_could_not_say_so_is_spoken_for() -> None:
@@ -136,7 +136,7 @@ def test_a_failure_that_looks_like_an_echo_is_that_of_a_host_which_is_silent_sin
     ],
 )
 def test_what_a_driver_says_is_told_from_what_a_program_says(text: str, driver: bool) -> None:
-    assert rules.is_driver(text) is driver
+    assert attempt_rules.is_driver(text) is driver
 
 
 # ---- from outside --------------------------------------------------------------------------------------------
@@ -183,10 +183,10 @@ def test_a_job_that_must_not_outlive_its_owner_does_not() -> None:
 )
 def test_the_time_to_save_depends_on_what_ended_the_attempt(cause: str, seconds: float) -> None:
     for index in (0, 1):
-        assert rules.grace(wire.Verdict(wire.ABORTED, "", 0.0, cause=cause, host=0), index) == seconds
+        assert attempt_rules.grace(wire.Verdict(wire.ABORTED, "", 0.0, cause=cause, host=0), index) == seconds
 
 
 def test_a_checkpoint_after_another_hosts_failure_would_hang_so_little_time_is_left_for_it() -> None:
-    assert rules.grace(ABORTED, 0) == 3.0
-    assert rules.grace(ABORTED, 1) == 0.0
-    assert rules.grace(wire.Verdict(wire.COMMITTED, "", 0.0, host=0), 1) == 0.0
+    assert attempt_rules.grace(ABORTED, 0) == 3.0
+    assert attempt_rules.grace(ABORTED, 1) == 0.0
+    assert attempt_rules.grace(wire.Verdict(wire.COMMITTED, "", 0.0, host=0), 1) == 0.0
