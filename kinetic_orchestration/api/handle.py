@@ -43,7 +43,7 @@ from kinetic_orchestration.jobs.request import Request, differences
 from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.jobs.watching import attempts, roll, usage
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
-from kinetic_orchestration.packaging.unread_requirements import unread
+from kinetic_orchestration.packaging.bundle import unread_requirements
 from kinetic_orchestration.plan.configuration import settings as configuration
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.profile import EVERY_HOST
@@ -596,7 +596,7 @@ def report_unread_requirements(request: Request, job: Job) -> None:
     unsent = request.spec.options.requirements is None and not plan.traits.share_machine and not plan.image
     if not (unsent and job.written):
         return
-    if (found := unread(request.spec)) is None or found in _told:
+    if (found := unread_requirements(request.spec)) is None or found in _told:
         return
     _told.add(found)
     relative = os.path.relpath(found)

@@ -32,7 +32,7 @@ class Price:
 class Estimate:
     """The cost of a job's attempts; for an uncharged job, what the named hardware would cost.
 
-    The seconds are those of `bill`, which defines them.
+    The seconds are those of `usage`, which defines them.
     """
 
     accelerator: str
@@ -49,7 +49,7 @@ class Estimate:
     queued_seconds: float = 0.0
     ready_seconds: float = 0.0
     program_seconds: float = 0.0  # in which the program ran
-    parts: Mapping[str, float] = field(default_factory=dict)  # as `goodput` has them; {} if no step was reported
+    parts: Mapping[str, float] = field(default_factory=dict)  # as `usage` has them; {} if no step was reported
 
     @property
     def productive_seconds(self) -> float | None:
