@@ -551,6 +551,18 @@ def profile_of(job: Job) -> str:
         return ""
 
 
+def launched(request: Request) -> Job:
+    """Launch the job of a call, and tell what its user may not expect: the settings of a job that was found by its key,
+    and a requirements file that is not read.
+    """
+    from kinetic_orchestration.jobs.launch import launch
+
+    job = launch(request)
+    warn_of_differences(request, job)
+    report_unread_requirements(request, job)
+    return job
+
+
 def describe_differences(request: Request, job: Job) -> tuple[str, bool]:
     """Describe how a job found by its key differs from this request.
 
