@@ -29,7 +29,6 @@ from kinetic_orchestration.packaging.source import imports
 from kinetic_orchestration.packaging.source.ignore import DEFAULT_FOLDERS
 from kinetic_orchestration.plan.messages import OURS, warn
 
-LOCK = "kinetic.lock"
 MOST_FOLDERS = 20_000  # that are searched for a module
 _OURS = frozenset((*OURS, "cloudpickle"))
 _ORCHESTRATORS = frozenset(ORCHESTRATORS)  # with what is named after them: dagster_gcp
@@ -62,7 +61,7 @@ def environment(
     if requirements is None:
         names = _imported(code, first_party, environ)
         requirements, pins = _needed(names, hosts, first_party)
-        if code.root is not None and (lock := code.root / LOCK).is_file():
+        if code.root is not None and (lock := code.root / locks.LOCK_FILE).is_file():
             _check_covers(lock, requirements, first_party)
             requirements = lock
         else:
