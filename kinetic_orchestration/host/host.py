@@ -110,7 +110,7 @@ class Host:
         while True:
             self._pump(within)
             self._poll()
-            move = rules.decide(self._view())
+            move = rules.decide(self._situation())
             if isinstance(move, rules.Start):
                 self._start()
             elif isinstance(move, rules.Abort):
@@ -304,10 +304,10 @@ class Host:
             return None
         return rules.Exit(1, cause, f"this host cannot show that it lives, and would be taken for dead: {denied}")
 
-    def _view(self) -> rules.View:
+    def _situation(self) -> rules.Situation:
         now = time.monotonic()
         stall_limit, stall_limit_of = self.silence.limit(self.task.stall)
-        return rules.View(
+        return rules.Situation(
             index=self.at.host,
             hosts=self.at.hosts,
             verdict=self.verdict,
@@ -382,7 +382,7 @@ class Host:
         cut = not self.log.close() or cut
         self.reports.close(swiftly=bool(self.preempted))
         self.records.create(
-            names.host(self.at.job, self.at.attempt, self.at.host, "done.json"),
+            self.at.own("done.json"),
             wire.encode({"boot": self.at.boot, "cut": cut, **self._ran(), **self._took()}),
         )
         self._set_state(wire.DONE)
