@@ -108,7 +108,7 @@ class Host:
         while True:
             self._pump(within)
             self._poll()
-            move = attempt_rules.decide(self._view())
+            move = attempt_rules.decide(self._situation())
             if isinstance(move, attempt_rules.Start):
                 self._start()
             elif isinstance(move, attempt_rules.Abort):
@@ -121,7 +121,9 @@ class Host:
             elif isinstance(move, attempt_rules.Stop):
                 self._end(move.grace)
                 return
-            idle = isinstance(move, attempt_rules.Wait | attempt_rules.Commit) and self.verdict is None
+            idle = isinstance(move, attempt_rules.Wait) or (
+                isinstance(move, attempt_rules.Commit) and self.verdict is None
+            )
             self._start_ahead()
             within = TICK if idle else 0.0  # the action may allow the next one immediately
             self._beat()
@@ -303,10 +305,10 @@ class Host:
         reason = f"this host cannot show that it lives, and would be taken for dead: {denied}"
         return attempt_rules.Exit(1, cause, reason)
 
-    def _view(self) -> attempt_rules.View:
+    def _situation(self) -> attempt_rules.Situation:
         now = time.monotonic()
         stall_limit, stall_limit_of = self.silence.limit(self.task.stall)
-        return attempt_rules.View(
+        return attempt_rules.Situation(
             index=self.at.host,
             hosts=self.at.hosts,
             verdict=self.verdict,
@@ -381,7 +383,7 @@ class Host:
         cut = not self.log.close() or cut
         self.reports.close(swiftly=bool(self.preempted))
         self.records.create(
-            names.host(self.at.job, self.at.attempt, self.at.host, "done.json"),
+            self.at.own("done.json"),
             wire.encode({"boot": self.at.boot, "cut": cut, **self._ran(), **self._took()}),
         )
         self._set_state(wire.DONE)

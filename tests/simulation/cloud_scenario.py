@@ -71,7 +71,7 @@ ENDED = 1200.0
 # How many requests one may make: so many at once, and so many a second. By a part of the name; the rest are followers.
 MOST = {
     "kinetic-watch": (20, 4 / 5.0),
-    "kinetic-lookout": (100, 1.3),
+    "kinetic-view": (100, 1.3),
     "kinetic-log": (10, 1.0),
     "kinetic-prepare": (5, 0.0),
     "guard": (60, 0.1),

@@ -245,8 +245,8 @@ def _always_settled(_seen: Any, _policy: Any) -> bool:
     return True
 
 
-def _first_exit_is_enough(view: attempt_rules.View) -> bool:
-    return view.exit is not None and view.exit.code == 0
+def _first_exit_is_enough(seen: attempt_rules.Situation) -> bool:
+    return seen.exit is not None and seen.exit.code == 0
 
 
 @pytest.mark.parametrize(

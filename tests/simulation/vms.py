@@ -1,4 +1,4 @@
-"""Simulated TPU VMs: each runs the agent's real loop, its real lookout, log writer and notices, and retires for real.
+"""Simulated TPU VMs: each runs the agent's real loop, its real view, log writer and notices, and retires for real.
 
 Every boot arms the deadline, starts an agent and the guard that speaks for it. A machine can be taken away with and
 without notice, reboot, hang, lose its network or its rights, or live on where nobody sees it.

@@ -108,7 +108,7 @@ class Opening:
         }
         if self._at.host == 0 and self._at.hosts > 1 and shares_machine:
             record["ports"] = _free_ports(self._at.hosts)
-        life, name = wire.encode(record), names.host(self._at.job, self._at.attempt, self._at.host, "started.json")
+        life, name = wire.encode(record), self._at.own("started.json")
         records = self._view.records
         if records.create(name, life) is None and (before := read_bounded(records, name)) not in (life, None):
             raise Restarted(wire.fields_of(before, wire.STARTED, name), record)

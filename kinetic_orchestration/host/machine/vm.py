@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from kinetic_orchestration.host.machine import bootstrap
-from kinetic_orchestration.host.machine.machine import Denied, Machine, Promise, Unanswered, Unplaced
+from kinetic_orchestration.host.machine.machine import Machine, Promise, Unanswered, Unauthorized, Unplaced
 from kinetic_orchestration.protocol import names, schema, wire
 from kinetic_orchestration.protocol.records.base import read_bounded
 from kinetic_orchestration.protocol.system.parallel import Ahead, Several
@@ -167,7 +167,7 @@ def _addresses_of(node: str, workers: int) -> list[str]:
     for _ in bootstrap.tries(COMPANY):
         reply = bootstrap.request("GET", f"{bootstrap.endpoint('tpu')}/v2/{node}", patience=0.0)
         if reply.status == 403:
-            raise Denied(
+            raise Unauthorized(
                 f"where the hosts of {node} are could not be read: {reply.reason()}. {_account()} needs the role "
                 "roles/tpu.viewer, and roles/tpu.admin to delete its slice"
             )
@@ -187,7 +187,7 @@ def _account() -> str:
 
 
 def check_rights(project: str) -> str:
-    """Raise Denied if this VM could not delete its own slice at the end. What could not be checked is a sentence."""
+    """Raise Unauthorized if this VM could not delete its own slice at the end. Returns what could not be checked."""
     url = f"{bootstrap.endpoint('cloudresourcemanager')}/v1/projects/{project}:testIamPermissions"
     body = json.dumps({"permissions": PERMISSIONS}).encode()
     reply = bootstrap.request("POST", url, body, {"Content-Type": "application/json"}, patience=10.0)
@@ -199,7 +199,7 @@ def check_rights(project: str) -> str:
         return f"whether this VM may delete its slice could not be checked: the answer cannot be read: {reply.reason()}"
     if missing:
         account = (bootstrap.metadata(f"{bootstrap.SCOPE}/email") or "of this VM").strip()
-        raise Denied(
+        raise Unauthorized(
             f"the service account {account} lacks {' and '.join(missing)} in {project}, so that nobody on this slice "
             "could delete it and it might cost money for ever. Nothing was run. Grant it the role: gcloud projects "
             f"add-iam-policy-binding {project} --member=serviceAccount:{account} --role=roles/tpu.admin"
@@ -217,13 +217,15 @@ def _secret(variable: str, resource: str) -> str:
     try:
         schema.secret_ref(resource)
     except schema.Wrong as wrong:
-        raise Denied(f"what {variable} is to hold is not the name of a secret: {schema.short(wrong.value)}") from None
+        raise Unauthorized(
+            f"what {variable} is to hold is not the name of a secret: {schema.short(wrong.value)}"
+        ) from None
     name = resource if "/versions/" in resource else f"{resource}/versions/latest"
     reply = bootstrap.request("GET", f"{bootstrap.endpoint('secretmanager')}/v1/{quote(name, safe='/:')}:access")
     if reply.status in bootstrap.PASSING or (reply.status == 401 and not bootstrap.has_token()):
         raise OSError(f"the secret {resource} for {variable} could not be read within a minute: {reply.reason()}")
     if reply.status != 200:
-        raise Denied(
+        raise Unauthorized(
             f"the secret {resource} for {variable} could not be read: {reply.reason()}. {_account()} needs "
             "roles/secretmanager.secretAccessor on it"
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from kinetic_orchestration.host.machine.machine import Denied, Unanswered
+from kinetic_orchestration.host.machine.machine import Unanswered, Unauthorized
 from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.system.parallel import Ahead
@@ -73,7 +73,7 @@ class Preparation:
     def run(self) -> None:
         try:
             self.ready = self._prepared()
-        except Denied as error:
+        except Unauthorized as error:
             self.unready = attempt_rules.Exit(1, wire.CONFIGURATION, str(error))
         except Unanswered as error:
             self.unready = attempt_rules.Exit(1, wire.INFRASTRUCTURE, str(error))

@@ -129,24 +129,21 @@ class FileView:
         self.records.ring(self.at.job)
 
     def write_exit(self, data: bytes) -> None:
-        self.records.create(self._own("exit.json"), data)
+        self.records.create(self.at.own("exit.json"), data)
 
     def deliver(self, what: str, path: str, *, digest: str, size: int, keep: bool) -> None:
         from kinetic_orchestration.protocol.content import digest as of
 
         if size < of.LARGE:
-            self.records.upload(self._own(what), path, move=True)
+            self.records.upload(self.at.own(what), path, move=True)
             return
         from kinetic_orchestration.protocol.content import verified
 
-        verified.deliver(self.records, self._own(what), path, digest, self.at.home)
+        verified.deliver(self.records, self.at.own(what), path, digest, self.at.home)
 
     def patience_with(self, error: OSError) -> float:
         """Return none: the records themselves ask again."""
         return 0.0
-
-    def _own(self, what: str) -> str:
-        return names.host(self.at.job, self.at.attempt, self.at.host, what)
 
     def _told(self, host: int, what: str, kind: Fields) -> dict[str, Any] | None:
         """Return a host's record, if it can be read, else None."""

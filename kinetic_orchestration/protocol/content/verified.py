@@ -71,7 +71,7 @@ class Verified:
                 self._write(path, found, digest)
 
     def wrote(self, path: str | os.PathLike[str], digest: str, inode: tuple[int, int, int]) -> None:
-        """Remember a file whose bytes were hashed on their way into it, `inode_of` which was that."""
+        """Remember a file whose bytes were hashed on their way into it, `_inode` of which was that."""
         with contextlib.suppress(OSError):
             found = os.lstat(path)
             if _inode(found) == inode:
