@@ -203,7 +203,6 @@ class Intent(NamedTuple):
     before: Before | None = None  # None: not recorded
     affordable: float = 0.0  # seconds for which its hosts may be held, for the money that is left; 0: no limit
     damage: str = ""  # why its record cannot be read; then its place is one that was found by its name, or empty
-    unfound: bool = False  # its place was unknown
 
     @property
     def since(self) -> float:

@@ -19,7 +19,7 @@ def read_intent(record: Record, backend: Backend, job_id: str, attempt: int, wit
         return intent_of(record, job_id, attempt, within)
     except Corrupt as error:
         found = find_placement(backend, job_id, attempt)
-        return Intent(attempt, "", found or {}, 0.0, record.updated, damage=str(error), unfound=found is None)
+        return Intent(attempt, "", found or {}, 0.0, record.updated, damage=str(error))
 
 
 def find_placement(backend: Backend, job_id: str, attempt: int) -> dict[str, Any] | None:

@@ -347,7 +347,7 @@ def test_a_place_that_nobody_could_look_for_is_not_taken_for_freed(
         record = job._job.store.read(names.intent(job.job_id, 1))
         assert record is not None
         intent = read_intent(record, job._job.backend, job.job_id, 1, job._job.within)
-        assert (intent.placement, intent.unfound) == ({}, True)
+        assert intent.placement == {}
         assert actions.release(job._job, 1, intent) is Freed.REFUSED
         assert actions.release(job._job, 1) is Freed.REFUSED
     assert actions.release(job._job, 1, intent) is not Freed.REFUSED
