@@ -39,6 +39,7 @@ GENERATIONS = ("v2-8", "v3-8", "v4-8", "v5litepod-8", "v5p-8", "v6e-8")
 
 
 class TpuVmBackend:
+    kind = "tpu-vm"
     charges = shared = True
     parallel = REQUESTS
 
