@@ -45,6 +45,7 @@ from kinetic_orchestration.jobs.watching import attempts, roll, usage
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.packaging.bundle import unread_requirements
 from kinetic_orchestration.plan.configuration import settings as configuration
+from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.profile import EVERY_HOST
 from kinetic_orchestration.plan.emulation import remark
@@ -162,8 +163,7 @@ class JobHandle(Generic[R]):
     @property
     def bucket_name(self) -> str:
         """Bucket of the store; "" if the store is a folder."""
-        scheme, _, rest = self._job.store.url.partition("://")
-        return rest.partition("/")[0] if scheme == "gs" else ""
+        return (store_address.bucket_path(self._job.store.url) or "").partition("/")[0]
 
     @property
     def image_uri(self) -> str:
@@ -890,17 +890,17 @@ def located(text: str, **place: str | None) -> tuple[str, dict[str, str | None]]
     found = _IN_STORE.fullmatch(links.address_of(text)) if isinstance(text, str) else None
     if found is None:
         return text, place
-    store, deployment = configuration.address(found["store"]).rstrip("/") or "/", found["deployment"]
+    store, deployment = store_address.resolve(found["store"]).rstrip("/") or "/", found["deployment"]
     given_store = place.get("store")
-    given = configuration.address(given_store or store).rstrip("/") or "/", place.get("deployment") or deployment
+    given = store_address.resolve(given_store or store).rstrip("/") or "/", place.get("deployment") or deployment
     if given != (store, deployment):
         raise ConflictingSettings(
             f"{text!r} is of the deployment {deployment!r} in {store}, and {given[1]!r} in {given[0]} is given: leave "
             "that out, or give the job's id alone"
         )
     place = {**place, "store": store, "deployment": deployment}
-    in_force = store == configuration.address(given_store or configuration.stated("store")).rstrip("/")
-    if "://" not in store:  # other spellings of a folder are none
+    in_force = store == store_address.resolve(given_store or configuration.stated("store")).rstrip("/")
+    if store_address.is_folder(store):
         _check_folder(text, store, deployment, in_force=in_force)
     elif not in_force and configuration.load(None, **place).trust_store:
         raise UsageError(

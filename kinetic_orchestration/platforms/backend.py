@@ -55,6 +55,10 @@ class Backend(Protocol):
     """
 
     @property
+    def kind(self) -> str:
+        """Name that two backends of a process share only if they observe alike: their jobs share one watcher."""
+
+    @property
     def charges(self) -> bool:
         """True if hosts cost money for as long as they exist."""
 

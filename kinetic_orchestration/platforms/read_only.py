@@ -21,14 +21,10 @@ class ReadOnlyBackend:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self.kind = f"read-only {backend.kind}"
         self.charges, self.shared, self.parallel = backend.charges, backend.shared, backend.parallel
         self.check, self.require, self.emulates = backend.check, backend.require, backend.emulates
         self.dry_run, self.names_place, self.rate_limit = backend.dry_run, backend.names_place, backend.rate_limit
-
-    @property
-    def kind(self) -> object:
-        """A key that gives it a watcher of its own: it sees less than other backends."""
-        return ReadOnlyBackend, type(self.backend)
 
     def prepare(self) -> None:
         """There is no first call."""

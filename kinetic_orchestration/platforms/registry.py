@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store
@@ -25,7 +26,7 @@ def open_store(url: str | os.PathLike[str], deployment: str) -> Store:
 
     Raises UsageError if no platform keeps stores at such addresses.
     """
-    address = os.fspath(url)
+    address = store_address.resolve(os.fspath(url))
     scheme, separator, _ = address.partition("://")
     opener = STORES.get(scheme.lower() if separator else "")
     if opener is None:
@@ -61,21 +62,10 @@ def _folder(address: str, deployment: str) -> Store:
     return open_local(address, deployment)
 
 
-def _file_url(address: str, deployment: str) -> Store:
-    from urllib.parse import unquote, urlsplit
-
-    parts = urlsplit(address)
-    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query or parts.fragment:
-        raise UsageError(
-            f"{address!r} is not a folder of this machine: write file:///path, with three slashes, or the path alone."
-        )
-    return _folder(unquote(parts.path), deployment)
-
-
 def _bucket(address: str, deployment: str) -> Store:
     from kinetic_orchestration.platforms.google.storage.store import open_gcs
 
     return open_gcs(address, deployment)
 
 
-STORES: dict[str, Callable[[str, str], Store]] = {"": _folder, "file": _file_url, "gs": _bucket}
+STORES: dict[str, Callable[[str, str], Store]] = {"": _folder, "gs": _bucket}

@@ -466,6 +466,8 @@ class _Silence:
 class SimulatedBackend:
     """The Backend protocol, as one client sees it."""
 
+    kind = "simulated"
+
     def __init__(self, ground: Ground, machine: str) -> None:
         self._ground = ground
         self._world = ground.world

@@ -52,8 +52,8 @@ class Follower:
     """One process's view of one job: a cursor, and what was seen last."""
 
     __slots__ = (
-        "ahead", "cache", "cursor", "foreseen", "held", "job", "measured", "outcome", "refused", "seen", "unreachable",
-        "waiting",
+        "ahead", "cache", "cursor", "foreseen", "held", "job", "measured", "outcome", "refused", "saw_live", "seen",
+        "unreachable", "waiting",
     )  # fmt: skip
 
     def __init__(self, job: Job, cursor: Cursor | None = None) -> None:
@@ -67,6 +67,7 @@ class Follower:
         last = 0 if cursor is None else cursor.attempt - 1
         self.refused: tuple[PendingRelease, ...] = (PendingRelease(last, 0.0, RELEASE_PAUSE / 2, True),) if last else ()
         self.seen: Glimpse | None = None
+        self.saw_live = cursor is not None  # by this follower, or by the one whose cursor it continues from
         self.outcome: Outcome | None = None
         self.foreseen: Outcome | None = None  # once it is final
         self.held = False  # the outcome, while its hosts cannot be freed
@@ -110,6 +111,7 @@ class Follower:
             if moves and self.ahead:
                 self.cursor, self.ahead = self.cursor._replace(attempt=self.ahead[0]), self.ahead[1:]
             self.seen, self.outcome = seen, step.outcome
+            self.saw_live = self.saw_live or (step.outcome is None and not moves)
             goes_on = (lifecycle.Intend, lifecycle.Close, lifecycle.Release)
             if not has_newer and (self.waiting or not any(isinstance(action, goes_on) for action in step.actions)):
                 break
@@ -118,7 +120,7 @@ class Follower:
     def _forget(self) -> None:
         """Remove the secrets of a job that has ended, and take the job off the roll."""
         actions.forget_secrets(self.job)
-        if self.seen is not None and not self.job.doubt:  # it was followed, and not opened only now
+        if self.saw_live and not self.job.doubt:  # one that ended earlier was struck off then, or will be by a listing
             roll.remove(self.job.store, self.job.job_id)
 
     def step_if_reachable(self, emit: Emit | None = None) -> Outcome | None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.plan.configuration import home as home_module
+from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.hardware import price_list
 from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, PriceList
 from kinetic_orchestration.plan.messages import warn
@@ -224,11 +225,12 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
             f"the store {values['store']!r} ({sources['store']}) has lost a slash, as it happens in pathlib: give the "
             "address as a text, such as 'gs://my-bucket/kinetic'"
         )
-    values["store"] = address(values["store"]) or str(home / "store")
+    values["store"] = store_address.resolve(values["store"]) or str(home / "store")
+    in_bucket = store_address.bucket_path(values["store"]) is not None
     if not values["backend"]:
-        values["backend"] = "tpu-vm" if values["project"] and values["store"].startswith("gs://") else "local"
+        values["backend"] = "tpu-vm" if values["project"] and in_bucket else "local"
     if not values["deployment"]:
-        if "://" in values["store"]:
+        if not store_address.is_folder(values["store"]):
             raise UsageError(
                 f"the store {values['store']} is shared, so a deployment must be named: it is the prefix of all that "
                 "this installation keeps there. Set KINETIC_DEPLOYMENT (or deployment=), for example to 'production'."
@@ -245,15 +247,6 @@ def stated(name: str) -> str:
     """Return a setting from its variable or profile, as text; "" if neither has it."""
     values, sources = _resolved(copies.environ(), {})
     return "" if sources[name] == "default" else values[name]
-
-
-def address(store: str) -> str:
-    """A folder by its whole path: hosts work in other folders than the submitter."""
-    if store.startswith("file:///"):
-        from urllib.parse import unquote
-
-        store = unquote(store.removeprefix("file://"))
-    return str(Path(store).expanduser().absolute()) if store and "://" not in store else store
 
 
 def _resolved(environ: Mapping[str, str], arguments: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:

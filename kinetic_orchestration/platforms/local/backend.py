@@ -73,6 +73,7 @@ class SecretSource(NamedTuple):
 
 
 class LocalBackend:
+    kind = "local"
     charges = shared = False
     parallel = 1
 

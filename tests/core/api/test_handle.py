@@ -154,7 +154,7 @@ def test_a_folder_of_somebody_else_is_no_store_because_an_address_names_it(
     with pytest.raises(UsageError, match=r"any user may write to it"):
         kinetic.attach(address)
     for spelling in (f"file://localhost{address}", f"FILE://{address}"):
-        with pytest.raises(JobNotFound):
+        with pytest.raises(UsageError, match=r"any user may write to it"):
             kinetic.attach(spelling)
     monkeypatch.setenv("KINETIC_STORE", str(folder.parent))
     with pytest.raises(JobNotFound, match=f"no job '{done.job_id}'"):

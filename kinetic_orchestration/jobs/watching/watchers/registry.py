@@ -11,7 +11,7 @@ from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store
 
 MOST_WATCHERS = 16  # of one process; more only while all of them are used
-_watchers: dict[tuple[int, str, int, object], Watcher] = {}
+_watchers: dict[tuple[int, str, int, str], Watcher] = {}
 _watchers_lock = threading.Lock()
 
 
@@ -32,7 +32,7 @@ def watcher_of(store: Store, backend: Backend) -> Watcher:
     caller may see is not shown to another.
     """
     # A thread does not survive a fork. The caller's id is its own, because the watcher keeps the store that has it.
-    key = os.getpid(), store.address, id(store.caller), getattr(backend, "kind", type(backend))
+    key = os.getpid(), store.address, id(store.caller), backend.kind
     with _watchers_lock:
         if key not in _watchers:
             if len(_watchers) >= MOST_WATCHERS:

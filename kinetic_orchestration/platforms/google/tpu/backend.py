@@ -37,6 +37,7 @@ UNSHOWN = 900.0  # and this long after its creation was requested, if that opera
 
 
 class TpuVmBackend:
+    kind = "tpu-vm"
     charges = shared = True
     parallel = REQUESTS
 

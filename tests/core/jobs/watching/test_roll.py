@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.api.handle import place_of
+from kinetic_orchestration.api.handle import JobHandle, place_of
 from kinetic_orchestration.cli import main
+from kinetic_orchestration.jobs.following.drivers import follow
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.watching import roll
+from kinetic_orchestration.platforms.local.store import LocalStore
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing import Emulator
 
@@ -48,10 +51,32 @@ def test_a_job_is_on_the_roll_from_before_it_exists_until_it_was_followed_to_its
     job = wait_for.run_async(str(flag))
     assert on_the_roll() == [names.live(job.job_id)]
     assert [each.job_id for each in kinetic.list_jobs()] == [job.job_id]
+    assert not job.status().final
     flag.touch()
-    assert job.result() == "seen"
+    while not job.status().final:
+        time.sleep(0.05)
     assert on_the_roll() == []
-    assert kinetic.list_jobs() == []
+    assert kinetic.list_jobs() == [] and job.result() == "seen"
+
+
+def test_a_job_that_has_ended_is_struck_off_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, deleted = number.run_async(), list[str]()
+    delete = LocalStore.delete
+
+    def counted(store: LocalStore, name: str) -> bool:
+        deleted.append(name)
+        return delete(store, name)
+
+    monkeypatch.setattr(LocalStore, "delete", counted)
+    follower = Follower(job._job)
+    assert not follower.saw_live
+    assert follow(follower, timeout=60) is not None
+    assert deleted == [names.live(job.job_id)] * follower.saw_live  # it may have ended before the first look
+    deleted.clear()
+    for _ in range(2):
+        later: JobHandle[int] = kinetic.attach(job.job_id)
+        assert later.status().final and later.result() == 7
+    assert deleted == []
 
 
 def test_a_listing_reads_no_job_that_has_ended(home: Path) -> None:

@@ -51,6 +51,7 @@ def test_a_store_is_opened_by_path_home_or_file_address(tmp_path: Path, monkeypa
         "~/my störe",
         address,
         address.replace("file://", "file://localhost"),
+        address.replace("file://", "FILE://"),
     ):
         assert open_store(same, "prod").read("here") is not None, same
 
