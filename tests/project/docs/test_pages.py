@@ -73,6 +73,14 @@ def test_the_default_of_a_setting_is_the_one_in_the_table(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_table_explains_a_setting_in_the_words_of_the_code(name: str) -> None:
+    """The page may add more; links and marks of code are not compared."""
+    [told] = [row[3] for row in rows(page("docs/reference/settings.md")) if row[0] == name and len(row) == 4]
+    words = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", told).replace("`", "")
+    assert re.match(rf"{re.escape(SETTINGS[name].meaning)}(?!\w)", words)
+
+
 def test_every_field_of_tpu_vm_and_every_limit_is_explained() -> None:
     text = page("docs/reference/settings.md")
     told = {name for row in rows(text, "## What only Cloud TPU understands") for name in re.findall(r"`(\w+)`", row[0])}
