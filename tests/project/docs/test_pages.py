@@ -400,7 +400,8 @@ def test_every_cell_of_the_comparison_has_its_source_and_what_was_not_proven_com
     for table in tables:
         _, first, *others = rows(table)
         assert first[0] == "proven on real TPUs" and first[1].startswith("**no**")
-        for name, _, *cells in (first, *others):
+        for name, own, *cells in (first, *others):
+            assert re.search(r"\]\([\w./-]+\.md(#[\w-]+)?\)", own), f"{name}: our own cell leads to no page"
             for cell in cells:
                 assert re.search(r"\]\[[A-Z]\d\]", cell) or cell.startswith(("not documented", "does not apply")), (
                     name,
