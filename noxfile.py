@@ -24,19 +24,22 @@ def pytest(session: nox.Session, *words: str) -> None:
 
 @nox.session
 def fast(session: nox.Session) -> None:
-    """Test rules, values and files: most of what can break, in half a minute."""
+    """Test rules, values and files: most of what can break, in about a minute on two cores."""
     pytest(session, "-n", "2", "-m", "fast")
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests that are not slow, in about seven minutes on two cores."""
+    """Run the tests that are not slow, in about nine minutes on two cores."""
     pytest(session, "-n", "3")  # a third of each is waiting
 
 
 @nox.session
 def slow(session: nox.Session) -> None:
-    """Run the slow tests: frameworks, whole orchestrators, faults on real processes."""
+    """Run the slow tests: frameworks, whole orchestrators, faults on real processes.
+
+    With TURN=0 to 4, which chooses a fifth of the longest, they take about fifteen minutes on two cores.
+    """
     pytest(session, "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "slow and not offline")
 
 

@@ -127,76 +127,72 @@ def _setting(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings in force: what each is, and how it is read, is stated here alone."""
+    """The settings in force: the meaning of each, and how it is read.
+
+    The table of docs/reference/settings.md explains each in the same words.
+    """
 
     home: Path = _needed(  # noqa: RUF009 - a field
-        "KINETIC_HOME", "the folder for the local store, indexes, environments and running placements"
+        "KINETIC_HOME",
+        "the folder for the local store, stat indexes, environments, running placements, and what is trusted",
     )
-    store: str = _needed("KINETIC_STORE", "where what is shipped lies: a folder or gs://bucket/prefix")
-    deployment: str = _needed(
-        "KINETIC_DEPLOYMENT", "one installation of one orchestrator: the prefix of all in the store"
-    )
-    backend: str = _needed("KINETIC_BACKEND", "where jobs run: tpu-vm with a project and a gs:// store, else local")
-    require_hardware: bool = _setting(
-        "KINETIC_REQUIRE_HARDWARE",
-        "refuse every job that would be emulated: on this machine's CPU, or by an emulated cloud",
-        "false",
-        _boolean,
-    )
-    project: str = _setting("KINETIC_PROJECT", "the Google Cloud project; else GOOGLE_CLOUD_PROJECT")
-    zone: str = _setting("KINETIC_ZONE", "the zone")
+    store: str = _needed("KINETIC_STORE", "the store: a folder, or gs://bucket/prefix")
+    deployment: str = _needed("KINETIC_DEPLOYMENT", "the prefix of everything in the store")
+    backend: str = _needed("KINETIC_BACKEND", "where jobs run")
+    require_hardware: bool = _setting("KINETIC_REQUIRE_HARDWARE", "refuse every emulation", "false", _boolean)
+    project: str = _setting("KINETIC_PROJECT", "the Google Cloud project")
+    zone: str = _setting("KINETIC_ZONE", "one zone, used if zones is not set or only in a profile")
     zones: tuple[str, ...] = _setting(
-        "KINETIC_ZONES", "the zones, with commas between them, in the order in which they are tried", read=_several
+        "KINETIC_ZONES", "zones separated by commas, in the order in which they are tried", read=_several
     )
     zone_patience: float = _setting(
-        "KINETIC_ZONE_PATIENCE", "how long one zone's queue is waited in while there are others", "15m", _duration
+        "KINETIC_ZONE_PATIENCE", "the time to wait in one zone's queue if there are others", "15m", _duration
     )
-    network: str = _setting("KINETIC_NETWORK", "the network of TPU VMs; the project's default one if not given")
-    subnetwork: str = _setting("KINETIC_SUBNETWORK", "their subnetwork, as its whole path for a shared VPC")
-    service_account: str = _setting(
-        "KINETIC_SERVICE_ACCOUNT", "whose rights TPU VMs have; else the project's default one"
-    )
-    impersonate: str = _setting("KINETIC_IMPERSONATE", "a service account to act as from here")
+    network: str = _setting("KINETIC_NETWORK", "the network of the VMs")
+    subnetwork: str = _setting("KINETIC_SUBNETWORK", "the subnetwork of the VMs")
+    service_account: str = _setting("KINETIC_SERVICE_ACCOUNT", "the account of the VMs")
+    impersonate: str = _setting("KINETIC_IMPERSONATE", "the service account that the client acts as")
     quota_project: str = _setting("KINETIC_QUOTA_PROJECT", "the project that API requests are counted against")
     prices: Mapping[str, float] = _setting(
-        "KINETIC_PRICES", "dollars per chip-hour, such as v5e=1.2,v5e/us-west4:spot=0.5", read=_prices
+        "KINETIC_PRICES", "dollars per chip-hour: v5e=1.2,v5e/us-west4:spot=0.5", read=_prices
     )
     listed: PriceList = field(default=BUILT_IN, repr=False)  # what `ko prices --refresh` keeps in the home
     trust_store: bool = _setting(
-        "KINETIC_TRUST_STORE", "unpickle what a store holds though nothing else vouches for it", "false", _boolean
+        "KINETIC_TRUST_STORE",
+        "unpickle the content of a bucket even if only the bucket vouches for it",
+        "false",
+        _boolean,
     )
     signing_key: str = _setting(
         "KINETIC_SIGNING_KEY",
-        "a text that is nowhere in the store: processes that have it may go on with each other's jobs",
+        "16 characters or more that are nowhere in the store: processes with the same key continue each other's jobs",
         shown=False,
     )
-    tools: Mapping[str, str] = _setting(
-        "KINETIC_TOOLS", "digests of tools in the store that were staged elsewhere, as uv=…,python-3.11=…", read=_table
-    )
-    emulator: str = _setting("KINETIC_EMULATOR", "where an emulated Google Cloud answers over REST", read=_origin)
+    tools: Mapping[str, str] = _setting("KINETIC_TOOLS", "digests of tools that another home has staged", read=_table)
+    emulator: str = _setting("KINETIC_EMULATOR", "where an emulated cloud answers over REST", read=_origin)
     emulator_grpc: str = _setting("KINETIC_EMULATOR_GRPC", "where it answers over gRPC")
-    storage_emulator: str = _setting(
-        "STORAGE_EMULATOR_HOST", "where an emulated Google Cloud Storage answers", read=_origin
-    )
-    cluster: str = _setting("KINETIC_CLUSTER", "a GKE cluster; read for Keras Kinetic's sake")
-    namespace: str = _setting("KINETIC_NAMESPACE", "a Kubernetes namespace; read for Keras Kinetic's sake")
+    storage_emulator: str = _setting("STORAGE_EMULATOR_HOST", "where an emulated Cloud Storage answers", read=_origin)
+    cluster: str = _setting("KINETIC_CLUSTER", "a setting of Keras Kinetic; no effect")
+    namespace: str = _setting("KINETIC_NAMESPACE", "a setting of Keras Kinetic; no effect")
     output_dir: str = _setting("KINETIC_OUTPUT_DIR", "where jobs write their outputs")
     distributed: bool = _setting(
-        "KINETIC_DISTRIBUTED", "join the hosts of a slice before the function runs", "true", _boolean
+        "KINETIC_DISTRIBUTED", "join the hosts of a slice right after the first import jax", "true", _boolean
     )
-    compile_cache: bool = _setting("KINETIC_COMPILE_CACHE", "keep compiled programs between jobs", "true", _boolean)
-    device_metrics: bool = _setting(
-        "KINETIC_DEVICE_METRICS", "sample what the hosts' processors and accelerators do", "true", _boolean
+    compile_cache: bool = _setting(
+        "KINETIC_COMPILE_CACHE", "keep JAX's compiled programs for later jobs", "true", _boolean
     )
+    device_metrics: bool = _setting("KINETIC_DEVICE_METRICS", "sample what the devices do", "true", _boolean)
     retention: float = _setting(
-        "KINETIC_RETENTION", "how long a job's records are kept after its verdict", "30d", _duration
+        "KINETIC_RETENTION", "the time for which a job's records are kept after its verdict", "30d", _duration
     )
     on_owner_lost: str = _setting(
-        "KINETIC_ON_OWNER_LOST", "continue or abort when the submitter is gone", "continue", _owner_lost
+        "KINETIC_ON_OWNER_LOST", "abort ends a job some 30 s after its submitter died", "continue", _owner_lost
     )
-    max_hosts: int = _setting("KINETIC_MAX_HOSTS", "the most hosts that this machine may emulate at once", read=_whole)
+    max_hosts: int = _setting(
+        "KINETIC_MAX_HOSTS", "the most hosts that this machine emulates concurrently", read=_whole
+    )
     no_tty_debug: bool = _setting(
-        "KINETIC_NO_TTY_DEBUG", "let a blocking call wait for a debugger without a terminal", "false", _boolean
+        "KINETIC_NO_TTY_DEBUG", "let a blocking call with debug=True wait without a terminal", "false", _boolean
     )
     sources: Mapping[str, str] = field(default_factory=dict)
 

@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from kinetic_orchestration import __version__
 from kinetic_orchestration.cli.parser import make_parser
 from kinetic_orchestration.plan.configuration.settings import SETTINGS
 from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, TpuVm
@@ -72,6 +73,14 @@ def test_the_default_of_a_setting_is_the_one_in_the_table(name: str) -> None:
     assert f"`{SETTINGS[name].default}`" in next(
         row[2] for row in rows(page("docs/reference/settings.md")) if row[0] == name
     )
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_table_explains_a_setting_in_the_words_of_the_code(name: str) -> None:
+    """The page may add more; links and marks of code are not compared."""
+    [told] = [row[3] for row in rows(page("docs/reference/settings.md")) if row[0] == name and len(row) == 4]
+    words = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", told).replace("`", "")
+    assert re.match(rf"{re.escape(SETTINGS[name].meaning)}(?!\w)", words)
 
 
 def test_every_field_of_tpu_vm_and_every_limit_is_explained() -> None:
@@ -166,9 +175,7 @@ def test_the_versions_to_choose_by_are_those_of_the_project() -> None:
         least, below = re.findall(rf"(?:^| ){package}>=([\d.]+),<(\d+)", bounds)[0]
         assert told[row][0].startswith(f"{least} and later, below {below}")
         assert f"\n{package}=={told[row][1].partition(';')[0]}\n" in constraints
-    assert project["version"].startswith(
-        re.findall(r"This is version (\d+\.\d+)\.", page("docs/choose/evaluating.md"))[0]
-    )
+    assert __version__.startswith(re.findall(r"This is version (\d+\.\d+)\.", page("docs/choose/evaluating.md"))[0])
 
 
 def targets(text: str) -> list[str]:
@@ -398,7 +405,8 @@ def test_every_cell_of_the_comparison_has_its_source_and_what_was_not_proven_com
     for table in tables:
         _, first, *others = rows(table)
         assert first[0] == "proven on real TPUs" and first[1].startswith("**no**")
-        for name, _, *cells in (first, *others):
+        for name, own, *cells in (first, *others):
+            assert re.search(r"\]\([\w./-]+\.md(#[\w-]+)?\)", own), f"{name}: our own cell leads to no page"
             for cell in cells:
                 assert re.search(r"\]\[[A-Z]\d\]", cell) or cell.startswith(("not documented", "does not apply")), (
                     name,

@@ -9,11 +9,11 @@ import json
 import os
 import re
 import subprocess
-import tomllib
 from pathlib import Path
 
 from uv import find_uv_bin
 
+from kinetic_orchestration import __version__
 from kinetic_orchestration.packaging.requirements.indexes import uv_settings
 
 ROOT = Path(__file__).parents[3]
@@ -55,8 +55,7 @@ def hashed() -> str:
 
 def materials(hashed: str) -> str:
     """The bill of materials in CycloneDX's JSON: a line for each package, and the same bytes for the same pins."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    itself = {"type": "library", "name": project["name"], "version": project["version"]}
+    itself = {"type": "library", "name": "kinetic-orchestration", "version": __version__}
     packages = sorted({(name, version) for name, version, _ in pins(hashed)})
     lines = ",\n".join(json.dumps(_component(name, version)) for name, version in packages)
     head = {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "metadata": {"component": itself}}

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from uv import find_uv_bin
 
+from kinetic_orchestration import __version__
 from kinetic_orchestration.packaging.requirements.indexes import uv_settings
 from tests.project.release import contents
 
@@ -66,8 +66,7 @@ def test_the_changelog_has_a_heading_for_each_release_newest_first_and_for_this_
     versions = [Version(match[1]) for match in dated]
     assert versions == sorted(versions, reverse=True) and len(set(versions)) == len(versions)
     assert [match[2] for match in dated] == sorted((match[2] for match in dated), reverse=True)
-    project = tomllib.loads((contents.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert Version(project["version"]) == versions[0]
+    assert Version(__version__) == versions[0]
 
 
 @pytest.mark.parametrize("line", ["--index-url x", "name>=1", "    --hash=md5:0"])
