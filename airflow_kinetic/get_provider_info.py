@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 SECTION = "kinetic"
+# A triggerer can write six times as many lines, and then does nothing else.
 DEFAULTS = {"xcom_limit": "49152", "log_lines_per_second": "200", "defer_after": "3"}
 _NAME = "Kinetic Orchestration"
 

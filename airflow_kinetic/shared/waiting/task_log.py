@@ -29,7 +29,6 @@ from airflow_kinetic.shared.configuration import log_lines_per_second
 from kinetic_orchestration.api.printer import Printer, SecondaryErrors
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output, Progress
 
-LINES_PER_SECOND = 200.0  # a triggerer can do six times as much, and then does nothing else
 BURST_SECONDS = 10.0
 LINES_READ = 100.0  # a second, by an Airflow that is busy, of what its triggers write
 PAUSE_SECONDS = 1.0  # after a refusal, else every line would be followed by one about omitted lines
@@ -45,7 +44,7 @@ MOST_METRICS = 32  # names; they are sent in an event and stored in Airflow's da
 class Budget:
     """A shared limit of lines per second, with a burst of ten seconds' worth."""
 
-    def __init__(self, per_second: float = LINES_PER_SECOND, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, per_second: float, now: Callable[[], float] = time.monotonic) -> None:
         self._rate = per_second
         self._most = per_second * BURST_SECONDS
         self._left = self._most

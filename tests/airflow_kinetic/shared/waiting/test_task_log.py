@@ -150,7 +150,7 @@ def test_of_what_was_there_before_a_trigger_began_the_newest_lines_of_all_hosts_
 
 def test_what_was_there_before_is_written_as_it_was_written_then() -> None:
     events = [output(b"a\nb\n", host=1), output(b"c\n", host=0)]
-    log = TaskLog(2, "job-1", budget=Budget(now=lambda: 0.0))
+    log = TaskLog(2, "job-1", budget=Budget(200.0, now=lambda: 0.0))
     with structlog.testing.capture_logs() as records:
         log.hold()
         for event in events:
@@ -178,7 +178,7 @@ def test_all_tasks_of_a_triggerer_share_the_budget() -> None:
 
 def test_what_was_written_of_late_is_known_in_seconds_to_who_waits_until_it_is_read() -> None:
     clock = [0.0]
-    budget = Budget(now=lambda: clock[0])
+    budget = Budget(200.0, now=lambda: clock[0])
     assert budget.seconds_to_read() == 0
     for _ in range(3):  # a burst, and what the budget allows after it
         written(output(b"a\n" * 200), budget=budget)
