@@ -151,9 +151,9 @@ class RemoteCallable(Generic[P, R]):
             check_terminal,
             report_unread_requirements,
             run_to_end,
-            say,
             warn_of_differences,
         )
+        from kinetic_orchestration.api.printer import say
         from kinetic_orchestration.jobs.launch import cancel_if_interrupted, launch
         from kinetic_orchestration.jobs.request import draft
 
@@ -283,7 +283,7 @@ def command(
 
 
 def _submitted(spec: JobSpec) -> JobHandle[Any]:
-    from kinetic_orchestration.api.handle import report_unread_requirements, submitted, warn_of_differences
+    from kinetic_orchestration.api.handle import announced, report_unread_requirements, warn_of_differences
     from kinetic_orchestration.jobs.launch import launch
     from kinetic_orchestration.jobs.request import draft
 
@@ -291,4 +291,4 @@ def _submitted(spec: JobSpec) -> JobHandle[Any]:
     job = launch(request)
     warn_of_differences(request, job)
     report_unread_requirements(request, job)
-    return submitted(job, request.settings)
+    return announced(job, request.settings)

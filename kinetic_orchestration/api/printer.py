@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from typing import TextIO
 
 from kinetic_orchestration.api.secondary_errors import SecondaryErrors
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output, Progress
@@ -65,3 +67,29 @@ def prefixed(event: Output, hosts: int, lead: str = "") -> str:
 
 def _prefix(host: int, hosts: int) -> str:
     return f"[host {host}] " if hosts > 1 else ""
+
+
+def write(text: str) -> None:
+    """Write text to stdout."""
+    _show(sys.stdout, text)
+
+
+def say(text: str) -> None:
+    """Print a line about a job to stderr."""
+    write_error(f"kinetic: {visible.text(text)}\n")
+
+
+def write_error(text: str) -> None:
+    """Write text to stderr."""
+    _show(sys.stderr, text)
+
+
+def _show(stream: TextIO, text: str) -> None:
+    """Write text, with escapes for characters that the stream cannot encode, so that they do not end a wait for
+    a job."""
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:
+        coding = stream.encoding or "ascii"
+        stream.write(text.encode(coding, "backslashreplace").decode(coding))
+    stream.flush()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.api.handle import place_of
+from kinetic_orchestration.api.opening import place_of
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.jobs.watching import roll
 from kinetic_orchestration.protocol import names
