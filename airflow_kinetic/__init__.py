@@ -7,7 +7,9 @@ imports this package for its provider info while Airflow itself is still startin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kinetic_orchestration.protocol.system.lazy import lazily
 
 if TYPE_CHECKING:
     from airflow_kinetic.decorators.kinetic import kinetic_task
@@ -30,16 +32,4 @@ __all__ = [
     "KineticHook", "KineticJobSensor", "KineticJobTrigger", "KineticReapOperator", "KineticTPUOperator", "kinetic_task",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        import importlib
-
-        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals().copy(), *__all__})
+__getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -5,7 +5,7 @@ from dagster_kinetic import HostContext, KineticResource, kinetic_asset
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
@@ -18,6 +18,7 @@ from dagster_kinetic.sensors.completion import build_kinetic_completion_sensor
 from dagster_kinetic.sensors.reaper import build_kinetic_reaper_sensor
 from kinetic_orchestration import __version__
 from kinetic_orchestration.program.context import HostContext
+from kinetic_orchestration.protocol.system.lazy import lazily
 
 if TYPE_CHECKING:
     from dagster_kinetic.assets.component import KineticJobComponent
@@ -42,17 +43,4 @@ DagsterLibraryRegistry.register("dagster-kinetic", __version__, is_dagster_packa
 
 # Loaded when they are first used: the one is for YAML projects, the other for steps that run.
 _HOMES = {"KineticJobComponent": "assets.component", "MapResult": "fleet.jobs"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        import importlib
-
-        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals().copy(), *__all__})
+__getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -200,7 +200,7 @@ class _Detached:
             request_of,
             step_call_of,
         )
-        from kinetic_orchestration.api.handle import runs
+        from kinetic_orchestration.api.opening import runs
 
         refuse_if_it_would_end_with_its_run(asked, context)
         here = asked.settings

@@ -78,13 +78,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    import importlib
-
     if name in _HOMES:
-        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
+        from kinetic_orchestration.protocol.system.lazy import load  # not above: importing this package loads nothing
+
+        return load(__name__, _HOMES, name)
     if name in _MODULES:
+        import importlib
+
         return importlib.import_module(f"{__name__}.{name}")
     if sys._getframe(1).f_code.co_name == "_handle_fromlist":  # `from kinetic_orchestration import module` asks first
         raise AttributeError(name)

@@ -59,7 +59,7 @@ class KineticReapOperator(BaseOperator):
         self.impersonation_chain = impersonation_chain
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        from kinetic_orchestration.api.handle import place_of
+        from kinetic_orchestration.api.opening import place_of
         from kinetic_orchestration.jobs.cleanup import reaper
 
         del context

@@ -14,8 +14,9 @@ from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.configuration import xcom_limit
 from airflow_kinetic.shared.outcome import JOB_KEY, WHERE_KEY, uri_of_result, value_for_xcom
 from airflow_kinetic.shared.waiting.calls import in_background
-from kinetic_orchestration.api.handle import JobHandle, profile_of, runs
+from kinetic_orchestration.api.handle import JobHandle, profile_of
 from kinetic_orchestration.api.links import browse
+from kinetic_orchestration.api.opening import runs
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.job import Job

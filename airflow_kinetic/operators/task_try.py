@@ -21,7 +21,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_kinetic.shared.location import JobLocation
 from airflow_kinetic.shared.tries import ownership, task_identity
 from airflow_kinetic.shared.waiting.calls import in_background
-from kinetic_orchestration.api.handle import describe_differences
+from kinetic_orchestration.api.opening import describe_differences
 from kinetic_orchestration.errors import JobCancelled, JobNotFound, KeyTaken
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import Job

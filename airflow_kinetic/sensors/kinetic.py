@@ -76,7 +76,7 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         self._follower: Follower | None = None
 
     def execute(self, context: Context) -> Any:
-        from kinetic_orchestration.api.handle import runs
+        from kinetic_orchestration.api.opening import runs
         from kinetic_orchestration.jobs.following.follower import Follower
 
         began = time.time()

@@ -80,7 +80,7 @@ class JobLocation(NamedTuple):
 
     def open(self, job_id: str, spec_digest: str = "", ended: str = "") -> Job:
         """Open the job. Its store and its hosts are accessed with the connection's credentials from then on."""
-        from kinetic_orchestration.api.handle import reopened
+        from kinetic_orchestration.api.opening import reopened
 
         with self.with_credentials():
             loaded = settings.load(None, **self.settings())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
+from kinetic_orchestration.protocol.system.lazy import lazily
 
-def __getattr__(name: str) -> Any:
-    if name == "MapResult":
-        from dagster_kinetic.fleet.jobs import MapResult
+if TYPE_CHECKING:
+    from dagster_kinetic.fleet.jobs import MapResult as MapResult
 
-        return MapResult
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazily(__name__, {"MapResult": "jobs"})

@@ -26,7 +26,8 @@ from dagster_kinetic.step.host_logs import HostLogs
 from dagster_kinetic.step.rate_limit import Paced
 from dagster_kinetic.step.step import LeftJob, detach_or_cancel, origin_of, owner_of, request_of, step_call_of
 from dagster_kinetic.step.summary import headline
-from kinetic_orchestration.api.handle import JobHandle, describe_differences
+from kinetic_orchestration.api.handle import JobHandle
+from kinetic_orchestration.api.opening import describe_differences
 from kinetic_orchestration.api.printer import prefixed
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.jobs.following.drivers import afollow

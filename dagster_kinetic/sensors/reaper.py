@@ -73,7 +73,7 @@ def _cleared(place: Mapping[str, str | None]) -> tuple[bool, str]:
 
 
 def _reaped(place: Mapping[str, str | None]) -> list[Reaped]:
-    from kinetic_orchestration.api.handle import place_of
+    from kinetic_orchestration.api.opening import place_of
     from kinetic_orchestration.jobs.cleanup.reaper import reap
 
     store, backend, here = place_of(**place)

@@ -19,7 +19,8 @@ from dagster_kinetic import _compat
 from dagster_kinetic.step.host_logs import HostLogs
 from dagster_kinetic.step.rate_limit import Paced
 from dagster_kinetic.step.summary import LAST, failure_of, metadata_of, number
-from kinetic_orchestration.api.handle import JobHandle, runs
+from kinetic_orchestration.api.handle import JobHandle
+from kinetic_orchestration.api.opening import runs
 from kinetic_orchestration.api.printer import Printer
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.plan.hardware.cost import times

@@ -16,7 +16,8 @@ import dagster as dg
 from dagster_kinetic import _compat
 from dagster_kinetic.step.events import Narrator
 from dagster_kinetic.step.ticket import SHARED_STORE
-from kinetic_orchestration.api.handle import JobHandle, describe_differences
+from kinetic_orchestration.api.handle import JobHandle
+from kinetic_orchestration.api.opening import describe_differences
 from kinetic_orchestration.errors import JobCancelled, KeyTaken, KineticError, StoreError, UsageError
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.logs import Emit

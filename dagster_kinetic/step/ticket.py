@@ -70,9 +70,9 @@ def tag_of(kind: str, step: str) -> str:
 
 def opened(ticket: Ticket, place: Mapping[str, str | None], ended: str = "") -> Any:
     """The job of a ticket, in a process that did not submit it, in a store that this process's own settings name."""
-    from kinetic_orchestration.api.handle import open_job
+    from kinetic_orchestration.api.opening import open_job_at
 
-    return open_job(ticket.job, ticket.spec, ended, **place)
+    return open_job_at(ticket.job, ticket.spec, ended, **place)
 
 
 def tickets_of(instance: dg.DagsterInstance, run: str) -> dict[str, Ticket]:

@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from kinetic_orchestration.api.handle import UNREADABLE, JobHandle, place_of, reopened, report_unread_requirements, say
+from kinetic_orchestration.api.handle import UNREADABLE, JobHandle, report_unread_requirements
+from kinetic_orchestration.api.opening import place_of, reopened
+from kinetic_orchestration.api.printer import say
 from kinetic_orchestration.errors import Corrupt, JobNotFound, KineticError, Unreachable, UsageError
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.job import ME, set_aside

@@ -147,7 +147,8 @@ class RemoteCallable(Generic[P, R]):
         """
         if not client_only.can_submit():  # on a host
             return self.__kinetic_function__(*args, **kwargs)
-        from kinetic_orchestration.api.handle import check_terminal, launched, run_to_end, say
+        from kinetic_orchestration.api.handle import check_terminal, launched, run_to_end
+        from kinetic_orchestration.api.printer import say
         from kinetic_orchestration.jobs.launch import cancel_if_interrupted
         from kinetic_orchestration.jobs.request import draft
 
@@ -275,8 +276,8 @@ def command(
 
 
 def _submitted(spec: JobSpec) -> JobHandle[Any]:
-    from kinetic_orchestration.api.handle import launched, submitted
+    from kinetic_orchestration.api.handle import announced, launched
     from kinetic_orchestration.jobs.request import draft
 
     request = draft(spec).open()
-    return submitted(launched(request), request.settings)
+    return announced(launched(request), request.settings)

@@ -9,20 +9,18 @@ import contextlib
 import datetime
 import heapq
 import os
-import re
 import socket
-import stat
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from kinetic_orchestration.api import links
-from kinetic_orchestration.api.printer import Printer, prefixed
+from kinetic_orchestration.api.opening import describe_differences, open_job_at, place_of, reopened, runs, split_address
+from kinetic_orchestration.api.printer import Printer, prefixed, say, write, write_error
 from kinetic_orchestration.errors import (
-    ConflictingSettings,
     Corrupt,
     JobNotFound,
     KineticError,
@@ -31,30 +29,26 @@ from kinetic_orchestration.errors import (
     Unreachable,
     UsageError,
 )
-from kinetic_orchestration.jobs import lifecycle, trust
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
-from kinetic_orchestration.jobs.following.logs import Emit, LogReader, sampled
-from kinetic_orchestration.jobs.following.verdicts import conclude, glimpse, seen_end
+from kinetic_orchestration.jobs.following.logs import Emit, LogReader
+from kinetic_orchestration.jobs.following.snapshot import snapshot
+from kinetic_orchestration.jobs.following.verdicts import seen_end
 from kinetic_orchestration.jobs.job import Job, how_it_ended, missing, without_spec
-from kinetic_orchestration.jobs.job import open_job as read_job
-from kinetic_orchestration.jobs.request import Request, differences
+from kinetic_orchestration.jobs.request import Request
 from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.jobs.watching import attempts, roll, usage
-from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.packaging.bundle import unread_requirements
 from kinetic_orchestration.plan.configuration import settings as configuration
 from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.profile import EVERY_HOST
-from kinetic_orchestration.plan.emulation import remark
 from kinetic_orchestration.plan.hardware.cost import Estimate, times
 from kinetic_orchestration.plan.messages import command, warn
 from kinetic_orchestration.plan.records import verdict_at
-from kinetic_orchestration.plan.values import Attempt, Cursor, Event, JobStatus, Outcome, Output, Peek
+from kinetic_orchestration.plan.values import Attempt, Event, JobStatus, Outcome, Output, Peek
 from kinetic_orchestration.platforms.backend import Backend
-from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.system import visible
@@ -203,38 +197,7 @@ class JobHandle(Generic[R]):
 
     def peek(self) -> Peek:
         """Return what the records say, without advancing the job: no attempt is created or closed."""
-        job, cursor, cache = self._job, Cursor(), AttemptCache(self._job.within)
-        while True:
-            seen = glimpse(job, cursor.attempt, cache)
-            step = lifecycle.advance(cursor, seen, job.policy)
-            if step.outcome is not None:
-                conclude(job, step.outcome, seen.now - seen.verdict_age, remember=False)
-            if step.outcome is not None or step.cursor.attempt == cursor.attempt:
-                break
-            ahead = attempts.ahead(job.store, job.job_id, 1, all_with_hosts=False) if cursor.attempt == 1 else ()
-            cursor = step.cursor._replace(attempt=ahead[0]) if ahead else step.cursor
-        beat = next(iter(seen.beats), None)
-        place = seen.intent.placement if seen.intent is not None else {}
-        zone = str(place.get("zone", ""))
-        return Peek(
-            status=lifecycle.status(step.cursor, seen, step.outcome),
-            attempt=step.cursor.attempt,
-            phase=step.cursor.phase,
-            message=next(
-                (action.reason for action in step.actions if isinstance(action, lifecycle.Close)),
-                lifecycle.waits(seen),
-            ),
-            done=beat.done if beat is not None else 0.0,
-            total=beat.total if beat is not None else 0.0,
-            unit=beat.unit if beat is not None else "",
-            outcome=step.outcome,
-            attempts=lifecycle.shown(step.cursor, seen),
-            zone=zone,
-            resource=str(place.get("name", "")) if zone else "",
-            said=lifecycle.unheard(seen) or seen.observation.message,
-            rate=beat.rate if beat is not None else 0.0,
-            devices=tuple(sampled(seen)),
-        )
+        return snapshot(self._job)
 
     def history(self, *, all: bool = True) -> list[Attempt]:
         """Return the attempts with their times and verdicts.
@@ -269,7 +232,7 @@ class JobHandle(Generic[R]):
         if not follow:
             return "".join(self._lines())
         with self._detaching():
-            self._watch(Printer(self.hosts, _write, job_id=self.job_id))
+            self._watch(Printer(self.hosts, write, job_id=self.job_id))
         show_cause(self)
         return None
 
@@ -312,7 +275,7 @@ class JobHandle(Generic[R]):
         """
         timeout = configuration.seconds("timeout", timeout)
         del cleanup_timeout, cleanup_poll_interval  # Keras Kinetic's; releasing here is bounded anyway
-        emit = Printer(self.hosts, _write, job_id=self.job_id) if stream_logs else None
+        emit = Printer(self.hosts, write, job_id=self.job_id) if stream_logs else None
         with self._detaching():
             outcome = self._watch(emit, on_status_change, timeout=timeout)
         if outcome is None:
@@ -508,7 +471,7 @@ class JobHandle(Generic[R]):
 def show_cause(handle: JobHandle[Any]) -> None:
     """End a log on stdout with what the job failed of, in bold on a terminal; with nothing, if it did not."""
     if cause := visible.log(_cause_of(handle)):
-        _write(f"\x1b[1m{cause}\x1b[0m\n" if sys.stdout.isatty() else f"{cause}\n")
+        write(f"\x1b[1m{cause}\x1b[0m\n" if sys.stdout.isatty() else f"{cause}\n")
 
 
 def _cause_of(handle: JobHandle[Any]) -> str:
@@ -526,21 +489,11 @@ def _cause_of(handle: JobHandle[Any]) -> str:
     return f"kinetic: job {handle.job_id} failed{where} ({outcome.cause}):{said}"
 
 
-def submitted(job: Job, settings: Settings) -> JobHandle[Any]:
+def announced(job: Job, settings: Settings) -> JobHandle[Any]:
     """Return the handle of a job that this process has just launched, and print where it runs."""
     verb = "runs" if job.written else "was submitted before, by the same key, and is"
     say(f"{job.job_id} {verb} {runs(job, settings)}")
     return JobHandle(job)
-
-
-def runs(job: Job, settings: Settings | None = None) -> str:
-    """Return the text of a job's first line: its name, its hardware, and where that is.
-
-    Args:
-        settings: Settings that it was launched with; by default those of this process.
-    """
-    plan = job.plan()
-    return f"{plan.name} on {plan.hardware}{remark(plan, settings or configuration.load(deployment=plan.deployment))}"
 
 
 def profile_of(job: Job) -> str:
@@ -561,24 +514,6 @@ def launched(request: Request) -> Job:
     warn_of_differences(request, job)
     report_unread_requirements(request, job)
     return job
-
-
-def describe_differences(request: Request, job: Job) -> tuple[str, bool]:
-    """Describe how a job found by its key differs from this request.
-
-    Args:
-        request: The request.
-        job: The job that was found.
-
-    Returns:
-        The differences, or "" if there are none or the store does not answer; and True if the job has ended.
-    """
-    try:
-        other = differences(request, job)
-        ended = bool(other) and JobHandle[Any](job).peek().status.final
-    except KineticError:
-        return "", False
-    return other.describe(ended=ended), ended
 
 
 def warn_of_differences(request: Request, job: Job) -> None:
@@ -631,9 +566,9 @@ def check_terminal(settings: Settings) -> None:
 
 def run_to_end(job: Job, settings: Settings) -> Any:
     """Run a job to its end: print all hosts' lines, print the cost, return the value. Ctrl-C cancels the job."""
-    handle: JobHandle[Any] = submitted(job, settings)
+    handle: JobHandle[Any] = announced(job, settings)
     try:
-        outcome = handle._watch(Printer(handle.hosts, _write, job_id=handle.job_id, changes=_write_error))
+        outcome = handle._watch(Printer(handle.hosts, write, job_id=handle.job_id, changes=write_error))
     except KeyboardInterrupt:
         say(f"cancelling {job.job_id}")
         try:
@@ -676,45 +611,13 @@ def attach(
         JobNotFound: The store has no such job.
         ConflictingSettings: The address is in another store than the one given.
     """
-    job_id, place = located(job_id, project=project, cluster=cluster, store=store, deployment=deployment)
-    return JobHandle(open_job(job_id, "", "", **place))
+    job_id, place = split_address(job_id, project=project, cluster=cluster, store=store, deployment=deployment)
+    return JobHandle(open_job_at(job_id, "", "", **place))
 
 
 def _attached(job_id: str, store: str, deployment: str, spec_digest: str, ended: str = "") -> JobHandle[Any]:
     """A handle that was pickled: it carries what it takes to go on with its job."""
-    return JobHandle(open_job(job_id, spec_digest, ended, store=store, deployment=deployment))
-
-
-def open_job(job_id: str, spec_digest: str = "", ended: str = "", **place: str | None) -> Job:
-    """Open a job of the given or the configured place.
-
-    Args:
-        job_id: The job.
-        spec_digest: Digest of its spec, if the caller knows it from elsewhere than the store.
-        ended: End that the caller has seen, if it has.
-        **place: Settings of the place.
-    """
-    opened, backend, settings = place_of(**place)
-    return reopened(job_id, opened, {settings.backend: backend}, settings, spec_digest, ended)
-
-
-def reopened(
-    job_id: str, store: Store, backends: dict[str, Backend], settings: Settings, spec_digest: str = "", ended: str = ""
-) -> Job:
-    """Open a job with the backend that it runs on. Jobs of one backend share an instance.
-
-    Args:
-        job_id: The job.
-        store: Its store.
-        backends: Open backends by name, to which the job's is added.
-        settings: The settings.
-        spec_digest: Digest of its spec, if the caller knows it from elsewhere than the store.
-        ended: End that the caller has seen, if it has.
-    """
-    job = read_job(job_id, store, backends[settings.backend], trust.of(settings), spec_digest, ended=ended)
-    if job.runs_on not in backends:
-        backends[job.runs_on] = open_backend(job.runs_on, settings)
-    return job.on(backends[job.runs_on])
+    return JobHandle(open_job_at(job_id, spec_digest, ended, store=store, deployment=deployment))
 
 
 def list_jobs(
@@ -859,7 +762,7 @@ class UnreadableJob:
 
 
 def _looked_up(text: str, **place: str | None) -> tuple[str, Store, Backend, Settings]:
-    text, place = located(text, **place)
+    text, place = split_address(text, **place)
     opened, backend, settings = place_of(**place)
     wanted = text.strip().removeprefix(names.JOBS)
     wanted = wanted if wanted.startswith("job-") else f"job-{wanted}"
@@ -874,83 +777,3 @@ def _looked_up(text: str, **place: str | None) -> tuple[str, Store, Backend, Set
     if not wanted.startswith("job-"):
         raise JobNotFound(missing(text, opened))
     return wanted, opened, backend, settings
-
-
-_IN_STORE = re.compile(r"(?P<store>.+)/(?P<deployment>[^/]+)/(?:jobs|outputs)/(?P<job>job-[0-9a-z]+)(?:[/.].*)?")
-
-
-def located(text: str, **place: str | None) -> tuple[str, dict[str, str | None]]:
-    """Split an address in a store into a job id and its place; any other text is returned unchanged.
-
-    Raises:
-        ConflictingSettings: Another store or deployment is given.
-        JobNotFound: The folder is not a store of this machine.
-        UsageError: The store is not the configured one and cannot be trusted.
-    """
-    found = _IN_STORE.fullmatch(links.address_of(text)) if isinstance(text, str) else None
-    if found is None:
-        return text, place
-    store, deployment = store_address.resolve(found["store"]).rstrip("/") or "/", found["deployment"]
-    given_store = place.get("store")
-    given = store_address.resolve(given_store or store).rstrip("/") or "/", place.get("deployment") or deployment
-    if given != (store, deployment):
-        raise ConflictingSettings(
-            f"{text!r} is of the deployment {deployment!r} in {store}, and {given[1]!r} in {given[0]} is given: leave "
-            "that out, or give the job's id alone"
-        )
-    place = {**place, "store": store, "deployment": deployment}
-    in_force = store == store_address.resolve(given_store or configuration.stated("store")).rstrip("/")
-    if store_address.is_folder(store):
-        _check_folder(text, store, deployment, in_force=in_force)
-    elif not in_force and configuration.load(None, **place).trust_store:
-        raise UsageError(
-            f"{text!r} is of another store than the one in force, of which KINETIC_TRUST_STORE=true speaks: if it "
-            f"may run code as you too, set KINETIC_STORE={store}"
-        )
-    return found["job"], place
-
-
-def _check_folder(text: str, store: str, deployment: str, *, in_force: bool) -> None:
-    """Refuse a folder that only an address names if it is no store or is not safe to open."""
-    folder = Path(store, deployment)
-    if not (folder / names.DEPLOYMENT).is_file():
-        raise JobNotFound(
-            f"there is no store of the deployment {deployment!r} in {store}, which {text!r} is of: it lies on another "
-            "machine, or was removed. Give the job's id, with the KINETIC_STORE and KINETIC_DEPLOYMENT of its submitter"
-        )
-    about = folder.stat()
-    if not in_force and (about.st_uid not in (os.getuid(), 0) or about.st_mode & stat.S_IWOTH):
-        raise UsageError(
-            f"{folder}, which {text!r} is of, belongs to another user, or any user may write to it: they could have "
-            f"values unpickled here that run code as you. If you trust them, set KINETIC_STORE={store}"
-        )
-
-
-def place_of(**arguments: str | None) -> tuple[Store, Backend, Settings]:
-    """Return the store and the backend that the settings name, and the settings."""
-    settings = configuration.load(None, **arguments)
-    return open_store(settings.store, settings.deployment), open_backend(settings.backend, settings), settings
-
-
-def _write(text: str) -> None:
-    _show(sys.stdout, text)
-
-
-def say(text: str) -> None:
-    """Print a line about a job to stderr."""
-    _write_error(f"kinetic: {visible.text(text)}\n")
-
-
-def _write_error(text: str) -> None:
-    _show(sys.stderr, text)
-
-
-def _show(stream: TextIO, text: str) -> None:
-    """Write text, with escapes for characters that the stream cannot encode, so that they do not end a wait for
-    a job."""
-    try:
-        stream.write(text)
-    except UnicodeEncodeError:
-        coding = stream.encoding or "ascii"
-        stream.write(text.encode(coding, "backslashreplace").decode(coding))
-    stream.flush()

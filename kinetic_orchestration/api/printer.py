@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TextIO
 
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output, Progress
 from kinetic_orchestration.protocol.report import frames
@@ -101,3 +102,29 @@ class SecondaryErrors:
             return event
         self._folded.add((event.attempt, event.host))
         return event._replace(text=event.text[: first.start()] + self._instead)
+
+
+def write(text: str) -> None:
+    """Write text to stdout."""
+    _show(sys.stdout, text)
+
+
+def say(text: str) -> None:
+    """Print a line about a job to stderr."""
+    write_error(f"kinetic: {visible.text(text)}\n")
+
+
+def write_error(text: str) -> None:
+    """Write text to stderr."""
+    _show(sys.stderr, text)
+
+
+def _show(stream: TextIO, text: str) -> None:
+    """Write text, with escapes for characters that the stream cannot encode, so that they do not end a wait for
+    a job."""
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:
+        coding = stream.encoding or "ascii"
+        stream.write(text.encode(coding, "backslashreplace").decode(coding))
+    stream.flush()

@@ -66,48 +66,75 @@ def launch(
     anything is sent, `noted` before it is admitted, and `say` with a line before each slow step: packaging, submitting.
     """
     request = _ready(request)
-    spec, store, backend, believed = request.spec, request.store, request.backend, request.trust
-    job, is_new = claim(store, backend, request.identity, believed)
-    strict, written = spec.options.on_conflict == "error", None
-    if strict and not is_new:
-        refuse_another(request, open_job(job, store, backend, believed))
+    job, is_new = claim(request.store, request.backend, request.identity, request.trust)
+    if not is_new:
+        _refuse_if_strict(request, job)
     if claimed is not None:
         claimed(job)
-    if is_new:
-        entered = Ahead(roll.add, store, job, in_background=store.parallel > 1)
-        with staging_folder(store, request.settings.home) as folder:
-            if say is not None:
-                say(f"packaging {spec.name}: its code, its arguments and what they need")
-            bundle = package(spec, request.plan, request.settings, folder, copies.environ())
-            if say is not None:
-                say(f"submitting job {job}: {bundle.summary} to {store.url}")
-            staged = stage(bundle, store, request.settings.retention, request.settings.home)
-        logins = staged.environment.secrets if staged.environment is not None else ()  # for a private package index
-        if staged.environment is not None:
-            known = {*request.plan.secrets, *request.plan.secret_refs}
-            unasked = tuple(name for name in logins if name not in known)
-            staged = replace(staged, environment=staged.environment._replace(installer_only=unasked))
-        repeatable = request.identity.orchestrator not in NEVER_AGAIN
-        asked = argument_digests(spec, request.settings.home, bundle) if repeatable else {}
-        entered.result()
-        if noted is not None:
-            noted()
-        plan = completed(request.plan, request.identity, logins)
-        written = admit(store, job, request.identity, plan, staged, believed, asked, spec.origin)
-    launched = open_job(job, store, backend, believed, written=written)
-    if strict and is_new and written is None:  # another process was faster
-        refuse_another(request, launched)
-    try:
+    written = _submit(request, job, noted or _say_nothing, say or _say_nothing) if is_new else None
+    launched = open_job(job, request.store, request.backend, request.trust, written=written)
+    if is_new and written is None:  # another process was faster
+        _refuse_if_strict(request, job)
+    with _reaping(request, job):
         provision(launched, is_new=written is not None)
-    except Exception as error:  # and not Ctrl-C, which waits for nothing
-        if isinstance(error, StoreError):  # its hosts may have been requested, or a follower may request them
-            error.add_note(f"Job {job} was submitted all the same; to see it: {command('status', str(job))}")
-        reap_now_and_then(store, backend, request.settings)
-        raise
-    reap_now_and_then(store, backend, request.settings)
     if request.plan.abort_without_owner:
         owner.beat(launched)
     return launched
+
+
+def _say_nothing(*_: object) -> None:
+    """Tell nobody."""
+
+
+def _refuse_if_strict(request: Request, job: str) -> None:
+    """Refuse a job that was there already, if the request is to meet none of another call."""
+    if request.spec.options.on_conflict == "error":
+        refuse_another(request, open_job(job, request.store, request.backend, request.trust))
+
+
+def _submit(request: Request, job: str, noted: Callable[[], object], say: Callable[[str], object]) -> Record | None:
+    """Package, stage and admit a claimed job. Returns its spec, or None if another process has admitted it first."""
+    spec, settings, store = request.spec, request.settings, request.store
+    entered = Ahead(roll.add, store, job, in_background=store.parallel > 1)
+    with staging_folder(store, settings.home) as folder:
+        say(f"packaging {spec.name}: its code, its arguments and what they need")
+        bundle = package(spec, request.plan, settings, folder, copies.environ())
+        say(f"submitting job {job}: {bundle.summary} to {store.url}")
+        staged = stage(bundle, store, settings.retention, settings.home)
+    repeatable = request.identity.orchestrator not in NEVER_AGAIN
+    asked = argument_digests(spec, settings.home, bundle) if repeatable else {}
+    plan, staged = _with_logins(request, staged)
+    entered.result()
+    noted()
+    return admit(store, job, request.identity, plan, staged, request.trust, asked, spec.origin)
+
+
+def _with_logins(request: Request, staged: Staged) -> tuple[Plan, Staged]:
+    """Complete the plan with the secrets by which a private package index is read. Those that the job itself does not
+    ask for are its installer's only.
+    """
+    if staged.environment is None:
+        return completed(request.plan, request.identity, ()), staged
+    logins = staged.environment.secrets
+    known = {*request.plan.secrets, *request.plan.secret_refs}
+    unasked = tuple(name for name in logins if name not in known)
+    staged = replace(staged, environment=staged.environment._replace(installer_only=unasked))
+    return completed(request.plan, request.identity, logins), staged
+
+
+@contextmanager
+def _reaping(request: Request, job: str) -> Iterator[None]:
+    """Remove now and then what other jobs have left, after the block. An error of the store in the block says that the
+    job was submitted: its hosts may have been requested, or a follower may request them.
+    """
+    try:
+        yield
+    except Exception as error:  # and not Ctrl-C, which waits for nothing
+        if isinstance(error, StoreError):
+            error.add_note(f"Job {job} was submitted all the same; to see it: {command('status', str(job))}")
+        reap_now_and_then(request.store, request.backend, request.settings)
+        raise
+    reap_now_and_then(request.store, request.backend, request.settings)
 
 
 def _ready(request: Request) -> Request:

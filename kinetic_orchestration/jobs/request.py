@@ -115,7 +115,7 @@ def located(asked: D) -> D:
         return asked
     from kinetic_orchestration.platforms.google.storage.location import location_of
 
-    return replace(asked, plan=planner.located(asked.plan, location_of(asked.settings), asked.settings))
+    return replace(asked, plan=planner.near_bucket(asked.plan, location_of(asked.settings), asked.settings))
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ DEBUG_PORT = 5678  # the default port of editors for debugpy
 def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | None = None) -> Plan:
     """Make the plan from the request and the settings. `environ` is the source of captured variables.
 
-    Unless zones are named, they are all that have the slice, until the store's bucket is `located`.
+    Unless zones are named, they are all that have the slice, until `near_bucket` narrows them.
     """
     options = spec.options
     emulation.check(spec, settings)
@@ -182,7 +182,7 @@ def zones_named(options: Options, settings: Settings) -> tuple[str, ...]:
     return tuple(cloud.zones) or ((options.zone,) if options.zone else settings.zones) or own
 
 
-def located(plan: Plan, bucket: Location, settings: Settings) -> Plan:
+def near_bucket(plan: Plan, bucket: Location, settings: Settings) -> Plan:
     """Return the plan, for which nobody named zones, with those near the store's bucket."""
     zones = regions.near(plan.zones, bucket, plan.slice.name)
     found = _affordable(plan.limits.cost, plan.slice, zones, plan.slices, settings, spot=plan.spot)

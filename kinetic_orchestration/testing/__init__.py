@@ -12,10 +12,10 @@ The public names, loaded when they are first used. docs/pipelines/emulator.md li
 
 from __future__ import annotations
 
+from kinetic_orchestration.protocol.system.lazy import lazily
+
 TYPE_CHECKING = False  # typing itself costs more than all the rest of this import
 if TYPE_CHECKING:
-    from typing import Any
-
     from kinetic_orchestration.testing.api_rules import refusals as refusals
     from kinetic_orchestration.testing.api_rules.refusals import Refusal
     from kinetic_orchestration.testing.emulator import Emulator
@@ -33,27 +33,9 @@ _HOMES = {
     "Refusal": "api_rules.refusals",
     "Timing": "model.lifecycle",
     "random_faults": "model.faults",
+    "refusals": "api_rules",  # the module of rows that `fail(refusal=)` takes
 }
-
-# The module of rows that `fail(refusal=)` takes, by the name that docs/pipelines/emulator.md gives it.
-_REFUSALS = "refusals"
 
 __all__ = ["Cloud", "Emulator", "Ledger", "Machine", "Refusal", "Timing", "random_faults"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        import importlib
-
-        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
-    if name == _REFUSALS:
-        from kinetic_orchestration.testing.api_rules import refusals
-
-        return refusals
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals().copy(), *__all__})
+__getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -330,7 +330,7 @@ def _sleeps() -> None:
 
 
 def _waits() -> None:
-    from kinetic_orchestration.api.handle import place_of
+    from kinetic_orchestration.api.opening import place_of
     from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
     from kinetic_orchestration.protocol import names
     from tests.benchmarks import waiting as records
@@ -397,7 +397,7 @@ async def _turns(listed: str, count: str) -> None:
     """So many triggers; then the oldest job ends and another one begins, again and again."""
     from collections import deque
 
-    from kinetic_orchestration.api.handle import place_of
+    from kinetic_orchestration.api.opening import place_of
     from kinetic_orchestration.protocol import names, wire
     from tests.benchmarks.cloud import BATCH, PAUSE, _cancel
 

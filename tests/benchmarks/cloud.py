@@ -431,7 +431,7 @@ def _read(job: str) -> None:
 
 
 def _followers(listed: str) -> Iterator[Any]:
-    from kinetic_orchestration.api.handle import place_of
+    from kinetic_orchestration.api.opening import place_of
     from kinetic_orchestration.jobs import trust
     from kinetic_orchestration.jobs.following.drivers import afollow
     from kinetic_orchestration.jobs.following.follower import Follower

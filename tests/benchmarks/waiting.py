@@ -108,7 +108,7 @@ def _hold(home: str) -> None:
 
 
 def _wait_for_jobs(traced: bool) -> None:
-    from kinetic_orchestration.api.handle import place_of
+    from kinetic_orchestration.api.opening import place_of
     from kinetic_orchestration.jobs.following.drivers import afollow
     from kinetic_orchestration.jobs.following.follower import Follower
     from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of

@@ -31,7 +31,7 @@ from kinetic_orchestration.plan.declare.spec import TPU_VM, JobSpec, Options, ch
 from kinetic_orchestration.plan.hardware import cost, regions
 from kinetic_orchestration.plan.hardware.regions import Location
 from kinetic_orchestration.plan.messages import size, warn
-from kinetic_orchestration.plan.planner import backend_of, describe, located, zones_named
+from kinetic_orchestration.plan.planner import backend_of, describe, near_bucket, zones_named
 from kinetic_orchestration.plan.values import TRAITS, Plan
 from kinetic_orchestration.platforms.google.storage.location import bucket_of, location_of
 from kinetic_orchestration.platforms.registry import open_backend
@@ -99,7 +99,7 @@ def _dry_run(spec: JobSpec, own: Settings) -> tuple[Plan, Bundle, str]:
         named = zones_named(spec.options, settings)
         bucket, egress = _bucket(settings, named, real=own.store == settings.store)
         if bucket is not None and not named:
-            planned = located(planned, bucket, settings)
+            planned = near_bucket(planned, bucket, settings)
         egress = egress or regions.egress(planned.zones, bucket) if bucket else egress
     parent = settings.home / "staging"
     parent.mkdir(parents=True, exist_ok=True)

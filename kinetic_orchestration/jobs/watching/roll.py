@@ -34,7 +34,7 @@ def live_jobs(store: Store, lives: Callable[[str], bool]) -> list[str]:
     of a store that has no whole roll yet, once.
     """
     if store.read(names.ROLL) is None:
-        found = list(submitted(store))
+        found = list(every_job(store))
         entered = side_by_side(lives, found, store.parallel)
         living = [job_id for job_id, is_live in zip(found, entered, strict=True) if is_live]
         try:
@@ -54,7 +54,7 @@ def remove_if_never_submitted(store: Store, job_id: str) -> None:
             store.delete(names.live(job_id))
 
 
-def submitted(store: Store) -> Iterator[str]:
+def every_job(store: Store) -> Iterator[str]:
     """Return the ids of all jobs that the store still knows, in the order of their names."""
     for entry in store.list(names.JOBS):
         if entry.name.endswith("/in/spec.json"):

@@ -16,13 +16,13 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import Any, cast
 
 from kinetic_orchestration.program.checkpoints.commits import Leaf, Part
 from kinetic_orchestration.program.checkpoints.trees import HostPart, Start
 from kinetic_orchestration.protocol.content.digest import CHUNK, THREADS, Hasher, of_bytes
+from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 # The names of dtypes in safetensors; other dtypes are stored as bytes, with their names in the metadata.
 TYPES = {
@@ -250,9 +250,11 @@ def _read(file: int, into: memoryview, at: int) -> None:
     if len(into) < 2 * CHUNK:
         _read_one(file, into, at)
         return
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="kinetic-restore") as pool:
-        begins = range(0, len(into), CHUNK)
-        list(pool.map(lambda begin: _read_one(file, into[begin : begin + CHUNK], at + begin), begins))
+
+    def read(begin: int) -> None:
+        _read_one(file, into[begin : begin + CHUNK], at + begin)
+
+    side_by_side(read, range(0, len(into), CHUNK), THREADS, name="kinetic-restore")
 
 
 def _read_one(file: int, into: memoryview, at: int) -> None:

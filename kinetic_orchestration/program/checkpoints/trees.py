@@ -15,12 +15,12 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 from kinetic_orchestration.program.checkpoints.commits import Leaf
+from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 # The kinds of arrays: sharded over all hosts, the same on all of them (host 0 writes it), or each host's own.
 SPREAD, SAME, OWN = "spread", "same", "own"
@@ -529,12 +529,7 @@ def copy_all(pairs: Sequence[tuple[memoryview, Any]]) -> None:
             continue
         into, out_of = numpy.frombuffer(room, numpy.uint8), numpy.frombuffer(data, numpy.uint8)
         large += [(into[at : at + TOGETHER], out_of[at : at + TOGETHER]) for at in range(0, len(into), TOGETHER)]
-    try:
-        with ThreadPoolExecutor(threads, thread_name_prefix="kinetic-checkpoint-copy") as pool:
-            list(pool.map(lambda pair: numpy.copyto(*pair), large))
-    except RuntimeError:  # the program is at its end, and no thread can start
-        for pair in large:
-            numpy.copyto(*pair)
+    side_by_side(lambda pair: numpy.copyto(*pair), large, threads, name="kinetic-checkpoint-copy")
 
 
 def _to_numpy(data: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:

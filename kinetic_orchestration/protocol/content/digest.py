@@ -112,7 +112,9 @@ class Hasher:
     def _submit(self) -> None:
         if self._pool is None or self._free is None:
             import threading
-            from concurrent.futures import ThreadPoolExecutor
+            from concurrent.futures import (
+                ThreadPoolExecutor,
+            )  # `parallel` wants all items first; chunks come one by one
 
             self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="kinetic-digest")
             self._free = threading.Semaphore(_PENDING)

@@ -17,7 +17,8 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.api import links
-from kinetic_orchestration.api.handle import JobHandle, located
+from kinetic_orchestration.api.handle import JobHandle
+from kinetic_orchestration.api.opening import split_address
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import (
     ConflictingSettings,
@@ -171,19 +172,19 @@ def test_an_address_in_a_bucket_and_its_pages_in_the_console_name_the_same_job()
         links.browse(store, "jobs/job-0123456789ab/"),
         links.view(store, names.picture("job-0123456789ab")),
     ):
-        assert located(address) == wanted, address
-    assert located("gs://bucket/team/jobs/job-0123456789ab")[1] == {"store": "gs://bucket", "deployment": "team"}
-    assert located("gs://bucket//team/jobs/job-0123456789ab")[1] == {"store": "gs://bucket", "deployment": "team"}
+        assert split_address(address) == wanted, address
+    assert split_address("gs://bucket/team/jobs/job-0123456789ab")[1] == {"store": "gs://bucket", "deployment": "team"}
+    assert split_address("gs://bucket//team/jobs/job-0123456789ab")[1] == {"store": "gs://bucket", "deployment": "team"}
     for text in ("job-0123456789ab", "0123", "jobs/job-0123456789ab", "gs://bucket/model.keras", ""):
-        assert located(text, store="s") == (text, {"store": "s"})
+        assert split_address(text, store="s") == (text, {"store": "s"})
 
 
 def test_who_trusts_a_store_trusts_no_other_one_that_an_address_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETIC_TRUST_STORE", "true")
     monkeypatch.setenv("KINETIC_STORE", "gs://mine")
-    assert located("gs://mine/team/jobs/job-0123456789ab")[0] == "job-0123456789ab"
+    assert split_address("gs://mine/team/jobs/job-0123456789ab")[0] == "job-0123456789ab"
     with pytest.raises(UsageError, match="set KINETIC_STORE=gs://theirs"):
-        located("gs://theirs/team/jobs/job-0123456789ab")
+        split_address("gs://theirs/team/jobs/job-0123456789ab")
 
 
 # ---- what is damaged -------------------------------------------------------------------------------------------------

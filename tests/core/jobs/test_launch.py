@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.api.handle import place_of
+from kinetic_orchestration.api.opening import place_of
 from kinetic_orchestration.errors import StoreError
 from kinetic_orchestration.jobs import launch, request
 from kinetic_orchestration.jobs.following import actions

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.api.handle import JobHandle, attach, reopened
+from kinetic_orchestration.api.handle import JobHandle, attach
+from kinetic_orchestration.api.opening import reopened
 from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, UsageError
 from kinetic_orchestration.jobs import launch
 from kinetic_orchestration.jobs.following import actions

@@ -17,7 +17,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import errors
-from kinetic_orchestration.api.handle import place_of
+from kinetic_orchestration.api.opening import place_of
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.cleanup.reaper import reap

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.api.handle import JobHandle, place_of
+from kinetic_orchestration.api.handle import JobHandle
+from kinetic_orchestration.api.opening import place_of
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower

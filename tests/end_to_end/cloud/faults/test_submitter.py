@@ -127,7 +127,7 @@ def test_f01_a_batch_whose_submitter_dies_within_it_gives_what_was_submitted_and
 
 
 def _only_group() -> str:
-    from kinetic_orchestration.api.handle import place_of
+    from kinetic_orchestration.api.opening import place_of
 
     store, _, _ = place_of()
     (group,) = {entry.name.split("/")[1].partition(".")[0] for entry in store.list("groups/")}

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.api.handle import JobHandle, place_of
+from kinetic_orchestration.api.handle import JobHandle
+from kinetic_orchestration.api.opening import place_of
 from kinetic_orchestration.errors import BackendError, JobCancelled, JobError, JobFailed, JobTimedOut
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.cleanup import reaper

@@ -1,0 +1,47 @@
+"""What the records say of a job at one moment. Nothing is created or closed: whoever advances a job is a `follower`."""
+
+from __future__ import annotations
+
+from kinetic_orchestration.jobs import lifecycle
+from kinetic_orchestration.jobs.following.logs import sampled
+from kinetic_orchestration.jobs.following.verdicts import conclude, glimpse
+from kinetic_orchestration.jobs.job import Job
+from kinetic_orchestration.jobs.watching import attempts
+from kinetic_orchestration.jobs.watching.cache import AttemptCache
+from kinetic_orchestration.plan.values import Cursor, Peek
+
+
+def snapshot(job: Job) -> Peek:
+    """Return what a job's records say. Raises StoreError, and JobNotFound for a job that is gone."""
+    cursor, cache = Cursor(), AttemptCache(job.within)
+    while True:
+        seen = glimpse(job, cursor.attempt, cache)
+        step = lifecycle.advance(cursor, seen, job.policy)
+        if step.outcome is not None:
+            conclude(job, step.outcome, seen.now - seen.verdict_age, remember=False)
+        if step.outcome is not None or step.cursor.attempt == cursor.attempt:
+            break
+        ahead = attempts.ahead(job.store, job.job_id, 1, all_with_hosts=False) if cursor.attempt == 1 else ()
+        cursor = step.cursor._replace(attempt=ahead[0]) if ahead else step.cursor
+    beat = next(iter(seen.beats), None)
+    place = seen.intent.placement if seen.intent is not None else {}
+    zone = str(place.get("zone", ""))
+    return Peek(
+        status=lifecycle.status(step.cursor, seen, step.outcome),
+        attempt=step.cursor.attempt,
+        phase=step.cursor.phase,
+        message=next(
+            (action.reason for action in step.actions if isinstance(action, lifecycle.Close)),
+            lifecycle.waits(seen),
+        ),
+        done=beat.done if beat is not None else 0.0,
+        total=beat.total if beat is not None else 0.0,
+        unit=beat.unit if beat is not None else "",
+        outcome=step.outcome,
+        attempts=lifecycle.shown(step.cursor, seen),
+        zone=zone,
+        resource=str(place.get("name", "")) if zone else "",
+        said=lifecycle.unheard(seen) or seen.observation.message,
+        rate=beat.rate if beat is not None else 0.0,
+        devices=tuple(sampled(seen)),
+    )
