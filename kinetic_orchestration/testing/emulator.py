@@ -7,6 +7,7 @@ process of its own, the APIs in threads of this one, VMs as process trees. None 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import tempfile
@@ -35,6 +36,7 @@ LOCATION = "US"  # where each generation has a zone
 _BOOTS_AT_ONCE = 8
 _LOOK = 0.1
 _ROOTS = "emulated-cloud-"
+_log = logging.getLogger(__name__)
 
 
 class Emulator(Cloud):
@@ -232,7 +234,10 @@ class Emulator(Cloud):
                 if wait is None or wait > 0:
                     self.changed.wait(wait)
                     continue
-            self.advance()
+            try:
+                self.advance()
+            except Exception:  # of one event: those after it happen all the same
+                _log.exception("the emulator failed at an event that was due")
 
     def _host_failed(self, machine: Machine, error: Exception) -> None:
         with self.changed:
@@ -255,6 +260,7 @@ class _Room(Hosts):
     def __init__(self, machines: Machines, failed: Callable[[Machine, Exception], None]) -> None:
         self.machines = machines
         self.failed = failed
+        self.closing = False
         self._threads = ThreadPoolExecutor(_BOOTS_AT_ONCE, "emulated hosts")
 
     def create(self, machine: Machine) -> Host:
@@ -267,6 +273,7 @@ class _Room(Hosts):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.closing = True
         self._threads.shutdown()
 
 
@@ -312,7 +319,8 @@ class _Pending:
 
     def _boot(self) -> None:
         try:
-            self._vm = self._room.machines.create(self._machine)
+            if not self._room.closing:
+                self._vm = self._room.machines.create(self._machine)
         finally:
             self._booted.set()
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import queue
+import select
 import shlex
 import signal
 import stat
@@ -15,12 +18,15 @@ from datetime import datetime
 from typing import Any, TextIO
 
 from kinetic_orchestration.cli import codes
-from kinetic_orchestration.cli.output import note, show_json_line
+from kinetic_orchestration.cli.output import note, plain, show_json_line
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.protocol.system import visible
 
 # Seconds for the hosts of a deleted slice to be gone as well.
 _LAST = 30.0
 _POLL = 1.0
+_UNREAD = 10_000  # lines that are kept for a reader that does not read; those after them are dropped
+_PATIENCE = 2.0  # seconds for a reader to read the last lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,20 +38,57 @@ def emulator(arguments: Namespace) -> int:
     from kinetic_orchestration.testing import Emulator, random_faults
 
     asked_to_end = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: asked_to_end.set())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # which nohup ignores
+            signal.signal(number, lambda *_: asked_to_end.set())
+    lines = _Lines(sys.stdout)
     with Emulator(arguments.root, zones=_zones(arguments.zone), provision_seconds=arguments.provision) as cloud:
         if arguments.faults:
             random_faults(cloud, arguments.seed, rate=arguments.faults, limit=sys.maxsize, within=60.0)
         if not arguments.print_env:  # first, as the reader of the addresses may be quicker than the next line here
-            cloud.listener = lambda event: _show(event, as_json=arguments.json)
+            cloud.listener = lambda event: lines.add(_line(event, as_json=arguments.json))
         _show_environment(cloud, arguments)
         if not arguments.print_env:
             note("running; Ctrl-C ends it and everything in it")
         while not asked_to_end.wait(_POLL):
             pass  # a signal that came just before a wait does not end it
         cloud.listener = None
-        return _settle(cloud, arguments)
+        bill = _settle(cloud)
+    _show_bill(bill, lines, arguments)  # once all has ended, as whoever reads this may not read
+    return codes.FAILED if bill["left"] else codes.OK
+
+
+class _Lines:
+    """Lines that a thread writes: the emulator waits neither for a reader that does not read nor for one that left."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lines: queue.Queue[str | None] = queue.Queue(_UNREAD)
+        self._thread = threading.Thread(target=self._write, name="lines of the emulator", daemon=True)
+        self._thread.start()
+
+    def add(self, line: str | None) -> None:
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(line)
+
+    def end(self) -> None:
+        """Wait until all is written, at most for a while."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put(None, timeout=_PATIENCE)
+            self._thread.join(_PATIENCE)
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # its reader has left
+            place = self._stream.fileno()  # without the stream's buffer, which would be waited for at the exit
+            while (line := self._lines.get()) is not None:
+                rest = visible.log(f"{line}\n").encode(self._stream.encoding or "utf-8", "backslashreplace")
+                while rest:
+                    select.select([], [place], [])
+                    with contextlib.suppress(BlockingIOError):
+                        rest = rest[os.write(place, rest) :]
+            return
+        while self._lines.get() is not None:
+            pass
 
 
 def _show_environment(cloud: Emulator, arguments: Namespace) -> None:
@@ -67,37 +110,45 @@ def _keep_to_owner(stream: TextIO) -> None:
             os.fchmod(stream.fileno(), stat.S_IMODE(mode) & 0o700)
 
 
-def _show(event: Event, *, as_json: bool) -> None:
+def _line(event: Event, *, as_json: bool) -> str:
     if as_json:
-        show_json_line({**event._asdict(), "time": datetime.fromtimestamp(event.time).isoformat()})
-    else:
-        clock = time.strftime("%H:%M:%S", time.localtime(event.time))
-        print(f"{clock}  {event.kind:<15}  {_short(event.name)}  {event.what}")
-    sys.stdout.flush()
+        return _json({**event._asdict(), "time": datetime.fromtimestamp(event.time).isoformat()})
+    clock = time.strftime("%H:%M:%S", time.localtime(event.time))
+    return f"{clock}  {event.kind:<15}  {_short(event.name)}  {event.what}"
 
 
-def _settle(cloud: Emulator, arguments: Namespace) -> int:
+def _json(item: Any) -> str:
+    return visible.in_json(json.dumps(plain(item), ensure_ascii=False))
+
+
+def _settle(cloud: Emulator) -> dict[str, Any]:
     """The bill; what was left is an error, as it would have gone on costing money."""
     ledger = cloud.ledger
     if cloud.settled():
         with contextlib.suppress(TimeoutError):
             cloud.wait_until_empty(_LAST)
     left = ledger.leaks()
-    bill: dict[str, Any] = {
+    return {
         "chip_seconds": round(ledger.chip_seconds(), 3),
         "queued_resources": ledger.count("created", "queued resource"),
         "nodes": ledger.count("created", "node"),
         "left": left,
     }
+
+
+def _show_bill(bill: dict[str, Any], lines: _Lines, arguments: Namespace) -> None:
+    notes = _Lines(sys.stderr)
     if arguments.json:
-        show_json_line(bill)
+        lines.add(_json(bill))
     elif not arguments.print_env:
-        note(
-            f"{bill['queued_resources']} queued resources and {bill['nodes']} nodes were made, "
+        left = "\n  ".join(visible.text(item) for item in bill["left"])
+        notes.add(
+            f"kinetic: {bill['queued_resources']} queued resources and {bill['nodes']} nodes were made, "
             f"READY for {bill['chip_seconds']:,g} chip-seconds"
         )
-        note("nothing was left" if not left else "left, and costing on in a real cloud:\n  " + "\n  ".join(left))
-    return codes.FAILED if left else codes.OK
+        notes.add(f"kinetic: left, and costing on in a real cloud:\n  {left}" if left else "kinetic: nothing was left")
+    lines.end()
+    notes.end()
 
 
 def _zones(given: list[str]) -> dict[str, int | None] | None:

@@ -54,6 +54,7 @@ _CODES = {403: 7, 501: 12, 505: 12}  # HTTP → google.rpc.Code; of all others 3
 _Query = list[tuple[str, str]]
 _log = logging.getLogger(__name__)
 _LARGEST = 32 << 20  # of a request's body
+_RETRY = 0.1
 
 
 def token(node: str, worker: int) -> str:
@@ -223,6 +224,7 @@ class RestServer:
     def close(self) -> None:
         self._server.stop()
         self._thread.join()
+        self._server.cut()
 
     def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes, str]:
         """A status, a body and its kind; names of `headers` are in lower case. Raises LostAnswer for none."""
@@ -294,25 +296,29 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, owner: RestServer) -> None:
         self.owner = owner
         self._connections: set[socket.socket] = set()
-        self._stopped = False
+        self._stopping = threading.Event()
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def run(self) -> None:
-        while True:
+        while not self._stopping.is_set():
             try:
                 connection, address = self.socket.accept()
-            except OSError:
-                return
-            if self._stopped:
-                connection.close()
-                return
+            except OSError:  # it stops, or this process has no file descriptor left until a caller leaves
+                self._stopping.wait(_RETRY)
+                continue
             self._connections.add(connection)
-            self.process_request(connection, address)
+            try:
+                self.process_request(connection, address)
+            except RuntimeError:  # this machine has no thread left
+                self.shutdown_request(connection)
 
     def stop(self) -> None:
-        self._stopped = True
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.server_port), timeout=5):
-            pass
+        self._stopping.set()
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # wakes the accept, which a close alone would not
+
+    def cut(self) -> None:
+        """Break all connections; called once none is accepted any more."""
         for connection in list(self._connections):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

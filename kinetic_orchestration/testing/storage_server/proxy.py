@@ -12,6 +12,7 @@ import re
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from io import BufferedReader
 from typing import Final, NamedTuple, Protocol
@@ -21,6 +22,8 @@ _Fields = list[tuple[str, str]]
 _BLOCK: Final = 1 << 18
 _PEEK: Final = 4096
 _HEAD: Final = 1 << 16
+_RETRY: Final = 0.1
+_LAST: Final = 10.0  # seconds for all threads to end
 _JSON_NAME: Final = re.compile(rb'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
 
 
@@ -134,8 +137,9 @@ class Proxy:
             self._acceptor.join()
         self._listener.close()
         self.drop()
+        deadline = time.monotonic() + _LAST
         for thread in list(self._threads):
-            thread.join(timeout=10)
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
     def drop(self) -> None:
         """Cut all connections, as a server that dies does."""
@@ -148,18 +152,23 @@ class Proxy:
         while not self._closing.is_set():
             try:
                 client, _ = self._listener.accept()
-            except OSError:
-                continue  # the client has gone, or the proxy is closing
+            except OSError:  # the proxy is closing, or this process has no file descriptor left until a client leaves
+                self._closing.wait(_RETRY)
+                continue
             thread = threading.Thread(target=self._serve, args=(client,), name="storage-proxy", daemon=True)
             self._threads.add(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # this machine has no thread left
+                self._threads.discard(thread)
+                client.close()
 
     def _serve(self, client: socket.socket) -> None:
         line = _ServerConnection()
         try:
             with client, self._tracked(client), client.makefile("rb") as reader:
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                while self._exchange(client, reader, line):
+                while not self._closing.is_set() and self._exchange(client, reader, line):
                     pass
         except (OSError, ValueError):
             pass  # either side closed the connection, or did not speak HTTP: there is no one to report to

@@ -194,10 +194,10 @@ class StorageServer:
         self._proxy.start()
 
     def stop(self) -> None:
+        self.stop_server()  # first: it ends the requests that wait for its answer
         if self._proxy is not None:
             self._proxy.close()
             self._proxy = None
-        self.stop_server()
         if self._binary_folder is not None:
             self._binary_folder.cleanup()
             self._binary_folder = None

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -25,6 +26,7 @@ _FLAVOR = "Google"
 _HEAD_LIMIT = 64 * 1024
 _LARGEST = 1 << 20  # of a request's body
 _TOKEN_SECONDS = 3599
+_SECONDS = re.compile(r"[0-9]{1,9}")
 # the real server's answer while nothing is planned
 _NO_MAINTENANCE = '{ "error": "no notifications have been received yet, try again later" }'
 
@@ -105,7 +107,10 @@ class MetadataServer:
         loop.start(self._serve(listening))
 
     async def _serve(self, listening: socket.socket) -> None:
-        server = await asyncio.start_server(self._converse, sock=listening, limit=_HEAD_LIMIT)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            lambda: asyncio.StreamReaderProtocol(_Reader(), self._converse, loop=loop), sock=listening
+        )
         await self._closing.wait()
         server.close()
         for connection in self._connections:
@@ -114,9 +119,10 @@ class MetadataServer:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection in order."""
+        assert isinstance(reader, _Reader)
         self._connections.add(writer)
-        close = False
-        with contextlib.suppress(EOFError, OSError):
+        close = self._closing.is_set()
+        try:
             while not close:
                 bodiless, close = False, True
                 try:
@@ -127,24 +133,32 @@ class MetadataServer:
                     answer = Answer(refused.status, f"{refused.message}\n")
                 else:
                     self.requests += 1
-                    answer = await self._answer_to(request)
+                    answer = await self._answer_to(request, reader.ended)
                     bodiless, close = request.method == "HEAD", request.headers.get("connection", "").lower() == "close"
                 writer.write(_on_the_wire(answer, close=close, bodiless=bodiless))
-        self._connections.discard(writer)
-        writer.close()
+        except (EOFError, OSError):
+            pass
+        finally:
+            self._connections.discard(writer)
+            writer.close()
 
-    async def _answer_to(self, request: _Request) -> Answer:
-        """The answer: after the next change, or a time, for a request that waits for one."""
+    async def _answer_to(self, request: _Request, ended: asyncio.Event) -> Answer:
+        """The answer: after the next change, or a time, for a request that waits for one.
+
+        Raises EOFError if the caller leaves while it waits.
+        """
         answer = self._try_to_answer(request)
         if request.query.get("wait_for_change", "").lower() != "true":
             return answer
         known = request.query.get("last_etag") or etag(answer.body)
         given = request.query.get("timeout_sec", "")
-        seconds = int(given) if given.isdigit() else 0
+        seconds = int(given) if _SECONDS.fullmatch(given) else 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds or None):
                 while answer.status == 200 and etag(answer.body) == known and not self._closing.is_set():
-                    await self._changed.wait()
+                    await _first_of(self._changed, ended)
+                    if ended.is_set():
+                        raise EOFError
                     answer = self._try_to_answer(request)
         return answer
 
@@ -365,6 +379,31 @@ class _Request(NamedTuple):
         return {key: values[-1] for key, values in parse_qs(urlsplit(self.target).query).items()}
 
 
+class _Reader(asyncio.StreamReader):
+    """`ended` is set when the caller has left, also while nothing is read."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=_HEAD_LIMIT)
+        self.ended = asyncio.Event()
+
+    def feed_eof(self) -> None:
+        super().feed_eof()
+        self.ended.set()
+
+    def set_exception(self, exc: BaseException) -> None:
+        super().set_exception(exc)  # type: ignore[arg-type]  # typeshed wants an Exception, asyncio gives any
+        self.ended.set()
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
 async def _read_request(reader: asyncio.StreamReader) -> _Request:
     """Raises AccessRefused or ValueError for what is no request, and EOFError or OSError at the connection's end."""
     try:
@@ -373,6 +412,7 @@ async def _read_request(reader: asyncio.StreamReader) -> _Request:
         raise AccessRefused(431, f"The head of the request has more than {_HEAD_LIMIT} bytes.") from None
     first, *lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     method, target, _ = first.split(" ")
+    urlsplit(target)  # a ValueError for what is no target
     pairs = (line.partition(":") for line in lines)
     headers = headers_of(((name, value) for name, _, value in pairs), largest=_LARGEST)
     return _Request(method, target, headers, await reader.readexactly(int(headers.get("content-length") or 0)))

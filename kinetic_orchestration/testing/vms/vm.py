@@ -41,6 +41,7 @@ _ROUTE = re.compile(r"(UV|PIP)_\w+|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE
 # Settings of the same families that name a path or a program: a VM writes under its own root only.
 _OWN = re.compile(r"\w+_(CACHE_DIR|PYTHON\w*|PROJECT\w*|TOOL\w*|INSTALL\w*|TARGET|PREFIX|ROOT|USER|SRC|LOG)")
 _FILLER = "filler"
+_ENDS_AT_ONCE = 8
 _LAST = 10.0  # seconds that the kernel may take to end what was killed
 
 _CLOCK = """\
@@ -459,14 +460,16 @@ class Machines:
             return list(self._vms)
 
     def close(self) -> None:
-        for vm in self.all():
-            vm.destroy()
+        with ThreadPoolExecutor(_ENDS_AT_ONCE, "emulated VMs, ended") as threads:
+            ends = [threads.submit(vm.destroy) for vm in self.all()]
         for removal in self._removals:
             removal.wait()
         self.loop.close()
         self._starter.shutdown()
         with contextlib.suppress(OSError):
             self._removed.rmdir()
+        for end in ends:
+            end.result()
 
     def spawn(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         """A child of a thread that stays: the wish to die with one's parent counts the thread, not the process."""

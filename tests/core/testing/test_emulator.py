@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shlex
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from resource import RLIMIT_NOFILE, prlimit
 from typing import Any
 
 import pytest
@@ -370,6 +372,100 @@ def test_the_command_speaks_json_and_can_be_silent() -> None:
         assert command.stderr is not None
         assert "after the = comes the number of chips" in command.stderr.read()
         assert command.wait(WAIT) == 2
+
+
+@contextlib.contextmanager
+def _bounded(*options: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
+    """A command that is killed if it does not end, and the emulator that it runs."""
+    with _command("--zone", ZONE, "--provision", "0.01", *options) as command:
+        try:
+            yield command, _Elsewhere(_environment(command)["KINETIC_EMULATOR"])
+        finally:
+            command.kill()
+
+
+def _states(there: Any) -> set[str]:
+    answer = requests.get(f"{there.url}/v2/{PARENT}/queuedResources", timeout=WAIT)
+    return {queued["state"]["state"] for queued in answer.json().get("queuedResources", ())}
+
+
+@pytest.mark.parametrize("reader", ["does not read", "has left"])
+def test_the_command_goes_on_and_ends_whoever_reads_its_lines(reader: str) -> None:
+    with _bounded() as (command, there):
+        assert command.stdout is not None and command.stderr is not None
+        if reader == "has left":
+            command.stdout.close()
+        else:
+            fcntl.fcntl(command.stdout, fcntl.F_SETPIPE_SZ, 4096)
+        for index in range(24):  # more lines than the pipe holds
+            create(there, f"q{index}", script="")
+        wait_until(lambda: _states(there) == {"ACTIVE"})
+        command.send_signal(signal.SIGINT)
+        assert command.wait(WAIT) == 1
+        assert "24 queued resources and 24 nodes were made" in command.stderr.read()
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_the_command_answers_again_once_there_are_file_descriptors_again(store: bool) -> None:
+    with _command("--zone", ZONE) as command:
+        try:
+            environ = _environment(command)
+            url = environ["STORAGE_EMULATOR_HOST" if store else "KINETIC_EMULATOR"]
+            most = len(os.listdir(f"/proc/{command.pid}/fd")) + 20
+            _, hard = prlimit(command.pid, RLIMIT_NOFILE)
+            prlimit(command.pid, RLIMIT_NOFILE, (most, hard))
+            port = int(url.split(":")[2].partition("/")[0])
+            silent = [socket.create_connection(("127.0.0.1", port), WAIT) for _ in range(40)]
+            wait_until(lambda: len(os.listdir(f"/proc/{command.pid}/fd")) >= most - 3)
+            time.sleep(0.2)  # it fails to accept the next one
+            for connection in silent:
+                connection.close()
+            path = "/storage/v1/b?project=p" if store else f"/v2/{PARENT}/queuedResources"
+            assert requests.get(url + path, timeout=WAIT).status_code == 200
+            command.send_signal(signal.SIGINT)
+            assert command.wait(WAIT) == 0
+        finally:
+            command.kill()
+
+
+def test_the_command_ends_while_clients_and_a_host_that_ignores_signals_hold_on() -> None:
+    script = "trap '' TERM INT HUP; echo $$; (setsid sleep 600 &); sleep 600"
+    with _bounded() as (command, there):
+        create(there, script=script)
+        wait_until(lambda: _states(there) == {"ACTIVE"})
+        pids = [process.pid for process in processes.descendants(command.pid)]
+        port = int(there.url.split(":")[2].partition("/")[0])
+        silent = [socket.create_connection(("127.0.0.1", port), WAIT) for _ in range(40)]
+        for connection in silent[20:]:
+            connection.sendall(b"POST / HTTP/1.1\r\nContent-Length: 9\r\n")
+        command.send_signal(signal.SIGINT)
+        command.send_signal(signal.SIGTERM)
+        assert command.wait(WAIT) == 1
+        wait_until(lambda: all((found := processes.find(pid)) is None or found.zombie for pid in pids))
+        for connection in silent:
+            connection.close()
+
+
+def test_the_command_ends_in_order_when_its_terminal_does() -> None:
+    with _bounded() as (command, there):
+        assert command.stderr is not None
+        delete(there, create(there))
+        wait_until(lambda: not _states(there))
+        command.send_signal(signal.SIGHUP)
+        assert command.wait(WAIT) == 0
+        assert "nothing was left" in command.stderr.read()
+        assert not list(Path(tempfile.gettempdir()).glob(f"emulated-cloud-{command.pid}-*"))
+
+
+def test_hosts_that_were_not_booted_yet_are_not_booted_for_the_end(tmp_path: Path) -> None:
+    hosts = 0
+    with Emulator(tmp_path, zones={ZONE: None}, keep=True) as cloud:
+        for index in range(3):
+            create(cloud, f"q{index}", accelerator="v6e-256")
+        for index in range(3):
+            ready(cloud, f"q{index}")
+            hosts += len(cloud.hosts(f"q{index}"))
+    assert len(list(tmp_path.glob("hosts/*/*/*-w-*"))) < hosts
 
 
 # The fixtures

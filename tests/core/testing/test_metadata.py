@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -292,6 +293,18 @@ def test_waiting_ends_with_what_is_when_its_time_is_up(server: MetadataServer) -
     reply = ask(server, "instance/preempted?wait_for_change=true&timeout_sec=1")
     assert (reply.status, reply.text) == (200, "FALSE")
     assert 0.9 < time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize("timeout", ["", "&timeout_sec=600", "&timeout_sec=" + "9" * 400])
+def test_waiting_ends_when_the_caller_leaves(server: MetadataServer, timeout: str) -> None:
+    place, _, token = server.address.partition("/")
+    host, _, port = place.partition(":")
+    target = f"/{token}/computeMetadata/v1/instance/preempted?wait_for_change=true{timeout}"
+    with socket.create_connection((host, int(port)), timeout=5) as caller:
+        caller.sendall(f"GET {target} HTTP/1.1\r\nHost: {place}\r\nMetadata-Flavor: Google\r\n\r\n".encode())
+        wait_until(lambda: server.requests == 1)
+        caller.shutdown(socket.SHUT_WR)
+        assert caller.recv(1) == b""
 
 
 def test_a_directory_can_be_waited_for(server: MetadataServer) -> None:
