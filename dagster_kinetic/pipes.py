@@ -119,8 +119,8 @@ class PipesKineticClient(dg.PipesClient, TreatAsResourceParam):
         Logs of all hosts appear as they are written. What host 0 reports is the result: materializations, checks and
         custom messages, those of the attempt that came to an end. `timeout` bounds all attempts together.
         """
-        from dagster_kinetic.step.events import metadata_of
         from dagster_kinetic.step.step import run_in_step
+        from dagster_kinetic.step.summary import metadata_of
 
         if (command is None) == (function is None):
             raise UsageError("say what to run: either command=['python', 'train.py'] or function=train")

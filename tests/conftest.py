@@ -8,6 +8,7 @@ import shutil
 import signal
 import traceback
 import types
+import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -42,7 +43,7 @@ FIRST = (
     "end_to_end/cloud/test_round_trips.py",
 )  # fmt: skip
 
-TURNS = 5  # whose tests the gate plays on one day each: `turn` of pyproject.toml's markers
+TURNS = 5  # of which the gate plays one for each number of commits: `turn` of pyproject.toml's markers
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -82,14 +83,19 @@ def pytest_report_header() -> str | None:
 
 
 def _turn() -> int | None:
-    """The turn of the day that TURN counts, if it does."""
-    day = os.environ.get("TURN")
-    return int(day) % TURNS if day else None
+    """The turn that TURN chooses, if it is set."""
+    number = os.environ.get("TURN")
+    return int(number) % TURNS if number else None
+
+
+def _own_turn(item: pytest.Item, mark: pytest.Mark) -> int:
+    """The turn of a test: the number of its mark; without one, drawn by its name, so that large families spread."""
+    return mark.args[0] if mark.args else zlib.crc32(item.nodeid.encode()) % TURNS
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest first; of those that take turns, leave only one turn's where TURN has the day, as in the gate."""
-    own = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("turn"))}
+    """Put the longest first; of those that take turns, leave only one turn's where TURN is set, as in the gate."""
+    own = {item: _own_turn(item, mark) for item in items if (mark := item.get_closest_marker("turn"))}
     if never := [item.nodeid for item, turn in own.items() if turn not in range(TURNS)]:
         raise pytest.UsageError(f"turns are 0 to {TURNS - 1}, so that no day would play {', '.join(never)}")
     if (today := _turn()) is not None:

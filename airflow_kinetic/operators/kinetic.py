@@ -229,7 +229,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """Buckets and folders that the job read and wrote, where Airflow has OpenLineage."""
-        from airflow_kinetic.shared.outcome.lineage import lineage_of
+        from airflow_kinetic.shared.outcome import lineage_of
 
         del task_instance
         job = None if self._try is None else self._try.job

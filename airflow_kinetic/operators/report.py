@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_kinetic.links.kinetic import KineticCurvesLink, KineticProfileLink
 from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.configuration import xcom_limit
-from airflow_kinetic.shared.outcome.xcom import JOB_KEY, WHERE_KEY, uri_of_result, value_for_xcom
+from airflow_kinetic.shared.outcome import JOB_KEY, WHERE_KEY, uri_of_result, value_for_xcom
 from airflow_kinetic.shared.waiting.calls import in_background
 from kinetic_orchestration.api.handle import JobHandle, profile_of, runs
 from kinetic_orchestration.api.links import browse

@@ -16,9 +16,9 @@ from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_kinetic.links.kinetic import KineticConsoleLink, KineticJobLink, KineticLogLink, ShowsLinks, urls_of
 from airflow_kinetic.shared import airflow_api
-from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
+from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION, xcom_limit
 from airflow_kinetic.shared.location import JobLocation
-from airflow_kinetic.shared.outcome.xcom import WHERE_KEY
+from airflow_kinetic.shared.outcome import WHERE_KEY, value_for_xcom
 from airflow_kinetic.shared.tries import worker_exit
 from kinetic_orchestration.errors import StoreError
 
@@ -133,8 +133,6 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
 
     def _value(self, job: Job) -> Any:
-        from airflow_kinetic.shared.configuration import xcom_limit
-        from airflow_kinetic.shared.outcome.xcom import value_for_xcom
         from kinetic_orchestration.jobs.following.drivers import follow
         from kinetic_orchestration.jobs.following.follower import Follower
 

@@ -7,12 +7,15 @@ connection up itself. It knows neither what the job computes nor how its value i
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import random
 import socket
 import sys
 import time
+import urllib.request
 from collections.abc import AsyncIterator
+from datetime import datetime
 from typing import Any
 
 from airflow.sdk.configuration import conf
@@ -21,7 +24,7 @@ from airflow_kinetic.links.kinetic import KineticLogLink, urls_of
 from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.location import JobLocation
 from airflow_kinetic.shared.tries import ownership
-from airflow_kinetic.shared.waiting import calls, scheduler_heartbeat
+from airflow_kinetic.shared.waiting import calls
 from airflow_kinetic.shared.waiting.task_log import TaskLog, line_budget
 from kinetic_orchestration.errors import Denied, JobNotFound, KineticError, UsageError
 from kinetic_orchestration.jobs.following.drivers import afollow
@@ -46,6 +49,7 @@ LEAVING = 1.0  # from the deferral to the end of the task's process
 HEARTBEAT = 5  # seconds between those of a worker, by default
 STALLED = 900.0  # of a scheduler, after which it is no longer waited for
 LOOK_AGAIN = 1.0  # for its heartbeat
+ANSWER_SECONDS = 3.0  # of the page that shows it
 # Airflow closes a task's log once one socket reports the end of its trigger; the lines of all triggers come
 # by another one, of which it reads 4 KB between two rounds of questions to its database (`TriggerRunnerSupervisor` in
 # airflow/jobs/triggerer_job_runner.py). Those that it reads after that are in the triggerer's own log.
@@ -190,7 +194,7 @@ class KineticJobTrigger(BaseTrigger):
         ended, before, come = self.deferred + _latest_end(self.heard), None, 0
         while time.monotonic() < give_up:
             try:
-                beat = await calls.run(scheduler_heartbeat.last_beat, within=OPEN_SECONDS, kind="beat")
+                beat = await calls.run(_last_heartbeat, within=OPEN_SECONDS, kind="beat")
             except calls.TooSlow:
                 return
             come += before is not None and beat != before
@@ -275,6 +279,30 @@ def _latest_end(heard: bool) -> float:
         if heard and not sent_away
         else float(conf.getint("workers", "min_heartbeat_interval", fallback=HEARTBEAT))
     )
+
+
+def _last_heartbeat() -> float | None:
+    """Return the time of the newest heartbeat of any scheduler, by its own clock, from the health page of the API
+    server: a triggerer has no database. None if it cannot be read.
+    """
+    for page in _health_pages():
+        try:
+            with urllib.request.urlopen(page, timeout=ANSWER_SECONDS) as answer:
+                beat = json.load(answer)["scheduler"]["latest_scheduler_heartbeat"]
+            return datetime.fromisoformat(beat).timestamp()
+        except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):  # another page, or none
+            continue
+    return None
+
+
+def _health_pages() -> list[str]:
+    """The health pages at the URL for users and at the URL for tasks, which are usually the same server."""
+    roots = (
+        conf.get("api", "base_url", fallback=""),
+        conf.get("core", "execution_api_server_url", fallback="").rstrip("/").removesuffix("/execution"),
+    )
+    known = dict.fromkeys(root.rstrip("/") for root in roots if root.startswith(("http://", "https://")))
+    return [f"{root}/api/v2/monitor/health" for root in known]
 
 
 def _last_words() -> float:

@@ -28,7 +28,6 @@ from dagster_kinetic.resource.config import (
     non_default,
     refuse_unknown,
 )
-from dagster_kinetic.resource.labels import labels_of
 from kinetic_orchestration.api.decorator import RemoteCallable
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.configuration import settings
@@ -54,6 +53,8 @@ R = TypeVar("R")
 
 DEPLOYMENT = "dagster"  # in a shared store, if neither Dagster nor the user names the installation
 _GROUPS = ("limits", "retry", "cloud")
+_OWN_NAMES = {"dagster/job": "pipeline", "dagster/run-id": "run"}  # as jobs of all orchestrators have them
+_TEAM = "team:"  # leads an asset's owner that is no address
 _SILENT = Options()
 _CONTEXTS = (dg.AssetExecutionContext, dg.OpExecutionContext, dg.AssetCheckExecutionContext)
 
@@ -304,7 +305,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         for launch in (*_tagged(context), self._launch):
             options = _overridden(options, launch)
         if not _compat.is_direct(context):
-            options = replace(options, labels={**labels_of(context), **(options.labels or {})})
+            options = replace(options, labels={**_labels_of(context), **(options.labels or {})})
         return check_options(self._named(options))
 
     def _own(self) -> Options:
@@ -413,6 +414,22 @@ def _overridden(options: Options, launch: KineticRunConfig | None) -> Options:
     if "accelerator" in asked and options.cloud is not None:  # which may have named it in Cloud TPU's own way
         options = replace(options, cloud=replace(options.cloud, accelerator_type=""))
     return _laid_over(options, asked)
+
+
+def _labels_of(context: _compat.Context) -> dict[str, str]:
+    """Labels of the cloud's resources that name the run that asked for a job, by which bills are grouped: pipeline,
+    step, run, asset, owner, and what else Dagster knows of its run: partition, location, commit. The backend knows
+    which characters a label may hold.
+    """
+    info: Mapping[str, str] = _compat.execution_info(context)
+    told = {_OWN_NAMES.get(name, name.replace("/", "-")): value for name, value in info.items()}
+    assets = _compat.specs_of(context)
+    told["step"] = _compat.step_key(context)
+    if len(assets) == 1:
+        told["asset"] = assets[0].key.to_user_string()
+    owners = [owner for spec in assets for owner in spec.owners]
+    owner = owners[0].removeprefix(_TEAM) if owners else info.get("dagster/user", "")
+    return {name: value for name, value in {**told, "owner": owner}.items() if value}
 
 
 def _keyed(spec: JobSpec, key: str) -> JobSpec:

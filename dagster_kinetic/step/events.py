@@ -27,8 +27,6 @@ from kinetic_orchestration.plan.values import Change, Devices, Event, Metrics, O
 from kinetic_orchestration.protocol.report import job_report
 from kinetic_orchestration.protocol.report.curves import Curves
 
-__all__ = ["Narrator", "metadata_of"]
-
 PROGRESS_SECONDS = 1.0
 CHANGE_SECONDS = 1.0
 CHANGES_AT_ONCE = 6  # all changes of a short job; a line a second of one with many problems

@@ -307,18 +307,10 @@ def submit_all(
     name: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> BatchHandle[Any]:
-    """Submit one job for each input, as `RemoteCallable.run_async_map` does.
+    """Submit one job for each input, as `RemoteCallable.run_async_map` does, which describes the other parameters.
 
     Args:
         spec_of: Makes the spec of a call from its positional and keyword arguments.
-        inputs: Arguments of the calls.
-        input_mode: As `run_async_map` takes it.
-        max_concurrent: As `run_async_map` takes it.
-        retries: As `run_async_map` takes it.
-        fail_fast: As `run_async_map` takes it.
-        cancel_running_on_fail: As `run_async_map` takes it.
-        name: Name of the batch.
-        tags: JSON that is stored with it.
 
     Raises:
         UsageError: An option or an input is invalid. No job was submitted.

@@ -147,14 +147,8 @@ class RemoteCallable(Generic[P, R]):
         """
         if not client_only.can_submit():  # on a host
             return self.__kinetic_function__(*args, **kwargs)
-        from kinetic_orchestration.api.handle import (
-            check_terminal,
-            report_unread_requirements,
-            run_to_end,
-            say,
-            warn_of_differences,
-        )
-        from kinetic_orchestration.jobs.launch import cancel_if_interrupted, launch
+        from kinetic_orchestration.api.handle import check_terminal, launched, run_to_end, say
+        from kinetic_orchestration.jobs.launch import cancel_if_interrupted
         from kinetic_orchestration.jobs.request import draft
 
         asked = draft(self._spec(args, kwargs))
@@ -162,9 +156,7 @@ class RemoteCallable(Generic[P, R]):
             check_terminal(asked.settings)
         request = asked.open()
         with cancel_if_interrupted(request, say):
-            job = launch(request)
-            warn_of_differences(request, job)
-            report_unread_requirements(request, job)
+            job = launched(request)
         return cast(R, run_to_end(job, request.settings))
 
     def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
@@ -283,12 +275,8 @@ def command(
 
 
 def _submitted(spec: JobSpec) -> JobHandle[Any]:
-    from kinetic_orchestration.api.handle import report_unread_requirements, submitted, warn_of_differences
-    from kinetic_orchestration.jobs.launch import launch
+    from kinetic_orchestration.api.handle import launched, submitted
     from kinetic_orchestration.jobs.request import draft
 
     request = draft(spec).open()
-    job = launch(request)
-    warn_of_differences(request, job)
-    report_unread_requirements(request, job)
-    return submitted(job, request.settings)
+    return submitted(launched(request), request.settings)

@@ -43,7 +43,7 @@ from kinetic_orchestration.jobs.request import Request, differences
 from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.jobs.watching import attempts, roll, usage
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
-from kinetic_orchestration.packaging.unread_requirements import unread
+from kinetic_orchestration.packaging.bundle import unread_requirements
 from kinetic_orchestration.plan.configuration import settings as configuration
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.profile import EVERY_HOST
@@ -551,6 +551,18 @@ def profile_of(job: Job) -> str:
         return ""
 
 
+def launched(request: Request) -> Job:
+    """Launch the job of a call, and tell what its user may not expect: the settings of a job that was found by its key,
+    and a requirements file that is not read.
+    """
+    from kinetic_orchestration.jobs.launch import launch
+
+    job = launch(request)
+    warn_of_differences(request, job)
+    report_unread_requirements(request, job)
+    return job
+
+
 def describe_differences(request: Request, job: Job) -> tuple[str, bool]:
     """Describe how a job found by its key differs from this request.
 
@@ -596,7 +608,7 @@ def report_unread_requirements(request: Request, job: Job) -> None:
     unsent = request.spec.options.requirements is None and not plan.traits.share_machine and not plan.image
     if not (unsent and job.written):
         return
-    if (found := unread(request.spec)) is None or found in _told:
+    if (found := unread_requirements(request.spec)) is None or found in _told:
         return
     _told.add(found)
     relative = os.path.relpath(found)
@@ -888,7 +900,7 @@ def located(text: str, **place: str | None) -> tuple[str, dict[str, str | None]]
         )
     place = {**place, "store": store, "deployment": deployment}
     in_force = store == configuration.address(given_store or configuration.stated("store")).rstrip("/")
-    if not store.startswith("gs://"):  # other spellings of a folder are none
+    if "://" not in store:  # other spellings of a folder are none
         _check_folder(text, store, deployment, in_force=in_force)
     elif not in_force and configuration.load(None, **place).trust_store:
         raise UsageError(

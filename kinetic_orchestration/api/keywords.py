@@ -15,21 +15,16 @@ from kinetic_orchestration.plan.declare.profile import Profile
 from kinetic_orchestration.plan.declare.spec import TpuVm
 
 
-class OfJob(TypedDict, total=False):
-    """The options of a job."""
+class OfTask(TypedDict, total=False):
+    """The options of a job that Airflow's operator takes as well."""
 
     container_image: str | None
-    base_image_repo: str | None
     zone: str | None
-    project: str | None
     capture_env_vars: Sequence[str] | None
-    cluster: str | None
     backend: str | None
-    namespace: str | None
     volumes: Mapping[str, Data] | None
     spot: bool
     output_dir: str | None
-    debug: bool
     cloud: TpuVm | None
     limits: Limits
     retry: Retry
@@ -45,6 +40,16 @@ class OfJob(TypedDict, total=False):
     processes: int | str | None
     profile: Profile | int | str | None
     labels: Mapping[str, str] | None
+
+
+class OfJob(OfTask, total=False):
+    """The options of a job."""
+
+    base_image_repo: str | None
+    project: str | None
+    cluster: str | None
+    namespace: str | None
+    debug: bool
 
 
 class OfCommand(OfJob, total=False):

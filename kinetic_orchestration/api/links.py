@@ -12,16 +12,22 @@ OBJECTS = "https://storage.cloud.google.com"  # shows an object to signed-in use
 
 
 def view(store_url: str, name: str) -> str:
-    """The page that shows an object in a bucket; of a file on this machine, its address."""
+    """The page that shows an object in a bucket; of a file on this machine, or in a store without pages, its
+    address."""
     if store_url.startswith("gs://"):
         return f"{OBJECTS}/{quote(store_url.removeprefix('gs://') + '/' + name)}"
+    if "://" in store_url:
+        return f"{store_url}/{name}"
     return (Path(store_url).absolute() / name).as_uri()
 
 
 def browse(store_url: str, folder: str = "") -> str:
-    """The page of a folder in a bucket; for one on this machine, its address as a file."""
+    """The page of a folder in a bucket; for one on this machine, its address as a file; in a store without pages, its
+    address there."""
     if store_url.startswith("gs://"):
         return f"{CONSOLE}/storage/browser/{quote('/'.join(filter(None, (store_url.removeprefix('gs://'), folder))))}"
+    if "://" in store_url:
+        return "/".join(filter(None, (store_url, folder)))
     return (Path(store_url).absolute() / folder).as_uri()
 
 

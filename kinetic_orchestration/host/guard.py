@@ -11,8 +11,8 @@ import signal
 import time
 
 from kinetic_orchestration.protocol.system import processes
+from kinetic_orchestration.protocol.system.folders import remove_tree
 from kinetic_orchestration.protocol.system.lock import content_of, is_marked_full, mark_full, path_of
-from kinetic_orchestration.protocol.system.removal import remove_tree
 
 TYPE_CHECKING = False  # a guard starts together with its agent and the program, and should delay neither
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Agent of one host of one attempt: prepares, has the program run (`supervisor`), and follows the rules.
 
-One loop: move the program's output, read the records, decide (`rules`), act. It needs the store and nothing else; the
-submitter may be gone.
+One loop: move the program's output, read the records, decide (`attempt_rules`), act. It needs the store and nothing
+else; the submitter may be gone.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ import time
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.attempt import outcome
-from kinetic_orchestration.host.attempt.opening import Opening, Refused, Restarted
-from kinetic_orchestration.host.attempt.peers import Peers
-from kinetic_orchestration.host.attempt.silence import Silence
+from kinetic_orchestration.host.attempt.opening import Opening, Refused, Restarted, machine_of
+from kinetic_orchestration.host.attempt.peers import Peers, Silence
 from kinetic_orchestration.host.devices.reports import Reports
 from kinetic_orchestration.host.machine.machine import Promise, Unplaced
-from kinetic_orchestration.host.machine.open_machine import machine_of
 from kinetic_orchestration.host.process import pipes
 from kinetic_orchestration.host.process.environ import start_message
 from kinetic_orchestration.host.process.supervisor import Supervisor
 from kinetic_orchestration.host.view.open_records import open_view
-from kinetic_orchestration.protocol import names, rules, wire
+from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.records.base import read_bounded
 from kinetic_orchestration.protocol.report import frames
@@ -67,7 +65,7 @@ class Host:
         self.cancelled = ""  # the reason
         self.shares_machine = True  # with the other hosts, also where each is an imitation of a machine
         self._preparation: Preparation | None = None
-        self.exit: rules.Exit | None = None
+        self.exit: attempt_rules.Exit | None = None
         self.peers = Peers(assignment, self.view)
         self.silence = Silence(assignment, self.view, self.peers)
         self.outcome = outcome.Outcome(assignment, private.get("seal", {}).get("key", ""), self.view, self.machine)
@@ -110,20 +108,22 @@ class Host:
         while True:
             self._pump(within)
             self._poll()
-            move = rules.decide(self._view())
-            if isinstance(move, rules.Start):
+            move = attempt_rules.decide(self._situation())
+            if isinstance(move, attempt_rules.Start):
                 self._start()
-            elif isinstance(move, rules.Abort):
+            elif isinstance(move, attempt_rules.Abort):
                 if move.cause == wire.PREEMPTION:
                     # Before a request to the store, which may take longer than the machine has left.
-                    self.supervisor.ask_to_end(move.cause, rules.GRACE[move.cause])
+                    self.supervisor.ask_to_end(move.cause, attempt_rules.GRACE[move.cause])
                 self._decide(move.cause, move.reason, move.host)
-            elif isinstance(move, rules.Commit):
+            elif isinstance(move, attempt_rules.Commit):
                 self._commit()
-            elif isinstance(move, rules.Stop):
+            elif isinstance(move, attempt_rules.Stop):
                 self._end(move.grace)
                 return
-            idle = isinstance(move, rules.Wait) or (isinstance(move, rules.Commit) and self.verdict is None)
+            idle = isinstance(move, attempt_rules.Wait) or (
+                isinstance(move, attempt_rules.Commit) and self.verdict is None
+            )
             self._start_ahead()
             within = TICK if idle else 0.0  # the action may allow the next one immediately
             self._beat()
@@ -240,10 +240,10 @@ class Host:
                 self.supervisor.give_up()
             elif self.exit is None and self.verdict is None:
                 reason = f"the program's process ended with exit code {code} before it was told to start"
-                self.exit = rules.Exit(code or 1, wire.INFRASTRUCTURE, reason)
+                self.exit = attempt_rules.Exit(code or 1, wire.INFRASTRUCTURE, reason)
             return
         if self.exit is None:
-            self.exit = self._blamed(rules.exit_of(code, self._report(), command=bool(self.task.argv)))
+            self.exit = self._blamed(attempt_rules.exit_of(code, self._report(), command=bool(self.task.argv)))
         self._record_exit()
         self._set_state(wire.ENDING)
 
@@ -256,14 +256,14 @@ class Host:
         if self.at.hosts > 1:
             self.view.write_exit(wire.encode({"code": self.exit.code}))
 
-    def _blamed(self, exit_: rules.Exit) -> rules.Exit:
+    def _blamed(self, exit_: attempt_rules.Exit) -> attempt_rules.Exit:
         """Return the exit with its cause: a failure of the program may be its machine's."""
         if exit_.code == 0 or exit_.cause != wire.USER or not self.machine.is_own:
             return exit_
         self.preempted = self.preempted or self.machine.notice()
         return outcome.blame_driver(exit_, self._report(), self.supervisor.tail)
 
-    def _report(self) -> rules.Report | None:
+    def _report(self) -> attempt_rules.Report | None:
         return self.supervisor.report()
 
     # ---- poll and decide ---------------------------------------------------------------------------------
@@ -293,21 +293,22 @@ class Host:
         """Read the report of a program that has not exited yet, and may never exit if its function failed."""
         report = self._report()
         if report is not None and report.code != 0:
-            self.exit = self._blamed(rules.exit_of_report(report))
+            self.exit = self._blamed(attempt_rules.exit_of_report(report))
             self._record_exit()
         elif report is not None or self.supervisor.waits():
             self.peers.record_return()
 
-    def _refused_beat(self) -> rules.Exit | None:
+    def _refused_beat(self) -> attempt_rules.Exit | None:
         denied, cause = self.view.denied()
         if not denied:
             return None
-        return rules.Exit(1, cause, f"this host cannot show that it lives, and would be taken for dead: {denied}")
+        reason = f"this host cannot show that it lives, and would be taken for dead: {denied}"
+        return attempt_rules.Exit(1, cause, reason)
 
-    def _view(self) -> rules.View:
+    def _situation(self) -> attempt_rules.Situation:
         now = time.monotonic()
         stall_limit, stall_limit_of = self.silence.limit(self.task.stall)
-        return rules.View(
+        return attempt_rules.Situation(
             index=self.at.host,
             hosts=self.at.hosts,
             verdict=self.verdict,
@@ -319,7 +320,7 @@ class Host:
             started=frozenset(self.peers.started),
             exit=self.exit,
             echo=self._is_echo(),
-            echo_limit=rules.ECHO + 2 * self.view.cadence(),
+            echo_limit=attempt_rules.ECHO + 2 * self.view.cadence(),
             exits=self.peers.ages_of_exits(now),
             quiet=self.peers.ages_of_beats(),
             barrier_age=now - self.began,
@@ -382,7 +383,7 @@ class Host:
         cut = not self.log.close() or cut
         self.reports.close(swiftly=bool(self.preempted))
         self.records.create(
-            names.host(self.at.job, self.at.attempt, self.at.host, "done.json"),
+            self.at.own("done.json"),
             wire.encode({"boot": self.at.boot, "cut": cut, **self._ran(), **self._took()}),
         )
         self._set_state(wire.DONE)

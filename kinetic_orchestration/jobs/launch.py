@@ -1,10 +1,11 @@
-"""The way of a job, from the call to the released slice, in two functions.
+"""The way of a job, from the call to the released slice.
 
     declare ─▶ plan ─▶ package ─▶ stage ─▶ provision ─▶ run ─▶ stream ─▶ collect ─▶ teardown
     JobSpec    Request Bundle     Staged   Placement    agent  lines     Outcome    Released
 
-`launch` brings a job on its way and returns; `complete` sees it to its end. Between the two, and at any line of
-either, the process may die: whoever asks for the same identity again goes on from the records.
+`launch` brings a job on its way and returns; a `follower` sees it to its end, and `results` collects what it came to.
+Between the two, and at any line of either, the process may die: whoever asks for the same identity again goes on from
+the records.
 """
 
 from __future__ import annotations
@@ -23,10 +24,8 @@ from kinetic_orchestration.jobs.cleanup.reaper import reap_now_and_then
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
-from kinetic_orchestration.jobs.following.logs import Emit
 from kinetic_orchestration.jobs.job import ME, Job, how_it_ended, open_job, set_aside
 from kinetic_orchestration.jobs.request import Request, differences, located
-from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.jobs.watching import roll
 from kinetic_orchestration.packaging.bundle import argument_digests, package
@@ -158,13 +157,6 @@ def refuse_another(request: Request, job: Job) -> None:
     actions.cancel(job, "its step asks for another call now, and on_conflict is 'error'", ME, anew=True)
     ended = how_it_ended(job, follow(follower, timeout=CANCEL_SECONDS))
     raise KeyTaken(f"this step has {found}: it was cancelled ({ended}), and nothing else has run")
-
-
-def complete(job: Job, emit: Emit | None = None) -> Any:
-    """Follow a launched job to its end. Returns its value, or raises its exception, when all its hosts are gone."""
-    outcome = follow(Follower(job), emit)
-    assert outcome is not None
-    return collect(job, outcome)
 
 
 def find(request: Request) -> Job | None:

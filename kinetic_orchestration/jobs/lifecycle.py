@@ -31,7 +31,7 @@ from kinetic_orchestration.plan.values import (
     Outcome,
     Spent,
 )
-from kinetic_orchestration.protocol import rules, wire
+from kinetic_orchestration.protocol import attempt_rules, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -226,7 +226,7 @@ def count(attempt: int, spent: Spent, *, unplaced: bool = False) -> int:
 def classify(verdict: wire.Verdict) -> str:
     """Return the cause of a failure: from the orders to the hosts first, then their log, then their own report."""
     failure = verdict.failure
-    by_driver = failure is not None and rules.is_driver(failure.message + failure.log_tail)
+    by_driver = failure is not None and attempt_rules.is_driver(failure.message + failure.log_tail)
     return wire.INFRASTRUCTURE if verdict.cause == wire.USER and by_driver else verdict.cause
 
 
@@ -308,7 +308,7 @@ def waits(seen: Glimpse) -> str:
 def wants_room(heard: Iterable[tuple[int, wire.Beat | None, float]]) -> str:
     """Return which host reports that its disk is full, from the last beat of each and its age."""
     for host, beat, age in heard:
-        if beat is not None and beat.full and age < rules.LOST:
+        if beat is not None and beat.full and age < attempt_rules.LOST:
             return f"host {host} waits for room on its disk at {beat.full}"
     return ""
 
@@ -364,12 +364,11 @@ def unheard(seen: Glimpse) -> str:
     held = seen.now - seen.charged
     if not is_awaited(seen) or held < UNHEARD or seen.verdict is not None:
         return ""
-    place = seen.intent.placement if seen.intent is not None else {}
-    ssh = f"gcloud compute tpus tpu-vm ssh {place.get('name', '')} --zone {place.get('zone', '')} --worker=all"
+    reason = f": {seen.observation.hint} may say why" if seen.observation.hint else ""
     return (
-        f"the slice is READY and charged for, for up to {held:.0f} s now, and none of its hosts has started its agent: "
-        f"{ssh} --command 'sudo journalctl -u google-startup-scripts' may say why. It is given up "
-        f"{SILENT_START / 60:.0f} min after it was first seen, or once the limit of cost is reached"
+        f"the slice is READY and charged for, for up to {held:.0f} s now, and none of its hosts has started its agent"
+        f"{reason}. It is given up {SILENT_START / 60:.0f} min after it was first seen, or once the limit of cost is "
+        "reached"
     )
 
 

@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -208,6 +209,35 @@ def program_of(spec: JobSpec) -> Path:
     """The folder of the file that the function stands in, or that a command or a notebook runs in."""
     file = _file_of(spec.function) if spec.function is not None else None
     return Path(os.path.realpath(file.parent if file is not None else spec.cwd or os.getcwd()))
+
+
+def unread_requirements(spec: JobSpec) -> Path | None:
+    """The requirements file next to a program, which a job without `requirements=` does not read: the nearest, from the
+    program's folder up to its project's, of a requirements.txt or a pyproject.toml that lists dependencies. None where
+    hosts get a committed lock.
+    """
+    start = program_of(spec)
+    found = next(filter(None, map(_requirements_in, (start, *start.parents))), None)
+    source = source_of(spec) if found is not None else None
+    if found is None or source is None or (source.root / locks.LOCK_FILE).is_file():
+        return None
+    return found if found.is_relative_to(os.path.realpath(source.root)) else None
+
+
+def _requirements_in(folder: Path) -> Path | None:
+    for name in ("requirements.txt", "pyproject.toml"):
+        path = folder / name
+        if path.is_file() and (name == "requirements.txt" or _lists_dependencies(path)):
+            return path
+    return None
+
+
+def _lists_dependencies(path: Path) -> bool:
+    try:
+        project = tomllib.loads(path.read_text(encoding="utf-8")).get("project", {})
+    except (OSError, ValueError):
+        return False
+    return isinstance(project, dict) and bool(project.get("dependencies"))
 
 
 def _source_of_command(folder: Path, argv: Sequence[str]) -> tree.Source | None:

@@ -13,7 +13,7 @@ from typing import Any
 from kinetic_orchestration.errors import NotEmulated, Unsupported
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import LOCAL, TPU_VM, JobSpec, Options, TpuVm, not_on_cloud, slice_of
-from kinetic_orchestration.plan.values import Plan
+from kinetic_orchestration.plan.values import TRAITS, Plan
 
 # Settings that nothing but Google Cloud understands. GOOGLE_CLOUD_PROJECT alone is none of them: it is set on many
 # machines for other programs' sake.
@@ -40,7 +40,9 @@ def check(spec: JobSpec, settings: Settings) -> None:
     missing; and one that Google Cloud cannot run.
     """
     check_slice(spec, settings)
-    if settings.backend != LOCAL or is_asked_for(spec.options, settings):
+    named = spec.options.backend
+    elsewhere = settings.backend != LOCAL or (named in TRAITS and named != TPU_VM)
+    if elsewhere or is_asked_for(spec.options, settings):
         return
     bucket = settings.store.startswith("gs://")
     found = [*spec.meant, *_of_options(spec.options), *_of_settings(settings)]

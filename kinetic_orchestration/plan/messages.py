@@ -9,7 +9,8 @@ import warnings
 
 from kinetic_orchestration.protocol.system import visible
 
-_OURS = ("kinetic_orchestration", "dagster_kinetic", "airflow_kinetic")
+OURS = ("kinetic_orchestration", "dagster_kinetic", "airflow_kinetic")
+"""This project's packages: hosts have them, so they are never sent, and a warning shows no line of theirs."""
 _shown: set[str] = set()  # the messages of this process that are shown once
 
 
@@ -36,7 +37,7 @@ def note_once(text: str) -> None:
 def _distance() -> int:
     """The number of frames from `warn` to the first one outside of this package."""
     frame, distance = sys._getframe(1), 0
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _OURS:
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in OURS:
         frame, distance = frame.f_back, distance + 1
     return distance
 

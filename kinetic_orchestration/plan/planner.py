@@ -15,7 +15,6 @@ from kinetic_orchestration.plan.declare import profile
 from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import (
     LOCAL,
-    TPU_VM,
     JobSpec,
     Options,
     TpuVm,
@@ -32,17 +31,11 @@ from kinetic_orchestration.plan.hardware.cost import affordable, check_usd
 from kinetic_orchestration.plan.hardware.regions import Location
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.messages import warn_once
-from kinetic_orchestration.plan.values import Plan
+from kinetic_orchestration.plan.values import TRAITS, Plan, Traits
 
-BACKENDS = (LOCAL, TPU_VM)
 KINETIC_BACKENDS = ("gke", "pathways")
 LATER = {"gke": "the GKE backend"}
 
-# Options of Keras Kinetic without a meaning on a backend: reported once, then ignored.
-IGNORED = {
-    LOCAL: ("container_image", "base_image_repo", "cluster", "namespace", "project", "zone", "spot"),
-    TPU_VM: ("base_image_repo", "cluster", "namespace"),
-}
 OF_ANY_BACKEND = ("accelerator_type", "num_slices", "labels")  # of TpuVm
 DAY = 86400.0
 PROVISION = 6 * 3600.0  # a slice that costs money has limits: without them, these
@@ -68,15 +61,16 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
     options = spec.options
     emulation.check(spec, settings)
     backend = backend_of(options, settings)
+    traits = TRAITS[backend]
     slice_ = slice_of(options)
     processes = processes_of(options, slice_)
-    if backend == LOCAL and processes > 1:
+    if traits.share_machine and processes > 1:
         slice_ = by_process(slice_)
     if unused := tuple(_ignored(options, backend)):
         have, are = ("has", "is") if len(unused) == 1 else ("have", "are")
         warn_once(f"{', '.join(unused)} {have} no meaning on the {backend} backend and {are} ignored there")
     _warn_of_kinetics_settings(environ or {})
-    env, secrets = capture(options.capture_env_vars or (), environ or {}, named_only=backend != LOCAL)
+    env, secrets = capture(options.capture_env_vars or (), environ or {}, named_only=not traits.share_machine)
     _warn_of_secrets(spec)
     limits = Limits(
         **{
@@ -85,16 +79,16 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
         },
         cost=options.limits.cost,
     )
-    if backend == LOCAL:
-        _check_local(options)
+    if traits.share_machine:
+        _check_shared(options, backend)
         cloud: dict[str, Any] = {"secret_refs": dict(options.secrets or {})}
     else:
-        _check_remote(options, settings, backend)
+        _check_remote(options, settings, backend, traits)
         limits = replace(limits, provision=limits.provision or PROVISION, run=limits.run or RUN)
         for name, limit in (("provision", limits.provision), ("run", limits.run)):
             if limit == math.inf:
                 raise UsageError(f"limits.{name} has no end, and a slice costs money until it has: say '30d', or so")
-        cloud = _cloud(options, settings, slice_, environ or {})
+        cloud = _cloud(options, settings, slice_, traits, environ or {})
         env.setdefault("KERAS_BACKEND", (environ or {}).get("KERAS_BACKEND") or "jax")  # for which the lock is made
     env = _with_keras_backend({**env, **spec.env}, options, spec.env)
     return Plan(
@@ -150,23 +144,27 @@ def _with_keras_backend(env: dict[str, str], options: Options, given: Mapping[st
 
 def _ignored(options: Options, backend: str) -> Iterator[str]:
     """Name what was asked for and means nothing on the backend."""
-    for name in IGNORED[backend]:
+    for name in TRAITS[backend].ignored:
         if name == "project" and options.secrets:  # they are read there for every backend
             continue
         if image_of(options) if name == "container_image" else getattr(options, name):
             yield f"{name}="
     cloud = [f"{name}=…" for name in emulation.named_cloud_options(options) if name not in OF_ANY_BACKEND]
-    if backend == LOCAL and cloud:
+    if cloud and not TRAITS[backend].in_zones:
         yield f"cloud=TpuVm({', '.join(cloud)})"
 
 
-def _check_remote(options: Options, settings: Settings, backend: str) -> None:
-    if not settings.store.startswith("gs://"):
+def _check_remote(options: Options, settings: Settings, backend: str, traits: Traits) -> None:
+    scheme, separator, _ = settings.store.partition("://")
+    if traits.stores and (not separator or scheme.lower() not in traits.stores):
+        lies = "is none that they reach" if separator else "is a folder of this machine"
+        example = "a bucket with store= or KINETIC_STORE, such as gs://my-bucket/kinetic"
+        if "gs" not in traits.stores:
+            example = f"one with store= or KINETIC_STORE ({', '.join(f'{name}://…' for name in traits.stores)})"
         raise UsageError(
-            f"the {backend} backend needs a store that its hosts can reach, and {settings.store} is a folder of this "
-            "machine: name a bucket with store= or KINETIC_STORE, such as gs://my-bucket/kinetic"
+            f"the {backend} backend needs a store that its hosts can reach, and {settings.store} {lies}: name {example}"
         )
-    if not settings.project:
+    if traits.in_zones and not settings.project:
         raise UsageError(
             f"the {backend} backend needs a Google Cloud project: name it with project= or KINETIC_PROJECT"
         )
@@ -197,8 +195,19 @@ def completed(plan: Plan, identity: Identity, logins: Iterable[str]) -> Plan:
     return replace(plan, cloud=cloud, secrets=tuple(dict.fromkeys((*plan.secrets, *logins))))
 
 
-def _cloud(options: Options, settings: Settings, slice_: Slice, environ: Mapping[str, str]) -> dict[str, Any]:
+def _cloud(
+    options: Options, settings: Settings, slice_: Slice, traits: Traits, environ: Mapping[str, str]
+) -> dict[str, Any]:
     """The additional fields of a plan for other machines."""
+    if not traits.in_zones:
+        spot = options.spot or slice_.spot
+        return {
+            "slices": options.cloud.num_slices if options.cloud else 1,
+            "spot": spot,
+            "image": image_of(options),
+            "secret_refs": dict(options.secrets or {}),
+            "affordable": _affordable(options.limits.cost, slice_, (), 1, settings, spot=spot),
+        }
     cloud = options.cloud or TpuVm()
     zones = zones_named(options, settings) or zones_of(slice_)
     spot = options.spot or slice_.spot
@@ -243,11 +252,11 @@ def backend_of(options: Options, settings: Settings) -> str:
         warn_once(f"backend={asked!r} is Keras Kinetic's; this job runs on the {settings.backend} backend")
         asked = None
     backend = asked or settings.backend
-    if backend in BACKENDS:
+    if backend in TRAITS:
         return backend
     if backend in LATER:
         raise Unsupported(f"{LATER[backend]} ({backend}) is not part of this version; use backend='local'")
-    raise UsageError(f"there is no backend {backend!r}; there is {', '.join(BACKENDS)}")
+    raise UsageError(f"there is no backend {backend!r}; there is {', '.join(TRAITS)}")
 
 
 def absolute(folder: str) -> str:
@@ -255,9 +264,9 @@ def absolute(folder: str) -> str:
     return os.path.abspath(os.path.expanduser(folder)) if folder and "://" not in folder else folder
 
 
-def _check_local(options: Options) -> None:
+def _check_shared(options: Options, backend: str) -> None:
     if options.cloud is not None and options.cloud.num_slices != 1:
-        raise refuse("cloud=TpuVm(num_slices=…)", "local", "it emulates one slice; leave num_slices out")
+        raise refuse("cloud=TpuVm(num_slices=…)", backend, "it emulates one slice; leave num_slices out")
     if options.limits.cost is not None:
         check_usd(options.limits.cost)
 

@@ -251,9 +251,7 @@ def _shared(within: Within) -> Within:
 
 def within(plan: Plan) -> Within:
     zones = (*plan.zones, *filter(None, (reserved_zone(plan),)))
-    return _shared(
-        Within(plan.backend, plan.project, zones, plan.hosts, plan.slices, plan.store, plan.deployment)
-    )  # fmt: skip
+    return _shared(Within(plan.backend, plan.project, zones, plan.hosts, plan.slices, plan.store, plan.deployment))
 
 
 def reserved_zone(plan: Plan) -> str:

@@ -32,24 +32,41 @@ class JobStatus(enum.Enum):
 
 
 class Traits(NamedTuple):
-    """Properties of a backend's hosts on which plans and jobs depend.
+    """Properties of a backend on which plans and jobs depend. A new one of a cloud states those that differ.
 
     Attributes:
         share_machine: They use this machine's files and its Python. Elsewhere all that they need is sent.
         secret_service: Their secrets are sent by Secret Manager, which keeps them until the job has ended.
         agents_observed: The backend observes their agents. Elsewhere it observes machines only, and a host that is
             silent for long counts as lost.
+        in_zones: They are requested in zones of a Google Cloud project, with the options of `TpuVm`.
+        service: The service that has them, for users; "" if they share this machine.
+        stores: Schemes of the stores that they reach; none for hosts that reach whatever this machine does.
+        ignored: Options of `run` without a meaning there, which are reported once.
     """
 
     share_machine: bool = False
     secret_service: bool = True
     agents_observed: bool = False
+    in_zones: bool = True
+    service: str = "Cloud TPU"
+    stores: tuple[str, ...] = ("gs",)
+    ignored: tuple[str, ...] = ("base_image_repo", "cluster", "namespace")
 
 
 TRAITS = {
-    "local": Traits(share_machine=True, secret_service=False, agents_observed=True),
+    "local": Traits(
+        share_machine=True,
+        secret_service=False,
+        agents_observed=True,
+        in_zones=False,
+        service="",
+        stores=(),
+        ignored=("container_image", "base_image_repo", "cluster", "namespace", "project", "zone", "spot"),
+    ),
     "tpu-vm": Traits(),
 }
+"""Every backend that a plan may name. `platforms/registry.py` opens them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +131,7 @@ class Plan:
     def where(self) -> str:
         """Return where it runs, in the one wording that logs, metadata and tables share."""
         if not self.traits.share_machine:
-            cloud = f"Cloud TPU {self.slice.accelerator_type}"
+            cloud = f"{self.traits.service} {self.slice.accelerator_type or self.slice.name}"
             return f"{cloud} of an {EMULATED_CLOUD}" if self.emulated else cloud
         if self.slice.kind == "cpu":
             return "this machine's CPU"
@@ -203,7 +220,6 @@ class Intent(NamedTuple):
     before: Before | None = None  # None: not recorded
     affordable: float = 0.0  # seconds for which its hosts may be held, for the money that is left; 0: no limit
     damage: str = ""  # why its record cannot be read; then its place is one that was found by its name, or empty
-    unfound: bool = False  # its place was unknown
 
     @property
     def since(self) -> float:
@@ -234,7 +250,7 @@ class Observation(NamedTuple):
         cause: Cause of the end of hosts that are gone, where it is known.
         charged: Time before which no host can have been charged for; 0 if unknown.
         waits: Why hosts that exist cannot continue now.
-        hint: Where to look next if hosts are gone.
+        hint: Where to look next if hosts are gone, or if those that exist do not report.
     """
 
     state: str
@@ -242,7 +258,7 @@ class Observation(NamedTuple):
     cause: str = ""  # of hosts that are gone, where it is known: one of the wire's
     charged: float = 0.0  # before which none of its hosts can have been charged for; 0: none is known to have been
     waits: str = ""  # why hosts that are there cannot go on for now
-    hint: str = ""  # the next place to check if hosts have disappeared
+    hint: str = ""  # the next place to check if hosts have disappeared or are silent
 
 
 ABSENT = "absent"  # nothing there: not made yet, or gone

@@ -21,7 +21,7 @@ class Submission:
         spec_digest: Digest of the job's spec, by which a host recognises the spec that it reads from the store.
         intent: The attempt, with its number, its placement and its deadline.
         secrets: Values by the names of their variables. They are never written to the store.
-        key: Key of this attempt, with which its hosts sign their result; "" if the job is not signed.
+        key: Key of this attempt alone, with which its hosts sign their result; "" if the job is not signed.
         installer: Settings of the package installer for hosts of this machine. They may hold passwords.
     """
 
@@ -32,9 +32,7 @@ class Submission:
     intent: Intent
     secrets: Mapping[str, str] = field(repr=False)
     key: str = field(default="", repr=False)
-    """The key of this attempt alone, with which its hosts sign their result."""
     installer: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Settings of the package installer for hosts of this machine. They may hold passwords."""
 
 
 class RateLimit(Protocol):

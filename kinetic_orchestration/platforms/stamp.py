@@ -24,16 +24,15 @@ _JOB = re.compile(rf"{names.JOBS}job-[0-9a-z-]+/(in|out)/")
 
 def check_deployment(deployment: str) -> None:
     """Raise UsageError unless the name can be one part of every object's name."""
-    is_name = "/" not in deployment
     try:
+        if "/" in deployment:
+            raise ValueError
         check_name(deployment)
     except ValueError:
-        is_name = False
-    if not is_name:
         raise UsageError(
             f"{deployment!r} cannot be a deployment: it names a folder of the store, so it has no slash and "
             "does not begin with a dot."
-        )
+        ) from None
 
 
 def new(deployment: str, created: float, checked: str) -> bytes:

@@ -503,7 +503,7 @@ def _build_before_the_first_step(keras: Any) -> None:
 
 def _batch_size() -> int:
     """The batch size of the calling fit, if its data have one, or 0."""
-    found = getattr(_adapter(), "batch_size", None)
+    found = getattr(getattr(_iterator(), "data_adapter", None), "batch_size", None)
     return found if isinstance(found, int) else 0
 
 
@@ -524,10 +524,6 @@ def _continuing_data() -> tuple[str, str] | None:
         what = "without an end or a known length, and with steps_per_epoch go on"
         return what, anew if keras_backend() == "torch" else "KineticCallback stream=True"
     return f"{batches} batches, which with steps_per_epoch={steps} go on", f"{anew}, without steps_per_epoch"
-
-
-def _adapter() -> Any:
-    return getattr(_iterator(), "data_adapter", None)
 
 
 def _iterator() -> Any:

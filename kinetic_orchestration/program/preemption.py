@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.protocol import wire
-from kinetic_orchestration.protocol.rules import GRACE
+from kinetic_orchestration.protocol.attempt_rules import GRACE
 from kinetic_orchestration.protocol.system.processes import catches, leave_forks
 
 PACE = 0.1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kinetic_orchestration.protocol import names
+
 
 class Assignment:
     """The parameters by which a host finds its work, and the digests that authenticate it."""
@@ -48,6 +50,10 @@ class Assignment:
         fields = dict(word.split("=", 1) for word in words)
         numbers = {name: int(fields.pop(name)) for name in ("attempt", "host", "hosts")}
         return cls(**fields, **numbers)  # type: ignore[arg-type]  # which are which is known only here
+
+    def own(self, what: str) -> str:
+        """Return the name of a record of this host."""
+        return names.host(self.job, self.attempt, self.host, what)
 
     def words(self) -> list[str]:
         return [f"{name}={getattr(self, name)}" for name in self.__slots__]

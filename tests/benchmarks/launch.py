@@ -52,8 +52,11 @@ def subprocess_once() -> Times:
 def launch_once() -> Times:
     from noop import noop  # type: ignore[import-not-found]
 
-    from kinetic_orchestration.jobs.launch import complete, launch
+    from kinetic_orchestration.jobs.following.drivers import follow
+    from kinetic_orchestration.jobs.following.follower import Follower
+    from kinetic_orchestration.jobs.launch import launch
     from kinetic_orchestration.jobs.request import draft
+    from kinetic_orchestration.jobs.results import collect
     from kinetic_orchestration.plan.declare.spec import JobSpec, Options
     from kinetic_orchestration.plan.values import Output
 
@@ -65,6 +68,8 @@ def launch_once() -> Times:
             first = time.perf_counter()
 
     began = time.perf_counter()
-    assert complete(launch(draft(JobSpec("noop", Options("cpu"), noop)).open()), emit) == 1
+    job = launch(draft(JobSpec("noop", Options("cpu"), noop)).open())
+    outcome = follow(Follower(job), emit)
+    assert outcome is not None and collect(job, outcome) == 1
     assert first
     return first - began, time.perf_counter() - began

@@ -119,7 +119,9 @@ def _read_pipe(argv: list[str], sink: Sink) -> None:
 
 
 def _follow_job(function: Callable[..., None], arguments: tuple[int, ...], sink: Sink) -> None:
-    from kinetic_orchestration.jobs.launch import complete, launch
+    from kinetic_orchestration.jobs.following.drivers import follow
+    from kinetic_orchestration.jobs.following.follower import Follower
+    from kinetic_orchestration.jobs.launch import launch
     from kinetic_orchestration.jobs.request import draft
     from kinetic_orchestration.plan.declare.spec import JobSpec, Options
     from kinetic_orchestration.plan.values import Output
@@ -128,4 +130,4 @@ def _follow_job(function: Callable[..., None], arguments: tuple[int, ...], sink:
         if isinstance(event, Output):
             sink(event.text)
 
-    complete(launch(draft(JobSpec(function.__name__, Options("cpu"), function, arguments)).open()), emit)
+    follow(Follower(launch(draft(JobSpec(function.__name__, Options("cpu"), function, arguments)).open())), emit)

@@ -41,7 +41,7 @@ from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.platforms.google.tpu import backend as tpu_vm
 from kinetic_orchestration.platforms.google.tpu import request, states
 from kinetic_orchestration.platforms.google.tpu.rate_limit import Pace
-from kinetic_orchestration.protocol import names, rules, wire
+from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.wire import Verdict
 from tests.simulation import cloud as api
@@ -71,7 +71,7 @@ ENDED = 1200.0
 # How many requests one may make: so many at once, and so many a second. By a part of the name; the rest are followers.
 MOST = {
     "kinetic-watch": (20, 4 / 5.0),
-    "kinetic-lookout": (100, 1.3),
+    "kinetic-view": (100, 1.3),
     "kinetic-log": (10, 1.0),
     "kinetic-prepare": (5, 0.0),
     "guard": (60, 0.1),
@@ -152,7 +152,7 @@ class CloudJudge(Judge):
         self.foreign: set[str] = set()
         self.steady = True  # nobody is ever stopped for long
         self.attentive = False  # and somebody follows who never fails
-        self.heard_within = 2 * rules.OWNER_PATIENCE
+        self.heard_within = 2 * attempt_rules.OWNER_PATIENCE
         self.acted: dict[tuple[Task, str], float] = {}  # when a process last made, ended or freed something of a job
         ground.api.made = self._act
         ground.api.may_create, ground.api.may_delete = self.may_create, self.may_delete
@@ -428,7 +428,7 @@ class CloudJudge(Judge):
 
     def _check_last_act(self, machine: Any, age: float, at_work: list[str]) -> None:
         """A host in good health deletes in its turn, and does not cut the others short."""
-        most = rules.GRACE[wire.CANCELLED] + self_delete.FIRST_TURN + self_delete.TURN * machine.hosts + 120.0
+        most = attempt_rules.GRACE[wire.CANCELLED] + self_delete.FIRST_TURN + self_delete.TURN * machine.hosts + 120.0
         if self.ground.host_odds.error:
             return
         if at_work and age < self_delete.LATE:

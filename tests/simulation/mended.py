@@ -33,8 +33,8 @@ LOCAL = (
         (
             Change(
                 "kinetic_orchestration/host/attempt/owners.py",
-                "unchanged = now - self._seen[1] > rules.OWNER_PATIENCE",
-                "unchanged = now - self._seen[1] > 1.5 * rules.OWNER_BEAT",
+                "unchanged = now - self._seen[1] > attempt_rules.OWNER_PATIENCE",
+                "unchanged = now - self._seen[1] > 1.5 * attempt_rules.OWNER_BEAT",
             ),
         ),
     ),

@@ -93,11 +93,11 @@ PLANTED = (
     ),
     Planted(
         "a notice of preemption is read after the exit",
-        "protocol/rules.py",
-        "    if view.preempted:  # before the exit: what ends a machine ends its programs too\n"
-        "        return Abort(wire.PREEMPTION, view.preempted, view.index)\n",
-        "    if view.preempted and view.exit is None:\n"
-        "        return Abort(wire.PREEMPTION, view.preempted, view.index)\n",
+        "protocol/attempt_rules.py",
+        "    if seen.preempted:  # before the exit: what ends a machine ends its programs too\n"
+        "        return Abort(wire.PREEMPTION, seen.preempted, seen.index)\n",
+        "    if seen.preempted and seen.exit is None:\n"
+        "        return Abort(wire.PREEMPTION, seen.preempted, seen.index)\n",
     ),
     Planted(
         "nobody asks for a notice when a program fails",
@@ -253,9 +253,9 @@ PLANTED = (
     ),
     Planted(
         "the host that lost another is blamed for it",
-        "protocol/rules.py",
-        "    if view.exit is not None and view.exit.code != 0 and not (view.echo and _own_age(view) < view.echo_limit):",
-        "    if view.exit is not None and view.exit.code != 0:",
+        "protocol/attempt_rules.py",
+        "    if seen.exit is not None and seen.exit.code != 0 and not (seen.echo and _own_age(seen) < seen.echo_limit):",
+        "    if seen.exit is not None and seen.exit.code != 0:",
     ),
     Planted(
         "a rebooted host begins anew",

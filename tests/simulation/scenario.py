@@ -22,7 +22,7 @@ from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.identity import job_id as job_id_of
 from kinetic_orchestration.plan.values import Cursor, JobStatus, Limits, Outcome, Plan, Retry, Staged
-from kinetic_orchestration.protocol import names, rules, wire
+from kinetic_orchestration.protocol import attempt_rules, names, wire
 from tests.simulation.edges import simulated_edges
 from tests.simulation.slices import Ground, Place, SimulatedBackend
 from tests.simulation.world import Odds, SimulatedStore, Task, Unreachable, Violation, World
@@ -78,7 +78,7 @@ class Judge:
     def _hear_owner(self, job: str) -> None:
         """One who was silent for long enough, and is back at the last moment, is heard too late."""
         awake = self.world.now - self.world.suspended
-        if awake - self.owner_beats.get(job, awake) > rules.OWNER_PATIENCE:
+        if awake - self.owner_beats.get(job, awake) > attempt_rules.OWNER_PATIENCE:
             self.back[job] = awake
         self.owner_beats[job] = awake
 
@@ -197,7 +197,7 @@ class Judge:
             awake = world.now - world.suspended
             late = awake - self.back.get(job, 0.0) < self.heard_within
             world.reached.add("a job ended with its owner")
-            return late or awake - self.owner_beats.get(job, 0.0) > rules.OWNER_PATIENCE
+            return late or awake - self.owner_beats.get(job, 0.0) > attempt_rules.OWNER_PATIENCE
         if cause == wire.CANCELLED:
             return names.cancel(job) in world.records
         if cause == wire.CONFIGURATION:
@@ -407,7 +407,7 @@ class Schedule:
         """Act as the owner's thread, which ends with its process."""
         while not task.greenlet.dead and job.job_id not in self.judge.outcomes:
             job.store.put(names.owner(job.job_id), wire.encode({"owner": task.name}))
-            self.world.sleep(rules.OWNER_BEAT)
+            self.world.sleep(attempt_rules.OWNER_BEAT)
 
     def _attach(self, task: Task) -> None:
         """A sensor, a trigger or another machine that follows by the job's id."""

@@ -35,7 +35,7 @@ from kinetic_orchestration.plan.values import (
     Plan,
 )
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.protocol import names, rules, wire
+from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.records.base import RecordsError, read_bounded
 from tests.simulation.world import Killed, Odds, SimulatedStore, Task, Unreachable, Violation, World
@@ -397,16 +397,16 @@ class SimulatedHost(host.Host):
             self.supervisor.files["outcome"] = self.program.value
             self.ground.on_value()
         if self.exit is None:
-            self.exit = self._blamed(rules.exit_of(code, self._report(), command=False))
+            self.exit = self._blamed(attempt_rules.exit_of(code, self._report(), command=False))
         self._set_state(wire.ENDING)
         self._record_exit()
 
-    def _report(self) -> rules.Report | None:
+    def _report(self) -> attempt_rules.Report | None:
         if self.program is None or self.supervisor.child:
             return None
         if self.program.code:
-            return rules.Report("exception", self.program.code, message="boom")
-        return rules.Report("value", 0, digest=self.program.value, size=1)
+            return attempt_rules.Report("exception", self.program.code, message="boom")
+        return attempt_rules.Report("value", 0, digest=self.program.value, size=1)
 
     def _commit(self) -> None:
         if self.box.fate == "preempt at the end":

@@ -17,7 +17,7 @@ from kinetic_orchestration.host.attempt.owners import Owner
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import Limits, Plan, Retry
-from kinetic_orchestration.protocol import names, rules, wire
+from kinetic_orchestration.protocol import attempt_rules, names, wire
 from tests.simulation.__main__ import first_of, main
 from tests.simulation.edges import simulated_edges
 from tests.simulation.mended import BROKE, CLOUD, LOCAL, Mend, still_broken
@@ -132,7 +132,7 @@ def test_each_day_has_seeds_of_its_own_and_one_that_breaks_a_promise_is_told_wit
 ) -> None:
     today, tomorrow = first_of(date(2026, 11, 24)), first_of(date(2026, 11, 25))
     assert tomorrow - today == 1_000_000
-    monkeypatch.setattr(rules, "_all_ended_well", _first_exit_is_enough)
+    monkeypatch.setattr(attempt_rules, "_all_ended_well", _first_exit_is_enough)
     monkeypatch.setattr(sys, "argv", ["simulation", "--by-date", "--seeds", "300", "--stop", "--processes", "1"])
     assert main() == 1
     told = capsys.readouterr().out
@@ -175,7 +175,7 @@ def test_an_owner_that_wakes_after_its_hosts_has_its_whole_patience_to_say_so(ba
 
     def watcher(task: Task) -> None:
         heard = Owner()
-        while world.now < EPOCH + 7300.0 and heard.silence <= rules.OWNER_PATIENCE:
+        while world.now < EPOCH + 7300.0 and heard.silence <= attempt_rules.OWNER_PATIENCE:
             world.sleep(1.0)
             heard.heard(world.records[names.owner("job")], world.now)
         found.append(world.now - EPOCH)
@@ -185,7 +185,7 @@ def test_an_owner_that_wakes_after_its_hosts_has_its_whole_patience_to_say_so(ba
         world.spawn("host", watcher, delay=1.0, odds=Odds(delay=0.0))
         world.at(EPOCH + 15.5, lambda: world.suspend(7200.0))
         world.run()
-    assert found[0] == pytest.approx(7302.0 if back else 7215.5 + rules.OWNER_PATIENCE, abs=2.0)
+    assert found[0] == pytest.approx(7302.0 if back else 7215.5 + attempt_rules.OWNER_PATIENCE, abs=2.0)
 
 
 @pytest.mark.parametrize("anew", [True, False])
@@ -245,8 +245,8 @@ def _always_settled(_seen: Any, _policy: Any) -> bool:
     return True
 
 
-def _first_exit_is_enough(view: rules.View) -> bool:
-    return view.exit is not None and view.exit.code == 0
+def _first_exit_is_enough(seen: attempt_rules.Situation) -> bool:
+    return seen.exit is not None and seen.exit.code == 0
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def _first_exit_is_enough(view: rules.View) -> bool:
     [
         (lifecycle, "spend", _never_spent),
         (lifecycle, "settled", _always_settled),
-        (rules, "_all_ended_well", _first_exit_is_enough),
+        (attempt_rules, "_all_ended_well", _first_exit_is_enough),
     ],
 )
 def test_a_wrong_rule_is_found_and_its_seed_is_told(

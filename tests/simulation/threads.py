@@ -1,6 +1,6 @@
 """Threads of one process under the virtual clock: what the code under test takes from `threading`.
 
-Each thread is a task of the world, so that the real code of watchers, lookouts and log writers runs in all its
+Each thread is a task of the world, so that the real code of watchers, views and log writers runs in all its
 interleavings, and dies with its process. Whoever runs outside of any task gets the real thing.
 """
 

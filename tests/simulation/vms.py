@@ -1,4 +1,4 @@
-"""Simulated TPU VMs: each runs the agent's real loop, its real lookout, log writer and notices, and retires for real.
+"""Simulated TPU VMs: each runs the agent's real loop, its real view, log writer and notices, and retires for real.
 
 Every boot arms the deadline, starts an agent and the guard that speaks for it. A machine can be taken away with and
 without notice, reboot, hang, lose its network or its rights, or live on where nobody sees it.
@@ -15,7 +15,7 @@ from kinetic_orchestration.host import host
 from kinetic_orchestration.host.machine import bootstrap as boot
 from kinetic_orchestration.host.machine import self_delete
 from kinetic_orchestration.host.prepare import prepare
-from kinetic_orchestration.protocol import names, rules, wire
+from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.records.base import RecordsError, Signal
 from kinetic_orchestration.protocol.report import frames
@@ -553,10 +553,10 @@ class VmHost(SimulatedHost):
             truth.culprits.add(self.at.host)
         super()._on_exit(code)
 
-    def _report(self) -> rules.Report | None:
+    def _report(self) -> attempt_rules.Report | None:
         if self.program is not None and not self.supervisor.child and self.program.code and self.program.echo:
             self.world.reached.add("a program died of another's death")
-            return rules.Report("exception", 1, "ConnectionResetError", ECHO)
+            return attempt_rules.Report("exception", 1, "ConnectionResetError", ECHO)
         return super()._report()
 
     def _commit(self) -> None:

@@ -96,7 +96,7 @@ def start_broken(job: Job, folder: Path, breaks: str, host: int = 0, words: Sequ
     script.write_text(
         f"import errno, os, signal, sys, time\nsys.path.insert(0, {site!r})\n"
         "from kinetic_orchestration.host import host, start\n"
-        "from kinetic_orchestration.host.attempt import outcome, peers, silence\n"
+        "from kinetic_orchestration.host.attempt import outcome, peers\n"
         "from kinetic_orchestration.host.view import retrying_records\n"
         "from kinetic_orchestration.protocol.records import base, files\n"
         f"def once(mark):\n    try:\n        os.mkdir({str(folder)!r} + '/' + mark)\n    except FileExistsError:\n"

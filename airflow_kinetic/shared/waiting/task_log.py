@@ -26,8 +26,7 @@ from typing import Any
 import structlog
 
 from airflow_kinetic.shared.configuration import log_lines_per_second
-from kinetic_orchestration.api.printer import Printer
-from kinetic_orchestration.api.secondary_errors import SecondaryErrors
+from kinetic_orchestration.api.printer import Printer, SecondaryErrors
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output, Progress
 
 LINES_PER_SECOND = 200.0  # a triggerer can do six times as much, and then does nothing else

@@ -27,12 +27,12 @@ from kinetic_orchestration.packaging.bundle import Bundle, package
 from kinetic_orchestration.packaging.source.tree import Snapshot
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.declare.spec import LOCAL, TPU_VM, JobSpec, Options, check_function, name_of
+from kinetic_orchestration.plan.declare.spec import TPU_VM, JobSpec, Options, check_function, name_of
 from kinetic_orchestration.plan.hardware import cost, regions
 from kinetic_orchestration.plan.hardware.regions import Location
 from kinetic_orchestration.plan.messages import size, warn
 from kinetic_orchestration.plan.planner import backend_of, describe, located, zones_named
-from kinetic_orchestration.plan.values import Plan
+from kinetic_orchestration.plan.values import TRAITS, Plan
 from kinetic_orchestration.platforms.google.storage.location import bucket_of, location_of
 from kinetic_orchestration.platforms.registry import open_backend
 from kinetic_orchestration.protocol.content.tree import FILE
@@ -126,12 +126,11 @@ def _complete(settings: Settings, spec: JobSpec) -> Settings:
     except NotEmulated as error:  # it is planned for the hardware, and the reason why a job would be refused is shown
         warn(str(error))
         settings = replace(settings, backend=TPU_VM)
-    if backend_of(spec.options, settings) == LOCAL:
-        return settings
-    if not settings.project:
+    traits = TRAITS[backend_of(spec.options, settings)]
+    if traits.in_zones and not settings.project:
         warn("no project is named (KINETIC_PROJECT): your-project stands for it here, and a job needs one")
         settings = replace(settings, project="your-project")
-    if "://" not in settings.store:
+    if "gs" in traits.stores and "://" not in settings.store:
         warn("no bucket is named (KINETIC_STORE): gs://your-bucket/kinetic stands for it here, and a job needs one")
         settings = replace(settings, store="gs://your-bucket/kinetic")
     return settings

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.cli.verify.recording import MISSING, Echo, Entry, Seen, flat
+from kinetic_orchestration.cli.verify.recording import MISSING, Echo, Entry, Seen, flat, state_of
 from kinetic_orchestration.cli.verify.redaction import REGION, ZONE
 from kinetic_orchestration.platforms.google.call_hook import OK
 
@@ -153,9 +153,7 @@ def _answers(call: str, entry: Entry) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 
 def _key(call: str, status: str, answer: Mapping[str, Any]) -> str:
-    state = answer.get("state", "")
-    state = state.get("state", "") if isinstance(state, Mapping) else state
-    return BETWEEN.join((call, status, *((str(state),) if state else ())))
+    return BETWEEN.join(filter(None, (call, status, state_of(answer))))
 
 
 def _counts(call: str, path: tuple[str, ...]) -> bool:

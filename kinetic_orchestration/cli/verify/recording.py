@@ -140,7 +140,7 @@ class Recorder:
             if call.status == OK:
                 self.seen.append(self._as_seen(call.began + call.seconds, kind, name, "delete: OK"))
             return
-        word = MISSING if call.status in _NOT_FOUND else _state(call.answer) if call.status == OK else ""
+        word = MISSING if call.status in _NOT_FOUND else state_of(call.answer) if call.status == OK else ""
         if not word:
             return
         self.seen.append(self._as_seen(call.began, kind, name, word))
@@ -230,7 +230,7 @@ def _at(value: Any, path: tuple[str, ...]) -> Any:
     return value
 
 
-def _state(answer: Mapping[str, Any]) -> str:
+def state_of(answer: Mapping[str, Any]) -> str:
     state = answer.get("state", "")
     return str(state.get("state", "") if isinstance(state, Mapping) else state)
 

@@ -173,7 +173,6 @@ def _replace(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o600)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

@@ -128,7 +128,7 @@ def _job(scene: Scene) -> Seen:
     handle = scene.submit(scene.jobs.tells, LINES, BETWEEN)
     ended = scene.finish(handle)
     machine = dict(ended.value or {})
-    for call, answer in machine.pop("metadata", {}).items() if isinstance(machine, dict) else ():
+    for call, answer in machine.pop("metadata", {}).items():
         scene.recorder.add(f"metadata {call}", {"attributes" if call == "attributes" else "of": answer})
     cost = handle.cost()
     return {

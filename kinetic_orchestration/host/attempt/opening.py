@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from kinetic_orchestration.host.machine.machine import Promise
+from kinetic_orchestration.host.machine.machine import Machine, Promise
 from kinetic_orchestration.host.process import topology
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded, read_intact
@@ -17,7 +17,6 @@ from kinetic_orchestration.protocol.wire.task import Task
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kinetic_orchestration.host.machine.machine import Machine
     from kinetic_orchestration.host.view.view import View
     from kinetic_orchestration.protocol.assignment import Assignment
 
@@ -35,6 +34,15 @@ class Restarted(Exception):
             "this machine was restarted in mid-run (another boot id)" if was != machine
             else "the agent of this host was started again in mid-run"
         )  # fmt: skip
+
+
+def machine_of(at: Assignment) -> Machine:
+    """Return the machine that a host was given: this one, or a VM, which is imported only then."""
+    if not at.resource:
+        return Machine(at)
+    from kinetic_orchestration.host.machine.vm import Vm
+
+    return Vm(at)
 
 
 class Opening:
@@ -100,7 +108,7 @@ class Opening:
         }
         if self._at.host == 0 and self._at.hosts > 1 and shares_machine:
             record["ports"] = _free_ports(self._at.hosts)
-        life, name = wire.encode(record), names.host(self._at.job, self._at.attempt, self._at.host, "started.json")
+        life, name = wire.encode(record), self._at.own("started.json")
         records = self._view.records
         if records.create(name, life) is None and (before := read_bounded(records, name)) not in (life, None):
             raise Restarted(wire.fields_of(before, wire.STARTED, name), record)

@@ -6,7 +6,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from kinetic_orchestration.protocol import names, rules, wire
+from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.records.base import read_bounded
 from kinetic_orchestration.protocol.system.parallel import Ahead
 
@@ -63,13 +63,13 @@ class Outcome:
         )  # fmt: skip
 
     def failure(
-        self, report: rules.Report | None, reason: str, exit_: rules.Exit | None, tail: bytes, path: str
+        self, report: attempt_rules.Report | None, reason: str, exit_: attempt_rules.Exit | None, tail: bytes, path: str
     ) -> wire.Failure:
         """Return what went wrong here, once the exception that the program left at `path` is sent.
 
         tail: the last of what the program printed.
         """
-        report = report or rules.Report("", 0)
+        report = report or attempt_rules.Report("", 0)
         raised = report.kind == "exception"
         if raised and report.digest:
             self._view.deliver("exception", path, digest=report.digest, size=report.size, keep=False)
@@ -83,21 +83,21 @@ class Outcome:
             size=report.size,
         )
 
-    def try_to_commit(self, report: rules.Report | None, ended: float, path: str) -> None:
+    def try_to_commit(self, report: attempt_rules.Report | None, ended: float, path: str) -> None:
         """Send the value that the program left at `path`, and commit. Does nothing while a proof may still come.
 
         A job's value is worth more patience than a single request has; the rules go on meanwhile. `ended`: when the
         program did. Raises OSError when that patience is over.
         """
         try:
-            self._commit(report or rules.Report("", 0), ended, path)
+            self._commit(report or attempt_rules.Report("", 0), ended, path)
         except OSError as error:
             now = time.monotonic()
             self._uncommitted = self._uncommitted or now
             if now - self._uncommitted >= self._view.patience_with(error):
                 raise
 
-    def _commit(self, report: rules.Report, ended: float, path: str) -> None:
+    def _commit(self, report: attempt_rules.Report, ended: float, path: str) -> None:
         value, now = report.digest, time.monotonic()
         if value and self._sending is None:  # in parallel with the proof
             self._sending = Ahead(self._send_value, report, path, in_background=self._view.records.parallel > 1)
@@ -120,7 +120,7 @@ class Outcome:
             )
         )  # fmt: skip
 
-    def _send_value(self, report: rules.Report, path: str) -> None:
+    def _send_value(self, report: attempt_rules.Report, path: str) -> None:
         self._view.deliver("result", path, digest=report.digest, size=report.size, keep=True)
 
     def _prove(self, role: str, outcome: str) -> str:
@@ -139,18 +139,18 @@ def _verdict(data: bytes | None) -> wire.Verdict | None:
         return wire.Verdict(wire.CLOSED, "", 0.0, cause=wire.INFRASTRUCTURE, reason=str(error))
 
 
-def blame_driver(exit_: rules.Exit, report: rules.Report | None, tail: bytes) -> rules.Exit:
+def blame_driver(exit_: attempt_rules.Exit, report: attempt_rules.Report | None, tail: bytes) -> attempt_rules.Exit:
     """Return the failure as the machine's, if its accelerator's driver failed: new hosts may not meet it.
 
     tail: the last of what the program printed.
     """
     traceback = report.traceback if report is not None else ""
-    if not rules.is_driver(f"{exit_.reason}\n{traceback}\n{tail.decode('utf-8', 'replace')}"):
+    if not attempt_rules.is_driver(f"{exit_.reason}\n{traceback}\n{tail.decode('utf-8', 'replace')}"):
         return exit_
     return exit_._replace(cause=wire.INFRASTRUCTURE, reason=f"the accelerator's driver failed: {exit_.reason}")
 
 
-def is_echo(exit_: rules.Exit, report: rules.Report | None, tail: bytes, hosts: int) -> bool:
+def is_echo(exit_: attempt_rules.Exit, report: attempt_rules.Report | None, tail: bytes, hosts: int) -> bool:
     """Return True if a failure looks like the consequence of another one that has not been reported yet."""
     if exit_.cause != wire.USER:
         return False
@@ -159,4 +159,4 @@ def is_echo(exit_: rules.Exit, report: rules.Report | None, tail: bytes, hosts: 
     if hosts == 1:
         return False
     text = (report.type if report is not None else "") + " " + exit_.reason
-    return rules.is_echo(text if exit_.code > 0 else text + tail.decode("utf-8", "replace"))
+    return attempt_rules.is_echo(text if exit_.code > 0 else text + tail.decode("utf-8", "replace"))

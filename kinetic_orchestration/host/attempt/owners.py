@@ -9,7 +9,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from kinetic_orchestration.protocol import names, rules, wire
+from kinetic_orchestration.protocol import attempt_rules, names, wire
 
 if TYPE_CHECKING:
     from kinetic_orchestration.host.view.view import View
@@ -34,10 +34,10 @@ class Owner:
         may wake later.
         """
         now = time.monotonic()
-        if beat.generation != self._seen[0] or now - self._read > rules.OWNER_PATIENCE / 2:
+        if beat.generation != self._seen[0] or now - self._read > attempt_rules.OWNER_PATIENCE / 2:
             self._seen = beat.generation, now
         self._read = now
-        unchanged = now - self._seen[1] > rules.OWNER_PATIENCE
+        unchanged = now - self._seen[1] > attempt_rules.OWNER_PATIENCE
         self.silence = moment - beat.updated if unchanged else 0.0
 
 

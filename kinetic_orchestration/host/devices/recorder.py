@@ -1,7 +1,7 @@
 """Host 0 keeps the picture of its job: what was reported, and what the devices of all hosts did, as their beats say.
 
 One small object below the job's output, written when the attempt ends, and now and then while it runs, since a machine
-may be gone without a word. The picture itself, and what is in it, are `portrait`'s. Nothing here may fail a job, and
+may be gone without a word. The picture itself, and what is in it, are `job_report`'s. Nothing here may fail a job, and
 nothing waits for a store at a distance but the end, with a bound.
 """
 

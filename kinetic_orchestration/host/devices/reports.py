@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.host.process import topology
-from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.system import copies
 
@@ -136,7 +136,7 @@ class Reports:
         """Write the record of this host's profile, for clients that display its location. The profile itself is stored
         already.
         """
-        name = names.host(self._at.job, self._at.attempt, self._at.host, "profile.json")
+        name = self._at.own("profile.json")
         try:
             self._view.records.create(name, wire.encode(json.loads(payload)))
         except (OSError, ValueError) as error:

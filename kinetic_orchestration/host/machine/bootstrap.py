@@ -266,9 +266,9 @@ def store_time() -> float:
 # ---- the end ---------------------------------------------------------------------------------------------------
 
 
-def delete_slice(resource: str, patience: float = 60.0) -> int:
+def delete_slice(resource: str) -> int:
     """Request the deletion of this VM's own slice; return the status of the answer, of which 404 is the best."""
-    reply = request("DELETE", f"{endpoint('tpu')}/v2/{resource}?force=true", patience=patience)
+    reply = request("DELETE", f"{endpoint('tpu')}/v2/{resource}?force=true")
     if reply.status == 403:
         say(f"this VM may not delete its slice: {reply.reason()}. Grant its service account roles/tpu.admin. UNTIL "
             f"SOMEBODY DELETES {resource}, IT COSTS MONEY")  # fmt: skip

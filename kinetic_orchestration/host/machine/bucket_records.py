@@ -26,10 +26,10 @@ from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import Entry, Record, RecordsError, Signal, TooLarge, check_name
 from kinetic_orchestration.protocol.records.bucket_metadata import (
     SIGNAL,
-    SIGNAL_LIMIT,
     Clock,
     moment_of,
-    shown_signal,
+    signal_metadata,
+    signals_of,
 )
 from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
 
@@ -43,7 +43,6 @@ CHUNK = 1 << 20
 LARGE = 32 << 20  # from here on an object is fetched in parts, side by side
 PARTS = 8
 SPARE = 256 << 20  # of a disk, which is never filled to the brim
-PLAIN_SIGNALS = 16  # of a listing, read one by one: only other tools write signals without metadata
 PAGE = 1000
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 PAGE_LIMIT = 64 << 20  # bytes of a thousand entries, of which each has 8 KiB of metadata at most
@@ -141,7 +140,8 @@ class Bucket:
             raise
         except (OSError, http.client.HTTPException) as error:
             idle = used and into is None and isinstance(error, (http.client.RemoteDisconnected, ConnectionError))
-            return bootstrap.Reply(0, {}, b"stale" if idle else _told(error, self._base.netloc).encode())
+            told = "stale" if idle else f"{self._base.netloc} does not answer ({type(error).__name__}: {error})"
+            return bootstrap.Reply(0, {}, told.encode())
         finally:
             if kept:
                 self._idle.append(connection)
@@ -412,10 +412,7 @@ class CloudRecords:
 
     def signal(self, name: str, data: bytes) -> int:
         """Put something small that comes with a listing."""
-        if len(data) > SIGNAL_LIMIT:
-            raise ValueError(f"a signal has {SIGNAL_LIMIT} bytes at most, not {len(data)}")
-        shown = {SIGNAL: base64.b64encode(data).decode()}
-        generation = self.bucket.write(self._full(name), data, metadata=shown)
+        generation = self.bucket.write(self._full(name), data, metadata=signal_metadata(name, data))
         assert generation is not None
         return generation
 
@@ -423,16 +420,9 @@ class CloudRecords:
         """Yield all signals below `prefix` with their data, which is empty for one that is too large: one request for a
         thousand.
         """
-        unshown = 0
-        for item in self._listed(prefix):
-            shown = shown_signal(item.get("metadata"))
-            if shown is None and unshown < PLAIN_SIGNALS:  # written as a plain object
-                unshown += 1
-                if (record := self.read(item["name"], 0, SIGNAL_LIMIT + 1)) is None:
-                    continue
-                shown = record.data
-            data = shown if shown is not None and len(shown) <= SIGNAL_LIMIT else b""
-            yield Signal(item["name"], data, int(item["generation"]), _moment(item))
+        listed = self._listed(prefix)
+        facts = ((item["name"], item.get("metadata"), int(item["generation"]), _moment(item)) for item in listed)
+        return signals_of(facts, self.read)
 
     def read(self, name: str, start: int = 0, end: int | None = None, *, limit: int | None = None) -> Record | None:
         """Return the bytes from start to end (neither negative), or None if there is no such object."""
@@ -603,10 +593,6 @@ def _chunks(head: bytes, file: BinaryIO, tail: bytes) -> Iterator[bytes]:
     while data := file.read(CHUNK):
         yield data
     yield tail
-
-
-def _told(error: Exception, host: str) -> str:
-    return f"{host} does not answer ({type(error).__name__}: {error})"
 
 
 def _why(reply: bootstrap.Reply) -> str:

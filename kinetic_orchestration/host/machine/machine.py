@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kinetic_orchestration.host.view.view import Records
     from kinetic_orchestration.protocol.assignment import Assignment
-    from kinetic_orchestration.protocol.records.verbs import Records
     from kinetic_orchestration.protocol.wire.task import Task
 
 
@@ -19,7 +19,7 @@ class Unplaced(Exception):
     """The address of this host could not be found."""
 
 
-class Denied(Exception):
+class Unauthorized(Exception):
     """The account of this VM lacks a right; the message says which, and how it gets it."""
 
 
@@ -62,7 +62,7 @@ class Machine:
         return "127.0.0.1"
 
     def addresses(self, task: Task) -> list[str]:
-        """Return those of all hosts, in their order. Raises Denied, Unanswered."""
+        """Return those of all hosts, in their order. Raises Unauthorized, Unanswered."""
         return ["127.0.0.1"] * self._at.hosts
 
     def begin(self, task: Task) -> None:
@@ -71,7 +71,7 @@ class Machine:
     def secrets(self, note: Callable[[str], None]) -> dict[str, str]:
         """Return the task's secrets, once the machine's account is known to have the rights that it needs.
 
-        note: is told what could not be checked. Raises Denied, Unanswered.
+        note: is told what could not be checked. Raises Unauthorized, Unanswered.
         """
         return {}
 

@@ -10,7 +10,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from kinetic_orchestration.protocol import names, rules, wire
+from kinetic_orchestration.protocol import attempt_rules, names, wire
 
 if TYPE_CHECKING:
     from kinetic_orchestration.host.machine.bucket_records import CloudRecords
@@ -75,5 +75,5 @@ def _grace(records: CloudRecords, at: Assignment) -> float:
         return 0.0
     if found is None or verdict is None:
         return 0.0
-    allowed = max(rules.grace(verdict, host) for host in range(at.hosts))
+    allowed = max(attempt_rules.grace(verdict, host) for host in range(at.hosts))
     return max(0.0, allowed - (records.now() - found.updated))

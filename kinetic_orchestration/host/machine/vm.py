@@ -1,26 +1,47 @@
-"""A machine that was made for one host, with an account and an identity of its own, and that may be taken away."""
+"""A machine that was made for one host, a VM of the cloud, with an account and an identity of its own.
+
+It may be taken away. What it is told comes from its metadata server, and its requests are made as its own account.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
 import os
+import threading
 import time
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
-from kinetic_orchestration.host.machine import metadata
-from kinetic_orchestration.host.machine.machine import Machine, Promise, Unanswered, Unplaced
-from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.host.machine import bootstrap
+from kinetic_orchestration.host.machine.machine import Machine, Promise, Unanswered, Unauthorized, Unplaced
+from kinetic_orchestration.protocol import names, schema, wire
 from kinetic_orchestration.protocol.records.base import read_bounded
-from kinetic_orchestration.protocol.system.parallel import Ahead
+from kinetic_orchestration.protocol.system.parallel import Ahead, Several
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from kinetic_orchestration.host.view.view import Records
     from kinetic_orchestration.protocol.assignment import Assignment
-    from kinetic_orchestration.protocol.records.verbs import Records
     from kinetic_orchestration.protocol.wire.task import Task
+
+WAIT = 60  # seconds for which the metadata server may hold back an answer without news
+SILENCE = 60.0  # seconds of a metadata server that a host waits for
+COMPANY = 300.0  # seconds within which the API has the addresses of other slices' hosts
+SECRETS_AT_ONCE = 8
+PERMISSIONS = ("tpu.nodes.delete",)  # of queued resources, too: roles/tpu.admin has no others
+
+# Events that end this VM, by the path of the notice: the value to wait for, and its description.
+NOTICES = {
+    "instance/preempted": ("TRUE", "this VM is being preempted"),
+    "instance/maintenance-event": ("TERMINATE_ON_HOST_MAINTENANCE", "this VM is being ended for maintenance"),
+}
 
 
 class Vm(Machine):
+    """A VM of the cloud. Its requests are made as its own account."""
+
     is_own = attests = shares_cache = True
 
     def __init__(self, at: Assignment) -> None:
@@ -41,22 +62,23 @@ class Vm(Machine):
     def address(self) -> str:
         if self._at.hosts == 1:
             return super().address()
-        if not (found := metadata.address()):
+        found = (bootstrap.metadata("instance/network-interfaces/0/ip", patience=SILENCE) or "").strip()
+        if not found:
             raise Unplaced(
-                f"the metadata server of host {self._at.host} did not say within {metadata.SILENCE:.0f} s which "
+                f"the metadata server of host {self._at.host} did not say within {SILENCE:.0f} s which "
                 "address this machine has, so that the other hosts could not have reached it. Nothing was run"
             )
         return found
 
     def addresses(self, task: Task) -> list[str]:
         try:
-            return metadata.addresses(self._at, task.slices)
+            return _addresses(self._at, task.slices)
         except OSError as error:
             raise Unanswered(str(error)) from None
 
     def begin(self, task: Task) -> None:
         """Ask for the account's rights and the secrets, each on a thread of its own."""
-        self._rights = Ahead(metadata.check_rights, task.project), Ahead(metadata.secrets, task.secrets)
+        self._rights = Ahead(check_rights, task.project), Ahead(secrets_of, task.secrets)
 
     def secrets(self, note: Callable[[str], None]) -> dict[str, str]:
         assert self._rights is not None
@@ -76,10 +98,15 @@ class Vm(Machine):
         return bool(task.argv) or (own and not (foreign and wanted is not None))
 
     def watch(self, report: Callable[[str], None]) -> None:
-        metadata.watch(report)
+        """Watch for notices in the background, and call `report` once for each."""
+        for path in NOTICES:
+            threading.Thread(target=_watch, args=(path, report), name="kinetic-notices", daemon=True).start()
 
     def notice(self) -> str:
-        return metadata.notice()
+        for path, (awaited, text) in NOTICES.items():
+            if (bootstrap.metadata(path, patience=0.0, timeout=1.0) or "").strip() == awaited:
+                return text
+        return ""
 
     def start_facts(self) -> dict[str, float]:
         return {"up": _age(self._at.home)}
@@ -96,3 +123,113 @@ def _age(home: str) -> float:
         return max(0.0, time.time() - os.stat(os.path.join(home, "deadline.lock")).st_mtime)
     except OSError:
         return 0.0
+
+
+def _watch(path: str, report: Callable[[str], None]) -> None:
+    query, (awaited, text) = f"?wait_for_change=true&timeout_sec={WAIT}", NOTICES[path]
+    sent, found = "0", ""  # of no value: so the first answer comes at once, and no change after it is missed
+    while found.strip() != awaited:
+        began = time.monotonic()
+        reply = bootstrap.metadata_reply(
+            path + query + (f"&last_etag={sent}" if sent else ""), timeout=WAIT + 10.0, patience=5.0
+        )  # fmt: skip
+        etag = sent
+        if reply is not None:
+            found, etag = reply.data.decode("utf-8", "replace"), reply.headers.get("ETag", "")
+        if etag == sent and time.monotonic() - began < 1.0:  # a server that does not wait
+            time.sleep(1.0)
+        sent = etag
+    report(text)
+
+
+def _addresses(at: Assignment, slices: int) -> list[str]:
+    """Return the addresses of all hosts, in their order: of this slice from its metadata, of others from the Cloud TPU
+    API.
+
+    Addresses that hosts wrote to the store are not used: a process that can write there could have all programs join
+    its own machine.
+    """
+    each = at.hosts // slices
+    mine = bootstrap.addresses(bootstrap.metadata("instance/attributes/worker-network-endpoints") or "")
+    parent, _, name = at.resource.replace("/queuedResources/", "/nodes/").rpartition("/")
+    found: list[str] = []
+    for number in range(slices):
+        if number == at.host // each and len(mine) == each:
+            found += mine
+        else:
+            found += _addresses_of(f"{parent}/{name}-{number}" if slices > 1 else f"{parent}/{name}", each)
+    return found
+
+
+def _addresses_of(node: str, workers: int) -> list[str]:
+    """Return the addresses of a node's workers. Waits while the node has not all of them yet."""
+    reply = bootstrap.Reply(0, {}, b"")
+    for _ in bootstrap.tries(COMPANY):
+        reply = bootstrap.request("GET", f"{bootstrap.endpoint('tpu')}/v2/{node}", patience=0.0)
+        if reply.status == 403:
+            raise Unauthorized(
+                f"where the hosts of {node} are could not be read: {reply.reason()}. {_account()} needs the role "
+                "roles/tpu.viewer, and roles/tpu.admin to delete its slice"
+            )
+        try:
+            endpoints = reply.json().get("networkEndpoints", ()) if reply.status == 200 else ()
+            found = [str(endpoint.get("ipAddress", "")) for endpoint in endpoints]
+        except (ValueError, TypeError, AttributeError):  # an unreadable answer may be transient
+            found = []
+        if len(found) == workers and all(found):
+            return found
+    said = reply.reason() if reply.status != 200 else "it has not all of its addresses"
+    raise OSError(f"where the hosts of {node} are was not told within {COMPANY:.0f} s: {said}")
+
+
+def _account() -> str:
+    return f"the service account {(bootstrap.metadata(f'{bootstrap.SCOPE}/email') or 'of this VM').strip()}"
+
+
+def check_rights(project: str) -> str:
+    """Raise Unauthorized if this VM could not delete its own slice at the end. Returns what could not be checked."""
+    url = f"{bootstrap.endpoint('cloudresourcemanager')}/v1/projects/{project}:testIamPermissions"
+    body = json.dumps({"permissions": PERMISSIONS}).encode()
+    reply = bootstrap.request("POST", url, body, {"Content-Type": "application/json"}, patience=10.0)
+    if reply.status != 200:
+        return f"whether this VM may delete its slice could not be checked: {reply.reason()}"
+    try:
+        missing = sorted(set(PERMISSIONS) - set(reply.json().get("permissions", ())))
+    except (ValueError, TypeError, AttributeError):
+        return f"whether this VM may delete its slice could not be checked: the answer cannot be read: {reply.reason()}"
+    if missing:
+        account = (bootstrap.metadata(f"{bootstrap.SCOPE}/email") or "of this VM").strip()
+        raise Unauthorized(
+            f"the service account {account} lacks {' and '.join(missing)} in {project}, so that nobody on this slice "
+            "could delete it and it might cost money for ever. Nothing was run. Grant it the role: gcloud projects "
+            f"add-iam-policy-binding {project} --member=serviceAccount:{account} --role=roles/tpu.admin"
+        )
+    return ""
+
+
+def secrets_of(wanted: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of secrets, by the variables that hold them. They are passed to the program only."""
+    values = Several(lambda variable: _secret(variable, wanted[variable]), list(wanted), most=SECRETS_AT_ONCE).result()
+    return dict(zip(wanted, values, strict=True))
+
+
+def _secret(variable: str, resource: str) -> str:
+    try:
+        schema.secret_ref(resource)
+    except schema.Wrong as wrong:
+        raise Unauthorized(
+            f"what {variable} is to hold is not the name of a secret: {schema.short(wrong.value)}"
+        ) from None
+    name = resource if "/versions/" in resource else f"{resource}/versions/latest"
+    reply = bootstrap.request("GET", f"{bootstrap.endpoint('secretmanager')}/v1/{quote(name, safe='/:')}:access")
+    if reply.status in bootstrap.PASSING or (reply.status == 401 and not bootstrap.has_token()):
+        raise OSError(f"the secret {resource} for {variable} could not be read within a minute: {reply.reason()}")
+    if reply.status != 200:
+        raise Unauthorized(
+            f"the secret {resource} for {variable} could not be read: {reply.reason()}. {_account()} needs "
+            "roles/secretmanager.secretAccessor on it"
+        )
+    try:
+        return base64.b64decode(reply.json()["payload"]["data"]).decode("utf-8", "surrogateescape")
+    except (ValueError, KeyError, TypeError):  # the answer is not quoted: it may hold a part of the secret
+        raise OSError(f"the answer to the request for the secret {resource} for {variable} cannot be read") from None

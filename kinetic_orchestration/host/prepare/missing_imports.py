@@ -29,7 +29,8 @@ DISTRIBUTIONS = {
 _KNOWN = {*DISTRIBUTIONS, "jax", "tensorflow", "torch", "keras", "flax", "optax", "peft", "transformers", "numpy"}
 
 
-# Packages that define pipelines; a host has no configuration, no connections and no database of theirs.
+# Packages that define pipelines, which are not sent. A host has no configuration, no connections and no database of
+# theirs.
 ORCHESTRATORS = {"airflow": "Airflow", "dagster": "Dagster"}
 
 

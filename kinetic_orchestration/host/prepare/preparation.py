@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from kinetic_orchestration.host.machine.machine import Denied, Unanswered
+from kinetic_orchestration.host.machine.machine import Unanswered, Unauthorized
 from kinetic_orchestration.host.prepare import prepare
-from kinetic_orchestration.protocol import names, rules, wire
+from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.system.parallel import Ahead
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Preparation:
         written down. `alone`: there are no hosts on other machines. `wake` is called when the loop should look again.
         """
         self.ready: Ready | None = None
-        self.unready: rules.Exit | None = None
+        self.unready: attempt_rules.Exit | None = None
         self.python = ""  # of the environment, as soon as that is there
         self.addresses = ["127.0.0.1"] * at.hosts
         self._at = at
@@ -73,17 +73,17 @@ class Preparation:
     def run(self) -> None:
         try:
             self.ready = self._prepared()
-        except Denied as error:
-            self.unready = rules.Exit(1, wire.CONFIGURATION, str(error))
+        except Unauthorized as error:
+            self.unready = attempt_rules.Exit(1, wire.CONFIGURATION, str(error))
         except Unanswered as error:
-            self.unready = rules.Exit(1, wire.INFRASTRUCTURE, str(error))
+            self.unready = attempt_rules.Exit(1, wire.INFRASTRUCTURE, str(error))
         except prepare.NotReady as error:
-            self.unready = rules.Exit(1, error.cause, str(error))
+            self.unready = attempt_rules.Exit(1, error.cause, str(error))
         except Exception:
             import traceback
 
             reason = f"preparing failed:\n{traceback.format_exc()}"
-            self.unready = rules.Exit(1, wire.INFRASTRUCTURE, reason)
+            self.unready = attempt_rules.Exit(1, wire.INFRASTRUCTURE, reason)
         self._wake()
 
     def secrets(self) -> dict[str, str]:

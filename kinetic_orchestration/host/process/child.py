@@ -89,7 +89,7 @@ def main() -> None:
             _finish_checkpoints()
         finally:
             _flush()
-            os._exit(74 if unreported else 1)  # rules.UNREPORTED
+            os._exit(74 if unreported else 1)  # attempt_rules.UNREPORTED
     sys.exit(code)
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.host.process import pipes as program
 from kinetic_orchestration.protocol import schema, wire
+from kinetic_orchestration.protocol.attempt_rules import Report
 from kinetic_orchestration.protocol.report import frames
-from kinetic_orchestration.protocol.rules import Report
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.protocol.system.lock import is_marked_full
 

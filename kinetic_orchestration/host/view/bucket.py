@@ -46,8 +46,8 @@ class Seen(NamedTuple):
     signals: dict[str, Signal]
 
 
-class Denied(NamedTuple):
-    """This host may not write its beat."""
+class BeatRefusals(NamedTuple):
+    """Refusals of this host's beat, one after another."""
 
     since: float
     last: float
@@ -89,10 +89,10 @@ class BucketView:
         self._due = threading.Event()
         self._lock = threading.Lock()
         self._shown: tuple[float, bytes] = (0.0, b"")
-        self._denied: Denied | None = None
+        self._denied: BeatRefusals | None = None
         self._written = 0  # beats
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="kinetic-lookout", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kinetic-view", daemon=True)
 
     # ---- called by the loop ----------------------------------------------------------------------------------
 
@@ -175,16 +175,13 @@ class BucketView:
 
     def write_exit(self, data: bytes) -> None:
         with contextlib.suppress(OSError):  # the others read it from the beat
-            self.records.create(self._own("exit.json"), data)
+            self.records.create(self.at.own("exit.json"), data)
 
     def deliver(self, what: str, path: str, *, digest: str, size: int, keep: bool) -> None:
-        self.records.upload(self._own(what), path, move=not keep)
+        self.records.upload(self.at.own(what), path, move=not keep)
 
     def patience_with(self, error: OSError) -> float:
         return COMMIT_PATIENCE.get(error.errno or 0, 0.0)
-
-    def _own(self, what: str) -> str:
-        return names.host(self.at.job, self.at.attempt, self.at.host, what)
 
     # ---- the thread ------------------------------------------------------------------------------------------
 
@@ -202,9 +199,9 @@ class BucketView:
         if isinstance(error, OSError) and error.errno == errno.EACCES:
             now, before = time.monotonic(), self._denied
             self._denied = (
-                Denied(now, now, 1, str(error))
+                BeatRefusals(now, now, 1, str(error))
                 if before is None
-                else Denied(before.since, now, before.times + 1, str(error))
+                else BeatRefusals(before.since, now, before.times + 1, str(error))
             )
         elif error is not None:
             self._denied = None

@@ -88,12 +88,10 @@ class FileView:
         return None if beat is None else (beat, moment)
 
     def keeper(self) -> tuple[Record, float] | None:
-        """Return the keeper's record, and when it was read."""
         moment, kept = self.records.now(), self.records.read(names.keeper(self.at.job))
         return None if kept is None else (kept, moment)
 
     def started(self, host: int) -> Mapping[str, object] | None:
-        """Return the record that a host wrote when it started."""
         return self._told(host, "started.json", wire.STARTED)
 
     def exit(self, host: int) -> int | None:
@@ -101,7 +99,6 @@ class FileView:
         return None if told is None else int(told["code"])
 
     def beat_of(self, host: int) -> tuple[int, wire.Beat | None]:
-        """Return the generation of a host's beat, and the beat if it can be read."""
         try:
             record = self.records.read(names.beat(self.at.job, self.at.attempt, host))
         except TooLarge:
@@ -109,11 +106,9 @@ class FileView:
         return (0, None) if record is None else (record.generation, wire.Beat.read(record.data))
 
     def beats_read_at(self) -> float:
-        """Return when the others' beats were last read, by this machine's monotonic clock."""
         return time.monotonic()
 
     def cadence(self) -> float:
-        """Return how old a read may be, in seconds."""
         return 0.0
 
     def beat(self, compose: Callable[[], wire.Beat], *, changed: bool) -> None:
@@ -134,24 +129,21 @@ class FileView:
         self.records.ring(self.at.job)
 
     def write_exit(self, data: bytes) -> None:
-        self.records.create(self._own("exit.json"), data)
+        self.records.create(self.at.own("exit.json"), data)
 
     def deliver(self, what: str, path: str, *, digest: str, size: int, keep: bool) -> None:
         from kinetic_orchestration.protocol.content import digest as of
 
         if size < of.LARGE:
-            self.records.upload(self._own(what), path, move=True)
+            self.records.upload(self.at.own(what), path, move=True)
             return
         from kinetic_orchestration.protocol.content import verified
 
-        verified.deliver(self.records, self._own(what), path, digest, self.at.home)
+        verified.deliver(self.records, self.at.own(what), path, digest, self.at.home)
 
     def patience_with(self, error: OSError) -> float:
         """Return none: the records themselves ask again."""
         return 0.0
-
-    def _own(self, what: str) -> str:
-        return names.host(self.at.job, self.at.attempt, self.at.host, what)
 
     def _told(self, host: int, what: str, kind: Fields) -> dict[str, Any] | None:
         """Return a host's record, if it can be read, else None."""

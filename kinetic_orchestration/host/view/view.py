@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.records.base import Record
-from kinetic_orchestration.protocol.records.verbs import Records
+from kinetic_orchestration.protocol.records.files import FileRecords
+
+Records = FileRecords | CloudRecords
+"""The records of a store, below a folder or in a bucket: both have the same verbs, and raise OSError for a refusal."""
 
 
 class View(Protocol):

@@ -18,7 +18,7 @@ from kinetic_orchestration.jobs.following.drivers import step_all
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import ME, Job
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.protocol.rules import OWNER_BEAT
+from kinetic_orchestration.protocol.attempt_rules import OWNER_BEAT
 from kinetic_orchestration.protocol.system.parallel import REQUESTS, Several
 
 _Work = Callable[[Sequence[Follower]], object]

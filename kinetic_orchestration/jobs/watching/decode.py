@@ -18,8 +18,8 @@ def read_intent(record: Record, backend: Backend, job_id: str, attempt: int, wit
     try:
         return intent_of(record, job_id, attempt, within)
     except Corrupt as error:
-        found = find_placement(backend, job_id, attempt)
-        return Intent(attempt, "", found or {}, 0.0, record.updated, damage=str(error), unfound=found is None)
+        found = find_placement(backend, job_id, attempt) or {}
+        return Intent(attempt, "", found, 0.0, record.updated, damage=str(error))
 
 
 def find_placement(backend: Backend, job_id: str, attempt: int) -> dict[str, Any] | None:

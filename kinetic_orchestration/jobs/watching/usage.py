@@ -12,7 +12,7 @@ clock:
   it was not freed at once, until it was; as long as that is refused, until now. So if no client saw it, the result
   is more than was charged, and never less.
 - **productive**: from the start of the program to its end on host 0, as its last record says; for a running one,
-  until now. Hosts that were killed without a record count none. `goodput` says which part were steps that counted.
+  until now. Hosts that were killed without a record count none. `parts_of` says which part were steps that counted.
 
 Prices are known to `cost` only, and no backend is used.
 """
@@ -22,11 +22,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import Corrupt
 from kinetic_orchestration.jobs import lifecycle
-from kinetic_orchestration.jobs.watching import attempts, goodput
+from kinetic_orchestration.jobs.watching import attempts
 from kinetic_orchestration.plan.hardware.cost import Estimate, estimate, together
 from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, PriceList
 from kinetic_orchestration.plan.records import READY, fields_of, intent_of, verdict_at
@@ -38,6 +38,18 @@ from kinetic_orchestration.protocol.schema import Fields
 from kinetic_orchestration.protocol.system.parallel import side_by_side
 from kinetic_orchestration.protocol.wire import Beat
 
+# In the order in which they come; all but the first are of the time that the hardware was held.
+PARTS = ("queue", "provision", "prepare", "restore", "compile", "steps", "redone", "checkpoint", "program", "teardown")
+
+
+class Took(NamedTuple):
+    """Parts of the time that an attempt's hosts were held, from its records, in seconds."""
+
+    provision: float = 0.0  # from READY, or the boot of host 0 if that is earlier, until its agent began
+    prepare: float = 0.0  # until the program began
+    teardown: float = 0.0  # from its end on
+    trainings: Mapping[str, Sequence[float]] = {}  # as `wire.SPENT` has them
+
 
 @dataclass(frozen=True, slots=True)
 class Stay:
@@ -48,7 +60,7 @@ class Stay:
     queued: float
     ready: float
     productive: float
-    took: goodput.Took = field(default=goodput.Took(), compare=False)  # what the time that was held went to
+    took: Took = field(default=Took(), compare=False)  # what the time that was held went to
     shown: int = 1  # its number as people count them; 0: not known
 
     @property
@@ -103,8 +115,37 @@ def estimate_of(
         queued=sum(stay.queued for stay in found),
         ready=ready_seconds(found),
         productive=sum(stay.productive for stay in found),
-        parts=goodput.parts(held) if goodput.is_known(held) else {},
+        parts=parts_of(held),
     )
+
+
+def parts_of(every: Sequence[tuple[float, float, Took]]) -> dict[str, float]:
+    """Return the parts of a job's time, from its attempts, oldest first, each with its queued and held time; {} if none
+    of them told of steps. Pure.
+
+    Goodput, as the field has it, is the time of steps that were not done again, of the time the hardware was held. Time
+    of a program that is not accounted for is its program time.
+    """
+    if not any(took.trainings for _, _, took in every):
+        return {}
+    found = dict.fromkeys(PARTS, 0.0)
+    for number, (queued, held, took) in enumerate(every):
+        found["queue"] += queued
+        found["provision"] += took.provision
+        found["prepare"] += took.prepare
+        found["teardown"] += took.teardown
+        known = took.provision + took.prepare + took.teardown
+        for name, (begun, done, steps, first, restoration, stall) in took.trainings.items():
+            later = [other.trainings[name][0] for _, _, other in every[number + 1 :] if name in other.trainings]
+            again = min(steps, steps / max(1.0, done - begun - 1) * max(0.0, done - min(later, default=done)))
+            found["steps"] += steps - again
+            found["redone"] += again
+            found["compile"] += first
+            found["restore"] += restoration
+            found["checkpoint"] += stall
+            known += steps + first + restoration + stall
+        found["program"] += max(0.0, held - known)
+    return {name: round(seconds, 3) for name, seconds in found.items()}
 
 
 def _stay(store: Store, job_id: str, number: int, times: attempts.Times) -> Stay:
@@ -153,7 +194,7 @@ def _stay_of(
     run = (float(last.get("began", 0.0)), float(last.get("ended", 0.0)))
     ran = run[1] - run[0] if run[0] else 0.0
     ready = max(0.0, end - there)
-    took = goodput.Took(
+    took = Took(
         provision=min(max(0.0, began - there), ready),
         prepare=max(0.0, min(run[0], end) - began) if run[0] else 0.0,
         teardown=max(0.0, end - max(run[1], began)) if done is not None else 0.0,

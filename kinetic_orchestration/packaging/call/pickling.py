@@ -33,6 +33,7 @@ from kinetic_orchestration.errors import (
 from kinetic_orchestration.packaging.call.unpicklable import find_culprit, of_function
 from kinetic_orchestration.packaging.source.imports import names_in
 from kinetic_orchestration.plan.declare.data import Data
+from kinetic_orchestration.plan.messages import OURS
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.content import payload
 from kinetic_orchestration.protocol.system import copies, visible
@@ -40,7 +41,7 @@ from kinetic_orchestration.protocol.system import copies, visible
 # Airflow gives DAG files such names, under which they cannot be imported.
 AIRFLOW_PREFIX = "unusual_prefix_"
 # These are never the user's: this project may be installed from its own folder.
-_NEVER = frozenset({"kinetic_orchestration", "dagster_kinetic", "airflow_kinetic", "cloudpickle"})
+_NEVER = frozenset((*OURS, "cloudpickle"))
 LARGE = 50_000_000  # bytes from which a pickled global is reported
 _SMALL = (type(None), bool, int, float)
 _ALWAYS = (AIRFLOW_PREFIX, "__mp_main__")

@@ -217,6 +217,10 @@ def _true(value: str) -> str:
     return "1" if value.strip().lower() in ("y", "yes", "t", "true", "on", "1") else ""
 
 
+def _keyring(value: str) -> str:
+    return value if value == "subprocess" else ""
+
+
 _RULES = (
     _Rule("index-url", "UV_DEFAULT_INDEX", ("UV_DEFAULT_INDEX", "UV_INDEX_URL"), indexes, "index-url"),
     _Rule("extra-index-url", "UV_INDEX", ("UV_INDEX", "UV_EXTRA_INDEX_URL"), indexes, "extra-index-url"),
@@ -227,26 +231,9 @@ _RULES = (
     _Rule("trusted-host", "UV_INSECURE_HOST", ("UV_INSECURE_HOST",), lambda value: " ".join(value.split())),
     _Rule("timeout", "UV_HTTP_TIMEOUT", ("UV_HTTP_TIMEOUT", "UV_REQUEST_TIMEOUT", "HTTP_TIMEOUT"), _seconds),
     _Rule("retries", "UV_HTTP_RETRIES", ("UV_HTTP_RETRIES",), str.strip),
-    _Rule(
-        "proxy",
-        "ALL_PROXY",
-        ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"),
-        str.strip,
-    ),
-    _Rule(
-        "pre",
-        "UV_PRERELEASE",
-        ("UV_PRERELEASE",),
-        lambda value: "allow" if _true(value) else "",
-        "prerelease",
-    ),
-    _Rule(
-        "keyring-provider",
-        "UV_KEYRING_PROVIDER",
-        ("UV_KEYRING_PROVIDER",),
-        lambda value: value if value == "subprocess" else "",
-        "keyring-provider",
-    ),
+    _Rule("proxy", "ALL_PROXY", ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"), str.strip),
+    _Rule("pre", "UV_PRERELEASE", ("UV_PRERELEASE",), lambda value: "allow" if _true(value) else "", "prerelease"),
+    _Rule("keyring-provider", "UV_KEYRING_PROVIDER", ("UV_KEYRING_PROVIDER",), _keyring, "keyring-provider"),
 )
 
 

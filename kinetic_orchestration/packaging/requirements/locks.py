@@ -36,6 +36,7 @@ from kinetic_orchestration.protocol.content import digest
 
 File = str | os.PathLike[str]
 
+LOCK_FILE = "kinetic.lock"  # of a project: used as it is
 HEADING = "# a lock for kinetic-orchestration"
 PLATFORM = "x86_64-manylinux_2_35"  # as uv names what a TPU VM's Ubuntu 22.04 is
 

@@ -21,17 +21,17 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import ConflictingSettings, RequirementsError
+from kinetic_orchestration.host.prepare.missing_imports import ORCHESTRATORS
 from kinetic_orchestration.packaging.call.first_party import FirstParty, name_of, normalized
 from kinetic_orchestration.packaging.requirements import installed, locks
 from kinetic_orchestration.packaging.requirements.resolution import here
 from kinetic_orchestration.packaging.source import imports
 from kinetic_orchestration.packaging.source.ignore import DEFAULT_FOLDERS
-from kinetic_orchestration.plan.messages import warn
+from kinetic_orchestration.plan.messages import OURS, warn
 
-LOCK = "kinetic.lock"
 MOST_FOLDERS = 20_000  # that are searched for a module
-_OURS = frozenset({"kinetic_orchestration", "dagster_kinetic", "airflow_kinetic", "cloudpickle"})
-_ORCHESTRATORS = frozenset({"dagster", "airflow"})  # with what is named after them: dagster_gcp
+_OURS = frozenset((*OURS, "cloudpickle"))
+_ORCHESTRATORS = frozenset(ORCHESTRATORS)  # with what is named after them: dagster_gcp
 _BROUGHT = _OURS | {"libtpu"}  # it comes with JAX
 
 
@@ -61,7 +61,7 @@ def environment(
     if requirements is None:
         names = _imported(code, first_party, environ)
         requirements, pins = _needed(names, hosts, first_party)
-        if code.root is not None and (lock := code.root / LOCK).is_file():
+        if code.root is not None and (lock := code.root / locks.LOCK_FILE).is_file():
             _check_covers(lock, requirements, first_party)
             requirements = lock
         else:

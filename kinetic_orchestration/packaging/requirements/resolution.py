@@ -16,6 +16,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -213,34 +214,16 @@ def _write(path: Path, lines: Sequence[str]) -> Path:
     return path
 
 
-_COMPILE = [
-    "--generate-hashes",
-    "--no-emit-index-url",
-    "--no-header",
-    "--no-annotate",
-    "--no-progress",
-    "--quiet",
-    "--color",
-    "never",
-]
+_COMPILE = (
+    *("--generate-hashes", "--no-emit-index-url", "--no-header", "--no-annotate", "--no-progress", "--quiet"),
+    *("--color", "never"),
+)
 
 # uv's own settings that decide what a resolution finds.
 _DECISIVE = (
-    "UV_CONSTRAINT",
-    "UV_DEFAULT_INDEX",
-    "UV_EXCLUDE_NEWER",
-    "UV_EXTRA_INDEX_URL",
-    "UV_FIND_LINKS",
-    "UV_FORK_STRATEGY",
-    "UV_INDEX",
-    "UV_INDEX_STRATEGY",
-    "UV_INDEX_URL",
-    "UV_NO_INDEX",
-    "UV_NO_SOURCES",
-    "UV_OVERRIDE",
-    "UV_PRERELEASE",
-    "UV_RESOLUTION",
-    "UV_TORCH_BACKEND",
+    *("UV_CONSTRAINT", "UV_DEFAULT_INDEX", "UV_EXCLUDE_NEWER", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS"),
+    *("UV_FORK_STRATEGY", "UV_INDEX", "UV_INDEX_STRATEGY", "UV_INDEX_URL", "UV_NO_INDEX", "UV_NO_SOURCES"),
+    *("UV_OVERRIDE", "UV_PRERELEASE", "UV_RESOLUTION", "UV_TORCH_BACKEND"),
 )
 
 
@@ -301,22 +284,18 @@ def call(
 
 def recall(path: Path) -> list[str] | None:
     """The cached resolution, unless a folder that it took dependencies from has changed since."""
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         kept = json.loads(path.read_text(encoding="utf-8"))
         if all(_folder_digest(folder) == value for folder, value in kept["folders"].items()):
             return list(kept["entries"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
     return None
 
 
 def remember(path: Path, entries: list[str], folder: Path) -> None:
     places = (local_folder(Line(entry.split(" \\\n", 1)[0], "", folder)) for entry in entries)
     folders = {str(place): _folder_digest(place) for place in places if place is not None}
-    try:
+    with suppress(OSError):  # without a cache the next submission asks the index again
         replace_file(path, json.dumps({"entries": entries, "folders": folders}).encode())
-    except OSError:
-        pass  # without a cache the next submission asks the index again
 
 
 def _folder_digest(folder: str | Path) -> str:

@@ -8,11 +8,11 @@ that staged them, or come from the settings (`tools`). Does not know how a host 
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +23,7 @@ from kinetic_orchestration.packaging.requirements import indexes, interpreters
 from kinetic_orchestration.packaging.requirements.locks import Hosts, Lock, lock
 from kinetic_orchestration.packaging.requirements.resolution import call, find_uv, own_uv
 from kinetic_orchestration.packaging.reuse import still_there
+from kinetic_orchestration.packaging.source.stat_index import replace_file
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.content.digest import plain_of_file
@@ -195,9 +196,5 @@ class Memory:
 
     def _save(self, kept: dict[str, Any]) -> None:
         self._kept = kept
-        fresh = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        try:
-            fresh.write_text(json.dumps(kept), encoding="utf-8")
-            fresh.replace(self._path)
-        except OSError:
-            pass  # it is read again next time
+        with suppress(OSError):  # it is read again next time
+            replace_file(self._path, json.dumps(kept).encode())

@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from kinetic_orchestration.protocol.system.ownership import others_write
+from kinetic_orchestration.protocol.system.folders import others_write
 
 PRIVATE: Final = 0o700
 _LINKS: Final = 40  # as many as the kernel follows

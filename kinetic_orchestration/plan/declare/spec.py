@@ -332,7 +332,7 @@ def not_on_cloud(slice_: accelerators.Slice) -> str:
         )
     if slice_.api == TPU_VM:
         return ""
-    if slice_.generation in ("v2", "v3", "v4", "v5e", "v5p", "v6e"):
+    if any(known.api == TPU_VM for known in accelerators.catalogue() if known.generation == slice_.generation):
         return (
             f"{slice_.name} has no name in the Cloud TPU API: its largest {slice_.generation} slice is smaller. "
             "Choose a smaller one, or several with cloud=TpuVm(num_slices=…)"

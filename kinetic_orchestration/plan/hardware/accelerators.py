@@ -187,7 +187,7 @@ _TPUS: dict[str, _Tpu] = {tpu.name: tpu for tpu in (
     _Tpu("v4",    (),               4, "v4",        2048, 2, 4, 1, "tpu-ubuntu2204-base",  32,  275, 4096,
          ("us-central2-b",),
          _by_chips("2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x4x12 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16 16x16x16")),
-    _Tpu("v5e",   ("v5litepod",),   4, "v5litepod",  256, 1, 8, 1, "v2-alpha-tpuv5-lite",  16,  197,  256,
+    _Tpu("v5e",   (),               4, "v5litepod",  256, 1, 8, 1, "v2-alpha-tpuv5-lite",  16,  197,  256,
          ("us-central1-a", "us-south1-a", "us-west1-c", "us-west4-a", "europe-west4-b"),
          _by_chips(_FLAT)),
     _Tpu("v5p",   (),               8, "v5p",       6144, 2, 4, 1, "v2-alpha-tpuv5",       95,  459, 6144,
@@ -220,7 +220,7 @@ _GPUS: dict[str, _Gpu] = {
     )
 }
 
-_TPU_NAMES = {alias: tpu for tpu in _TPUS.values() for alias in (tpu.name, *tpu.aliases)}
+_TPU_NAMES = {alias: tpu for tpu in _TPUS.values() for alias in (tpu.name, *tpu.aliases, tpu.cloud_name) if alias}
 _GPU_NAMES = {alias: gpu for gpu in _GPUS.values() for alias in (gpu.name, gpu.gke_label)}
 
 MOST_GPUS = 64  # of no named model

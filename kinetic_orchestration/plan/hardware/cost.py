@@ -32,7 +32,7 @@ class Price:
 class Estimate:
     """The cost of a job's attempts; for an uncharged job, what the named hardware would cost.
 
-    The seconds are those of `bill`, which defines them.
+    The seconds are those of `usage`, which defines them.
     """
 
     accelerator: str
@@ -49,7 +49,7 @@ class Estimate:
     queued_seconds: float = 0.0
     ready_seconds: float = 0.0
     program_seconds: float = 0.0  # in which the program ran
-    parts: Mapping[str, float] = field(default_factory=dict)  # as `goodput` has them; {} if no step was reported
+    parts: Mapping[str, float] = field(default_factory=dict)  # as `usage` has them; {} if no step was reported
 
     @property
     def productive_seconds(self) -> float | None:
@@ -63,7 +63,18 @@ class Estimate:
         return productive / self.ready_seconds if self.ready_seconds and productive is not None else None
 
     def __str__(self) -> str:
-        return line(self)
+        """The line about the cost at a job's end, for users."""
+        here = "$0.00 on this machine" if self.uncharged else ""
+        priced = self.usd is not None and self.usd_per_chip_hour is not None
+        if self.uncharged and not (priced and self.chip_hours):
+            return f"cost: {here}"
+        if self.usd is None or self.usd_per_chip_hour is None:
+            there = f"{NO_PRICE} for {self.hardware} ({_hours(self.chip_hours)})"
+        else:
+            where = f"{self.hardware} in {self.region}" if self.region else self.hardware
+            rate = f"{_hours(self.chip_hours)} at {_rate(self.usd_per_chip_hour)}, {self.note}"
+            there = f"on {where} {_about(self.usd)} ({rate})"
+        return f"cost: {here}; {there}" if here else f"cost: {there}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,21 +225,6 @@ def affordable(
     if not per_second:
         raise UsageError(f"limits.cost is ${usd:,.2f}, and {slice.name} costs nothing by KINETIC_PRICES: leave one out")
     return usd / per_second
-
-
-def line(estimate: Estimate) -> str:
-    """The line about the cost at a job's end, for users."""
-    here = "$0.00 on this machine" if estimate.uncharged else ""
-    priced = estimate.usd is not None and estimate.usd_per_chip_hour is not None
-    if estimate.uncharged and not (priced and estimate.chip_hours):
-        return f"cost: {here}"
-    if estimate.usd is None or estimate.usd_per_chip_hour is None:
-        there = f"{NO_PRICE} for {estimate.hardware} ({_hours(estimate.chip_hours)})"
-    else:
-        where = f"{estimate.hardware} in {estimate.region}" if estimate.region else estimate.hardware
-        rate = f"{_hours(estimate.chip_hours)} at {_rate(estimate.usd_per_chip_hour)}, {estimate.note}"
-        there = f"on {where} {_about(estimate.usd)} ({rate})"
-    return f"cost: {here}; {there}" if here else f"cost: {there}"
 
 
 def times(estimate: Estimate) -> str:

@@ -46,8 +46,8 @@ from kinetic_orchestration.platforms.backend import RateLimit, Submission
 from kinetic_orchestration.platforms.local import gpus
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.system import copies, processes
+from kinetic_orchestration.protocol.system.folders import remove_tree
 from kinetic_orchestration.protocol.system.lock import is_marked_full
-from kinetic_orchestration.protocol.system.removal import remove_tree
 
 TPU = "TPU"  # as a device that one job has
 HOST_MEMORY = 300 << 20  # what one emulated host takes once it has imported a framework

@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kinetic_orchestration.host.process.topology import OWN
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ FRESH = 10.0  # seconds for which a list is cached: waiting jobs poll it
 TOOLS = ("nvidia-smi", "rocm-smi")
 SIGNS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA's driver, of the one of WSL, of AMD's
 LIBRARY = "libnvidia-ml.so.1"
-OWN = "KINETIC_OWN_DEVICE"  # of a program that shares its machine: which of the devices that it sees is its own
 
 
 class Gpu(NamedTuple):

@@ -4,6 +4,5 @@ manager  ·  background         the checkpoints of one training; large ones are 
 agreement                      the step at which all hosts end
 store  ·  parts  ·  trees      where checkpoints are stored, one host's file, a state as named arrays
 commits                        names, the record that makes a checkpoint, differences (pure)
-reading                        reads checkpoints for other tools (read_checkpoint)
 mirror                         files of trainers that keep their own checkpoints
 """

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 from kinetic_orchestration.program.checkpoints.commits import Leaf, Part
 from kinetic_orchestration.program.checkpoints.trees import HostPart, Start
-from kinetic_orchestration.protocol.content.digest import CHUNK, THREADS, Hasher
+from kinetic_orchestration.protocol.content.digest import CHUNK, THREADS, Hasher, of_bytes
 
 # The names of dtypes in safetensors; other dtypes are stored as bytes, with their names in the metadata.
 TYPES = {
@@ -44,7 +44,7 @@ def write(path: str, state: HostPart, *, durable: bool = False) -> Part:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         _reserve(file, len(header) + sum(len(piece.data) for piece in state.pieces))
-        with Hasher(file, _begin_to_store if durable else _nothing) as hasher:
+        with Hasher(file, _begin_to_store) if durable else Hasher(file) as hasher:
             hasher.update(header)
             for piece in state.pieces:
                 hasher.update(piece.data)
@@ -54,10 +54,6 @@ def write(path: str, state: HostPart, *, durable: bool = False) -> Part:
         return told
     finally:
         os.close(file)
-
-
-def _nothing(*_: int) -> None:
-    pass
 
 
 def _begin_to_store(file: int, offset: int, size: int) -> None:
@@ -191,15 +187,8 @@ class Opened:
 
 
 def _digest(file: int, size: int) -> str:
-    with mmap.mmap(file, size, access=mmap.ACCESS_READ) as memory:
-        return _digest_of(memoryview(memory))
-
-
-def _digest_of(view: memoryview) -> str:
-    """The digest, in a function of its own: the hasher keeps a reference to the buffer."""
-    with view, Hasher() as hasher:
-        hasher.update(view)
-        return hasher.digest()
+    with mmap.mmap(file, size, access=mmap.ACCESS_READ) as memory, memoryview(memory) as view:
+        return of_bytes(view)
 
 
 def _overlap(

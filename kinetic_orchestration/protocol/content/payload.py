@@ -193,8 +193,6 @@ def _reserve(descriptor: int, offset: int, size: int) -> None:
     try:
         os.posix_fallocate(descriptor, offset, size)
     except OSError as error:
-        import errno
-
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
 

@@ -20,7 +20,7 @@ import time
 
 from kinetic_orchestration.protocol.content.digest import LARGE
 from kinetic_orchestration.protocol.content.file_stamps import LOCAL_TICK, believable, settled, stamp_of
-from kinetic_orchestration.protocol.system.ownership import is_private
+from kinetic_orchestration.protocol.system.folders import is_private
 
 TYPE_CHECKING = False  # typing itself costs an agent a tenth of its start
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Verified:
                 self._write(path, found, digest)
 
     def wrote(self, path: str | os.PathLike[str], digest: str, inode: tuple[int, int, int]) -> None:
-        """Remember a file whose bytes were hashed on their way into it, `inode_of` which was that."""
+        """Remember a file whose bytes were hashed on their way into it, `_inode` of which was that."""
         with contextlib.suppress(OSError):
             found = os.lstat(path)
             if _inode(found) == inode:

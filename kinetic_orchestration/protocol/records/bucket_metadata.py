@@ -10,11 +10,15 @@ import time
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
+from kinetic_orchestration.protocol.records.base import Record, Signal
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import Any
 
 SIGNAL = "s"  # the metadata by which a signal's bytes come with a listing
 SIGNAL_LIMIT = 4096
+PLAIN_SIGNALS = 16  # of a listing, read one by one: only other tools write signals without metadata
 
 
 class Clock:
@@ -62,7 +66,33 @@ class Clock:
             return self._last
 
 
-def shown_signal(metadata: Mapping[str, str] | None) -> bytes | None:
+def signal_metadata(name: str, data: bytes) -> dict[str, str]:
+    """Return the metadata by which a signal's bytes come with a listing. Raises ValueError if there are too many."""
+    if len(data) > SIGNAL_LIMIT:
+        raise ValueError(f"a signal has at most {SIGNAL_LIMIT} bytes, and {name} would have {len(data)}")
+    return {SIGNAL: base64.b64encode(data).decode()}
+
+
+def signals_of(
+    listed: Iterable[tuple[str, Mapping[str, Any] | None, int, float]],
+    read: Callable[[str, int, int], Record | None],
+) -> Iterator[Signal]:
+    """Yield the signals of a listing of (name, metadata, generation, time), with no data of one that is too large.
+
+    `read` is called for those that were written as plain objects.
+    """
+    unshown = 0
+    for name, metadata, generation, updated in listed:
+        shown = _shown(metadata)
+        if shown is None and unshown < PLAIN_SIGNALS:
+            unshown += 1
+            if (record := read(name, 0, SIGNAL_LIMIT + 1)) is None:
+                continue
+            shown = record.data
+        yield Signal(name, shown if shown is not None and len(shown) <= SIGNAL_LIMIT else b"", generation, updated)
+
+
+def _shown(metadata: Mapping[str, str] | None) -> bytes | None:
     """Return a signal's bytes as a listing shows them; None of an object that was not written as one."""
     shown = (metadata or {}).get(SIGNAL)
     if shown is None:

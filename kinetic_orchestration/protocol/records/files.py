@@ -62,8 +62,11 @@ class FileRecords:
 
     can_append = True
     parallel = 1
+    """The number of calls that are worth having under way at once; 1 if a call takes microseconds."""
     has_files = True
+    """Each object is a file of this machine, which `local_path` names."""
     may_corrupt = False
+    """An object may arrive damaged, as not every answer has a checksum: `read_intact` reads it again."""
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)

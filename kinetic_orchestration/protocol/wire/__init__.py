@@ -3,7 +3,7 @@
 A record is one JSON object with the version of the wire that wrote it. A reader accepts its own version and every older
 one, and raises for a newer one. The fields of each kind are declared here, for the records that hosts read, and for all
 others in the core's `records`. Records are plain values: other modules decide which process writes them, and their
-consequences (`rules` here, `lifecycle` in the core).
+consequences (`attempt_rules` here, `lifecycle` in the core).
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Access:
         return f"{self.token}@127.0.0.1:{port}"
 
     def enter(self, target: str, headers: Mapping[str, str], port: int) -> str:
-        """The target without the token. Names of `headers` are in lower case. Raises Shut.
+        """The target without the token. Names of `headers` are in lower case. Raises AccessRefused.
 
         A web page can make its browser send requests to this port, also by another name of this machine, but it cannot
         choose the two headers that are checked here.
@@ -69,7 +69,7 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def headers_of(fields: Iterable[tuple[str, str]], *, largest: int | None) -> dict[str, str]:
-    """Return the headers by their names in lower case. Raises Shut.
+    """Return the headers by their names in lower case. Raises AccessRefused.
 
     Refused is what two readers could take for two requests, and a body of more than `largest` bytes. With None, bodies
     are passed on, of any length and in chunks.
@@ -95,7 +95,10 @@ def headers_of(fields: Iterable[tuple[str, str]], *, largest: int | None) -> dic
 
 
 def demand_json(headers: Mapping[str, str]) -> None:
-    """Refuse a request whose body is not JSON: a web page may send other kinds without preflight. Raises Shut."""
+    """Refuse a request whose body is not JSON: a web page may send other kinds without preflight.
+
+    Raises AccessRefused.
+    """
     has_body = headers.get("content-length", "0").strip() not in ("", "0") or "transfer-encoding" in headers
     kind = headers.get("content-type", "")
     if has_body and kind.partition(";")[0].strip().lower() != "application/json":

@@ -8,7 +8,7 @@ TPU7x.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 
 from kinetic_orchestration.testing.model.state.resources import Json
@@ -68,24 +68,22 @@ def sku(
 
 def skus() -> list[Json]:
     """The SKUs that an emulated cloud lists unless a test gives it others."""
-    return list(_skus())
-
-
-def _skus() -> Iterable[Json]:
     spot = "attached to Spot Preemptible VMs running in"
-    yield sku("TpuV5e running in Las Vegas", "1.2", ["us-west4"])
-    yield sku(f"TpuV5e {spot} Las Vegas", "0.578", ["us-west4"], "Preemptible")
-    yield sku("DWS Defined Duration V5e running in Las Vegas", "0.6", ["us-west4"])
-    yield sku("TpuV5p running in Columbus", "4.2", ["us-east5"])
-    yield sku("Reserved TpuV5p in Delhi in Calendar Mode", "2.94", ["asia-south2"])
-    yield sku("TpuV6e running in Columbus", "2.7", ["us-east5"])
-    yield sku(f"TpuV6e {spot} Columbus", "1.4033", ["us-east5"], "Preemptible")
-    yield sku("DWS Defined Duration V6e running in Columbus", "1.35", ["us-east5"])
-    yield sku("Reserved V6e TPU in Columbus in Calendar Mode", "1.89", ["us-east5"])
-    yield sku("Capacity Optimized TpuV6e running in Columbus", "2.7", ["us-east5"])
-    yield sku("Commitment v1: TpuV6e running in Columbus for 1 Year", "1.89", ["us-east5"], "Commit1Yr")
-    yield sku("TpuV6e running in Netherlands", "2.97", ["europe-west4"])
-    yield sku(f"TpuV6e {spot} Netherlands", "1.782", ["europe-west4"], "Preemptible")
-    yield sku("TpuV6e running in Dallas", "2.7", ["us-south1"])
-    yield sku("TPU7x running in Americas", "12", ["us-west1", "us-central1", "us-east1"])
-    yield sku("Nvidia H100 80GB GPU running in Columbus", "9.796", ["us-east5"], group="GPU")
+    return [
+        sku("TpuV5e running in Las Vegas", "1.2", ["us-west4"]),
+        sku(f"TpuV5e {spot} Las Vegas", "0.578", ["us-west4"], "Preemptible"),
+        sku("DWS Defined Duration V5e running in Las Vegas", "0.6", ["us-west4"]),
+        sku("TpuV5p running in Columbus", "4.2", ["us-east5"]),
+        sku("Reserved TpuV5p in Delhi in Calendar Mode", "2.94", ["asia-south2"]),
+        sku("TpuV6e running in Columbus", "2.7", ["us-east5"]),
+        sku(f"TpuV6e {spot} Columbus", "1.4033", ["us-east5"], "Preemptible"),
+        sku("DWS Defined Duration V6e running in Columbus", "1.35", ["us-east5"]),
+        sku("Reserved V6e TPU in Columbus in Calendar Mode", "1.89", ["us-east5"]),
+        sku("Capacity Optimized TpuV6e running in Columbus", "2.7", ["us-east5"]),
+        sku("Commitment v1: TpuV6e running in Columbus for 1 Year", "1.89", ["us-east5"], "Commit1Yr"),
+        sku("TpuV6e running in Netherlands", "2.97", ["europe-west4"]),
+        sku(f"TpuV6e {spot} Netherlands", "1.782", ["europe-west4"], "Preemptible"),
+        sku("TpuV6e running in Dallas", "2.7", ["us-south1"]),
+        sku("TPU7x running in Americas", "12", ["us-west1", "us-central1", "us-east1"]),
+        sku("Nvidia H100 80GB GPU running in Columbus", "9.796", ["us-east5"], group="GPU"),
+    ]

@@ -327,7 +327,7 @@ class Lifecycle(Quotas):
             "maintenance": lambda: self.maintenance(node.name),
             "power failure": lambda: self.power_off(node.name, worker),
         }
-        if what in actions:
+        if what != "never boots":  # `_ready` sees to that one
             actions[what]()
 
     def _start_deleting(self, node: Node) -> None:

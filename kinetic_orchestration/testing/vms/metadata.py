@@ -366,7 +366,7 @@ class _Request(NamedTuple):
 
 
 async def _read_request(reader: asyncio.StreamReader) -> _Request:
-    """Raises Shut or ValueError for what is no request, and EOFError or OSError at the end of the connection."""
+    """Raises AccessRefused or ValueError for what is no request, and EOFError or OSError at the connection's end."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_kinetic.links.kinetic import urls_of
 from airflow_kinetic.shared.location import JobLocation
-from airflow_kinetic.shared.outcome.lineage import data_in, lineage_of, place_of
+from airflow_kinetic.shared.outcome import data_in, lineage_of, place_of
 from kinetic_orchestration import Data
 from kinetic_orchestration.api.links import browse
 from tests.airflow_kinetic.conftest import environ_of

@@ -25,3 +25,9 @@ def test_what_is_odd_in_a_path_is_quoted():
 
 def test_a_folder_on_this_machine_is_a_file(tmp_path):
     assert links.browse(str(tmp_path), "jobs") == f"{tmp_path.as_uri()}/jobs"
+
+
+def test_a_store_that_has_no_pages_is_shown_by_its_address():
+    assert links.browse("box://there/prod", "jobs/") == "box://there/prod/jobs/"
+    assert links.browse("box://there/prod") == links.address_of("box://there/prod") == "box://there/prod"
+    assert links.view("box://there/prod", "a/b") == "box://there/prod/a/b"

@@ -25,7 +25,7 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.plan.values import Change, Event, Output
-from kinetic_orchestration.protocol import names, rules, wire
+from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.system import processes
 from tests.support.by_hand import intended
 from tests.support.faults import (
@@ -108,9 +108,9 @@ def test_a_host_that_never_comes_is_named_and_no_program_starts(jobs: Any, tmp_p
     function = functools.partial(jobs.until, str(tmp_path / "never"))
     job = intended(function, accelerator="v5e-16", limits=kinetic.Limits(provision=2.0), retry=NONE)
     patient = """
-        def barrier(view, real=host.rules._barrier):  # with those who do come, however late
+        def barrier(view, real=host.attempt_rules._barrier):  # with those who do come, however late
             return real(view if len(view.started) == 3 else view._replace(barrier_age=0.0))
-        host.rules._barrier = barrier
+        host.attempt_rules._barrier = barrier
     """
     for host in (0, 1, 3):
         start_broken(job, tmp_path, patient, host)
@@ -126,7 +126,7 @@ def test_a_host_that_never_comes_is_named_and_no_program_starts(jobs: Any, tmp_p
 def test_a_host_that_is_lost_is_missed_by_the_others_when_nobody_follows(jobs: Any, tmp_path: Path) -> None:
     job = intended(functools.partial(jobs.until, str(tmp_path / "never")), accelerator="v5e-16", retry=NONE)
     for host in range(4):
-        start_broken(job, tmp_path, "host.rules.LOST = 10.0; peers.LOOK_AT_OTHERS = 0.1", host)
+        start_broken(job, tmp_path, "host.attempt_rules.LOST = 10.0; peers.BEATS_PACE = 0.1", host)
     found = trees(job)
     kill_host(found[2])
     verdict = verdict_of(job)
@@ -142,14 +142,14 @@ def test_a_host_that_is_lost_is_missed_by_the_others_when_nobody_follows(jobs: A
 
 def test_a_program_that_ignores_the_request_to_end_is_killed_after_its_grace(jobs: Any, tmp_path: Path) -> None:
     job = intended(jobs.stubborn)
-    start_broken(job, tmp_path, "host.rules.GRACE['cancelled'] = 0.7")
+    start_broken(job, tmp_path, "host.attempt_rules.GRACE['cancelled'] = 0.7")
     tree = trees(job)[0]
     said(job, "ready")
     asked = time.monotonic()
     actions.cancel(job, "enough", "a test")
     with pytest.raises(JobCancelled, match="enough"):
         result(job)
-    assert 0.6 < time.monotonic() - asked < rules.GRACE[wire.CANCELLED] - 5
+    assert 0.6 < time.monotonic() - asked < attempt_rules.GRACE[wire.CANCELLED] - 5
     wait_until(lambda: gone(*tree))
 
 
@@ -336,7 +336,7 @@ def test_the_budget_for_lost_hosts_is_kept(jobs: Any, tmp_path: Path) -> None:
 def test_when_one_host_dies_the_last_lines_of_the_others_arrive(jobs: Any, tmp_path: Path) -> None:
     job = intended(jobs.has_last_words, accelerator="v5e-16", retry=NONE)
     for host in range(4):
-        start_broken(job, tmp_path, "host.rules.SIBLING_GRACE = 30.0", host)
+        start_broken(job, tmp_path, "host.attempt_rules.SIBLING_GRACE = 30.0", host)
     found = trees(job)
     said(job, "ready", times=4)
     kill_host(found[2])
@@ -359,7 +359,7 @@ def test_a_machine_that_ends_all_its_processes_is_a_preemption_and_no_failure_of
 ) -> None:
     """The program may die of it before its agent hears."""
     job = intended(functools.partial(jobs.checkpoints, str(tmp_path / "never")))
-    start_broken(job, tmp_path, "host.rules.ECHO = 30.0")
+    start_broken(job, tmp_path, "host.attempt_rules.ECHO = 30.0")
     said(job, "running")
     tree = trees(job)[0]
     kill(tree.program, number=signal.SIGTERM)
@@ -382,7 +382,7 @@ def test_a_host_that_others_have_left_behind_soon_shows_where_it_waits(shared_ho
 
     job = intended(waits_on_host_1, accelerator="v5e-16")
     for number in range(4):
-        start_broken(job, tmp_path, "silence.REPORT_LEFT_BEHIND = 0.5", number)
+        start_broken(job, tmp_path, "peers.REPORT_LEFT_BEHIND = 0.5", number)
     follower, heard = Follower(job), list[Event]()
 
     def shown() -> bool:
@@ -749,7 +749,7 @@ def test_hosts_that_showed_nothing_for_long_may_still_end_one_after_the_other(
 
     job = intended(is_quiet, accelerator="v5e-16", retry=NONE)
     for number in range(4):
-        start_broken(job, tmp_path, "host.rules.DESERTED, peers.LOOK_AT_OTHERS = 20.0, 0.2", number)
+        start_broken(job, tmp_path, "host.attempt_rules.DESERTED, peers.BEATS_PACE = 20.0, 0.2", number)
     assert result(job) == 1
 
 
@@ -773,7 +773,7 @@ def test_a_beat_that_a_power_cut_tore_is_no_reason_to_fail(jobs: Any, tmp_path: 
     """Hosts read each other's beats when all was silent for a while, and then say so."""
     job = intended(functools.partial(jobs.until, str(tmp_path / "go")), accelerator="v5e-16")
     for host in range(4):
-        start_broken(job, tmp_path, "silence.REPORT_SILENCE = 2.0", host)
+        start_broken(job, tmp_path, "peers.REPORT_SILENCE = 2.0", host)
     trees(job)
     follower, heard = Follower(job), list[Event]()
 

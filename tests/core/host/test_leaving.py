@@ -90,7 +90,7 @@ def test_hosts_that_wait_for_one_that_shows_nothing_say_where_it_is_and_are_give
         start_broken(
             job,
             tmp_path,
-            "silence.REPORT_LEFT_BEHIND, peers.LOOK_AT_OTHERS, host.rules.DESERTED = 2.0, 0.5, 20.0",
+            "peers.REPORT_LEFT_BEHIND, peers.BEATS_PACE, host.attempt_rules.DESERTED = 2.0, 0.5, 20.0",
             host,
         )
     heard = events(job, PATIENCE)

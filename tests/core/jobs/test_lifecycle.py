@@ -38,7 +38,7 @@ from kinetic_orchestration.plan.values import (
     Observation,
     Spent,
 )
-from kinetic_orchestration.protocol import rules, wire
+from kinetic_orchestration.protocol import attempt_rules, wire
 
 pytestmark = pytest.mark.fast
 
@@ -312,14 +312,14 @@ def test_hosts_that_stood_still_and_have_just_ended_are_waited_for_like_others()
     assert settled(woken._replace(verdict_age=46.0), policy)
 
 
-@pytest.mark.parametrize("symptom", [": ".join(words) for words in rules.DRIVER])
+@pytest.mark.parametrize("symptom", [": ".join(words) for words in attempt_rules.DRIVER])
 def test_a_program_that_dies_of_broken_hosts_is_not_the_users_failure(symptom: str) -> None:
     for failure in (wire.Failure(message=f"RuntimeError: {symptom} (0)"), wire.Failure(log_tail=f"…\n{symptom}\n")):
         assert classify(wire.Verdict(wire.ABORTED, "", 0.0, cause=wire.USER, failure=failure)) == wire.INFRASTRUCTURE
 
 
 def test_what_the_hosts_were_told_goes_before_what_their_log_shows() -> None:
-    failure = wire.Failure(message=": ".join(rules.DRIVER[0]))
+    failure = wire.Failure(message=": ".join(attempt_rules.DRIVER[0]))
     for cause in (wire.PREEMPTION, wire.CANCELLED, wire.DEADLINE, wire.CONFIGURATION):
         assert classify(wire.Verdict(wire.ABORTED, "", 0.0, cause=cause, failure=failure)) == cause
     assert classify(wire.Verdict(wire.ABORTED, "", 0.0, cause=wire.USER, failure=wire.Failure("E", "x"))) == wire.USER
@@ -413,6 +413,10 @@ def test_hosts_that_are_charged_for_and_say_nothing_are_told_of_and_end_at_the_l
     (change,) = advance(Cursor(), seen(130.0), policy).changes
     assert change.phase == "silent"
     assert "READY and charged for, for up to 130 s now" in change.message
+    assert "has started its agent. It is given up" in change.message
+    told = seen(130.0)
+    told = told._replace(observation=told.observation._replace(hint="its console"))
+    assert "has started its agent: its console may say why. It is given up" in lifecycle.unheard(told)
     assert actions(seen(390.0), policy) == actions(seen(410.0, BEAT), policy) == ()
     (close,) = actions(seen(410.0), policy)
     assert isinstance(close, Close)

@@ -20,6 +20,7 @@ from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm, not_on_cloud
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.plan.planner import make_plan
+from kinetic_orchestration.plan.values import TRAITS, Traits
 from kinetic_orchestration.testing import Emulator
 
 PROGRAM = """
@@ -54,6 +55,16 @@ def _place(options: Options) -> dict[str, str | None]:
 
 
 # ---- refused instead of emulated ---------------------------------------------------------------------------
+
+
+def test_a_backend_that_is_named_is_meant_whatever_is_set_for_google_cloud(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TRAITS, "cluster", Traits(in_zones=False, service="a cluster", stores=()))
+    environ = {"KINETIC_PROJECT": "p"}
+    assert planned_with(environ, home, Options(accelerator="v5e-1", backend="cluster")).backend == "cluster"
+    with pytest.raises(NotEmulated):
+        planned_with(environ, home, Options(accelerator="v5e-1"))
 
 
 def test_a_script_with_a_project_and_no_store_is_refused_with_the_line_that_is_missing(

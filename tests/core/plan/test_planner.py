@@ -15,7 +15,8 @@ from kinetic_orchestration.plan import messages, planner
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm, check_options
-from kinetic_orchestration.plan.values import Limits, Plan, Retry
+from kinetic_orchestration.plan.values import TRAITS, Limits, Plan, Retry, Traits
+from kinetic_orchestration.platforms import registry
 
 pytestmark = pytest.mark.fast
 
@@ -194,6 +195,24 @@ def test_backends_are_refused_by_name() -> None:
         planner.make_plan(JobSpec("f", Options(accelerator="v5e-8", backend="tpu-vm")), SETTINGS)
     with pytest.raises(UsageError, match="there is no backend 'x'"):
         planner.make_plan(JobSpec("f", Options(accelerator="cpu", backend="x")), SETTINGS)
+
+
+def test_every_backend_that_a_plan_may_name_is_opened_by_the_table() -> None:
+    assert registry.BACKENDS.keys() == TRAITS.keys()
+
+
+def test_a_backend_is_planned_by_its_traits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of the table is all that a plan needs of a backend: no project, no zones and no bucket are Cloud TPU's."""
+    row = Traits(secret_service=False, in_zones=False, service="a cluster", stores=("box",), ignored=("zone",))
+    monkeypatch.setitem(TRAITS, "cluster", row)
+    spec = JobSpec("f", Options(accelerator="a100x4", backend="cluster", secrets={"TOKEN": "a-secret"}))
+    planned = planner.make_plan(spec, replace(SETTINGS, store="box://there"))
+    assert (planned.project, planned.zones, planned.cloud, planned.limits.run) == ("", (), {}, planner.RUN)
+    assert planned.where == "a cluster a100x4 of an emulated cloud"
+    assert replace(planned, emulated=False).where == "a cluster a100x4"
+    for store in ("/a/folder", "gs://bucket/kinetic"):
+        with pytest.raises(UsageError, match=r"store that its hosts can reach, .* \(box://…\)"):
+            planner.make_plan(spec, replace(SETTINGS, store=store))
 
 
 CLOUD = replace(SETTINGS, store="gs://bucket/kinetic", project="p", backend="tpu-vm")

@@ -291,10 +291,10 @@ def test_what_an_agent_lacks_comes_from_an_installed_package_of_the_same_code_al
         )
 
     assert run().stdout == f"{whole / 'api' / 'links.py'}\n"
-    rules = whole / "protocol" / "rules.py"
+    rules = whole / "protocol" / "attempt_rules.py"
     rules.write_text(rules.read_text().replace("LOST = ", "LOSS = ", 1))
     assert "No module named 'kinetic_orchestration.api.links'" in run().stderr
-    rules.write_bytes((PACKAGE / "protocol" / "rules.py").read_bytes())
+    rules.write_bytes((PACKAGE / "protocol" / "attempt_rules.py").read_bytes())
     (whole / "plan" / "added.py").touch()
     assert "No module named 'kinetic_orchestration.api.links'" in run().stderr
 

@@ -159,6 +159,8 @@ def test_what_there_is_to_choose_from(client: tpu_v2.TpuClient) -> None:
     one = client.get_accelerator_type(name=f"{PARENT}/acceleratorTypes/v5p-8")
     assert one in types
     assert one.accelerator_configs[0].topology == "2x2x1"
+    named = set(tpu_v2.AcceleratorConfig.Type) - {tpu_v2.AcceleratorConfig.Type.TYPE_UNSPECIFIED}
+    assert named <= {config.type_ for found in types for config in found.accelerator_configs}
     versions = {item.version for item in client.list_runtime_versions(parent=PARENT)}
     assert "v2-alpha-tpuv6e" in versions
     assert client.get_runtime_version(name=f"{PARENT}/runtimeVersions/v2-alpha-tpuv6e").version in versions

@@ -118,7 +118,7 @@ def test_f15_the_failure_shown_is_that_of_the_host_that_failed_and_not_its_sibli
     """Even when its siblings hear of it before it has said so itself."""
     job = intended(functools.partial(jobs.echoes, str(tmp_path), 2, pause), accelerator="v5e-16")
     for host in range(4):
-        start_broken(job, tmp_path, "host.rules.ECHO = 30.0", host)
+        start_broken(job, tmp_path, "host.attempt_rules.ECHO = 30.0", host)
     with pytest.raises(ValueError, match="the learning rate is negative") as caught:
         result(job)
     assert "on host 2" in caught.value.__notes__[0]
@@ -265,7 +265,7 @@ def test_f20_a_log_reader_that_dies_in_mid_segment_leaves_no_gap_and_replays_the
 @pytest.mark.parametrize("how", ["preempted", "cancelled"])
 def test_f21_the_last_lines_on_sigterm_arrive(jobs: Any, tmp_path: Path, how: str) -> None:
     job = intended(jobs.has_last_words, retry=NONE)
-    start_broken(job, tmp_path, "host.rules.GRACE['preemption'] = 30.0")
+    start_broken(job, tmp_path, "host.attempt_rules.GRACE['preemption'] = 30.0")
     tree = trees(job)[0]
     wait_until(lambda: "ready" in (kinetic.attach(job.job_id).logs() or ""))
     if how == "preempted":

@@ -27,6 +27,8 @@ from kinetic_orchestration.program.context import HostContext
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.api_rules import unserved
+from kinetic_orchestration.testing.model.lifecycle import Lifecycle
+from kinetic_orchestration.testing.model.script import Script
 from tests.support.pages import PAGES, ROOT, SOURCE, page, programs
 
 PACKAGE = ROOT / "kinetic_orchestration"
@@ -133,6 +135,9 @@ def test_every_option_of_the_emulator_is_in_its_table_and_every_fault_is_a_metho
     for row in rows(text, "## What can go wrong")[1:]:
         for name in re.findall(r"`(\w+)\(", row[0]):
             assert hasattr(Emulator, name) or name == "random_faults", name
+    faults = {name for name in (*vars(Script), *vars(Lifecycle)) if not name.startswith("_")}
+    told = {name for row in rows(text, "## What can go wrong")[1:] for name in re.findall(r"`(\w+)\(", "".join(row))}
+    assert faults <= told
 
 
 def test_the_prices_are_those_of_the_estimates() -> None:
@@ -289,6 +294,12 @@ def test_every_module_of_a_room_is_in_its_folders_row_of_the_map(room: str) -> N
         assert name in rows, f"{name}/ has no row"
         missing = [path.stem for path in folder.glob("[a-z]*.py") if f"`{path.stem}`" not in rows[name]]
         assert not missing, f"{name}/ has no {missing}"
+
+
+def test_every_file_that_the_map_names_by_its_path_is_there() -> None:
+    named = set(re.findall(r"`([a-z_]+/[\w/]+\.py)`", page("docs/develop/architecture.md")))
+    assert len(named) > 10, "or the search finds nothing"
+    assert not [name for name in named if not (PACKAGE / name).is_file() and not (ROOT / name).is_file()]
 
 
 def test_every_module_of_the_emulator_is_on_the_map() -> None:

@@ -31,15 +31,19 @@ Written by `python -m tests.project.names.keywords` from `{source}`; a test comp
 
 from __future__ import annotations
 
-import os
+{imports}
+'''
+OF_COMMAND_IMPORTS = """import os
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
-from kinetic_orchestration.plan.declare.spec import TpuVm
-'''
+from kinetic_orchestration.plan.declare.spec import TpuVm"""
+OF_OPERATOR_IMPORTS = """from collections.abc import Mapping, Sequence
+
+from kinetic_orchestration.api.keywords import OfTask"""
 
 
 def options() -> dict[str, str]:
@@ -64,21 +68,35 @@ def group(name: str, base: str, says: str, fields: dict[str, str]) -> str:
 
 def of_command() -> str:
     named = options()
-    text = HEAD.format(says="The options of `run` as keywords, for type checkers alone.", source="plan/declare/spec.py")
-    of_job = {name: annotation for name, annotation in named.items() if name not in NAMES_A_JOB}
-    text += group("OfJob", "TypedDict", "The options of a job.", of_job)
+    text = HEAD.format(
+        says="The options of `run` as keywords, for type checkers alone.",
+        source="plan/declare/spec.py",
+        imports=OF_COMMAND_IMPORTS,
+    )
+    of_job = dict(item for item in named.items() if item[0] not in NAMES_A_JOB)
+    of_task = dict(item for item in of_job.items() if item in operator().items())
+    of_job = {name: annotation for name, annotation in of_job.items() if name not in of_task}
+    text += group("OfTask", "TypedDict", "The options of a job that Airflow's operator takes as well.", of_task)
+    text += group("OfJob", "OfTask", "The options of a job.", of_job)
     text += group("OfCommand", "OfJob", "The options of `command`.", {name: named[name] for name in NAMES_A_JOB})
     return formatted(text, OF_COMMAND)
 
 
-def of_operator() -> str:
+def operator() -> dict[str, str]:
+    """The parameters of Airflow's operator other than its call, each with its annotation as it is written."""
     [kind] = [node for node in _read(OPERATOR) if isinstance(node, ast.ClassDef) and node.name == "KineticTPUOperator"]
     [made] = [node for node in kind.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
-    own = {name: annotation for name, annotation in _arguments(made) if name not in THE_CALL}
+    return {name: annotation for name, annotation in _arguments(made) if name not in THE_CALL}
+
+
+def of_operator() -> str:
     text = HEAD.format(
-        says="The parameters of the operator as keywords of its decorator.", source="operators/kinetic.py"
+        says="The parameters of the operator as keywords of its decorator.",
+        source="operators/kinetic.py",
+        imports=OF_OPERATOR_IMPORTS,
     )
-    text += group("KineticOptions", "TypedDict", "Keywords of `KineticTPUOperator` other than its function.", own)
+    own = dict(item for item in operator().items() if item[0] in NAMES_A_JOB or item not in options().items())
+    text += group("KineticOptions", "OfTask", "Keywords of `KineticTPUOperator` other than its function.", own)
     return formatted(text, OF_OPERATOR)
 
 

@@ -129,7 +129,7 @@ import airflow_kinetic
 from airflow_kinetic.shared.tries import ownership, task_identity
 from airflow_kinetic.decorators.kinetic import KineticDecoratedOperator
 from airflow_kinetic.links import kinetic as links
-from airflow_kinetic.shared.outcome.xcom import JOB_KEY, WHERE_KEY
+from airflow_kinetic.shared.outcome import JOB_KEY, WHERE_KEY
 from kinetic_orchestration.platforms.registry import open_store
 
 given, folder = json.loads(sys.argv[1]), sys.argv[2]

@@ -13,6 +13,8 @@ import os
 import sys
 import types
 
+from kinetic_orchestration.host.process.topology import OWN
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -218,7 +220,7 @@ class _Hosts:
     def _device(self) -> str:
         if self._group.get_backend() != "nccl":
             return "cpu"
-        own = os.environ.get("KINETIC_OWN_DEVICE", "")
+        own = os.environ.get(OWN, "")
         return f"cuda:{own}" if own else "cuda"
 
     def _flat(self, tensors: Iterable[Any]) -> Iterator[tuple[list[Any], Any]]:

@@ -1,4 +1,6 @@
-"""The part that all watchers share: who waits for which job, how to wake them, and one thread that lives while used."""
+"""The part that all watchers share: who waits for which job, how to wake them, and one thread that lives while used.
+`BellWatcher` adds the least to it, a store's bell.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,16 @@ from typing import Protocol
 
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.poll import Poll
+from kinetic_orchestration.platforms.store import Store
 
 PACE = 1.0  # seconds between two steps of a job that does not ring, while few are followed
 SLOWEST = 40.0
 FOLLOWERS_PER_SECOND = 25  # steps of one process per second, for any number of jobs
 IDLE_SECONDS = 2.0  # a watcher's thread ends when no follower has waited for so long
 TOGETHER = 10.0  # longer sleeps end at a whole second, together with others
+TICK_MIN = 0.002  # seconds between two polls of the bell while it rings; longer in a silence, so that a ring is noticed
+TICK_GROWTH = 1.02  # within a fiftieth of the silence before it,
+TICK_MAX = 0.1  # and within this in any case
 
 
 class Subscriber(Protocol):
@@ -143,6 +149,35 @@ class Watcher(ABC):
             wakes = [wake for job in chosen for wake in self._waiting.get(job, ())]
         for wake in wakes:
             wake()
+
+
+class BellWatcher(Watcher):
+    """Wakes followers when the store's bell rings: a thousand sleeping ones cost one stat a tick. Of a store without a
+    bell, followers wake by themselves.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._bell = store.bell()
+        self._tick = TICK_MIN
+        self._rang = False  # in the newest turn
+
+    @property
+    def _hears(self) -> bool:
+        return self._bell is not None
+
+    def _pause(self) -> None:
+        joined = self._joined.wait(self._tick)
+        if joined:
+            self._joined.clear()
+        self._tick = TICK_MIN if joined or self._rang else min(TICK_MAX, self._tick * TICK_GROWTH)
+
+    def _turn(self) -> None:
+        assert self._bell is not None
+        self._rang = False
+        rung = self._bell.poll()  # before the followers are listed: no ring after one has joined is lost
+        self._rang = rung != []
+        self._wake(rung)
 
 
 class Wakeups:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from kinetic_orchestration.jobs.watching.watchers.base import Watcher
-from kinetic_orchestration.jobs.watching.watchers.bell import BellWatcher
+from kinetic_orchestration.jobs.watching.watchers.base import BellWatcher, Watcher
 from kinetic_orchestration.jobs.watching.watchers.polling import PollingWatcher
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store

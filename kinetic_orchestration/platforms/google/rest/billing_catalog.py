@@ -27,10 +27,11 @@ LEAST, MOST = 0.01, 100.0  # dollars for a chip-hour: a value outside is no pric
 APART = 4.0  # a price that differs from the known one by more than this factor is rejected
 
 _GENERATIONS = {"TpuV5e": "v5e", "TpuV5p": "v5p", "TpuV6e": "v6e"}
+_NAMED = "|".join(_GENERATIONS)
 # The whole beginning of a description decides: the usage type of discounted rows is OnDemand as well.
 _TAKEN = (
-    (re.compile(r"(TpuV5e|TpuV5p|TpuV6e) running in \S"), "OnDemand", ON_DEMAND),
-    (re.compile(r"(TpuV5e|TpuV5p|TpuV6e) attached to Spot Preemptible VMs running in \S"), "Preemptible", SPOT),
+    (re.compile(rf"({_NAMED}) running in \S"), "OnDemand", ON_DEMAND),
+    (re.compile(rf"({_NAMED}) attached to Spot Preemptible VMs running in \S"), "Preemptible", SPOT),
 )
 _LEFT = re.compile(r"(DWS Defined Duration|Reserved|Capacity Optimized|Commitment v\d:|TPU7x|TPU-v\d) ", re.IGNORECASE)
 

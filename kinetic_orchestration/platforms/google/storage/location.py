@@ -35,21 +35,19 @@ def location_of(settings: Settings) -> Location:
             params["userProject"] = settings.quota_project
         answer = api.call("GET", "storage", f"storage/v1/b/{bucket}", params=params)
     if not answer.ok:
-        raise BackendError(_unknown(bucket, f"its metadata cannot be read ({answer.status_of().message})"), _CAUSE)
+        raise _unknown(bucket, f"its metadata cannot be read ({answer.status_of().message})")
     found = regions.location(bucket, answer.body)
     if found is None:
-        raise BackendError(_unknown(bucket, f"{answer.body.get('location')!r} is no location known here"), _CAUSE)
+        raise _unknown(bucket, f"{answer.body.get('location')!r} is no location known here")
     with _lock:
         return _known.setdefault(key, found)
 
 
-_CAUSE = "configuration"
-
-
-def _unknown(bucket: str, why: str) -> str:
-    return (
+def _unknown(bucket: str, why: str) -> BackendError:
+    return BackendError(
         f"where the bucket {bucket} lies is not known: {why}. Without that, no zone is chosen for you, since data that "
         "crosses regions is billed. Name the zones (KINETIC_ZONES=…, or cloud=TpuVm(zones=[…])); or let it be read: "
         f"gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=user:YOU "
-        "--role=roles/storage.legacyBucketReader"
+        "--role=roles/storage.legacyBucketReader",
+        "configuration",
     )

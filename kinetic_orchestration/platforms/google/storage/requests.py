@@ -1,7 +1,8 @@
 """Single requests to Google Cloud Storage about one prefix of a bucket: tried again by the class of their error. If it
 is unknown whether a write was carried out, its writer's mark in the object tells.
 
-It does not know what a store is, nor of objects that take more than one request.
+There is one client per process and credentials: it owns the connections, which a forked process must not share, and the
+store's clock. This module does not know what a store is, nor of objects that take more than one request.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import io
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -17,16 +19,17 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 from kinetic_orchestration.errors import KineticError
-from kinetic_orchestration.platforms.google import retries
+from kinetic_orchestration.platforms.google import call_hook, retries
 from kinetic_orchestration.platforms.google.credentials import refused
-from kinetic_orchestration.platforms.google.storage.client import Client, client
 from kinetic_orchestration.platforms.google.storage.refusals import ApiError, read_error, refusal
 from kinetic_orchestration.platforms.store import too_large
 from kinetic_orchestration.protocol.names import RECORD_LIMIT
-from kinetic_orchestration.protocol.records.bucket_metadata import moment_of
+from kinetic_orchestration.protocol.records.bucket_metadata import Clock, moment_of
 
 SINGLE: Final = 8 << 20
 """What can be written in one request; the client library sends more than this in another way."""
+CONNECTIONS: Final = 32
+CLOCK_AGE: Final = 60.0  # seconds after which the server's time is requested again
 
 _CONNECT: Final = 5.0
 _ANSWER: Final = 20.0
@@ -36,7 +39,56 @@ _TEARS: Final = 3  # an object whose checksum differs this often is damaged in t
 _PAGE: Final = 1000
 _BYTES: Final = "application/octet-stream"
 _WRITER: Final = "w"
+_CLIENTS_LIMIT: Final = 8
 _T = TypeVar("_T")
+
+_clients: dict[tuple[int, int, str], Client] = {}
+
+
+class Client:
+    """Google's own client, which records the headers of answers: for the clock, and for the caller of the thread."""
+
+    def __init__(self, credentials: Any, endpoint: str) -> None:
+        import google.auth.transport.requests
+        import google.cloud.storage
+        from requests.adapters import HTTPAdapter
+
+        self.credentials = credentials  # a reference, as the table of clients uses its identity
+        self.clock = Clock()
+        self._endpoint = endpoint
+        self._last = threading.local()
+        session: Any = google.auth.transport.requests.AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
+        for scheme in ("https://", "http://"):
+            session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=CONNECTIONS))
+        session.hooks["response"].append(self._receive)
+        options = {"api_endpoint": endpoint} if endpoint else None
+        # No verb here needs a project, and a client without one searches for one on disk and network.
+        self.storage: Any = google.cloud.storage.Client(
+            project="none", credentials=credentials, _http=session, client_options=options
+        )
+        # Some versions fetch the bucket for traces, on a thread, at first and after every 404: a
+        # request that costs, and needs a permission that a store does not.
+        self.storage._bucket_metadata_cache = None
+
+    def headers(self) -> dict[str, str]:
+        """The headers of the last answer to this thread."""
+        return getattr(self._last, "headers", {})
+
+    def _receive(self, response: Any, **_: Any) -> None:
+        self._last.headers = response.headers
+        call_hook.report_http("storage", response, self._endpoint)
+        self.clock.observe(response.headers.get("Date", ""), time.monotonic() - response.elapsed.total_seconds())
+
+
+def client(credentials: Any, endpoint: str) -> Client:
+    """The client of this process for these credentials; a forked process makes its own."""
+    key = os.getpid(), id(credentials), endpoint
+    found = _clients.get(key)
+    if found is None:
+        found = _clients.setdefault(key, Client(credentials, endpoint))
+        while len(_clients) > _CLIENTS_LIMIT:
+            _clients.pop(next(iter(_clients)), None)
+    return found
 
 
 class Piece(NamedTuple):

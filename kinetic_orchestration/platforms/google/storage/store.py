@@ -7,7 +7,6 @@ writer does no harm. It does not know what the records mean.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import time
@@ -19,14 +18,12 @@ from kinetic_orchestration.plan.configuration import settings as settings_module
 from kinetic_orchestration.platforms import stamp
 from kinetic_orchestration.platforms.google.credentials import credentials
 from kinetic_orchestration.platforms.google.storage import transfer
-from kinetic_orchestration.platforms.google.storage.client import CLOCK_AGE
-from kinetic_orchestration.platforms.google.storage.requests import SINGLE, Requests, moment
+from kinetic_orchestration.platforms.google.storage.requests import CLOCK_AGE, SINGLE, Requests, moment
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import Entry, Record, Signal, check_name
-from kinetic_orchestration.protocol.records.bucket_metadata import SIGNAL, SIGNAL_LIMIT, moment_of, shown_signal
+from kinetic_orchestration.protocol.records.bucket_metadata import moment_of, signal_metadata, signals_of
 from kinetic_orchestration.protocol.system.parallel import REQUESTS
 
-PLAIN_SIGNALS: Final = 16  # of a listing, which are read one by one: written by other tools only, as ours come with it
 STAMP_LASTS: Final = 600.0  # seconds for which a stamp that was read is not read again
 
 _CHECKED_FIRST: Final = 1 << 20  # above this it is cheaper to check for the object than to send it
@@ -70,21 +67,11 @@ class GcsStore:
 
     def signal(self, name: str, data: bytes) -> int:
         check_name(name)
-        if len(data) > SIGNAL_LIMIT:
-            raise ValueError(f"a signal has at most {SIGNAL_LIMIT} bytes, and {name} would have {len(data)}")
-        return self.requests.write(name, data, None, _shown(data)) or 0
+        return self.requests.write(name, data, None, signal_metadata(name, data)) or 0
 
     def signals(self, prefix: str) -> Iterator[Signal]:
-        unshown = 0
-        for name, blob in self._listed(prefix, "name,generation,updated,metadata"):
-            shown = shown_signal(blob.metadata)
-            if shown is None and unshown < PLAIN_SIGNALS:  # written as a plain object
-                unshown += 1
-                if (record := self.read(name, 0, SIGNAL_LIMIT + 1)) is None:
-                    continue
-                shown = record.data
-            data = shown if shown is not None and len(shown) <= SIGNAL_LIMIT else b""
-            yield Signal(name, data, blob.generation, moment(blob))
+        listed = self._listed(prefix, "name,generation,updated,metadata")
+        return signals_of(((name, blob.metadata, blob.generation, moment(blob)) for name, blob in listed), self.read)
 
     def read(self, name: str, start: int = 0, end: int | None = None, *, limit: int | None = None) -> Record | None:
         check_name(name)
@@ -143,7 +130,7 @@ class GcsStore:
 
     def hint(self, name: str, data: bytes) -> bool:
         with contextlib.suppress(Exception):
-            self.requests.write_once(name, data, _shown(data))
+            self.requests.write_once(name, data, signal_metadata(name, data))
             return True
         return False
 
@@ -217,8 +204,3 @@ def open_gcs(address: str, deployment: str) -> GcsStore:
     stamp.settle(store, url, record, deployment, url)
     _stamped[known] = time.monotonic()
     return store
-
-
-def _shown(data: bytes) -> dict[str, str]:
-    """The metadata by which a signal's bytes come with a listing."""
-    return {SIGNAL: base64.b64encode(data).decode()}

@@ -35,8 +35,6 @@ SHOWN = 60.0  # a queued resource is visible in every request this long after it
 MOST_UNLISTED = 16  # nodes of a slice that are read one by one
 UNSHOWN = 900.0  # and this long after its creation was requested, if that operation never ends
 
-GENERATIONS = ("v2-8", "v3-8", "v4-8", "v5litepod-8", "v5p-8", "v6e-8")
-
 
 class TpuVmBackend:
     charges = shared = True
@@ -438,8 +436,8 @@ class TpuVmBackend:
 @functools.cache
 def _known_zones() -> frozenset[str]:
     """The zones of all generations, from the table of accelerators."""
-    types = map(accelerators.from_accelerator_type, GENERATIONS)
-    return frozenset(zone for type_ in types for zone in accelerators.zones(type_))
+    slices = (slice_ for slice_ in accelerators.catalogue() if slice_.api == "tpu-vm")
+    return frozenset(zone for slice_ in slices for zone in accelerators.zones(slice_))
 
 
 def _zones_of(plan: Plan) -> Sequence[str]:

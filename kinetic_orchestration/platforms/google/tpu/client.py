@@ -36,9 +36,8 @@ KEPT = 16  # clients of one process: one for each project's credentials that job
 _clients: OrderedDict[tuple[Any, ...], tuple[Any, Any]] = OrderedDict()
 _lock = threading.Lock()
 _speaks_grpc = 0  # the process that opened a channel
-_inherited: list[
-    Any
-] = []  # a parent's clients: neither used nor closed here, as that would close the parent's connection
+# A parent's clients: neither used nor closed here, as that would close the parent's connection.
+_inherited: list[Any] = []
 _imports: list[threading.Thread] = []
 IMPORT_SECONDS = 10.0
 _T = TypeVar("_T")

@@ -28,6 +28,9 @@ WHOM_TO_ASK = (
     "nobody of this job deleted it. Ask the project's audit log for DeleteQueuedResource and DeleteNode, and look at "
     "who has tpu.nodes.delete"
 )
+START_LOG = (  # of a slice by its name and zone
+    "gcloud compute tpus tpu-vm ssh {} --zone {} --worker=all --command 'sudo journalctl -u google-startup-scripts'"
+)
 
 # QueuedResourceState.State
 CREATING, ACCEPTED, BEING_MADE, FAILED, DELETING, ACTIVE, SUSPENDING, SUSPENDED, WAITING = range(1, 10)
@@ -143,7 +146,8 @@ def _with_nodes(found: Queued, nodes: Sequence[Node]) -> Observation:
         why = _suspended(found) if going else _death(found, (made or dead)[0])
         return Observation(GONE if len(dead) == len(nodes) else WOUNDED, *why)
     if found.state == ACTIVE or going or all(node.state == READY for node in nodes):
-        return Observation(PRESENT, "; ".join(filter(None, (_states(nodes), _complaints(nodes)))))
+        said = "; ".join(filter(None, (_states(nodes), _complaints(nodes))))
+        return Observation(PRESENT, said, hint=START_LOG.format(found.name, found.zone))
     state = QUEUED_STATES.get(found.state, f"state {found.state}")
     return Observation(PROVISIONING, f"{state} in {found.zone}")
 

@@ -27,16 +27,11 @@ _ID = re.compile(r"[A-Za-z0-9_.~+%-]+")
 _UUID = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _LABEL = re.compile(r"[a-z0-9_-]{0,63}")
 _METADATA_LIMIT = 256 << 10
+# The names of AcceleratorConfig.Type; a generation that it does not name shows TYPE_UNSPECIFIED.
 _GENERATIONS = {"V2": "v2", "V3": "v3", "V4": "v4", "V5LITE_POD": "v5e", "V5P": "v5p", "V6E": "v6e"}
 _TYPES = {generation: name for name, generation in _GENERATIONS.items()}
 # https://cloud.google.com/tpu/docs/runtimes; the lists differ by zone in the cloud.
-RUNTIMES = (
-    "tpu-ubuntu2204-base",
-    "tpu-vm-base",
-    "v2-alpha-tpuv5",
-    "v2-alpha-tpuv5-lite",
-    "v2-alpha-tpuv6e",
-)
+RUNTIMES = tuple(sorted({"tpu-vm-base"} | {known.runtime_version for known in accelerators.catalogue()} - {""}))
 # The families that Google's pages name, of which a zone lists some: https://cloud.google.com/tpu/docs/runtimes
 _RUNTIME = re.compile(
     r"tpu-ubuntu[0-9]{4}-base"
@@ -354,4 +349,4 @@ def after(token: str) -> str:
 
 
 def _config(hardware: Slice) -> Json:
-    return {"type": _TYPES[hardware.generation], "topology": hardware.topology}
+    return {"type": _TYPES.get(hardware.generation, "TYPE_UNSPECIFIED"), "topology": hardware.topology}

@@ -19,8 +19,8 @@ from kinetic_orchestration.cli import codes, doctor, main
 from kinetic_orchestration.cli.parser import make_parser
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.host.process import environ as orders
+from kinetic_orchestration.packaging.bundle import unread_requirements
 from kinetic_orchestration.packaging.source import ignore
-from kinetic_orchestration.packaging.unread_requirements import unread
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare import keras_kinetic
 from kinetic_orchestration.plan.declare.keras_kinetic import ABSENT, OTHER, row_of, table
@@ -258,5 +258,8 @@ def test_the_requirements_beside_a_program(
     names: dict[str, Any] = {}
     exec(source, names)
     expected = None if found is None else project / found
-    assert unread(JobSpec("train", Options(), names["train"])) == expected
-    assert unread(JobSpec("train", Options(), argv=("python", "program.py"), cwd=str(project / "jobs"))) == expected
+    assert unread_requirements(JobSpec("train", Options(), names["train"])) == expected
+    assert (
+        unread_requirements(JobSpec("train", Options(), argv=("python", "program.py"), cwd=str(project / "jobs")))
+        == expected
+    )

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.host.machine import bootstrap, bucket_records, metadata, self_delete
+from kinetic_orchestration.host.machine import bootstrap, bucket_records, self_delete, vm
 from kinetic_orchestration.host.view import bucket, segments
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.platforms import agent_zip
@@ -353,9 +353,9 @@ def test_a_notice_that_comes_between_two_waits_is_not_missed(site: Site, monkeyp
         return reply
 
     monkeypatch.setattr(bootstrap, "exchange", and_then_it_changes)
-    threading.Thread(target=metadata._watch, args=(path, lambda _: told.set()), daemon=True).start()
+    threading.Thread(target=vm._watch, args=(path, lambda _: told.set()), daemon=True).start()
     try:
-        assert told.wait(metadata.WAIT / 3)
+        assert told.wait(vm.WAIT / 3)
     finally:
         machine.destroy()
 
@@ -365,7 +365,7 @@ def test_a_notice_that_comes_between_two_waits_is_not_missed(site: Site, monkeyp
 def test_a_host_whose_metadata_server_does_not_say_where_it_is_ends_a_slice_of_several_and_says_so(
     site: Site, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    constants(monkeypatch, metadata, SILENCE=0.5)
+    constants(monkeypatch, vm, SILENCE=0.5)
     constants(monkeypatch, self_delete, LATE=1.0)
     silent = {"silent": ("instance/network-interfaces/0/ip",)}
     attempt = site.admit(jobs.of_host_0, accelerator="v5e-16").start(machine=silent)
@@ -473,10 +473,10 @@ def test_a_secret_manager_that_is_away_is_asked_again_and_is_nobodys_configurati
     resource = "projects/emulated/secrets/token"
     site.apis.answers[f"GET /v1/{resource}/versions/latest:access"] = (503, {"error": {"message": "come again"}})
     with pytest.raises(OSError, match=r"projects/emulated/secrets/token for TOKEN .* come again"):
-        metadata.secrets({"TOKEN": resource})
+        vm.secrets_of({"TOKEN": resource})
     site.apis.answers.clear()
     site.apis.secrets[f"{resource}/versions/latest"] = b"here"
-    assert metadata.secrets({"TOKEN": resource}) == {"TOKEN": "here"}
+    assert vm.secrets_of({"TOKEN": resource}) == {"TOKEN": "here"}
 
 
 # ---- chips ----------------------------------------------------------------------------------------------------

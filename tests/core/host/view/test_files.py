@@ -31,7 +31,7 @@ def records(storage: StorageServer, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 class Host:
-    """One host's lookout, and what it would show of itself."""
+    """One host's view, and what it would show of itself."""
 
     def __init__(self, records: CloudRecords, index: int = 0, hosts: int = 1) -> None:
         self.shown = wire.Beat(wire.PREPARING, f"boot/{index}")
@@ -243,7 +243,7 @@ def test_a_refusal_that_says_nothing_of_rights_is_not_taken_for_one(
     assert refused.value.errno == number
 
 
-def test_the_last_beat_is_there_when_the_lookout_closes(records: CloudRecords) -> None:
+def test_the_last_beat_is_there_when_the_view_closes(records: CloudRecords) -> None:
     host = Host(records)
     wait_until(lambda: host.woken)
     host.shown = host.shown._replace(state=wire.DONE, segment=7)

@@ -158,7 +158,7 @@ def test_a_job_ends_with_its_owner_if_that_was_asked(
     program = tmp_path / "submitter.py"
     program.write_text(
         "import time, kinetic_orchestration as kinetic\n"
-        "from kinetic_orchestration.protocol import rules\n"
+        "from kinetic_orchestration.protocol import attempt_rules\n"
         "@kinetic.run(accelerator='cpu')\n"
         "def sleeper():\n    time.sleep(600)\n"
         "print(sleeper.run_async().job_id, flush=True)\n"

@@ -17,7 +17,7 @@ from kinetic_orchestration.cli import doctor
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.configuration import home as homes
 from kinetic_orchestration.plan.configuration.settings import load
-from kinetic_orchestration.protocol.system import ownership
+from kinetic_orchestration.protocol.system import folders
 
 pytestmark = pytest.mark.fast
 
@@ -98,7 +98,7 @@ def test_also_the_default_home_is_refused_if_others_may_write_it(top: Path, monk
 
 @pytest.mark.parametrize("bits", [0o777, 0o775, 0o2777])
 def test_a_folder_above_that_others_may_write_is_refused(top: Path, monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
-    monkeypatch.setattr(ownership, "is_own_group", lambda _: False)
+    monkeypatch.setattr(folders, "is_own_group", lambda _: False)
     above = top / "above"
     (above / "between").mkdir(parents=True)
     above.chmod(bits)
@@ -123,7 +123,7 @@ def test_the_users_own_group_is_nobody_else(top: Path, monkeypatch: pytest.Monke
     (top / "home").mkdir()
     for folder in (top, top / "home"):
         folder.chmod(0o775)
-    monkeypatch.setattr(ownership, "is_own_group", lambda gid: gid == os.getegid())
+    monkeypatch.setattr(folders, "is_own_group", lambda gid: gid == os.getegid())
     assert mode(home_of(top / "home")) == 0o700
 
 

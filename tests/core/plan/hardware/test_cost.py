@@ -22,7 +22,7 @@ from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.following.held_time import DEADLINE_ALLOWANCE
 from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.trust import Trust
-from kinetic_orchestration.jobs.watching import goodput, usage
+from kinetic_orchestration.jobs.watching import usage
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm
 from kinetic_orchestration.plan.hardware.accelerators import catalogue, parse
@@ -30,7 +30,6 @@ from kinetic_orchestration.plan.hardware.cost import (
     Total,
     affordable,
     estimate,
-    line,
     price,
     summary,
     times,
@@ -108,7 +107,7 @@ def test_settings_override_prices_the_more_exact_first() -> None:
 
 def test_an_emulated_job_shows_what_it_would_have_cost() -> None:
     found = estimate(parse("v5e-16"), 22.5, uncharged=True)
-    assert line(found) == str(found) == (
+    assert str(found) == (
         "cost: $0.00 on this machine; on Cloud TPU v5litepod-16 in us-central1 about $0.12 "
         "(0.10 chip-hours at $1.20, list price of 2024-12-23)"
     )  # fmt: skip
@@ -135,7 +134,7 @@ def test_an_emulated_job_shows_what_it_would_have_cost() -> None:
     ],
 )  # fmt: skip
 def test_the_cost_line(name: str, seconds: float, zone: str | None, emulated: bool, expected: str) -> None:
-    assert line(estimate(parse(name), seconds, zone=zone, uncharged=emulated)) == expected
+    assert str(estimate(parse(name), seconds, zone=zone, uncharged=emulated)) == expected
 
 
 def test_several_slices_cost_several_times_as_much() -> None:
@@ -318,7 +317,7 @@ def test_a_running_attempt_is_told_until_now(records: Records) -> None:
 
 
 def test_chips_of_all_slices_are_charged_for_in_the_zone_where_they_were(records: Records) -> None:
-    took = goodput.Took(trainings={"t": [0, 10, 1800, 0, 0, 0]}), goodput.Took(trainings={"t": [10, 20, 3600, 0, 0, 0]})
+    took = usage.Took(trainings={"t": [0, 10, 1800, 0, 0, 0]}), usage.Took(trainings={"t": [10, 20, 3600, 0, 0, 0]})
     stays = [
         usage.Stay(1, "us-west4-a", 10, 3600, 1800, took[0]), usage.Stay(2, "europe-west4-b", 20, 3600, 3600, took[1]),
     ]  # fmt: skip
@@ -495,7 +494,7 @@ def test_goodput_counts_steps_that_were_not_done_again_and_tells_what_the_rest_w
     assert job.result(timeout=100) == 20
     cost = job.cost()
     parts = cost.parts
-    assert list(parts) == list(goodput.PARTS)
+    assert list(parts) == list(usage.PARTS)
     assert parts["program"] >= 2.0 + 1.9, "imports, and what a program does beside its steps"
     assert parts["compile"] >= 2.0
     assert parts["redone"] == pytest.approx(5 * 0.05, rel=0.8)
@@ -506,17 +505,17 @@ def test_goodput_counts_steps_that_were_not_done_again_and_tells_what_the_rest_w
 
 
 def test_steps_count_up_to_where_the_next_attempt_went_on() -> None:
-    first = goodput.Took(10, 5, 0, {"a": [0, 101, 100.0, 7.0, 0.0, 3.0], "b": [0, 11, 10.0, 1.0, 0.0, 0.0]})
-    second = goodput.Took(10, 5, 2, {"a": [61, 101, 39.0, 6.0, 1.0, 0.0]})
-    found = goodput.parts([(50, 200, first), (60, 100, second)])
+    first = usage.Took(10, 5, 0, {"a": [0, 101, 100.0, 7.0, 0.0, 3.0], "b": [0, 11, 10.0, 1.0, 0.0, 0.0]})
+    second = usage.Took(10, 5, 2, {"a": [61, 101, 39.0, 6.0, 1.0, 0.0]})
+    found = usage.parts_of([(50, 200, first), (60, 100, second)])
     assert found == {
         "queue": 110, "provision": 20, "prepare": 10, "restore": 1, "compile": 14, "steps": 100 - 40 + 39 + 10,
         "redone": 40, "checkpoint": 3, "program": 200 - 15 - 121 + 100 - 17 - 46, "teardown": 2,
     }  # fmt: skip
-    back = goodput.Took(trainings={"a": [0, 50, 49.0, 0.0, 0.0, 0.0]})  # its newest checkpoints were torn
-    found = goodput.parts([(0, 200, first), (0, 100, second), (0, 60, back)])
+    back = usage.Took(trainings={"a": [0, 50, 49.0, 0.0, 0.0, 0.0]})  # its newest checkpoints were torn
+    found = usage.parts_of([(0, 200, first), (0, 100, second), (0, 60, back)])
     assert (found["redone"], found["steps"]) == (100 + 39, 49 + 10)
-    assert not goodput.is_known([(0, 9, goodput.Took(1, 2, 3))])
+    assert usage.parts_of([(0, 9, usage.Took(1, 2, 3))]) == {}
 
 
 def _forever() -> None:

@@ -23,7 +23,7 @@ from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.program.checkpoints import mirror, store
 from kinetic_orchestration.program.checkpoints.store import open_checkpoints
-from kinetic_orchestration.protocol import rules, wire
+from kinetic_orchestration.protocol import attempt_rules, wire
 from kinetic_orchestration.protocol.content.digest import plain_of_file
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.storage_server.server import StorageServer
@@ -455,10 +455,10 @@ def test_a_disk_too_small_for_the_way_to_the_bucket_is_told_before_it_is_full(
 def take_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that are preempted have the time that a busy machine takes: by what their agents tell them, and by what
     they know themselves when their machine's own SIGTERM is there first."""
-    constants(monkeypatch, rules, GRACE=UNHURRIED)
+    constants(monkeypatch, attempt_rules, GRACE=UNHURRIED)
     start = "    from kinetic_orchestration.host.process.child import main\n"
     assert agent_zip._CHILD.count(start) == 1
-    known = f"    from kinetic_orchestration.protocol import rules\n\n    rules.GRACE = {UNHURRIED!r}\n"
+    known = f"    from kinetic_orchestration.protocol import attempt_rules\n\n    attempt_rules.GRACE = {UNHURRIED!r}\n"
     monkeypatch.setattr(agent_zip, "_CHILD", agent_zip._CHILD.replace(start, known + start))
 
 

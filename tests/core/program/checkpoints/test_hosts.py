@@ -14,7 +14,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.errors import JobCancelled
-from kinetic_orchestration.protocol import names, rules, wire
+from kinetic_orchestration.protocol import attempt_rules, names, wire
 from tests.support.faults import kill, kill_host, trees
 from tests.support.on_vms import constants
 from tests.support.waits import wait_until
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.usefixtures("shared_home")
 FOUR_HOSTS = "v5e-16"
 PATIENCE = 400.0  # four JAX hosts on few cores that others use too
 OFTEN = kinetic.Retry(infra=40, preemption=40)
-UNHURRIED = {**rules.GRACE, wire.PREEMPTION: 40.0}  # the next attempt waits `lifecycle.SETTLE_PATIENCE` for it
+UNHURRIED = {**attempt_rules.GRACE, wire.PREEMPTION: 40.0}  # the next attempt waits `lifecycle.SETTLE_PATIENCE` for it
 
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that are preempted have the time that a busy machine takes."""
-    constants(monkeypatch, rules, GRACE=UNHURRIED)
+    constants(monkeypatch, attempt_rules, GRACE=UNHURRIED)
 
 
 def launched(function: Any, *arguments: Any, **more: Any) -> JobHandle[Any]:
@@ -174,7 +174,7 @@ def test_a_training_on_four_hosts_that_is_killed_twenty_times_comes_to_the_very_
     """Killed at random moments: half of them while JAX starts, compiles or restores, half in a step or while a
     checkpoint is written. It is an agent that dies, a host that loses its power, or a machine that is taken back.
     `fill` makes checkpoints long enough to be hit."""
-    constants(monkeypatch, rules, ECHO=20.0)  # who waits for the job tells of a host without power, in its time
+    constants(monkeypatch, attempt_rules, ECHO=20.0)  # who waits for the job tells of a host without power, in its time
     steps, fill, chance = 400, 2_000_000, random.Random(1903)
     undisturbed = launched(jobs.trains_on_a_slice, steps, 0.0, 50, str(tmp_path / "undisturbed"), fill, devices=2)
     expected = undisturbed.result(timeout=PATIENCE)

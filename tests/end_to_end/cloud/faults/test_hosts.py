@@ -41,10 +41,13 @@ from tests.end_to_end.cloud.cases import (
 from tests.end_to_end.cloud.conftest import ZONES
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each starts machines, and several processes on each
+# Each starts machines, and several processes on each.
+pytestmark = [pytest.mark.slow, pytest.mark.turn, pytest.mark.timeout(600)]
 
 NONE = kinetic.Retry(infra=0, preemption=0)
-PATIENT = "rules.GRACE = {**rules.GRACE, 'preemption': 25.0}"  # with programs, as far as the notice goes
+PATIENT = (
+    "attempt_rules.GRACE = {**attempt_rules.GRACE, 'preemption': 25.0}"  # with programs, as far as the notice goes
+)
 Break = Callable[[str], None]
 
 
@@ -62,7 +65,7 @@ def hosts_break(monkeypatch: pytest.MonkeyPatch) -> Break:
             "from kinetic_orchestration.host.attempt import outcome, peers\n"
             "from kinetic_orchestration.host.machine import self_delete\n"
             "from kinetic_orchestration.host.view import bucket\n"
-            "from kinetic_orchestration.protocol import rules\n"
+            "from kinetic_orchestration.protocol import attempt_rules\n"
         )
         broken = textwrap.indent(known + textwrap.dedent(lines), 8 * " ")
         monkeypatch.setattr(agent_zip, "_MAIN", f"{before}{found}{broken}\n{after}")
@@ -91,7 +94,7 @@ def notes(events: list[Any], host: int) -> str:
 def test_f13_a_host_that_never_boots_is_named_by_the_others_and_new_hosts_follow(
     cloud: Emulator, jobs: Any, hosts_break: Break
 ) -> None:
-    hosts_break("self_delete.LATE, rules.SIBLING_GRACE = 0.3, 0.5")
+    hosts_break("self_delete.LATE, attempt_rules.SIBLING_GRACE = 0.3, 0.5")
     cloud.never_boots(2)
     job = run(jobs.attempt, accelerator=FOUR_HOSTS, limits=kinetic.Limits(provision=60.0))
     assert job.result(timeout=WITHIN) == 2
@@ -145,7 +148,7 @@ def test_f15_the_failure_shown_is_that_of_the_host_that_failed_and_not_its_sibli
     cloud: Emulator, jobs: Any, tmp_path: Path, pause: float, hosts_break: Break
 ) -> None:
     """Even when its siblings lose their connections, and end, before it has said so itself."""
-    hosts_break("rules.ECHO = 30.0")
+    hosts_break("attempt_rules.ECHO = 30.0")
     job = run(jobs.echoes, str(tmp_path), 2, pause, accelerator=FOUR_HOSTS)
     with pytest.raises(ValueError, match="the learning rate is negative") as caught:
         job.result(timeout=WITHIN)
@@ -161,8 +164,8 @@ def test_f16_a_host_that_is_alive_but_frozen_is_missed_by_the_others(
 ) -> None:
     """And it cannot keep its slice: the others delete it."""
     hosts_break("""
-        rules.LOST, peers.LOOK_AT_OTHERS, bucket.WATCHED, bucket.UNWATCHED = 20.0, 0.5, 0.7, 0.7
-        self_delete.LATE, rules.SIBLING_GRACE = 0.3, 0.5
+        attempt_rules.LOST, peers.BEATS_PACE, bucket.WATCHED, bucket.UNWATCHED = 20.0, 0.5, 0.7, 0.7
+        self_delete.LATE, attempt_rules.SIBLING_GRACE = 0.3, 0.5
     """)
     job = run(jobs.until, str(tmp_path / "go"), accelerator=FOUR_HOSTS)
     wait_running(job)

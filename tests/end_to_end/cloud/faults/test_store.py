@@ -20,7 +20,8 @@ from tests.end_to_end.cloud.cases import FOUR_HOSTS, WITHIN, changes, lines, pla
 from tests.end_to_end.cloud.conftest import ZONES
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each starts machines, and several processes on each
+# Each starts machines, and several processes on each.
+pytestmark = [pytest.mark.slow, pytest.mark.turn, pytest.mark.timeout(600)]
 
 RECORDS = (
     "insert */identities/*",

@@ -22,7 +22,8 @@ from tests.end_to_end.cloud.cases import WITHIN, run, wait_running
 from tests.end_to_end.cloud.conftest import ZONES
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each starts machines, and several processes on each
+# Each starts machines, and several processes on each.
+pytestmark = [pytest.mark.slow, pytest.mark.turn, pytest.mark.timeout(600)]
 
 KILLED = -9
 PROMPTLY = 60.0  # of the hours for which it would wait

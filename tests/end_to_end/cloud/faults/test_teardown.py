@@ -32,7 +32,8 @@ from tests.end_to_end.cloud.cases import WITHIN, changes, is_running, nodes, run
 from tests.end_to_end.cloud.conftest import ZONES
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each starts machines, and several processes on each
+# Each starts machines, and several processes on each.
+pytestmark = [pytest.mark.slow, pytest.mark.turn, pytest.mark.timeout(600)]
 
 ALL_OF_THE_AGENT = r"^kinetic-(guard|agent)|child\.py"
 DEADLINE_PROCESS = r"^kinetic-end"

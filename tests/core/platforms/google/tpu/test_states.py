@@ -114,6 +114,7 @@ def test_a_repair_has_its_time() -> None:
     seen = look(queued(states.ACTIVE), node)
     assert seen.state == PRESENT
     assert "UNHEALTHY_MAINTENANCE maintenance" in seen.message
+    assert "--zone us-east5-a --worker=all --command 'sudo journalctl" in seen.hint
     seen = look(queued(states.ACTIVE, spot=True), node._replace(repairing=states.REPAIR_PATIENCE + 1))
     assert seen[:3:2] == (GONE, wire.INFRASTRUCTURE)
 

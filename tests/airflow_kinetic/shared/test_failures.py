@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from airflow_kinetic.shared.outcome import failures
+from airflow_kinetic.shared import outcome
 from kinetic_orchestration.plan.values import JobStatus, Outcome
 from kinetic_orchestration.protocol import wire
 
@@ -48,14 +48,14 @@ def _raise() -> None:
     ],
 )
 def test_the_last_frame_is_the_line_that_raised(kind: str, source: str) -> None:
-    shown = failures.last_frame("".join(traceback.format_exception(raised(kind)))).splitlines()
+    shown = outcome.last_frame("".join(traceback.format_exception(raised(kind)))).splitlines()
     assert shown[0].startswith('  File "')
     assert shown[1].strip() == source
     assert all(set(line.strip()) <= set("^~") for line in shown[2:])
 
 
 def test_of_a_text_without_frames_there_is_no_last_one() -> None:
-    assert failures.last_frame("ValueError: x") == failures.last_frame("") == ""
+    assert outcome.last_frame("ValueError: x") == outcome.last_frame("") == ""
 
 
 def ended() -> Outcome:
@@ -71,12 +71,12 @@ def test_the_remote_traceback_is_the_last_of_the_causes(kind: str) -> None:
     error = raised(kind)
     own = error.__cause__
     assert isinstance(error, Exception)
-    failures.log_failure(error, ended(), "job-1")
+    outcome.log_failure(error, ended(), "job-1")
     assert error.__cause__ is own or kind == "plain"
     last: BaseException = error
     while last.__cause__ is not None:
         last = last.__cause__
-    assert isinstance(last, failures.RemoteTraceback)
+    assert isinstance(last, outcome.RemoteTraceback)
     assert "on host 2 of job job-1" in str(last)
     assert "in f" in str(last)
 
@@ -84,5 +84,5 @@ def test_the_remote_traceback_is_the_last_of_the_causes(kind: str) -> None:
 def test_causes_that_go_round_end() -> None:
     error, other = ValueError("x"), ValueError("y")
     error.__cause__, other.__cause__ = other, error
-    failures.log_failure(error, ended(), "job-1")
+    outcome.log_failure(error, ended(), "job-1")
     assert error.__cause__ is other

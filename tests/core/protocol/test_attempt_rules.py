@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.protocol import rules, wire
-from kinetic_orchestration.protocol.rules import Abort, Commit, Exit, Start, Stop, View, Wait, decide
+from kinetic_orchestration.protocol import attempt_rules, wire
+from kinetic_orchestration.protocol.attempt_rules import Abort, Commit, Exit, Situation, Start, Stop, Wait, decide
 
 pytestmark = pytest.mark.fast
 
@@ -16,12 +16,12 @@ ENDED = Exit(0)
 ABORTED = wire.Verdict(wire.ABORTED, "host", 0.0, cause=wire.USER, host=1)
 
 
-def view(index: int = 0, hosts: int = 2, **fields: Any) -> View:
+def seen(index: int = 0, hosts: int = 2, **fields: Any) -> Situation:
     """A host in the middle of its run, unless told otherwise."""
-    return View(index, hosts, **{"running": True, "started": frozenset(range(hosts)), **fields})
+    return Situation(index, hosts, **{"running": True, "started": frozenset(range(hosts)), **fields})
 
 
-def abort(fields: View) -> Abort:
+def abort(fields: Situation) -> Abort:
     move = decide(fields)
     assert isinstance(move, Abort)
     return move
@@ -31,7 +31,7 @@ def abort(fields: View) -> Abort:
 
 
 def test_a_program_starts_when_every_host_is_there_and_this_one_is_ready() -> None:
-    waiting = view(running=False, prepared=True)
+    waiting = seen(running=False, prepared=True)
     assert decide(waiting) == Start()
     assert decide(waiting._replace(prepared=False)) == Wait()
     assert decide(waiting._replace(started=frozenset({0}))) == Wait()
@@ -46,7 +46,7 @@ def test_a_program_starts_when_every_host_is_there_and_this_one_is_ready() -> No
     ],
 )
 def test_who_is_missing_at_the_barrier_is_named(started: set[int], said: str, host: int) -> None:
-    late = view(hosts=3, running=False, started=frozenset(started), barrier_age=601.0)
+    late = seen(hosts=3, running=False, started=frozenset(started), barrier_age=601.0)
     move = abort(late)
     assert (move.cause, move.host) == (wire.INFRASTRUCTURE, host)
     assert said in move.reason
@@ -54,19 +54,19 @@ def test_who_is_missing_at_the_barrier_is_named(started: set[int], said: str, ho
 
 
 def test_a_host_that_could_not_be_prepared_ends_the_attempt_for_its_own_cause() -> None:
-    unready = view(running=False, exit=Exit(1, wire.CONFIGURATION, "no such package"))
+    unready = seen(running=False, exit=Exit(1, wire.CONFIGURATION, "no such package"))
     assert decide(unready) == Abort(wire.CONFIGURATION, "no such package", 0)
 
 
 def test_a_job_can_be_cancelled_before_its_program_has_started() -> None:
-    assert decide(view(running=False, cancelled="enough")) == Abort(wire.CANCELLED, "enough", 0)
+    assert decide(seen(running=False, cancelled="enough")) == Abort(wire.CANCELLED, "enough", 0)
 
 
 # ---- the end -------------------------------------------------------------------------------------------------
 
 
 def test_host_0_commits_once_every_host_has_ended_well() -> None:
-    done = view(exit=ENDED, exits=((0, 0, 5.0), (1, 0, 0.1)))
+    done = seen(exit=ENDED, exits=((0, 0, 5.0), (1, 0, 0.1)))
     assert decide(done) == Commit()
     assert decide(done._replace(index=1)) == Wait()
     assert decide(done._replace(exits=((0, 0, 5.0),))) == Wait()
@@ -75,46 +75,46 @@ def test_host_0_commits_once_every_host_has_ended_well() -> None:
 
 @pytest.mark.parametrize("late", [{"cancelled": "enough"}, {"preempted": "notice"}, {"run_limit": 1.0, "run_age": 2.0}])
 def test_a_finished_job_is_committed_whatever_comes_at_the_last_moment(late: dict[str, Any]) -> None:
-    assert decide(view(exit=ENDED, exits=((0, 0, 0.0), (1, 0, 0.0)), **late)) == Commit()
+    assert decide(seen(exit=ENDED, exits=((0, 0, 0.0), (1, 0, 0.0)), **late)) == Commit()
 
 
 def test_a_verdict_goes_before_everything_else() -> None:
-    done = view(exit=ENDED, exits=((0, 0, 0.0), (1, 0, 0.0)))
-    for fields in (done, view(exit=FAILED), view(cancelled="x"), view(running=False, prepared=True)):
+    done = seen(exit=ENDED, exits=((0, 0, 0.0), (1, 0, 0.0)))
+    for fields in (done, seen(exit=FAILED), seen(cancelled="x"), seen(running=False, prepared=True)):
         assert isinstance(decide(fields._replace(verdict=ABORTED)), Stop)
 
 
 def test_a_failing_program_ends_the_attempt_with_its_own_words() -> None:
-    assert decide(view(index=1, exit=FAILED, exits=((1, 1, 0.0),))) == Abort(wire.USER, "boom", 1)
+    assert decide(seen(index=1, exit=FAILED, exits=((1, 1, 0.0),))) == Abort(wire.USER, "boom", 1)
 
 
 def test_the_cause_shown_is_the_host_that_failed_and_not_the_one_that_lost_it() -> None:
     """ "Connection reset by peer" waits for a moment, so that whoever failed first can say so first."""
-    echo = view(exit=FAILED, echo=True, exits=((0, 1, 1.9),))
+    echo = seen(exit=FAILED, echo=True, exits=((0, 1, 1.9),))
     assert decide(echo) == Wait()
     assert decide(echo._replace(exits=((0, 1, 2.1),))) == Abort(wire.USER, "boom", 0)
-    assert rules.is_echo("ConnectionResetError: [Errno 104] Connection reset by peer")
-    assert not rules.is_echo("ValueError: shapes do not match")
+    assert attempt_rules.is_echo("ConnectionResetError: [Errno 104] Connection reset by peer")
+    assert not attempt_rules.is_echo("ValueError: shapes do not match")
 
 
 def test_a_host_that_failed_and_could_not_say_so_is_spoken_for() -> None:
-    left = view(exits=((1, 3, 21.0),))
+    left = seen(exits=((1, 3, 21.0),))
     assert decide(left) == Abort(wire.USER, "host 1 ended with exit code 3", 1)
     assert decide(left._replace(exits=((1, 3, 19.0),))) == Wait()
 
 
 def test_a_host_that_fell_silent_is_lost_also_while_the_others_only_wait_for_it() -> None:
     lost = Abort(wire.INFRASTRUCTURE, "host 0 has given no sign of life for 91 s", 0)
-    assert decide(view(index=1, quiet=((0, 91.0),))) == lost
-    assert decide(view(index=1, quiet=((0, 89.0),))) == Wait()
+    assert decide(seen(index=1, quiet=((0, 91.0),))) == lost
+    assert decide(seen(index=1, quiet=((0, 89.0),))) == Wait()
     everybody = ((0, 0, 100.0), (1, 0, 100.0))
-    assert decide(view(index=1, exit=ENDED, exits=everybody, quiet=((0, 91.0),))) == lost
+    assert decide(seen(index=1, exit=ENDED, exits=everybody, quiet=((0, 91.0),))) == lost
 
 
 def test_a_failure_that_looks_like_an_echo_is_that_of_a_host_which_is_silent_since() -> None:
     """Hosts that see each other through a store wait longer for the cause of an echo."""
     echo = Exit(1, wire.USER, "Connection reset by peer")
-    waiting = view(exit=echo, echo=True, echo_limit=12.0, exits=((0, 1, 11.0),), quiet=((1, 11.0),))
+    waiting = seen(exit=echo, echo=True, echo_limit=12.0, exits=((0, 1, 11.0),), quiet=((1, 11.0),))
     assert decide(waiting) == Wait()
     lost = abort(waiting._replace(exits=((0, 1, 12.5),), quiet=((1, 12.5),)))
     assert (lost.cause, lost.host) == (wire.INFRASTRUCTURE, 1)
@@ -136,34 +136,34 @@ def test_a_failure_that_looks_like_an_echo_is_that_of_a_host_which_is_silent_sin
     ],
 )
 def test_what_a_driver_says_is_told_from_what_a_program_says(text: str, driver: bool) -> None:
-    assert rules.is_driver(text) is driver
+    assert attempt_rules.is_driver(text) is driver
 
 
 # ---- from outside --------------------------------------------------------------------------------------------
 
 
 def test_a_cancel_is_obeyed() -> None:
-    assert decide(view(cancelled="enough")) == Abort(wire.CANCELLED, "enough", 0)
+    assert decide(seen(cancelled="enough")) == Abort(wire.CANCELLED, "enough", 0)
 
 
 def test_a_preemption_goes_before_the_failure_that_it_causes() -> None:
-    assert decide(view(preempted="notice", exit=FAILED)) == Abort(wire.PREEMPTION, "notice", 0)
+    assert decide(seen(preempted="notice", exit=FAILED)) == Abort(wire.PREEMPTION, "notice", 0)
 
 
 def test_the_users_own_failure_goes_before_a_cancel_that_came_later() -> None:
-    assert abort(view(exit=FAILED, cancelled="enough")).cause == wire.USER
+    assert abort(seen(exit=FAILED, cancelled="enough")).cause == wire.USER
 
 
 def test_an_attempt_ends_at_its_limit() -> None:
-    move = abort(view(run_limit=60.0, run_age=61.0))
+    move = abort(seen(run_limit=60.0, run_age=61.0))
     assert move.cause == wire.DEADLINE
     assert "60 s" in move.reason
-    assert decide(view(run_limit=60.0, run_age=59.0)) == Wait()
-    assert decide(view(run_limit=0.0, run_age=1e9)) == Wait()
+    assert decide(seen(run_limit=60.0, run_age=59.0)) == Wait()
+    assert decide(seen(run_limit=0.0, run_age=1e9)) == Wait()
 
 
 def test_a_job_that_shows_no_progress_is_a_stall_and_one_that_has_ended_is_not() -> None:
-    stalled = view(stall_limit=30.0, silence=31.0)
+    stalled = seen(stall_limit=30.0, silence=31.0)
     assert abort(stalled).cause == wire.STALL
     assert decide(stalled._replace(silence=29.0)) == Wait()
     assert decide(stalled._replace(stall_limit=0.0)) == Wait()
@@ -171,8 +171,8 @@ def test_a_job_that_shows_no_progress_is_a_stall_and_one_that_has_ended_is_not()
 
 
 def test_a_job_that_must_not_outlive_its_owner_does_not() -> None:
-    assert abort(view(owner_silence=31.0)).cause == wire.CANCELLED
-    assert decide(view(owner_silence=29.0)) == Wait()
+    assert abort(seen(owner_silence=31.0)).cause == wire.CANCELLED
+    assert decide(seen(owner_silence=29.0)) == Wait()
 
 
 # ---- how long a program may take to end ----------------------------------------------------------------------
@@ -183,10 +183,10 @@ def test_a_job_that_must_not_outlive_its_owner_does_not() -> None:
 )
 def test_the_time_to_save_depends_on_what_ended_the_attempt(cause: str, seconds: float) -> None:
     for index in (0, 1):
-        assert rules.grace(wire.Verdict(wire.ABORTED, "", 0.0, cause=cause, host=0), index) == seconds
+        assert attempt_rules.grace(wire.Verdict(wire.ABORTED, "", 0.0, cause=cause, host=0), index) == seconds
 
 
 def test_a_checkpoint_after_another_hosts_failure_would_hang_so_little_time_is_left_for_it() -> None:
-    assert rules.grace(ABORTED, 0) == 3.0
-    assert rules.grace(ABORTED, 1) == 0.0
-    assert rules.grace(wire.Verdict(wire.COMMITTED, "", 0.0, host=0), 1) == 0.0
+    assert attempt_rules.grace(ABORTED, 0) == 3.0
+    assert attempt_rules.grace(ABORTED, 1) == 0.0
+    assert attempt_rules.grace(wire.Verdict(wire.COMMITTED, "", 0.0, host=0), 1) == 0.0

@@ -72,7 +72,7 @@ class Report(NamedTuple):
         return cls(**{name: fields[name] for name in cls._fields if name in fields})
 
 
-class View(NamedTuple):
+class Situation(NamedTuple):
     """All that a host knows when it decides."""
 
     index: int  # type: ignore[assignment]  # hides tuple's method, which is not used here
@@ -128,33 +128,33 @@ class Stop(NamedTuple):
 Move = Wait | Start | Commit | Abort | Stop
 
 
-def decide(view: View) -> Move:  # noqa: PLR0911 - an ordered table reads best as one
+def decide(seen: Situation) -> Move:  # noqa: PLR0911 - an ordered table reads best as one
     """The first rule that applies."""
-    if view.verdict is not None:
-        return Stop(grace(view.verdict, view.index))
-    if _all_ended_well(view):
-        return Commit() if view.index == 0 else _lost(view)
-    if view.preempted:  # before the exit: what ends a machine ends its programs too
-        return Abort(wire.PREEMPTION, view.preempted, view.index)
-    if view.exit is not None and view.exit.code != 0 and not (view.echo and _own_age(view) < view.echo_limit):
-        return _blame(view, view.exit)
-    if view.cancelled:
-        return Abort(wire.CANCELLED, view.cancelled, view.index)
-    if view.owner_silence > OWNER_PATIENCE:
-        return Abort(wire.CANCELLED, f"its owner has given no sign of life for {view.owner_silence:.0f} s", view.index)
-    if view.run_limit and view.run_age > view.run_limit:
-        limit = f"{view.run_limit:g} s{view.run_limit_of}"
-        return Abort(wire.DEADLINE, f"the attempt ran longer than its limit of {limit}", view.index)
-    if not view.running and view.exit is None:
-        return _barrier(view)
-    if view.stall_limit and view.exit is None and view.silence > view.stall_limit:
-        reason = f"no host printed, logged or progressed for {view.silence:.0f} s (the limit is {view.stall_limit:g} s"
-        reason += f"{view.stall_limit_of})"
-        return Abort(wire.STALL, reason, view.index)
-    for host, code, age in view.exits:
-        if code != 0 and host != view.index and age > FAREWELL:
+    if seen.verdict is not None:
+        return Stop(grace(seen.verdict, seen.index))
+    if _all_ended_well(seen):
+        return Commit() if seen.index == 0 else _lost(seen)
+    if seen.preempted:  # before the exit: what ends a machine ends its programs too
+        return Abort(wire.PREEMPTION, seen.preempted, seen.index)
+    if seen.exit is not None and seen.exit.code != 0 and not (seen.echo and _own_age(seen) < seen.echo_limit):
+        return _blame(seen, seen.exit)
+    if seen.cancelled:
+        return Abort(wire.CANCELLED, seen.cancelled, seen.index)
+    if seen.owner_silence > OWNER_PATIENCE:
+        return Abort(wire.CANCELLED, f"its owner has given no sign of life for {seen.owner_silence:.0f} s", seen.index)
+    if seen.run_limit and seen.run_age > seen.run_limit:
+        limit = f"{seen.run_limit:g} s{seen.run_limit_of}"
+        return Abort(wire.DEADLINE, f"the attempt ran longer than its limit of {limit}", seen.index)
+    if not seen.running and seen.exit is None:
+        return _barrier(seen)
+    if seen.stall_limit and seen.exit is None and seen.silence > seen.stall_limit:
+        reason = f"no host printed, logged or progressed for {seen.silence:.0f} s (the limit is {seen.stall_limit:g} s"
+        reason += f"{seen.stall_limit_of})"
+        return Abort(wire.STALL, reason, seen.index)
+    for host, code, age in seen.exits:
+        if code != 0 and host != seen.index and age > FAREWELL:
             return Abort(wire.USER, f"host {host} ended with exit code {code}", host)
-    return _lost(view)
+    return _lost(seen)
 
 
 def exit_of(code: int, report: Report | None, *, command: bool) -> Exit:
@@ -192,43 +192,43 @@ def is_echo(text: str) -> bool:
     return any(echo in text for echo in ECHOES)
 
 
-def _all_ended_well(view: View) -> bool:
-    return view.exit is not None and len(view.exits) == view.hosts and all(code == 0 for _, code, _ in view.exits)
+def _all_ended_well(seen: Situation) -> bool:
+    return seen.exit is not None and len(seen.exits) == seen.hosts and all(code == 0 for _, code, _ in seen.exits)
 
 
-def _own_age(view: View) -> float:
-    return next((age for host, _, age in view.exits if host == view.index), 0.0)
+def _own_age(seen: Situation) -> float:
+    return next((age for host, _, age in seen.exits if host == seen.index), 0.0)
 
 
-def _blame(view: View, ended: Exit) -> Abort:
+def _blame(seen: Situation, ended: Exit) -> Abort:
     """Find the cause of a failure: if it looks like an echo, a host that has been silent since is blamed."""
-    for host, age in view.quiet:
-        if view.echo and age > max(view.echo_limit, SILENT):
+    for host, age in seen.quiet:
+        if seen.echo and age > max(seen.echo_limit, SILENT):
             return Abort(
-                wire.INFRASTRUCTURE, f"host {host} was lost, of which host {view.index} died: {ended.reason}", host
+                wire.INFRASTRUCTURE, f"host {host} was lost, of which host {seen.index} died: {ended.reason}", host
             )
-    return Abort(ended.cause, ended.reason, view.index)
+    return Abort(ended.cause, ended.reason, seen.index)
 
 
-def _lost(view: View) -> Move:
-    for host, age in view.quiet:
+def _lost(seen: Situation) -> Move:
+    for host, age in seen.quiet:
         if age > LOST:
             return Abort(wire.INFRASTRUCTURE, f"host {host} has given no sign of life for {age:.0f} s", host)
     return Wait()
 
 
-def _barrier(view: View) -> Move:
-    if view.prepared and len(view.started) == view.hosts:
+def _barrier(seen: Situation) -> Move:
+    if seen.prepared and len(seen.started) == seen.hosts:
         return Start()
-    if view.barrier_age > view.barrier_limit:
-        missing = [str(host) for host in range(view.hosts) if host not in view.started]
+    if seen.barrier_age > seen.barrier_limit:
+        missing = [str(host) for host in range(seen.hosts) if host not in seen.started]
         hosts = f"host {missing[0]}" if len(missing) == 1 else f"hosts {', '.join(missing)}"
         reason = (
-            f"{hosts} did not start within {view.barrier_limit:g} s"
+            f"{hosts} did not start within {seen.barrier_limit:g} s"
             if missing
-            else f"this host was not ready within {view.barrier_limit:g} s"
+            else f"this host was not ready within {seen.barrier_limit:g} s"
         )
-        return Abort(wire.INFRASTRUCTURE, reason, int(missing[0]) if missing else view.index)
+        return Abort(wire.INFRASTRUCTURE, reason, int(missing[0]) if missing else seen.index)
     return Wait()
 
 

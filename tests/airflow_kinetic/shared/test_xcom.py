@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_kinetic.shared.outcome.xcom import plain_json
+from airflow_kinetic.shared.outcome import plain_json
 
 LARGEST = 1000
 

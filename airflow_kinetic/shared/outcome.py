@@ -1,0 +1,190 @@
+"""What a task tells Airflow of its job's outcome: its value in XCom, its failure in the task's log, and its lineage."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import structlog
+
+from kinetic_orchestration.errors import ResultNotPicklable, ResultNotTrusted
+from kinetic_orchestration.jobs.job import Job
+from kinetic_orchestration.jobs.results import collect
+from kinetic_orchestration.plan.declare.data import Data
+from kinetic_orchestration.plan.values import JobStatus, Outcome
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.system import visible
+
+JOB_KEY = "kinetic_job_id"  # the job, as soon as there is one
+WHERE_KEY = "kinetic_where"  # "Cloud TPU v5litepod-8", "emulated on this machine's CPU", …
+WORTH_LOADING = 16  # a file larger than this multiple of the limit cannot hold a value below it
+_FRAME = re.compile(r'^([ |]*)File "')
+_DEEPEST = 100  # causes that are followed
+
+
+# ---- its value: small plain JSON itself, anything else as the URI of its object ---------------------------------
+
+
+def value_for_xcom(job: Job, outcome: Outcome, limit: int) -> tuple[Any, bool]:
+    """The value and True, or the URI of the value and False. A job that failed raises what it raised.
+
+    `limit`: of bytes of JSON in Airflow's database.
+    """
+    if outcome.status is JobStatus.SUCCEEDED and outcome.verdict.size > WORTH_LOADING * limit:
+        return uri_of_result(job, outcome), False
+    try:
+        value = collect(job, outcome)
+    except (ResultNotPicklable, ResultNotTrusted):
+        if outcome.status is not JobStatus.SUCCEEDED:
+            raise
+        return uri_of_result(job, outcome), False  # its classes exist on the hosts only, or it is not trusted here
+    except Exception as error:
+        log_failure(error, outcome, job.job_id)
+        raise
+    try:
+        plain = plain_json(value, limit)
+    except ValueError:
+        return uri_of_result(job, outcome), False
+    return plain, True
+
+
+def plain_json(value: Any, limit: int) -> Any:
+    """The same value as JSON knows it, or ValueError if JSON would change it or it is large."""
+    try:
+        plain = _plain(value)
+    except RecursionError:
+        raise ValueError("too deep for JSON, or without an end") from None
+    if len(json.dumps(plain, allow_nan=False)) > limit:
+        raise ValueError("too large for XCom")
+    return plain
+
+
+def uri_of_result(job: Job, outcome: Outcome) -> str:
+    name = names.host(job.job_id, outcome.attempt, 0, "result")
+    path = job.store.local_path(name)
+    return Path(path).absolute().as_uri() if path is not None else f"{job.store.url}/{name}"
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _text(value)
+    for kind in (int, float):
+        if isinstance(value, kind):  # a NumPy float is one too
+            return kind(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {_text(key): _plain(item) for key, item in value.items()}
+    raise ValueError(f"{type(value).__name__} is not JSON")
+
+
+def _text(value: str) -> str:
+    """Return the text if a database can store it. Raises ValueError for a NUL or half a surrogate pair."""
+    if "\0" in value:
+        raise ValueError("a NUL is nothing for a database")
+    value.encode()  # its error is a ValueError
+    return str(value)
+
+
+# ---- its failure -----------------------------------------------------------------------------------------------
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception on its host: the last cause of the same exception here."""
+
+
+def log_failure(error: Exception, outcome: Outcome, job_id: str) -> None:
+    """Put the traceback into the task's log, its last frame first, and below the exception that the task raises.
+
+    Airflow's page does not show the notes of an exception, which carry the host's traceback elsewhere.
+    """
+    failure = outcome.verdict.failure
+    if failure is None or not failure.traceback.strip():
+        return
+    traceback = visible.log(failure.traceback.rstrip())
+    host = outcome.verdict.host or 0
+    structlog.get_logger("kinetic.job").error(
+        f"{visible.log(_said(failure))}\n{last_frame(traceback)}\nRaised on host {host} of job {job_id}. "
+        f"All of it:\n{traceback}"
+    )
+    _put_last(error, RemoteTraceback(f"on host {host} of job {job_id}:\n{traceback}"))
+
+
+def _put_last(error: BaseException, cause: Exception) -> None:
+    """Below all causes that the exception has already, which are its own."""
+    seen = {id(error)}
+    while (deeper := error.__cause__) is not None:
+        if id(deeper) in seen or len(seen) > _DEEPEST:
+            return
+        seen.add(id(deeper))
+        error = deeper
+    error.__cause__ = cause
+
+
+def last_frame(traceback: str) -> str:
+    """Return the lines of the frame that raised: what comes after it is the exception, and deeper its source. Of a
+    group of exceptions, it is the last one's.
+    """
+    lines = traceback.splitlines()
+    begins, margin = max(
+        ((at, found[1]) for at, line in enumerate(lines) if (found := _FRAME.match(line))), default=(0, "")
+    )
+    if not margin:
+        return ""
+    ends = next((at for at in range(begins + 1, len(lines)) if not lines[at].startswith(margin + "  ")), len(lines))
+    return "\n".join(f"  {line.removeprefix(margin)}" for line in lines[begins:ends])
+
+
+def _said(failure: wire.Failure) -> str:
+    kind = failure.type.rpartition(".")[2]
+    return f"{kind}: {failure.message}" if kind else failure.message
+
+
+# ---- its inputs and outputs in OpenLineage's terms --------------------------------------------------------------
+
+
+class DatasetName(NamedTuple):
+    """A data set's name, by OpenLineage's naming: a bucket or a file system, and a path in it."""
+
+    namespace: str
+    name: str
+
+
+def lineage_of(given: Any, output: str) -> Any:
+    """An `OperatorLineage` of all `Data` in what was given, and of the folder that was written; None if Airflow has no
+    OpenLineage.
+    """
+    try:
+        from airflow.providers.common.compat.openlineage.facet import Dataset
+        from airflow.providers.openlineage.extractors import OperatorLineage  # type: ignore[import-not-found]
+    except ImportError:
+        return None
+    inputs = [place_of(data.path) for data in data_in(given)]
+    outputs = [place_of(output)] if output else []
+    return OperatorLineage(
+        inputs=[Dataset(*place) for place in dict.fromkeys(inputs)], outputs=[Dataset(*place) for place in outputs]
+    )
+
+
+def place_of(address: str) -> DatasetName:
+    parts = urlsplit(address)
+    if parts.scheme in ("", "file"):
+        return DatasetName("file", parts.path)
+    return DatasetName(f"{parts.scheme}://{parts.netloc}", parts.path.strip("/") or "/")
+
+
+def data_in(value: Any) -> Iterator[Data]:
+    if isinstance(value, Data):
+        yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from data_in(entry)
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from data_in(entry)
