@@ -296,6 +296,12 @@ def test_every_module_of_a_room_is_in_its_folders_row_of_the_map(room: str) -> N
         assert not missing, f"{name}/ has no {missing}"
 
 
+def test_every_file_that_the_map_names_by_its_path_is_there() -> None:
+    named = set(re.findall(r"`([a-z_]+/[\w/]+\.py)`", page("docs/develop/architecture.md")))
+    assert len(named) > 10, "or the search finds nothing"
+    assert not [name for name in named if not (PACKAGE / name).is_file() and not (ROOT / name).is_file()]
+
+
 def test_every_module_of_the_emulator_is_on_the_map() -> None:
     text = page("docs/develop/architecture.md")
     folder = PACKAGE / "testing"
