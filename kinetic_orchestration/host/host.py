@@ -121,8 +121,8 @@ class Host:
             elif isinstance(move, attempt_rules.Stop):
                 self._end(move.grace)
                 return
-            idle = isinstance(move, attempt_rules.Wait) or (
-                isinstance(move, attempt_rules.Commit) and self.verdict is None
+            idle = (
+                self.verdict is None if isinstance(move, attempt_rules.Commit) else isinstance(move, attempt_rules.Wait)
             )
             self._start_ahead()
             within = TICK if idle else 0.0  # the action may allow the next one immediately
