@@ -15,8 +15,8 @@ from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.protocol.system import copies
 
 if TYPE_CHECKING:
-    from kinetic_orchestration.jobs.cleanup import decay
-    from kinetic_orchestration.jobs.cleanup.decay import Damage
+    from kinetic_orchestration.jobs.cleanup import damaged_blobs
+    from kinetic_orchestration.jobs.cleanup.damaged_blobs import Damage
 
 
 def doctor(arguments: Namespace) -> int:
@@ -53,14 +53,14 @@ def doctor(arguments: Namespace) -> int:
     return codes.OK if report.ok else codes.ENVIRONMENT
 
 
-def _verify(arguments: Namespace, report: checks.Report) -> tuple[checks.Report, decay.Report | None]:
+def _verify(arguments: Namespace, report: checks.Report) -> tuple[checks.Report, damaged_blobs.Report | None]:
     """Doctor's report with a check that every blob still has its digest, and the result of that check."""
-    from kinetic_orchestration.jobs.cleanup import decay
+    from kinetic_orchestration.jobs.cleanup import damaged_blobs
 
     settings = load(store=arguments.store, deployment=arguments.deployment)
     try:
         with working("reading every blob") as progress:
-            read = decay.examine(settings, progress)
+            read = damaged_blobs.examine(settings, progress)
     except KineticError as error:
         check = checks.Check("blobs", checks.FAILED, "they could not be read", str(error))
         return replace(report, checks=(*report.checks, check)), None

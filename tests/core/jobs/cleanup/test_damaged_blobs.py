@@ -16,7 +16,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.jobs import launch
-from kinetic_orchestration.jobs.cleanup import decay
+from kinetic_orchestration.jobs.cleanup import damaged_blobs
 from kinetic_orchestration.jobs.request import draft
 from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.plan.declare.data import Data
@@ -146,8 +146,8 @@ KINDS = {
 }
 
 
-def look() -> decay.Report:
-    return decay.examine(load(), lambda *_, **__: None)
+def look() -> damaged_blobs.Report:
+    return damaged_blobs.examine(load(), lambda *_, **__: None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -218,10 +218,10 @@ def test_blobs_of_a_bucket_are_read_too_and_progress_is_told(home: Path, monkeyp
     store.create(names.blob(good), data)
     store.create(names.tool("a" * 64), data)
     store.create(names.blob(bad), data)
-    monkeypatch.setattr(decay, "PACE", 0.0)
-    monkeypatch.setattr(decay, "LONG", 0.0)
+    monkeypatch.setattr(damaged_blobs, "PACE", 0.0)
+    monkeypatch.setattr(damaged_blobs, "LONG", 0.0)
     said: list[tuple[str, str]] = []
-    found = decay.examine(here, lambda text, *, detail="": said.append((text, detail)))
+    found = damaged_blobs.examine(here, lambda text, *, detail="": said.append((text, detail)))
     assert [(each.what, each.place) for each in found.damaged] == [("tool", f"{store.url}/{names.tool('a' * 64)}")]
     assert found.unknown == 1
     assert said[-1] == ("reading every blob: 2.9 MiB of 2.9 MiB", "2.9 MiB of 2.9 MiB")
