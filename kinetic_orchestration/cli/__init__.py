@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kinetic_orchestration.cli import codes
-from kinetic_orchestration.cli.guard import guarded
+from kinetic_orchestration.cli.streams import guarded
 from kinetic_orchestration.protocol.system import visible
 
 # The commands' modules; a command's function has its name.

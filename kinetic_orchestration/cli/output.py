@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from kinetic_orchestration.cli.guard import unguarded
+from kinetic_orchestration.cli.streams import unguarded
 from kinetic_orchestration.protocol.system import visible
 
 

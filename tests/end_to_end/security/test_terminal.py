@@ -14,7 +14,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.cli import main, output
-from kinetic_orchestration.cli.guard import guarded
+from kinetic_orchestration.cli.streams import guarded
 from kinetic_orchestration.errors import JobFailed
 from kinetic_orchestration.protocol.system import visible
 
