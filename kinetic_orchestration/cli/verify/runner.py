@@ -38,7 +38,7 @@ from kinetic_orchestration.plan.configuration.settings import Settings, load
 from kinetic_orchestration.plan.hardware import accelerators, regions
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.messages import warn
-from kinetic_orchestration.platforms.google import call_hook
+from kinetic_orchestration.platforms.google import call_listeners
 from kinetic_orchestration.platforms.google.storage.location import location_of
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
 from kinetic_orchestration.platforms.google.tpu import rate_limit
@@ -138,7 +138,7 @@ def closed(wanted: Wanted, error: KineticError, note: Note) -> Report:
     planned, began = plan(wanted, settings), time.monotonic()
     report, recorder = _new(wanted, settings, planned)
     recorder.step = BUCKET
-    with call_hook.listening(recorder.record), contextlib.suppress(KineticError):
+    with call_listeners.listening(recorder.record), contextlib.suppress(KineticError):
         location_of(settings)
     _without_bucket(planned, report, recorder, error, note)
     report.seconds, report.entries, report.lost = time.monotonic() - began, recorder.entries, recorder.lost
@@ -160,7 +160,7 @@ def run(wanted: Wanted, settings: Settings, planned: Budget, note: Note, emulato
     """Run all steps and write the report; all resources of the run are removed in any case."""
     report, recorder = _new(wanted, settings, planned)
     began, measured = time.monotonic(), list[tuple[str, float]]()
-    with _own_home(), _jobs() as jobs, call_hook.listening(recorder.record), rate_limit.freely():
+    with _own_home(), _jobs() as jobs, call_listeners.listening(recorder.record), rate_limit.freely():
         recorder.step = BUCKET
         try:
             store = open_store(settings.store, settings.deployment)

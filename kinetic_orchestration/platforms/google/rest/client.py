@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import CredentialsError
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.platforms.google import api_errors, call_hook, credentials, retries
+from kinetic_orchestration.platforms.google import api_errors, call_listeners, credentials, retries
 from kinetic_orchestration.platforms.google.api_errors import Status
 
 TIMEOUT = 20.0
@@ -72,7 +72,7 @@ class Google:
             raise credentials.refused(error) from error
         except (auth.GoogleAuthError, requests.RequestException) as error:
             return Answer(0, {"error": {"message": f"{type(error).__name__}: {error}", "status": "UNAVAILABLE"}})
-        call_hook.report_http(service, reply, self._base(service))
+        call_listeners.report_http(service, reply, self._base(service))
         try:
             found = reply.json() if reply.content else {}
         except ValueError:

@@ -19,7 +19,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 from kinetic_orchestration.errors import KineticError
-from kinetic_orchestration.platforms.google import call_hook, retries
+from kinetic_orchestration.platforms.google import call_listeners, retries
 from kinetic_orchestration.platforms.google.credentials import refused
 from kinetic_orchestration.platforms.google.storage.refusals import ApiError, read_error, refusal
 from kinetic_orchestration.platforms.store import too_large
@@ -76,7 +76,7 @@ class Client:
 
     def _receive(self, response: Any, **_: Any) -> None:
         self._last.headers = response.headers
-        call_hook.report_http("storage", response, self._endpoint)
+        call_listeners.report_http("storage", response, self._endpoint)
         self.clock.observe(response.headers.get("Date", ""), time.monotonic() - response.elapsed.total_seconds())
 
 

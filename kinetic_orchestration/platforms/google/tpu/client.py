@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.platforms.google import api_errors, call_hook, credentials
+from kinetic_orchestration.platforms.google import api_errors, call_listeners, credentials
 from kinetic_orchestration.platforms.google.api_errors import Status
 from kinetic_orchestration.platforms.google.retries import client_retry
 from kinetic_orchestration.platforms.google.tpu.states import Node, Queued
@@ -164,7 +164,7 @@ def client(settings: Settings) -> Any:
     """The process's one client for these settings and the current credentials."""
     identity = credentials.credentials(settings)
     place = settings.emulator, settings.emulator_grpc, settings.quota_project
-    key = (os.getpid(), *place, id(identity), call_hook.has_listeners())
+    key = (os.getpid(), *place, id(identity), call_listeners.has_listeners())
     with _lock:
         if key not in _clients:
             _clients[key] = (_open(settings, identity), identity)  # the identity is kept, so that its id is its own
@@ -192,7 +192,7 @@ def _open(settings: Settings, identity: Any) -> Any:
         return tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=_reported(emulated_channel(settings.emulator_grpc))))
     if forked:
         return _over_rest(tpu_v2.TpuClient(credentials=identity, transport="rest"))
-    if not call_hook.has_listeners():
+    if not call_listeners.has_listeners():
         return tpu_v2.TpuClient(credentials=identity, transport="grpc")
     transport = partial(
         TpuGrpcTransport, channel=lambda *at, **how: _reported(TpuGrpcTransport.create_channel(*at, **how))
@@ -201,12 +201,14 @@ def _open(settings: Settings, identity: Any) -> Any:
 
 
 def _reported(channel: Any) -> Any:
-    return call_hook.reporting_channel(channel, status_of) if call_hook.has_listeners() else channel
+    return call_listeners.reporting_channel(channel, status_of) if call_listeners.has_listeners() else channel
 
 
 def _over_rest(opened: Any, base: str = "") -> Any:
     """A REST client that reports its answers to the call hook as JSON."""
-    opened.transport._session.hooks["response"].append(lambda reply, **_: call_hook.report_http("tpu", reply, base))
+    opened.transport._session.hooks["response"].append(
+        lambda reply, **_: call_listeners.report_http("tpu", reply, base)
+    )
     return opened
 
 

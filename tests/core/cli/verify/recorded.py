@@ -27,7 +27,7 @@ from kinetic_orchestration.cli.verify.recording import MISSING, Recorder
 from kinetic_orchestration.cli.verify.redaction import Redactor
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.platforms.google import call_hook
+from kinetic_orchestration.platforms.google import call_listeners
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, client
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.model.lifecycle import Timing
@@ -63,7 +63,7 @@ def tour(environ: dict[str, str]) -> Facts:
     with Emulator(zones=(ZONE,), timing=SLOWLY._replace(provision=0.8, suspend=0.8), hosts=False) as cloud:
         here = settings.load({**environ, **cloud.environ()}, deployment="verify-tour")
         recorder = Recorder(Redactor(runner.placeholders(here)), OURS)
-        with call_hook.listening(recorder.record):
+        with call_listeners.listening(recorder.record):
             for spot in (False, True):
                 _Traveller(cloud, here, recorder, spot).travel()
         return comparison.facts(recorder.entries, recorder.seen, recorder.echoes)

@@ -19,7 +19,7 @@ from kinetic_orchestration.cli.verify.steps import STEPS_IN_ORDER
 from kinetic_orchestration.errors import BackendError, NoPlace, UsageError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, ON_DEMAND, PRICES_DATE, Rate
-from kinetic_orchestration.platforms.google import call_hook
+from kinetic_orchestration.platforms.google import call_listeners
 from kinetic_orchestration.testing import Emulator
 
 pytestmark = pytest.mark.fast
@@ -100,7 +100,9 @@ def look(recorder: Recorder, at: float, kind: str, state: str) -> None:
     answer = {"state": state} if kind == "Node" else {"state": {"state": state}}
     request = {"name": f"projects/p/locations/z/{name}/kinetic-mine-1"}
     status = "NOT_FOUND" if state == "404" else "OK"
-    recorder.record(call_hook.Call("tpu", f"Get{kind}", request, status, {} if state == "404" else answer, (), at, 0.0))
+    recorder.record(
+        call_listeners.Call("tpu", f"Get{kind}", request, status, {} if state == "404" else answer, (), at, 0.0)
+    )
 
 
 def test_dollars_are_counted_from_ready_until_it_is_seen_gone() -> None:

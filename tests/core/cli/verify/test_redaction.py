@@ -12,7 +12,7 @@ from kinetic_orchestration.cli.verify.recording import Recorder
 from kinetic_orchestration.cli.verify.redaction import GONE, Redactor, known_of
 from kinetic_orchestration.cli.verify.report import document, page, write
 from kinetic_orchestration.cli.verify.runner import FAILED, Report, Result
-from kinetic_orchestration.platforms.google import call_hook
+from kinetic_orchestration.platforms.google import call_listeners
 
 pytestmark = pytest.mark.fast
 
@@ -59,12 +59,14 @@ def test_a_secret_in_any_place_of_an_answer_comes_into_no_file(secret: str, tmp_
     recorder = Recorder(shown, "kinetic-0a1b2c3d-", clock=lambda: 0.0)
     for status in ("OK", "PERMISSION_DENIED"):
         recorder.record(
-            call_hook.Call("tpu", "GetNode", {"name": f"projects/{secret}/x"}, status, planted(secret), (), 0.0, 0.1)
+            call_listeners.Call(
+                "tpu", "GetNode", {"name": f"projects/{secret}/x"}, status, planted(secret), (), 0.0, 0.1
+            )
         )
         for service, path in (("secretmanager", f"v1/projects/{secret}/secrets/{secret}:addVersion"),
                               ("storage", f"upload/storage/v1/b/{secret}/o"), ("iam", f"v1/{secret}/{secret}")):  # fmt: skip
             body = {"query": {"filter": secret, secret: secret}, "body": planted(secret)}
-            recorder.record(call_hook.Call(service, f"POST {path}", body, "403", planted(secret), (), 0.0, 0.1))
+            recorder.record(call_listeners.Call(service, f"POST {path}", body, "403", planted(secret), (), 0.0, 0.1))
     recorder.add("metadata attributes", {"attributes": {"ssh-keys": secret, secret: secret}})
     assert recorder.lost == 0
     why = shown.text(
@@ -123,11 +125,11 @@ def test_of_a_message_only_the_words_that_this_package_knows_stay() -> None:
 def test_a_listing_tells_nothing_of_other_peoples_slices() -> None:
     recorder = Recorder(redactor(), "kinetic-0a1b2c3d-", clock=lambda: 0.0)
     nodes = [{"name": f"projects/p/locations/us-west4-a/nodes/{name}", "state": "READY"} for name in (NODE, "payroll")]
-    recorder.record(call_hook.Call("tpu", "ListNodes", {}, "OK", {"nodes": nodes}, (), 0.0, 0.1))
+    recorder.record(call_listeners.Call("tpu", "ListNodes", {}, "OK", {"nodes": nodes}, (), 0.0, 0.1))
     assert len(recorder.entries[0].answer["nodes"]) == 1
 
 
 def test_a_record_that_breaks_does_not_break_the_call() -> None:
     recorder = Recorder(redactor(), "kinetic-", clock=lambda: 0.0)
-    recorder.record(call_hook.Call("tpu", "GetNode", {}, "OK", None, (), 0.0, 0.1))  # type: ignore[arg-type]
+    recorder.record(call_listeners.Call("tpu", "GetNode", {}, "OK", None, (), 0.0, 0.1))  # type: ignore[arg-type]
     assert recorder.lost == 1

@@ -14,7 +14,7 @@ from kinetic_orchestration.cli.verify.recording import Entry, Recorder
 from kinetic_orchestration.cli.verify.redaction import Redactor
 from kinetic_orchestration.cli.verify.runner import FAILED, NOT_RUN, PASSED, Report, Result
 from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.platforms.google import call_hook
+from kinetic_orchestration.platforms.google import call_listeners
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, client
 from kinetic_orchestration.testing import Emulator
 
@@ -70,14 +70,14 @@ def test_a_report_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
 
 
 def test_every_call_is_heard_with_its_answer_as_it_was(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[call_hook.Call] = []
+    heard: list[call_listeners.Call] = []
     with Emulator(zones=("us-west4-a",), hosts=False) as cloud:
         cloud.deviate("ListLocations", unknown=b"\xb8\x3e\x01")
         for name, value in cloud.environ(project="acme", deployment="verify-x").items():
             monkeypatch.setenv(name, value)
         here = settings.load()
         tpus = Tpus(here)
-        with call_hook.listening(heard.append):
+        with call_listeners.listening(heard.append):
             assert tpus.node("projects/acme/locations/us-west4-a/nodes/none") is None
             assert tpus.locations("acme") == ["us-west4-a"]
             with pytest.raises(NotFound):
