@@ -37,7 +37,7 @@ A message says what happened, where the evidence is, and what to do next.
 
 from __future__ import annotations
 
-from kinetic_orchestration.protocol.system import visible
+from kinetic_orchestration.protocol.system import escaping
 
 
 class KineticError(Exception):
@@ -45,7 +45,7 @@ class KineticError(Exception):
 
     def __str__(self) -> str:
         """Return the message with control characters escaped, since it may quote what a job wrote."""
-        return visible.log(super().__str__())
+        return escaping.log(super().__str__())
 
 
 class UsageError(KineticError, ValueError):

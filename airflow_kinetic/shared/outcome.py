@@ -17,7 +17,7 @@ from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.values import JobStatus, Outcome
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.protocol.system import visible
+from kinetic_orchestration.protocol.system import escaping
 
 JOB_KEY = "kinetic_job_id"  # the job, as soon as there is one
 WHERE_KEY = "kinetic_where"  # "Cloud TPU v5litepod-8", "emulated on this machine's CPU", …
@@ -107,10 +107,10 @@ def log_failure(error: Exception, outcome: Outcome, job_id: str) -> None:
     failure = outcome.verdict.failure
     if failure is None or not failure.traceback.strip():
         return
-    traceback = visible.log(failure.traceback.rstrip())
+    traceback = escaping.log(failure.traceback.rstrip())
     host = outcome.verdict.host or 0
     structlog.get_logger("kinetic.job").error(
-        f"{visible.log(_said(failure))}\n{last_frame(traceback)}\nRaised on host {host} of job {job_id}. "
+        f"{escaping.log(_said(failure))}\n{last_frame(traceback)}\nRaised on host {host} of job {job_id}. "
         f"All of it:\n{traceback}"
     )
     _put_last(error, RemoteTraceback(f"on host {host} of job {job_id}:\n{traceback}"))

@@ -39,7 +39,7 @@ from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output
-from kinetic_orchestration.protocol.system import visible
+from kinetic_orchestration.protocol.system import escaping
 
 SUBMITTERS = 4  # jobs that are on their way at the same moment
 WAITING_EVENTS = 1000  # then the readers of the jobs' logs wait for the step
@@ -203,7 +203,7 @@ class FleetNarrator:
     def _job_event(self, index: int, event: Event) -> None:
         if isinstance(event, Output):
             hosts = self._hosts[index]
-            write(visible.log(prefixed(event, hosts, f"[{index}] ")))
+            write(escaping.log(prefixed(event, hosts, f"[{index}] ")))
             self._logs.write(index, prefixed(event, hosts).encode("utf-8", "backslashreplace"))
         elif isinstance(event, Metrics):
             self._summary.reported(index, event)

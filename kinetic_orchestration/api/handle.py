@@ -51,7 +51,7 @@ from kinetic_orchestration.plan.values import Attempt, Event, JobStatus, Outcome
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names
-from kinetic_orchestration.protocol.system import visible
+from kinetic_orchestration.protocol.system import escaping
 from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 R = TypeVar("R")
@@ -470,7 +470,7 @@ class JobHandle(Generic[R]):
 
 def show_cause(handle: JobHandle[Any]) -> None:
     """End a log on stdout with what the job failed of, in bold on a terminal; with nothing, if it did not."""
-    if cause := visible.log(_cause_of(handle)):
+    if cause := escaping.log(_cause_of(handle)):
         write(f"\x1b[1m{cause}\x1b[0m\n" if sys.stdout.isatty() else f"{cause}\n")
 
 

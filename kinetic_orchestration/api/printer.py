@@ -9,7 +9,7 @@ from typing import Final, TextIO
 
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output, Progress
 from kinetic_orchestration.protocol.report import frames
-from kinetic_orchestration.protocol.system import visible
+from kinetic_orchestration.protocol.system import escaping
 
 # As absl logs it: https://github.com/openxla/xla, pjrt/distributed/client.h and coordination_service_agent.cc
 _FIRST: Final = re.compile(
@@ -40,18 +40,18 @@ class Printer:
 
     def _show(self, event: Event) -> None:
         if isinstance(event, Output):
-            self._write(visible.log(prefixed(event, self._hosts)))
+            self._write(escaping.log(prefixed(event, self._hosts)))
         elif isinstance(event, Change):
             detail = f": {event.message}" if event.message else ""
-            self._changes(visible.text(f"kinetic: {event.phase}{detail}") + "\n")
+            self._changes(escaping.text(f"kinetic: {event.phase}{detail}") + "\n")
         elif isinstance(event, Metrics):
             step = "" if event.step is None else f" step {event.step}"
             values = " ".join(f"{name}={value:.6g}" for name, value in event.values.items())
-            self._write(visible.text(f"{_prefix(event.host, self._hosts)}metrics{step}: {values}") + "\n")
+            self._write(escaping.text(f"{_prefix(event.host, self._hosts)}metrics{step}: {values}") + "\n")
         elif isinstance(event, Progress) and event.host == 0:
             of = f"/{event.total:g}" if event.total else ""
             said = f"{event.done:g}{of} {event.unit}".rstrip() + pace(event.rate, event.unit)
-            self._write(visible.text(f"{_prefix(event.host, self._hosts)}progress: {said}") + "\n")
+            self._write(escaping.text(f"{_prefix(event.host, self._hosts)}progress: {said}") + "\n")
 
 
 def pace(rate: float, unit: str) -> str:
@@ -111,7 +111,7 @@ def write(text: str) -> None:
 
 def say(text: str) -> None:
     """Print a line about a job to stderr."""
-    write_error(f"kinetic: {visible.text(text)}\n")
+    write_error(f"kinetic: {escaping.text(text)}\n")
 
 
 def write_error(text: str) -> None:

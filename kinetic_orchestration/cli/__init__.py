@@ -13,7 +13,7 @@ from typing import Any
 
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.streams import guarded
-from kinetic_orchestration.protocol.system import visible
+from kinetic_orchestration.protocol.system import escaping
 
 # The commands' modules; a command's function has its name.
 COMMANDS = {
@@ -82,7 +82,7 @@ def _run(command: Callable[[Any], int], arguments: Any) -> int:
             if arguments.debug:
                 raise
             sys.stdout.flush()
-            sys.stderr.write(f"kinetic: error: {visible.log(_text(error))}\n")
+            sys.stderr.write(f"kinetic: error: {escaping.log(_text(error))}\n")
             return codes.of(error)
 
 
@@ -93,7 +93,7 @@ def _text(error: BaseException) -> str:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    sys.stderr.write(f"kinetic: warning: {visible.text(str(message))}\n")
+    sys.stderr.write(f"kinetic: warning: {escaping.text(str(message))}\n")
 
 
 def _never_fail_to_print() -> None:

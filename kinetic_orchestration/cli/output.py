@@ -11,16 +11,16 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from kinetic_orchestration.cli.streams import unguarded
-from kinetic_orchestration.protocol.system import visible
+from kinetic_orchestration.protocol.system import escaping
 
 
 def show_json(document: Any) -> None:
     """Print one JSON document; values without a JSON form become null."""
-    sys.stdout.write(visible.in_json(json.dumps(plain(document), ensure_ascii=False, indent=2)) + "\n")
+    sys.stdout.write(escaping.in_json(json.dumps(plain(document), ensure_ascii=False, indent=2)) + "\n")
 
 
 def show_json_line(item: Any) -> None:
-    sys.stdout.write(visible.in_json(json.dumps(plain(item), ensure_ascii=False)) + "\n")
+    sys.stdout.write(escaping.in_json(json.dumps(plain(item), ensure_ascii=False)) + "\n")
 
 
 def plain(value: Any) -> Any:
@@ -40,7 +40,7 @@ def plain(value: Any) -> Any:
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
     """Columns named in `right` hold numbers."""
-    rows = [[visible.text(cell) for cell in row] for row in rows]
+    rows = [[escaping.text(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _rich_table(columns, rows, right)
         return
@@ -91,7 +91,7 @@ def show_fields(fields: Sequence[tuple[str, str]]) -> None:
     """Names and texts below each other; a text of several lines is kept in its column."""
     width = max(len(name) for name, _ in fields)
     for name, text in fields:
-        first, *more = visible.text(text).splitlines() or [""]
+        first, *more = escaping.text(text).splitlines() or [""]
         print(f"{name:<{width}}  {first}".rstrip())
         for line in more:
             print(f"{'':<{width}}  {line}".rstrip())
@@ -99,7 +99,7 @@ def show_fields(fields: Sequence[tuple[str, str]]) -> None:
 
 def note(text: str) -> None:
     """Print a note, separate from the output."""
-    sys.stderr.write(f"kinetic: {visible.text(text)}\n")
+    sys.stderr.write(f"kinetic: {escaping.text(text)}\n")
     sys.stderr.flush()
 
 
@@ -147,10 +147,10 @@ def _live(text: str) -> Iterator[ShowProgress]:
     with Progress(
         *columns, console=Console(file=unguarded(sys.stderr)), transient=True, redirect_stdout=False
     ) as progress:
-        task = progress.add_task(visible.text(text), total=None)
+        task = progress.add_task(escaping.text(text), total=None)
 
         def show(text: str, *, detail: str = "") -> None:
-            progress.update(task, description=visible.text(f"{text} · {detail}" if detail else text))
+            progress.update(task, description=escaping.text(f"{text} · {detail}" if detail else text))
 
         yield show
 

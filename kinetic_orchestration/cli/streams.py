@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from kinetic_orchestration.protocol.system import visible
+from kinetic_orchestration.protocol.system import escaping
 
 
 class Guarded:
@@ -19,7 +19,7 @@ class Guarded:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        self.stream.write(visible.log(text))
+        self.stream.write(escaping.log(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

@@ -26,7 +26,7 @@ from kinetic_orchestration.plan.messages import command
 from kinetic_orchestration.plan.values import JobStatus, Outcome
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import payload
-from kinetic_orchestration.protocol.system import visible
+from kinetic_orchestration.protocol.system import escaping
 
 
 def collect(job: Job, outcome: Outcome) -> Any:
@@ -76,7 +76,7 @@ def error_of(job: Job, outcome: Outcome) -> Exception:
     if failure is not None and failure.type and cause in (wire.USER, wire.CONFIGURATION):
         error = _user_error(job, outcome, failure)
         with suppress(Exception):  # notes are a courtesy; some classes forbid attributes
-            error.add_note(visible.log(_evidence(job).strip()))
+            error.add_note(escaping.log(_evidence(job).strip()))
         return error
     if cause == wire.USER:
         return JobFailed(f"job {job.job_id} failed{where}: {reason}{_tail(failure)}{_evidence(job)}", **about)

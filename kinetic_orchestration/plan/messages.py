@@ -7,7 +7,7 @@ import shlex
 import sys
 import warnings
 
-from kinetic_orchestration.protocol.system import visible
+from kinetic_orchestration.protocol.system import escaping
 
 OURS = ("kinetic_orchestration", "dagster_kinetic", "airflow_kinetic")
 """This project's packages: hosts have them, so they are never sent, and a warning shows no line of theirs."""
@@ -16,14 +16,14 @@ _shown: set[str] = set()  # the messages of this process that are shown once
 
 def warn(message: str) -> None:
     """Warn where the user's code called into this project, so that Python shows that line."""
-    warnings.warn(visible.text(message), stacklevel=_distance() + 1)
+    warnings.warn(escaping.text(message), stacklevel=_distance() + 1)
 
 
 def warn_once(message: str) -> None:
     """The same, once in a process however many jobs it concerns."""
     if message not in _shown:
         _shown.add(message)
-        warnings.warn(visible.text(message), stacklevel=_distance() + 1)
+        warnings.warn(escaping.text(message), stacklevel=_distance() + 1)
 
 
 def note_once(text: str) -> None:

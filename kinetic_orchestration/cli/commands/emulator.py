@@ -20,7 +20,7 @@ from typing import Any, TextIO
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import note, plain, show_json_line
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.protocol.system import visible
+from kinetic_orchestration.protocol.system import escaping
 
 # Seconds for the hosts of a deleted slice to be gone as well.
 _LAST = 30.0
@@ -81,7 +81,7 @@ class _Lines:
         with contextlib.suppress(OSError, ValueError):  # its reader has left
             place = self._stream.fileno()  # without the stream's buffer, which would be waited for at the exit
             while (line := self._lines.get()) is not None:
-                rest = visible.log(f"{line}\n").encode(self._stream.encoding or "utf-8", "backslashreplace")
+                rest = escaping.log(f"{line}\n").encode(self._stream.encoding or "utf-8", "backslashreplace")
                 while rest:
                     select.select([], [place], [])
                     with contextlib.suppress(BlockingIOError):
@@ -118,7 +118,7 @@ def _line(event: Event, *, as_json: bool) -> str:
 
 
 def _json(item: Any) -> str:
-    return visible.in_json(json.dumps(plain(item), ensure_ascii=False))
+    return escaping.in_json(json.dumps(plain(item), ensure_ascii=False))
 
 
 def _settle(cloud: Emulator) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _show_bill(bill: dict[str, Any], lines: _Lines, arguments: Namespace) -> Non
     if arguments.json:
         lines.add(_json(bill))
     elif not arguments.print_env:
-        left = "\n  ".join(visible.text(item) for item in bill["left"])
+        left = "\n  ".join(escaping.text(item) for item in bill["left"])
         notes.add(
             f"kinetic: {bill['queued_resources']} queued resources and {bill['nodes']} nodes were made, "
             f"READY for {bill['chip_seconds']:,g} chip-seconds"

@@ -42,7 +42,7 @@ from kinetic_orchestration.plan.messages import command
 from kinetic_orchestration.plan.values import Attempt, Event, Outcome, Output, Peek
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.report import frames, job_report
-from kinetic_orchestration.protocol.system import visible
+from kinetic_orchestration.protocol.system import escaping
 
 PAGE = 100  # jobs that --all lists at once, as text
 
@@ -129,7 +129,7 @@ def status(arguments: Namespace) -> int:
         print()
         show_table(("attempt", "lasted", "ended", "why"), rows, right=("attempt",))
     if peek.outcome is not None and peek.status.value != "SUCCEEDED":
-        print(f"{visible.log(_failure(peek.outcome.verdict))}\nThe log: {command('logs', handle.job_id)}")
+        print(f"{escaping.log(_failure(peek.outcome.verdict))}\nThe log: {command('logs', handle.job_id)}")
     return codes.of_status(state.value)
 
 
@@ -196,12 +196,12 @@ def result(arguments: Namespace) -> int:
         if arguments.json:
             show_json(_answer(handle, error=error))
         sys.stdout.flush()
-        sys.stderr.write(f"kinetic: error: {visible.log(_error_text(error, handle))}\n")
+        sys.stderr.write(f"kinetic: error: {escaping.log(_error_text(error, handle))}\n")
         return codes.FAILED
     if arguments.json:
         show_json(_answer(handle, value))
     else:
-        print(visible.text(repr(value)))
+        print(escaping.text(repr(value)))
     return codes.OK
 
 

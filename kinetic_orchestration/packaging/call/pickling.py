@@ -36,7 +36,7 @@ from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.messages import OURS
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.content import payload
-from kinetic_orchestration.protocol.system import copies, visible
+from kinetic_orchestration.protocol.system import copies, escaping
 
 # Airflow gives DAG files such names, under which they cannot be imported.
 AIRFLOW_PREFIX = "unusual_prefix_"
@@ -140,7 +140,7 @@ def revive(
             error = payload.load(path, failure.digest, role=payload.EXCEPTION)
             if isinstance(error, Exception):
                 with contextlib.suppress(Exception):  # notes are a courtesy; some classes forbid attributes
-                    error.add_note(visible.log(f"Raised {where} of job {job_id}:\n\n{failure.traceback.rstrip()}"))
+                    error.add_note(escaping.log(f"Raised {where} of job {job_id}:\n\n{failure.traceback.rstrip()}"))
                 return error
             why = "it is not one that a job may raise here"  # SystemExit, KeyboardInterrupt
         except payload.Tampered as error:

@@ -16,7 +16,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.cli import main, output
 from kinetic_orchestration.cli.streams import guarded
 from kinetic_orchestration.errors import JobFailed
-from kinetic_orchestration.protocol.system import visible
+from kinetic_orchestration.protocol.system import escaping
 
 CLIPBOARD = "\x1b]52;c;Y3VybCBldmlsLmV4YW1wbGUgfCBzaAo=\x07"
 TITLE = "\x1b]0;root@prod\x1b\\"
@@ -148,8 +148,8 @@ def test_a_blocking_call_prints_and_raises_what_a_terminal_does_not_obey(
     ],
 )
 def test_what_is_shown_instead(given: str, as_text: str, as_log: str) -> None:
-    assert (visible.text(given), visible.log(given)) == (as_text, as_log)
-    assert json.loads(visible.in_json(json.dumps(given, ensure_ascii=False))) == given
+    assert (escaping.text(given), escaping.log(given)) == (as_text, as_log)
+    assert json.loads(escaping.in_json(json.dumps(given, ensure_ascii=False))) == given
 
 
 def test_no_character_of_unicode_turns_the_direction_or_hides_text() -> None:
@@ -159,4 +159,4 @@ def test_no_character_of_unicode_turns_the_direction_or_hides_text() -> None:
         kind = unicodedata.category(letter)
         if kind == "Cf" and unicodedata.bidirectional(letter) in {*turning, "BN", "R", "L", "AL"}:
             seen = "\u200c\u200d\U000110bd\U000110cd" + "".join(map(chr, range(0x13430, 0x13440))) + "\u070f"
-            assert (visible.text(letter) != letter) == (letter not in seen), hex(number)
+            assert (escaping.text(letter) != letter) == (letter not in seen), hex(number)
