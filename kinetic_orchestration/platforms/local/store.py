@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kinetic_orchestration.errors import StoreError, UsageError
-from kinetic_orchestration.platforms import stamp
+from kinetic_orchestration.platforms import owner_stamp
 from kinetic_orchestration.platforms.store import too_large
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import Entry, Record, reason_of
@@ -96,7 +96,7 @@ def open_local(path: str | os.PathLike[str], deployment: str) -> LocalStore:
         raise UsageError(
             "The local store needs hard links and file locks as Linux and macOS have them. On Windows, work in WSL 2."
         )
-    stamp.check_deployment(deployment)
+    owner_stamp.check_deployment(deployment)
     base = Path(path).expanduser().absolute()
     root = str(base / deployment)
     _make(root)
@@ -104,9 +104,9 @@ def open_local(path: str | os.PathLike[str], deployment: str) -> LocalStore:
     record = store.read(names.DEPLOYMENT)
     if record is None:
         check_guarantees(root)
-        store.create(names.DEPLOYMENT, stamp.new(deployment, store.now(), _fingerprint(root)))
+        store.create(names.DEPLOYMENT, owner_stamp.new(deployment, store.now(), _fingerprint(root)))
         record = store.read(names.DEPLOYMENT)
-    fields = stamp.settle(store, root, record, deployment, _fingerprint(root))
+    fields = owner_stamp.settle(store, root, record, deployment, _fingerprint(root))
     if fields.get("checked") != _fingerprint(root):  # the folder was copied here, or another machine checked it
         check_guarantees(root)
     return store

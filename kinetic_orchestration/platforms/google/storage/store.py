@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from kinetic_orchestration.errors import StoreError, UsageError
 from kinetic_orchestration.plan.configuration import settings as settings_module
-from kinetic_orchestration.platforms import stamp
+from kinetic_orchestration.platforms import owner_stamp
 from kinetic_orchestration.platforms.google.credentials import credentials
 from kinetic_orchestration.platforms.google.storage import transfer
 from kinetic_orchestration.platforms.google.storage.requests import CLOCK_AGE, SINGLE, Requests, moment
@@ -177,7 +177,7 @@ class GcsStore:
 
 def open_gcs(address: str, deployment: str) -> GcsStore:
     """The store of one deployment under `gs://bucket/prefix`, stamped and checked if it is new."""
-    stamp.check_deployment(deployment)
+    owner_stamp.check_deployment(deployment)
     bucket, _, prefix = address.partition("://")[2].rstrip("/").partition("/")
     if not bucket or not all(letter.isalnum() or letter in "-_." for letter in bucket):
         raise UsageError(f"{address!r} names no bucket: write gs://bucket or gs://bucket/prefix.")
@@ -193,7 +193,7 @@ def open_gcs(address: str, deployment: str) -> GcsStore:
         return store
     record = store.read(names.DEPLOYMENT)
     if record is None:
-        mark = stamp.new(deployment, store.now(), url)
+        mark = owner_stamp.new(deployment, store.now(), url)
         store.create(names.DEPLOYMENT, mark)
         if store.create(names.DEPLOYMENT, mark) is not None:
             raise StoreError(
@@ -201,6 +201,6 @@ def open_gcs(address: str, deployment: str) -> GcsStore:
                 "there, though it was told not to (ifGenerationMatch=0)."
             )
         record = store.read(names.DEPLOYMENT)
-    stamp.settle(store, url, record, deployment, url)
+    owner_stamp.settle(store, url, record, deployment, url)
     _stamped[known] = time.monotonic()
     return store
