@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kinetic_orchestration.cli import codes
-from kinetic_orchestration.cli.drawing import draw
 from kinetic_orchestration.cli.output import dollars, note, show_json, show_table, working
+from kinetic_orchestration.cli.slice_drawing import draw
 from kinetic_orchestration.plan.configuration.settings import Settings, load
 from kinetic_orchestration.plan.hardware import accelerators as table
 from kinetic_orchestration.plan.hardware import price_list

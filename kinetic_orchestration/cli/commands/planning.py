@@ -19,8 +19,8 @@ from typing import Any
 
 from kinetic_orchestration.api.decorator import RemoteCallable
 from kinetic_orchestration.cli import codes
-from kinetic_orchestration.cli.drawing import draw
 from kinetic_orchestration.cli.output import dollars, note, show_fields, show_json, working
+from kinetic_orchestration.cli.slice_drawing import draw
 from kinetic_orchestration.errors import KineticError, NotEmulated, UsageError
 from kinetic_orchestration.jobs import request
 from kinetic_orchestration.packaging.bundle import Bundle, package

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kinetic_orchestration.cli.drawing import draw
+from kinetic_orchestration.cli.slice_drawing import draw
 from kinetic_orchestration.plan.hardware.accelerators import Slice, catalogue, parse
 
 pytestmark = pytest.mark.fast
