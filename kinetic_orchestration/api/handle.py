@@ -38,7 +38,7 @@ from kinetic_orchestration.jobs.following.verdicts import seen_end
 from kinetic_orchestration.jobs.job import Job, how_it_ended, missing, without_spec
 from kinetic_orchestration.jobs.request import Request
 from kinetic_orchestration.jobs.results import collect
-from kinetic_orchestration.jobs.watching import attempts, live_jobs, usage
+from kinetic_orchestration.jobs.watching import attempts, live_index, usage
 from kinetic_orchestration.packaging.bundle import unread_requirements
 from kinetic_orchestration.plan.configuration import settings as configuration
 from kinetic_orchestration.plan.configuration import store_address
@@ -660,7 +660,7 @@ def live_jobs(tell: Callable[[str], object], **place: str | None) -> list[tuple[
             handle = JobHandle[Any](reopened(job_id, opened, backends, settings))
             peek = handle.peek()
         except JobNotFound:  # removed since it was listed, or not submitted yet
-            live_jobs.remove_if_never_submitted(opened, job_id)
+            live_index.remove_if_never_submitted(opened, job_id)
             return None
         except Unreachable:
             raise
@@ -669,10 +669,10 @@ def live_jobs(tell: Callable[[str], object], **place: str | None) -> list[tuple[
         if not peek.status.final:
             return handle, peek
         if not handle._job.doubt:
-            live_jobs.remove(opened, job_id)
+            live_index.remove(opened, job_id)
         return None
 
-    listed = live_jobs.live_jobs(opened, lambda job_id: look(job_id) is not None)
+    listed = live_index.live_jobs(opened, lambda job_id: look(job_id) is not None)
     found: list[tuple[JobHandle[Any], Peek]] = []
     for job_id, seen in zip(listed, side_by_side(look, listed, opened.parallel), strict=True):
         if isinstance(seen, KineticError):

@@ -27,7 +27,7 @@ from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import ME, Job, how_it_ended, open_job, set_aside
 from kinetic_orchestration.jobs.request import Request, differences, located
 from kinetic_orchestration.jobs.trust import Trust
-from kinetic_orchestration.jobs.watching import live_jobs
+from kinetic_orchestration.jobs.watching import live_index
 from kinetic_orchestration.packaging.bundle import argument_digests, package
 from kinetic_orchestration.packaging.staging import stage, staging_folder
 from kinetic_orchestration.plan.identity import Identity, job_id
@@ -95,7 +95,7 @@ def _refuse_if_strict(request: Request, job: str) -> None:
 def _submit(request: Request, job: str, noted: Callable[[], object], say: Callable[[str], object]) -> Record | None:
     """Package, stage and admit a claimed job. Returns its spec, or None if another process has admitted it first."""
     spec, settings, store = request.spec, request.settings, request.store
-    entered = Ahead(live_jobs.add, store, job, in_background=store.parallel > 1)
+    entered = Ahead(live_index.add, store, job, in_background=store.parallel > 1)
     with staging_folder(store, settings.home) as folder:
         say(f"packaging {spec.name}: its code, its arguments and what they need")
         bundle = package(spec, request.plan, settings, folder, copies.environ())

@@ -59,7 +59,7 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
     from kinetic_orchestration.jobs import launch, request
     from kinetic_orchestration.jobs.following import actions
     from kinetic_orchestration.jobs.job import open_job
-    from kinetic_orchestration.jobs.watching import live_jobs
+    from kinetic_orchestration.jobs.watching import live_index
     from kinetic_orchestration.plan import identity
     from kinetic_orchestration.plan.declare.spec import JobSpec, Options
     from kinetic_orchestration.plan.planner import make_plan
@@ -76,7 +76,7 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
     for _ in range(count):
         who = identity_in(plan.deployment) if identity_in else identity.of(plan.deployment, None)
         job_id, _ = launch.claim(store, backend, who)
-        live_jobs.add(store, job_id)
+        live_index.add(store, job_id)
         launch.admit(store, job_id, who, plan, staged)
         actions.intend(open_job(job_id, store, backend), 1)
         store.put(names.beat(job_id, 1, 0), beat(store.now()).encode())

@@ -24,7 +24,7 @@ from kinetic_orchestration.jobs import lifecycle, trust
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.held_time import record_held
 from kinetic_orchestration.jobs.job import ME, open_job
-from kinetic_orchestration.jobs.watching import attempts, live_jobs
+from kinetic_orchestration.jobs.watching import attempts, live_index
 from kinetic_orchestration.plan.configuration.settings import Settings, duration
 from kinetic_orchestration.plan.hardware.cost import price
 from kinetic_orchestration.plan.identity import job_of
@@ -413,7 +413,7 @@ def _forget(store: Store, job: str, records: Sequence[str]) -> None:
     """
     spec = store.read(names.spec(job))
     store.delete(names.spec(job))
-    live_jobs.remove(store, job)
+    live_index.remove(store, job)
     if spec is not None:
         _pass_on_identity(store, job, spec.data)
     verdicts = [name for name in records if name.startswith(names.verdicts(job)) and name.endswith("/verdict.json")]

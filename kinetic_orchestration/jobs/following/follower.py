@@ -14,7 +14,7 @@ from kinetic_orchestration.jobs.following.held_time import remember_held
 from kinetic_orchestration.jobs.following.logs import Emit, LogReader, sampled
 from kinetic_orchestration.jobs.following.verdicts import conclude, glimpse, has_ended
 from kinetic_orchestration.jobs.job import Job, authenticated
-from kinetic_orchestration.jobs.watching import attempts, live_jobs
+from kinetic_orchestration.jobs.watching import attempts, live_index
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
 from kinetic_orchestration.plan.values import (
@@ -121,7 +121,7 @@ class Follower:
         """Remove the secrets of a job that has ended, and take the job off the roll."""
         actions.forget_secrets(self.job)
         if self.saw_live and not self.job.doubt:  # one that ended earlier was struck off then, or will be by a listing
-            live_jobs.remove(self.job.store, self.job.job_id)
+            live_index.remove(self.job.store, self.job.job_id)
 
     def step_if_reachable(self, emit: Emit | None = None) -> Outcome | None:
         """Take a step, and return None while the store is unreachable: the job does not depend on this process's access

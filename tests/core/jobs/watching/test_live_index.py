@@ -18,7 +18,7 @@ from kinetic_orchestration.api.opening import place_of
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
-from kinetic_orchestration.jobs.watching import live_jobs
+from kinetic_orchestration.jobs.watching import live_index
 from kinetic_orchestration.platforms.local.store import LocalStore
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing import Emulator
@@ -122,10 +122,10 @@ def test_a_store_of_an_earlier_release_is_read_through_once(home: Path) -> None:
 
 def test_what_was_never_submitted_stays_on_the_roll_for_a_day(home: Path) -> None:
     store, _, _ = place_of()
-    live_jobs.add(store, "job-000000000000")
+    live_index.add(store, "job-000000000000")
     assert kinetic.list_jobs() == [] and len(on_the_roll()) == 1
     path = home / "store" / "local" / names.live("job-000000000000")
-    before = time.time() - live_jobs.NEVER_SUBMITTED - 60
+    before = time.time() - live_index.NEVER_SUBMITTED - 60
     os.utime(path, (before, before))
     assert kinetic.list_jobs() == [] and on_the_roll() == []
 
