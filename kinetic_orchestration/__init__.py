@@ -46,7 +46,7 @@ _HOMES = {
     "command": "api.decorator",
     "current": "program.context",
     "list_jobs": "api.handle",
-    "read_checkpoint": "program.reading",
+    "read_checkpoint": "program.checkpoint_reader",
     "run": "api.decorator",
 }
 

@@ -1,7 +1,6 @@
 """Agent of one host of one attempt: prepares, has the program run (`supervisor`), and follows the rules.
 
-One loop: move the program's output, read the records, decide (`attempt_rules`), act. It needs the store and nothing
-else; the submitter may be gone.
+One loop: move output, read records, decide (`attempt_rules`), act. It needs only the store; the submitter may be gone.
 """
 
 from __future__ import annotations
