@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from kinetic_orchestration.plan.configuration.store_address import bucket_path
 from kinetic_orchestration.protocol import names
 
 CONSOLE = "https://console.cloud.google.com"
@@ -13,15 +14,15 @@ OBJECTS = "https://storage.cloud.google.com"  # shows an object to signed-in use
 
 def view(store_url: str, name: str) -> str:
     """The page that shows an object in a bucket; of a file on this machine, its address."""
-    if store_url.startswith("gs://"):
-        return f"{OBJECTS}/{quote(store_url.removeprefix('gs://') + '/' + name)}"
+    if (path := bucket_path(store_url)) is not None:
+        return f"{OBJECTS}/{quote(f'{path}/{name}')}"
     return (Path(store_url).absolute() / name).as_uri()
 
 
 def browse(store_url: str, folder: str = "") -> str:
     """The page of a folder in a bucket; for one on this machine, its address as a file."""
-    if store_url.startswith("gs://"):
-        return f"{CONSOLE}/storage/browser/{quote('/'.join(filter(None, (store_url.removeprefix('gs://'), folder))))}"
+    if (path := bucket_path(store_url)) is not None:
+        return f"{CONSOLE}/storage/browser/{quote('/'.join(filter(None, (path, folder))))}"
     return (Path(store_url).absolute() / folder).as_uri()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from kinetic_orchestration.errors import ConflictingSettings, Unsupported, UsageError
 from kinetic_orchestration.plan import emulation
+from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import VARIABLES, Settings, duration, seconds
 from kinetic_orchestration.plan.declare import profile
 from kinetic_orchestration.plan.declare.limits import Limits
@@ -161,7 +162,7 @@ def _ignored(options: Options, backend: str) -> Iterator[str]:
 
 
 def _check_remote(options: Options, settings: Settings, backend: str) -> None:
-    if not settings.store.startswith("gs://"):
+    if store_address.bucket_path(settings.store) is None:
         raise UsageError(
             f"the {backend} backend needs a store that its hosts can reach, and {settings.store} is a folder of this "
             "machine: name a bucket with store= or KINETIC_STORE, such as gs://my-bucket/kinetic"

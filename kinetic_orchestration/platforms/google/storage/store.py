@@ -38,6 +38,7 @@ class GcsStore:
 
     trusted = False
     metered = True
+    folder = None
     parallel = REQUESTS
     can_append = False
     part = SINGLE
