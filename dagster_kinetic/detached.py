@@ -172,23 +172,22 @@ class _Detached:
         from kinetic_orchestration.jobs.request import draft, settings_of
 
         spec = self._kinetic._spec(function, (args, kwargs), accelerator, context, options)
+        here = settings_of(spec)
         ticket = _ticket_of(context)
         if ticket is not None:
-            here = settings_of(spec)
             refuse_elsewhere(ticket, here.store, here.deployment)
             again = context.retry_number or context.run.parent_run_id
-            place = {"project": here.project, "store": here.store, "deployment": here.deployment}
             try:
-                job = opened(ticket, place, context.run.tags.get(tag_of(ENDED, ticket.step), ""))
+                job = opened(ticket, here, context.run.tags.get(tag_of(ENDED, ticket.step), ""))
             except JobNotFound:  # its records were removed before any run finished it
                 if not again:
                     raise
             else:
                 if not again or JobHandle(job).peek().status is not JobStatus.FAILED:
                     step_call = StepCall(ticket.run, ticket.step, ticket.partition, ticket.call)
-                    check_same_request(spec, step_call.identity(here.deployment), job, context)
-                    return run_in_step(spec, context, job=job)
-        self._submit(draft(spec), context, ticket)
+                    check_same_request(spec, here, step_call.identity(here.deployment), job, context)
+                    return run_in_step(spec, context, here=here, job=job)
+        self._submit(draft(spec, here), context, ticket)
         raise _Submitted
 
     def _submit(self, asked: Draft, context: _compat.Context, ticket: Ticket | None) -> None:

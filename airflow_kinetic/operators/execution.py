@@ -44,7 +44,7 @@ def execute(operator: KineticTPUOperator, task_try: TaskTry, context: Context) -
             job = task_try.launch(asked, location, context)
             operator.kinetic_urls = urls_of(job.job_id, location)
             report = TaskReport(operator, context, job)
-            with report.announced():
+            with report.announced(asked.settings):
                 if not operator.wait:
                     return job.job_id
                 # Without the log: the trigger writes all of it, and in order, also of a job that was found again.

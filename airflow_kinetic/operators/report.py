@@ -21,6 +21,7 @@ from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.results import error_of
+from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware.cost import times, went_to
 from kinetic_orchestration.plan.values import JobStatus, Outcome
 from kinetic_orchestration.protocol import names
@@ -39,14 +40,12 @@ class TaskReport:
         self._job = job
         self._log = operator.log
 
-    def announced(self) -> AbstractContextManager[Ahead[object]]:
+    def announced(self, settings: Settings) -> AbstractContextManager[Ahead[object]]:
         """Report the job immediately, so that users find it while the task waits, here or deferred. Airflow's server is
         called in the background, and the block makes no other request to it.
         """
-        job_id = self._job.job_id
-        self._log.info(
-            "Job %s. It runs %s. Its log elsewhere: kinetic-orchestration logs %s", job_id, runs(self._job), job_id
-        )
+        job_id, told = self._job.job_id, runs(self._job, settings)
+        self._log.info("Job %s. It runs %s. Its log elsewhere: kinetic-orchestration logs %s", job_id, told, job_id)
         return in_background(self._push)
 
     def _push(self) -> None:

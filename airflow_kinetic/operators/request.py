@@ -14,6 +14,7 @@ from airflow_kinetic.shared.tries.task_identity import map_index
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.jobs.request import Draft, draft, settings_of
 from kinetic_orchestration.plan import emulation
+from kinetic_orchestration.plan.configuration.settings import with_project
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options, name_of
 
 if TYPE_CHECKING:
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
 def draft_of(operator: KineticTPUOperator, context: Context) -> tuple[Draft, JobLocation]:
     """Return the job with its project, and its location. The connection is opened only for Google Cloud."""
     spec = spec_of(operator, context)
-    emulation.check_slice(spec, settings_of(spec))  # before the connection is opened for nothing
-    location = JobLocation.of_task(operator)
+    here = settings_of(spec)
+    emulation.check_slice(spec, here)  # before the connection is opened for nothing
+    location = JobLocation.of_task(operator, here)
     if location.is_google:
         spec = dataclasses.replace(spec, options=dataclasses.replace(spec.options, project=location.project))
-    return draft(spec), location  # what is refused there is refused before anything is written down
+        here = with_project(here, location.project)
+    return draft(spec, here), location  # what is refused there is refused before anything is written down
 
 
 def spec_of(operator: KineticTPUOperator, context: Context) -> JobSpec:

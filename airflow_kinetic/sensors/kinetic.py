@@ -80,7 +80,8 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         from kinetic_orchestration.jobs.following.follower import Follower
 
         began = time.time()
-        job = self._open(JobLocation.of_task(self))
+        location = JobLocation.of_task(self)
+        job = self._open(location)
         self._follower = Follower(job)
         self.log.info("Job %s. It runs %s", job.job_id, runs(job))
         if self.do_xcom_push and (task := context.get("ti")) is not None:
@@ -88,7 +89,7 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         if not (self.deferrable and airflow_api.is_available("airflow.triggers.base")):
             return super().execute(context)
         poked = self.poke(context)
-        return poked.xcom_value if poked else self._defer(began)
+        return poked.xcom_value if poked else self._defer(location, began)
 
     def poke(self, context: Context) -> PokeReturnValue:
         from kinetic_orchestration.jobs.following.follower import Follower
@@ -120,13 +121,13 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         self.kinetic_urls = urls_of(self.job_id, location)
         return location.open(self.job_id, spec_digest, ended)
 
-    def _defer(self, began: float) -> None:
+    def _defer(self, location: JobLocation, began: float) -> None:
         from airflow_kinetic.triggers.kinetic import KineticJobTrigger
         from kinetic_orchestration.plan.values import Cursor
 
         limit = None if self.execution_timeout is None else self.execution_timeout.total_seconds()
         trigger = KineticJobTrigger(
-            job_id=self.job_id, place=JobLocation.of_task(self)._asdict(), cursor=Cursor().to_json(),
+            job_id=self.job_id, place=location._asdict(), cursor=Cursor().to_json(),
             deferred=time.time(), deadline=None if limit is None else began + limit, get_logs=self.get_logs,
             keeps=False, limit=limit, heard=worker_exit.announce_exit(),
         )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
-from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.configuration import settings, store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import LOCAL
 from kinetic_orchestration.plan.planner import KINETIC_BACKENDS
@@ -44,31 +44,43 @@ class JobLocation(NamedTuple):
         cls, gcp_conn_id: str, impersonation_chain: str | Sequence[str] | None, **given: str | None
     ) -> JobLocation:
         """Resolve the location by the given values, the connection's project and the settings of this process."""
-        if given.get("backend") in KINETIC_BACKENDS:  # Keras Kinetic's; jobs run where the settings say
-            given["backend"] = None
+        backend = given.pop("backend", None)
         loaded = settings.load(None, **given)
-        accounts = listed(impersonation_chain or ())
-        chain = accounts[0] if len(accounts) == 1 else accounts or None
-        location = cls(loaded.store, loaded.deployment, loaded.backend, loaded.project, gcp_conn_id, chain)
+        return cls._of(loaded, gcp_conn_id, impersonation_chain, backend, given.get("project"))
+
+    @classmethod
+    def of_task(cls, operator: Any, loaded: Settings | None = None) -> JobLocation:
+        """Resolve the location by the parameters of an operator or a sensor. `loaded`: the settings with its store,
+        deployment and project, if they are loaded already.
+        """
+        if loaded is None:
+            loaded = settings.load(
+                None, store=operator.store, deployment=operator.deployment, project=operator.project_id
+            )
+        return cls._of(
+            loaded, operator.gcp_conn_id, operator.impersonation_chain, operator.backend, operator.project_id
+        )
+
+    @classmethod
+    def _of(
+        cls, loaded: Settings, gcp_conn_id: str, accounts: str | Sequence[str] | None, backend: str | None,
+        project: str | None,
+    ) -> JobLocation:  # fmt: skip
+        named = None if backend in KINETIC_BACKENDS else backend  # Keras Kinetic's run where the settings say
+        several = listed(accounts or ())
+        chain = several[0] if len(several) == 1 else several or None
+        location = cls(loaded.store, loaded.deployment, named or loaded.backend, loaded.project, gcp_conn_id, chain)
         if not location.is_google:
             return location
         from airflow_kinetic.shared.connection import Connection
 
-        project = Connection(gcp_conn_id, chain).project_of(given.get("project"), loaded.project)
-        return location._replace(project=project, backend=settings.load(None, **{**given, "project": project}).backend)
-
-    @classmethod
-    def of_task(cls, operator: Any) -> JobLocation:
-        """Resolve the location by the parameters of an operator or a sensor."""
-        return cls.resolve(
-            operator.gcp_conn_id, operator.impersonation_chain, store=operator.store, deployment=operator.deployment,
-            backend=operator.backend, project=operator.project_id,
-        )  # fmt: skip
+        project = Connection(gcp_conn_id, chain).project_of(project, loaded.project)
+        return location._replace(project=project, backend=named or settings.with_project(loaded, project).backend)
 
     @property
     def is_google(self) -> bool:
         """True if the store or the backend is on Google Cloud."""
-        return self.backend != LOCAL or "://" in self.store
+        return self.backend != LOCAL or not store_address.is_folder(self.store)
 
     def with_credentials(self) -> AbstractContextManager[None]:
         """Use the connection's credentials within the block. A location on this machine opens no connection."""

@@ -31,6 +31,7 @@ from kinetic_orchestration.jobs.following.drivers import afollow
 from kinetic_orchestration.jobs.following.follower import STORE_PATIENCE, Follower
 from kinetic_orchestration.jobs.following.logs import Emit
 from kinetic_orchestration.jobs.job import Job
+from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.values import Cursor, Outcome
 
 try:
@@ -243,7 +244,7 @@ class KineticJobTrigger(BaseTrigger):
             )
         fix = (
             "let triggerers have the connection, the network and the rights that workers have"
-            if "://" in store
+            if not store_address.is_folder(store)
             else "a folder works only if workers and triggerers share it; name a bucket with store= or KINETIC_STORE"
         )
         return (

@@ -30,7 +30,7 @@ from dagster_kinetic.resource.config import (
 )
 from kinetic_orchestration.api.decorator import RemoteCallable
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.configuration import settings, store_address
 from kinetic_orchestration.plan.declare.spec import (
     OPTION_NAMES,
     JobSpec,
@@ -325,7 +325,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         this order."""
         if options.deployment or settings.stated("deployment"):
             return options
-        shared = "://" in (options.store or settings.stated("store"))
+        shared = not store_address.is_folder(options.store or settings.stated("store"))
         name = _compat.deployment_name() or (DEPLOYMENT if shared else None)
         return replace(options, deployment=name)
 

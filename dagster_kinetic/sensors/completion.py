@@ -110,9 +110,8 @@ class _Completion:
         target: dg.AssetSelection,
         place: Mapping[str, str | None],
     ) -> None:
-        here = settings.load(None, **place)
+        self._here = here = settings.load(None, **place)
         self._store, self._deployment = here.store, here.deployment
-        self._place = place
         self._context = context
         self._followers, self._tickets, self._tick_errors = memory
         self._location = _compat.location_of_sensor(context)
@@ -289,7 +288,7 @@ class _Completion:
 
         if ticket.job not in self._followers:
             refuse_unseen(ticket, self._store, self._deployment)
-            self._followers[ticket.job] = Follower(opened(ticket, self._place))
+            self._followers[ticket.job] = Follower(opened(ticket, self._here))
         return self._followers[ticket.job]
 
     def _request(self, run: dg.DagsterRun, ticket: Ticket) -> dg.RunRequest:

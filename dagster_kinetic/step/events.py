@@ -23,6 +23,7 @@ from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.api.opening import runs
 from kinetic_orchestration.api.printer import Printer
 from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware.cost import times
 from kinetic_orchestration.plan.values import Change, Devices, Event, Metrics, Outcome, Output, Progress
 from kinetic_orchestration.protocol.report import job_report
@@ -68,8 +69,8 @@ class Narrator:
         if self._logs is not None:
             self._logs.close()
 
-    def begin(self) -> None:
-        self._context.log.info(f"job {self._handle.job_id} runs {runs(self._handle._job)}")
+    def begin(self, settings: Settings | None) -> None:
+        self._context.log.info(f"job {self._handle.job_id} runs {runs(self._handle._job, settings)}")
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Output):

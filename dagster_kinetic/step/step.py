@@ -25,6 +25,7 @@ from kinetic_orchestration.jobs.job import ME, Job
 from kinetic_orchestration.jobs.launch import find, launch, refuse_another
 from kinetic_orchestration.jobs.request import Draft, Request, draft
 from kinetic_orchestration.jobs.results import collect
+from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
@@ -150,6 +151,7 @@ def run_in_step(
     call: str = "",
     *,
     shown: str | None = None,
+    here: Settings | None = None,
     job: Job | None = None,
     through: Callable[[Emit], Emit] | None = None,
     made: Callable[[JobHandle[Any]], object] | None = None,
@@ -157,13 +159,13 @@ def run_in_step(
 ) -> Any:
     """Run the job as this step: its lines in the step's log, its value returned, its failure raised.
 
-    `shown`: the name of the call in the page, if not the one that identifies it. `job`: one that another run submitted.
-    `through` wraps the job's events; `made` is called as soon as the job exists. Without `forward_termination` the job
-    continues when its run is terminated.
+    `shown`: the name of the call in the page, if not the one that identifies it. `here`: the settings, if they are
+    loaded. `job`: one that another run submitted. `through` wraps the job's events; `made` is called as soon as the job
+    exists. Without `forward_termination` the job continues when its run is terminated.
     """
 
     def request() -> Request:
-        asked = draft(spec)  # what is refused there is refused before a store is opened
+        asked = draft(spec, here)  # what is refused there is refused before a store is opened
         return asked.open() if _compat.is_direct(context) else request_of(asked, step_call_of(context, call))
 
     told = contextlib.ExitStack()  # closed when an interrupted job is left already: to store its logs may take long
@@ -173,7 +175,7 @@ def run_in_step(
             if made is not None:
                 made(handle)
             narrator = told.enter_context(Narrator(context, handle, call if shown is None else shown))
-            narrator.begin()
+            narrator.begin(here if begun.request is None else begun.request.settings)
             try:
                 outcome = handle.follow(narrator if through is None else through(narrator))
             except StoreError:
@@ -210,11 +212,11 @@ def _for_good(context: _compat.Context) -> Iterator[None]:
         raise dg.Failure(f"{error}. {again}", allow_retries=False) from error
 
 
-def check_same_request(spec: JobSpec, identity: Identity, job: Job, context: _compat.Context) -> None:
+def check_same_request(spec: JobSpec, here: Settings, identity: Identity, job: Job, context: _compat.Context) -> None:
     """Warn about a job of an earlier run that differs from this launch, or refuse it."""
     strict = spec.options.on_conflict == "error"
     try:
-        request = draft(spec, found=True).open(identity)
+        request = draft(spec, here, found=True).open(identity)
     except KineticError:
         if strict:
             raise

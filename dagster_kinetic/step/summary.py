@@ -16,6 +16,7 @@ from kinetic_orchestration.api import handle as job
 from kinetic_orchestration.api import links
 from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.plan.configuration.store_address import bucket_path
 from kinetic_orchestration.plan.declare.spec import LOCAL
 from kinetic_orchestration.plan.hardware.cost import went_to
 from kinetic_orchestration.plan.values import Outcome
@@ -81,14 +82,14 @@ def profile_of(handle: JobHandle[Any]) -> dict[str, Any]:
     """The location of its profile and how to open it, if there is one."""
     if not (place := job.profile_of(handle._job)):
         return {}
-    page = {"profile_url": dg.MetadataValue.url(links.browse(place))} if place.startswith("gs://") else {}
+    page = {"profile_url": dg.MetadataValue.url(links.browse(place))} if bucket_path(place) is not None else {}
     return {"profile": place, "xprof": names.xprof(place), **page}
 
 
 def pages_of(handle: JobHandle[Any]) -> dict[str, Any]:
     """Addresses that can be clicked on; a job on this machine has none."""
     urls = handle.links()
-    if urls and handle.output_dir.startswith("gs://"):
+    if urls and bucket_path(handle.output_dir) is not None:
         urls["output_url"] = links.browse(handle.output_dir)
     return {name: dg.MetadataValue.url(url) for name, url in urls.items()}
 

@@ -18,6 +18,8 @@ import dagster as dg
 
 from dagster_kinetic import _compat
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan.configuration import store_address
+from kinetic_orchestration.plan.configuration.settings import Settings
 
 WAITS = "kinetic/detached"  # of a run: "waiting" until each of its jobs has a run that finishes it
 ASSET_WAITS = "kinetic/detached"  # of an asset: it is made by two runs
@@ -68,11 +70,13 @@ def tag_of(kind: str, step: str) -> str:
     return f"{space}/{rest[:40]}-{hashlib.sha256(step.encode()).hexdigest()[:16]}"
 
 
-def opened(ticket: Ticket, place: Mapping[str, str | None], ended: str = "") -> Any:
+def opened(ticket: Ticket, here: Settings, ended: str = "") -> Any:
     """The job of a ticket, in a process that did not submit it, in a store that this process's own settings name."""
-    from kinetic_orchestration.api.opening import open_job_at
+    from kinetic_orchestration.api.opening import reopened
+    from kinetic_orchestration.platforms.registry import open_backend, open_store
 
-    return open_job_at(ticket.job, ticket.spec, ended, **place)
+    store, backend = open_store(here.store, here.deployment), open_backend(here.backend, here)
+    return reopened(ticket.job, store, {here.backend: backend}, here, ticket.spec, ended)
 
 
 def tickets_of(instance: dg.DagsterInstance, run: str) -> dict[str, Ticket]:
@@ -101,7 +105,9 @@ def refuse_elsewhere(ticket: Ticket, store: str, deployment: str) -> None:
 
 def refuse_unseen(ticket: Ticket, store: str, deployment: str) -> None:
     """Refuse a job whose records are in another store than the sensor's, or in a folder of another machine."""
-    if "://" not in ticket.store and (ticket.store != store or not os.path.isdir(os.path.join(store, deployment))):
+    if store_address.is_folder(ticket.store) and (
+        ticket.store != store or not os.path.isdir(os.path.join(store, deployment))
+    ):
         raise UsageError(
             f"its records are in {ticket.store}, a folder of the machine or container where run {ticket.run} was. It "
             f"cannot be seen from that of this sensor (its store is {store}). {SHARED_STORE}, or give both the same "

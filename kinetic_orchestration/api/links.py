@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from kinetic_orchestration.plan.configuration.store_address import bucket_path
 from kinetic_orchestration.protocol import names
 
 CONSOLE = "https://console.cloud.google.com"
@@ -14,8 +15,8 @@ OBJECTS = "https://storage.cloud.google.com"  # shows an object to signed-in use
 def view(store_url: str, name: str) -> str:
     """The page that shows an object in a bucket; of a file on this machine, or in a store without pages, its
     address."""
-    if store_url.startswith("gs://"):
-        return f"{OBJECTS}/{quote(store_url.removeprefix('gs://') + '/' + name)}"
+    if (path := bucket_path(store_url)) is not None:
+        return f"{OBJECTS}/{quote(f'{path}/{name}')}"
     if "://" in store_url:
         return f"{store_url}/{name}"
     return (Path(store_url).absolute() / name).as_uri()
@@ -24,8 +25,8 @@ def view(store_url: str, name: str) -> str:
 def browse(store_url: str, folder: str = "") -> str:
     """The page of a folder in a bucket; for one on this machine, its address as a file; in a store without pages, its
     address there."""
-    if store_url.startswith("gs://"):
-        return f"{CONSOLE}/storage/browser/{quote('/'.join(filter(None, (store_url.removeprefix('gs://'), folder))))}"
+    if (path := bucket_path(store_url)) is not None:
+        return f"{CONSOLE}/storage/browser/{quote('/'.join(filter(None, (path, folder))))}"
     if "://" in store_url:
         return "/".join(filter(None, (store_url, folder)))
     return (Path(store_url).absolute() / folder).as_uri()

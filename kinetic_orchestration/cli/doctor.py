@@ -22,7 +22,7 @@ from pathlib import Path
 from kinetic_orchestration.errors import KineticError, NotEmulated
 from kinetic_orchestration.jobs import trust
 from kinetic_orchestration.plan import emulation
-from kinetic_orchestration.plan.configuration import home
+from kinetic_orchestration.plan.configuration import home, store_address
 from kinetic_orchestration.plan.configuration.settings import SETTINGS, Settings, duration, load, profile_file, text_of
 from kinetic_orchestration.plan.declare import keras_kinetic
 from kinetic_orchestration.plan.declare.spec import LOCAL, JobSpec, Options
@@ -162,9 +162,9 @@ def _home(settings: Settings) -> Check:
 def _store(settings: Settings) -> Check:
     try:
         store = open_store(settings.store, settings.deployment)
-        if "://" in store.url:
+        if store.folder is None:
             return Check("store", OK, store.url)  # a bucket has checks of its own
-        check_guarantees(store.url)
+        check_guarantees(store.folder)
     except KineticError as error:
         return Check("store", FAILED, f"{settings.store} cannot be used", str(error))
     return Check("store", OK, f"{store.url}: creating, replacing and locking files work as they must")
@@ -204,7 +204,7 @@ def _cloud(settings: Settings) -> Iterator[Check]:
 def _disk(settings: Settings) -> Check:
     places = {
         "home": settings.home,
-        **({} if "://" in settings.store else {"store": Path(settings.store).expanduser()}),
+        **({"store": Path(settings.store)} if store_address.is_folder(settings.store) else {}),
     }
     free = {name: shutil.disk_usage(_existing(path)).free for name, path in places.items()}
     least = min(free, key=lambda name: free[name])

@@ -24,6 +24,7 @@ from kinetic_orchestration.packaging.call.pickling import PackedCall, pack_call
 from kinetic_orchestration.packaging.requirements import locks
 from kinetic_orchestration.packaging.requirements.resolution import find_python, here
 from kinetic_orchestration.packaging.source import imports, tree
+from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.spec import JobSpec
@@ -105,7 +106,7 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
     if source is not None:
         index_dir = settings.home / "index"
         exclude = [settings.home, *(Path(item.path) for item in data if not (item.is_gcs or item.is_hf))]
-        exclude += [] if "://" in plan.store else [Path(plan.store)]
+        exclude += [Path(plan.store)] if store_address.is_folder(plan.store) else []
         project = tree.snapshot(source.root, include=source.include, exclude=exclude, index_dir=index_dir, spool=spool)
         _show_warnings(project)
     root = source.root if source is not None else None

@@ -16,7 +16,7 @@ from kinetic_orchestration.packaging.requirements.locks import Environment
 from kinetic_orchestration.packaging.reuse import keep
 from kinetic_orchestration.packaging.source import tree
 from kinetic_orchestration.plan.values import Staged
-from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.platforms.store import Store, staging_parents
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.content.verified import deliver
 from kinetic_orchestration.protocol.system.parallel import at_once
@@ -126,10 +126,8 @@ def _send_wheel(digest: str, path: str, store: Store, retention: float) -> tuple
 
 @contextmanager
 def staging_folder(store: Store, home: Path) -> Iterator[Path]:
-    """A folder on the store's own file system where it has one, so that an upload is a rename."""
-    parent = home / "staging"
-    if "://" not in store.url:
-        parent = Path(store.url) / ".staging"
+    """A folder for what is about to be uploaded, which is removed at the end of the block."""
+    parent = staging_parents(store, home)[0]
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="job-", dir=parent, ignore_cleanup_errors=True) as folder:
         yield Path(folder)

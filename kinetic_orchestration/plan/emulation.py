@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from kinetic_orchestration.errors import NotEmulated, Unsupported
+from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import LOCAL, TPU_VM, JobSpec, Options, TpuVm, not_on_cloud, slice_of
 from kinetic_orchestration.plan.values import TRAITS, Plan
@@ -44,7 +45,7 @@ def check(spec: JobSpec, settings: Settings) -> None:
     elsewhere = settings.backend != LOCAL or (named in TRAITS and named != TPU_VM)
     if elsewhere or is_asked_for(spec.options, settings):
         return
-    bucket = settings.store.startswith("gs://")
+    bucket = store_address.bucket_path(settings.store) is not None
     found = [*spec.meant, *_of_options(spec.options), *_of_settings(settings)]
     if bucket:
         found.append(f"the store {settings.store}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from kinetic_orchestration.errors import StoreError
@@ -33,6 +34,10 @@ class Store(Protocol):
     """The number of calls that are worth having under way at once; 1 if a call takes microseconds."""
     can_append: bool
     """Objects may grow. If False, an object that was read once changes only by a new generation."""
+
+    @property
+    def folder(self) -> str | None:
+        """The folder of this machine that holds the objects as files; None if there is none."""
 
     def create(self, name: str, data: bytes) -> int | None:
         """Write an object if its name is free.
@@ -202,6 +207,18 @@ class Store(Protocol):
 
     def now(self) -> float:
         """Return the time by the store's clock, by which all ages are measured."""
+
+
+def staging_parents(store: Store, home: Path) -> list[Path]:
+    """Return the folders below which uploads are prepared, the one for new uploads first: it is on the store's own file
+    system if that can be, so that an upload is a rename.
+
+    Args:
+        store: The store.
+        home: The folder of this user's Kinetic files.
+    """
+    own = [Path(store.folder) / ".staging"] if store.folder is not None else []
+    return [*own, home / "staging"]
 
 
 def too_large(name: str, url: str, limit: int, size: int | None = None) -> StoreError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import inspect
 import json
 import os
@@ -661,6 +662,48 @@ def ends_soon_or_outlasts(file: str, marker: str) -> dict[str, Any]:
         found["deferred"] = deferred.trigger.job_id == state.kept["kinetic"]["job_id"]
     long.on_kill()
     return {**found, "status": status_of(state.kept["kinetic"]["job_id"])}
+
+
+def loads_of_a_try(marker: str) -> dict[str, Any]:
+    """The number of times that a try loads its settings: one that waits, and both parts of one that is deferred."""
+    from airflow.sdk.exceptions import TaskDeferred
+
+    from kinetic_orchestration import attach
+    from kinetic_orchestration.plan.configuration import settings
+
+    loads, load = list[str](), settings.load
+
+    def counted(*args: Any, **given: Any) -> Any:
+        loads.append("load")
+        return load(*args, **given)
+
+    def taken() -> int:
+        number = len(loads)
+        loads.clear()
+        return number
+
+    os.environ["AIRFLOW__KINETIC__DEFER_AFTER"] = "0"
+    settings.load = counted
+    try:
+        task_of(len, op_args=["abc"]).execute(a_try(State()))
+        found = {"waits": taken()}
+        state, deferred = State(), task_of(says_and_waits, op_args=[marker], deferrable=True)
+        try:
+            deferred.execute(a_try(state))
+        except TaskDeferred as left:
+            trigger = left.trigger
+        found["is deferred"] = taken()
+        job_id = state.kept["kinetic"]["job_id"]
+        attach(job_id).cancel("enough")
+        taken()
+        event = {"how": "ended", "place": trigger.place, "job_id": job_id, "metrics": {}}
+        with contextlib.suppress(Exception):  # as it was cancelled
+            resumed = task_of(says_and_waits, op_args=[marker], deferrable=True)
+            resumed.execute_complete(a_try(state), {**event, "spec_digest": trigger.cursor[-2]})
+        found["is resumed"] = taken()
+    finally:
+        settings.load = load
+    return found
 
 
 def waits_without_triggers() -> dict[str, Any]:
@@ -1561,6 +1604,7 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
         submitted_alone,
         not_kept,
         ends_soon_or_outlasts,
+        loads_of_a_try,
         waits_without_triggers,
         fields_of_a_run,
         fire_while_the_scheduler_stands_still,

@@ -284,6 +284,7 @@ class SimulatedStore:
     """The Store protocol over the world's records, as one process sees it."""
 
     url = address = "memory://store"
+    folder = None
     caller = None
     can_append = False
     trusted, metered = True, False

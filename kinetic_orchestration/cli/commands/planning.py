@@ -26,6 +26,7 @@ from kinetic_orchestration.jobs import request
 from kinetic_orchestration.packaging.bundle import Bundle, package
 from kinetic_orchestration.packaging.source.tree import Snapshot
 from kinetic_orchestration.plan import emulation
+from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import TPU_VM, JobSpec, Options, check_function, name_of
 from kinetic_orchestration.plan.hardware import cost, regions
@@ -130,7 +131,7 @@ def _complete(settings: Settings, spec: JobSpec) -> Settings:
     if traits.in_zones and not settings.project:
         warn("no project is named (KINETIC_PROJECT): your-project stands for it here, and a job needs one")
         settings = replace(settings, project="your-project")
-    if "gs" in traits.stores and "://" not in settings.store:
+    if "gs" in traits.stores and store_address.is_folder(settings.store):
         warn("no bucket is named (KINETIC_STORE): gs://your-bucket/kinetic stands for it here, and a job needs one")
         settings = replace(settings, store="gs://your-bucket/kinetic")
     return settings

@@ -34,6 +34,7 @@ from kinetic_orchestration.cli.verify.redaction import Redactor, known_of
 from kinetic_orchestration.cli.verify.scene import Scene, Spent, TooLong
 from kinetic_orchestration.cli.verify.steps import BUCKET, REAP, STEPS_IN_ORDER, Step
 from kinetic_orchestration.errors import KineticError, UsageError
+from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings, load
 from kinetic_orchestration.plan.hardware import accelerators, regions
 from kinetic_orchestration.plan.hardware.accelerators import Slice
@@ -107,7 +108,8 @@ def settings_for(wanted: Wanted, *, dry_run: bool = False) -> Settings:
     zones = ",".join(wanted.zones) or None
     deployment = f"verify-{secrets.token_hex(4)}"
     settings = load(store=wanted.store, deployment=deployment, zones=zones)
-    if settings.backend != "tpu-vm" or not settings.project or not settings.store.startswith("gs://"):
+    in_bucket = store_address.bucket_path(settings.store) is not None
+    if settings.backend != "tpu-vm" or not settings.project or not in_bucket:
         raise UsageError(
             "a verification runs on Cloud TPU, or on the emulator of it: set KINETIC_PROJECT and KINETIC_STORE=gs://… ("
             "docs/cloud/cloud-tpu.md has the steps from a bare project), or paste what `ko emulator --print-env` prints"

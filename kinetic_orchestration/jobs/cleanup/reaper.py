@@ -33,7 +33,7 @@ from kinetic_orchestration.plan.records import IDENTITY, SPEC, plan_of, spec_of,
 from kinetic_orchestration.plan.records import REAPED as REAPED_RECORD
 from kinetic_orchestration.plan.values import ELSEWHERE, GONE, PARTIAL, PRESENT, QUEUED, WOUNDED, Observation, Plan
 from kinetic_orchestration.platforms.backend import Backend
-from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.platforms.store import Store, staging_parents
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import tree
 from kinetic_orchestration.protocol.content.verified import Verified
@@ -79,7 +79,7 @@ def reap(
         *_caches(settings, dry_run),
     ]
     if not dry_run:
-        _left_by_the_killed(settings)
+        _left_by_the_killed(store, settings.home)
     return found
 
 
@@ -537,12 +537,9 @@ def _caches(settings: Settings, dry_run: bool) -> Iterator[Reaped]:
             yield Reaped("data", folder.name, f"no job used it for {days:.0f} days")
 
 
-def _left_by_the_killed(settings: Settings) -> None:
+def _left_by_the_killed(store: Store, home: Path) -> None:
     """Remove the staging folders of killed submitters, a day later."""
-    parents = [settings.home / "staging"]
-    if "://" not in settings.store:
-        parents.append(Path(settings.store) / settings.deployment / ".staging")
-    for parent in parents:
+    for parent in staging_parents(store, home):
         if parent.is_dir():
             for folder in parent.iterdir():
                 if _age(folder) > 86400.0:

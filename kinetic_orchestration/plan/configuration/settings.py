@@ -10,7 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -222,9 +222,7 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
             "address as a text, such as 'gs://my-bucket/kinetic'"
         )
     values["store"] = store_address.resolve(values["store"]) or str(home / "store")
-    in_bucket = store_address.bucket_path(values["store"]) is not None
-    if not values["backend"]:
-        values["backend"] = "tpu-vm" if values["project"] and in_bucket else "local"
+    values["backend"] = values["backend"] or _default_backend(values["project"], values["store"])
     if not values["deployment"]:
         if not store_address.is_folder(values["store"]):
             raise UsageError(
@@ -237,6 +235,18 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
     values["zones"] = values["zones"] or values["zone"]
     read = {name: row.read(name, values[name]) for name, row in SETTINGS.items()}
     return Settings(**{**read, "home": home}, listed=price_list.read(home), sources=sources)
+
+
+def with_project(settings: Settings, project: str) -> Settings:
+    """Return the settings as they are for a project that became known after they were loaded."""
+    backend = settings.backend
+    if settings.sources["backend"] == "default":
+        backend = _default_backend(project, settings.store)
+    return replace(settings, project=project, backend=backend, sources={**settings.sources, "project": "argument"})
+
+
+def _default_backend(project: str, store: str) -> str:
+    return "tpu-vm" if project and store_address.bucket_path(store) is not None else "local"
 
 
 def stated(name: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field, fields
 from typing import Any, TypeVar
 
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, Unsupported, UsageError
-from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.configuration import settings, store_address
 from kinetic_orchestration.plan.declare import profile
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
@@ -279,7 +279,7 @@ def _check_conflicts(options: Options) -> None:
             "python= chooses the interpreter of an isolated environment, and requirements=None means this one: "
             "name the requirements too, or leave python out"
         )
-    if options.backend == TPU_VM and options.store and "://" not in options.store:
+    if options.backend == TPU_VM and options.store and store_address.is_folder(options.store):
         raise ConflictingSettings(
             f"backend={options.backend!r} runs on other machines, and the store {options.store} is a folder of this "
             "one, which they cannot reach: name a bucket, as store='gs://my-bucket/kinetic', or leave backend out"

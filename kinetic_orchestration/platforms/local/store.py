@@ -40,7 +40,7 @@ class LocalStore(FileRecords):
 
     def __init__(self, root: str, deployment: str) -> None:
         super().__init__(root)
-        self.url = self.address = self.root
+        self.url = self.folder = self.address = self.root
         self.deployment = deployment
 
     def too_large(self, name: str, limit: int, size: int | None = None) -> Exception:

@@ -65,6 +65,12 @@ def test_a_task_whose_job_ends_in_a_moment_is_not_deferred(airflow: Airflow, hom
     assert done["status"] == "CANCELLED"
 
 
+def test_a_try_loads_its_settings_once_in_each_process(airflow: Airflow, home: Path, tmp_path: Path) -> None:
+    done = airflow("loads_of_a_try", home, marker=str(tmp_path / "begun"))
+    assert done["is deferred"] == done["is resumed"] == 1
+    assert done["waits"] == 2, "the second one is for the prices, in the report at its end"
+
+
 def test_fields_that_hold_nothing_are_no_fields_of_a_run(airflow: Airflow, home: Path) -> None:
     done = airflow("fields_of_a_run", home)
     assert done["shown"] == {

@@ -33,6 +33,7 @@ from kinetic_orchestration import JobStatus, attach
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following.follower import Follower
+from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.protocol import names, wire
 from tests.dagster_kinetic.dagster_plus import TOKEN, Organization, dagster_plus
 from tests.dagster_kinetic.sensors import tickets
@@ -243,6 +244,28 @@ def test_a_job_whose_records_went_before_somebody_came_for_it_is_submitted_again
     assert daemon.reexecuted(result).success
     daemon.tick_until_finished(2)
     assert daemon.finished[1].output_for_node("quick") == 1
+
+
+def test_a_run_loads_its_settings_once(instance, monkeypatch):
+    def quick(host: HostContext):
+        return host.host_count
+
+    daemon, loads, load = Daemon(instance, kinetic_asset(accelerator="cpu", detached=True)(quick)), [], settings.load
+    monkeypatch.setattr(settings, "load", lambda *args, **given: loads.append(given) or load(*args, **given))
+    job = attach(ticket_of(instance, daemon.submit()).job)
+    assert len(loads) == 2  # of the run, and of `attach`
+    job.result(timeout=60)
+    run = daemon.run
+
+    def counted(request: Any) -> Any:
+        loads.clear()
+        finished = run(request)
+        assert len([given for given in loads if "store" in given]) == 1  # others are for the prices, in its reports
+        return finished
+
+    daemon.run = counted
+    daemon.tick_until_finished()
+    assert daemon.finished[0].output_for_node("quick") == 1
 
 
 def test_a_retry_policy_submits_again_too(instance):

@@ -35,6 +35,7 @@ class GcsStore:
 
     trusted = False
     metered = True
+    folder = None
     parallel = REQUESTS
     can_append = False
     part = SINGLE

@@ -28,6 +28,7 @@ from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import open_local
+from kinetic_orchestration.platforms.store import staging_parents
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.system import processes
@@ -98,6 +99,18 @@ def test_what_killed_uploads_left_half_done_goes_once_it_is_old(home: Path) -> N
     os.utime(old, (0, 0))
     assert "parts left by uploads that were killed" in _reap()
     assert (young.exists(), old.exists()) == (True, False)
+
+
+def test_the_staging_folders_of_killed_submitters_go_once_they_are_old(home: Path) -> None:
+    store, _, _ = place_of()
+    parents = staging_parents(store, home)
+    assert parents == [home / "store" / "local" / ".staging", home / "staging"]
+    for parent in parents:
+        for name, age in (("job-young", 0.0), ("job-old", DAY + 60.0)):
+            (parent / name).mkdir(parents=True)
+            os.utime(parent / name, (time.time() - age,) * 2)
+    _reap()
+    assert [sorted(os.listdir(parent)) for parent in parents] == [["job-young"]] * 2
 
 
 def test_a_failed_job_is_kept_longer_than_a_good_one(home: Path) -> None:

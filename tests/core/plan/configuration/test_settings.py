@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.plan.configuration.settings import SETTINGS, load, seconds
+from kinetic_orchestration.plan.configuration.settings import SETTINGS, load, seconds, with_project
 
 pytestmark = pytest.mark.fast
 
@@ -122,6 +122,16 @@ def test_the_store_is_below_the_home_and_always_a_whole_path(tmp_path: Path, mon
     assert load(none, store="gs://b/p", deployment="d").store == "gs://b/p"
     monkeypatch.setenv("HOME", str(tmp_path))
     assert load(none, store="~/s").store == str(tmp_path / "s")
+
+
+@pytest.mark.parametrize("store", ["gs://b/p", "/a/store"])
+@pytest.mark.parametrize("backend", ["", "local", "tpu-vm"])
+def test_a_project_that_becomes_known_later_counts_as_an_argument(tmp_path: Path, store: str, backend: str) -> None:
+    environ = {
+        "KINETIC_PROFILE_FILE": "/none", "KINETIC_HOME": str(tmp_path), "KINETIC_STORE": store,
+        "KINETIC_DEPLOYMENT": "d", "KINETIC_BACKEND": backend, "GOOGLE_CLOUD_PROJECT": "other",
+    }  # fmt: skip
+    assert with_project(load(environ), "p") == load(environ, project="p")
 
 
 def test_the_default_home_follows_the_platforms_conventions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
