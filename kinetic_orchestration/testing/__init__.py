@@ -12,10 +12,10 @@ The public names, loaded when they are first used. docs/pipelines/emulator.md li
 
 from __future__ import annotations
 
-from kinetic_orchestration.protocol.system.lazy import lazily
-
 TYPE_CHECKING = False  # typing itself costs more than all the rest of this import
 if TYPE_CHECKING:
+    from typing import Any
+
     from kinetic_orchestration.testing.api_rules import refusals as refusals
     from kinetic_orchestration.testing.api_rules.refusals import Refusal
     from kinetic_orchestration.testing.emulator import Emulator
@@ -38,4 +38,12 @@ _HOMES = {
 
 __all__ = ["Cloud", "Emulator", "Ledger", "Machine", "Refusal", "Timing", "random_faults"]
 
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+
+def __getattr__(name: str) -> Any:
+    from kinetic_orchestration.protocol.system.lazy import load  # not above: every pytest of a user loads this package
+
+    return load(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals().copy(), *_HOMES})
