@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from kinetic_orchestration.plan.declare.profile import Profile
     from kinetic_orchestration.plan.declare.spec import TpuVm
     from kinetic_orchestration.plan.values import JobStatus
-    from kinetic_orchestration.program.checkpoint_reader import read_checkpoint
     from kinetic_orchestration.program.context import HostContext, current
     from kinetic_orchestration.program.keras_callback import KineticCallback
     from kinetic_orchestration.program.loop import Training, TrainingEnded
+    from kinetic_orchestration.program.reading import read_checkpoint
 
 __version__ = "0.1.0"
 
@@ -46,7 +46,7 @@ _HOMES = {
     "command": "api.decorator",
     "current": "program.context",
     "list_jobs": "api.handle",
-    "read_checkpoint": "program.checkpoint_reader",
+    "read_checkpoint": "program.reading",
     "run": "api.decorator",
 }
 

@@ -71,13 +71,16 @@ def split_address(text: str, **place: str | None) -> tuple[str, dict[str, str | 
 
     Raises:
         ConflictingSettings: Another store or deployment is given.
-        JobNotFound: The folder is not a store of this machine.
+        JobNotFound: The folder is of another machine, or no store.
         UsageError: The store is not the configured one and cannot be trusted.
     """
     found = _IN_STORE.fullmatch(links.address_of(text)) if isinstance(text, str) else None
     if found is None:
         return text, place
-    store, deployment = store_address.resolve(found["store"]).rstrip("/") or "/", found["deployment"]
+    try:
+        store, deployment = store_address.resolve(found["store"]).rstrip("/") or "/", found["deployment"]
+    except UsageError as error:
+        raise JobNotFound(f"there is no job at {text!r}: {error}") from None
     given_store = place.get("store")
     given = store_address.resolve(given_store or store).rstrip("/") or "/", place.get("deployment") or deployment
     if given != (store, deployment):

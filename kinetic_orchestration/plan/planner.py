@@ -156,7 +156,7 @@ def _ignored(options: Options, backend: str) -> Iterator[str]:
 
 def _check_remote(options: Options, settings: Settings, backend: str, traits: Traits) -> None:
     scheme, separator, _ = settings.store.partition("://")
-    if traits.stores and (not separator or scheme.lower() not in traits.stores):
+    if traits.stores and (not separator or scheme not in traits.stores):
         lies = "is none that they reach" if separator else "is a folder of this machine"
         example = "a bucket with store= or KINETIC_STORE, such as gs://my-bucket/kinetic"
         if "gs" not in traits.stores:

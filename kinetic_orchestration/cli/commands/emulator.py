@@ -67,9 +67,10 @@ class _Lines:
         self._thread = threading.Thread(target=self._write, name="lines of the emulator", daemon=True)
         self._thread.start()
 
-    def add(self, line: str | None) -> None:
+    def add(self, line: str, patience: float = 0.0) -> None:
+        """Add a line; it is dropped if there is no room for it within `patience` seconds."""
         with contextlib.suppress(queue.Full):
-            self._lines.put_nowait(line)
+            self._lines.put(line, timeout=patience)
 
     def end(self) -> None:
         """Wait until all is written, at most for a while."""
@@ -139,7 +140,7 @@ def _settle(cloud: Emulator) -> dict[str, Any]:
 def _show_bill(bill: dict[str, Any], lines: _Lines, arguments: Namespace) -> None:
     notes = _Lines(sys.stderr)
     if arguments.json:
-        lines.add(_json(bill))
+        lines.add(_json(bill), _PATIENCE)
     elif not arguments.print_env:
         left = "\n  ".join(escaping.text(item) for item in bill["left"])
         notes.add(

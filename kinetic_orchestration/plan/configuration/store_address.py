@@ -22,7 +22,7 @@ def resolve(store: str) -> str:
     if not separator:
         return str(Path(store).expanduser().absolute())
     host, slash, path = rest.partition("/")
-    if host.lower() not in ("", "localhost") or not slash or "?" in path or "#" in path:
+    if host.lower() not in ("", "localhost") or not slash:
         raise UsageError(
             f"{store!r} is not a folder of this machine: write file:///path, with three slashes, or the path alone."
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import Executor, Future
 
 CHUNK = 8 << 20
 LEAF = b"kinetic bytes\n"
@@ -63,7 +63,7 @@ class Hasher:
         self._pieces: list[bytearray | memoryview] = []
         self._gathered = 0
         self._chunks: list[Future[bytes]] = []
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Executor | None = None
         self._free: threading.Semaphore | None = None
 
     def __enter__(self) -> Hasher:
@@ -109,19 +109,26 @@ class Hasher:
         else:
             self._pieces.append(bytearray(piece))
 
-    def _submit(self) -> None:
-        if self._pool is None or self._free is None:
-            import threading
-            from concurrent.futures import (
-                ThreadPoolExecutor,
-            )  # `parallel` wants all items first; chunks come one by one
+    def _threads(self) -> Executor:
+        """The threads that hash: an executor's, as chunks come one by one, and `parallel` wants all its items first.
+
+        Raises RuntimeError at the end of the program: it can then neither be imported for the first time nor used.
+        """
+        if self._pool is None:
+            from concurrent.futures import ThreadPoolExecutor
 
             self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="kinetic-digest")
+        return self._pool
+
+    def _submit(self) -> None:
+        if self._free is None:
+            import threading
+
             self._free = threading.Semaphore(_PENDING)
         self._free.acquire()
         offset = len(self._chunks) * CHUNK
         try:
-            chunk = self._pool.submit(self._take, offset, self._pieces)
+            chunk = self._threads().submit(self._take, offset, self._pieces)
         except RuntimeError:  # the program is at its end, and no thread can start
             from concurrent.futures import Future
 

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.protocol.system import copies, processes
+from kinetic_orchestration.protocol.system.parallel import side_by_side
 from kinetic_orchestration.testing.api_rules.access import Access
 from kinetic_orchestration.testing.model.state.machine import Machine
 from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
@@ -396,6 +397,15 @@ def _matches(pattern: re.Pattern[str], pid: int) -> bool:
     return any(pattern.search(text.decode("utf-8", "replace")) for text in texts)
 
 
+def _ended(vm: Vm) -> Exception | None:
+    """Destroy a VM, and return the error if that fails: the others are destroyed all the same."""
+    try:
+        vm.destroy()
+    except Exception as error:
+        return error
+    return None
+
+
 class Machines:
     """The machine room: makes VMs under `root`, and leaves nothing of them once closed."""
 
@@ -460,16 +470,15 @@ class Machines:
             return list(self._vms)
 
     def close(self) -> None:
-        with ThreadPoolExecutor(_ENDS_AT_ONCE, "emulated VMs, ended") as threads:
-            ends = [threads.submit(vm.destroy) for vm in self.all()]
+        errors = side_by_side(_ended, self.all(), _ENDS_AT_ONCE)
         for removal in self._removals:
             removal.wait()
         self.loop.close()
         self._starter.shutdown()
         with contextlib.suppress(OSError):
             self._removed.rmdir()
-        for end in ends:
-            end.result()
+        for error in filter(None, errors):
+            raise error
 
     def spawn(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         """A child of a thread that stays: the wish to die with one's parent counts the thread, not the process."""

@@ -134,6 +134,8 @@ def test_an_address_that_leads_elsewhere_is_refused_with_what_to_set(done: JobHa
     ):
         kinetic.attach(f"file://{address}")
     assert not (tmp_path / "absent").exists()
+    with pytest.raises(JobNotFound, match="is not a folder of this machine"):
+        kinetic.attach(f"file://another-host{address}")
     with pytest.raises(ConflictingSettings, match=r"'other' in .* is given: leave that out"):
         kinetic.attach(done.output_dir, deployment="other")
 

@@ -65,8 +65,8 @@ def test_the_program_is_started_by_a_dozen_modules_of_ours_and_none_that_knows_a
     assert not [name for name in found if name.endswith((".join", ".profiler", ".tracers", ".keras_fit"))]
 
 
-@pytest.mark.parametrize("name", ["lock", "removal"])
-def test_a_client_shares_lock_and_removal_without_what_a_host_is_made_of(name: str) -> None:
+@pytest.mark.parametrize("name", ["lock", "folders"])
+def test_a_client_shares_lock_and_folders_without_what_a_host_is_made_of(name: str) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(SITE)!r}); import kinetic_orchestration.protocol.system.{name}\n"
         "print([name for name in sorted(sys.modules) if name.startswith('kinetic_orchestration.')])"

@@ -191,8 +191,12 @@ def test_an_output_folder_is_a_whole_path_and_an_address_stays(tmp_path: Path, m
 
 
 def test_backends_are_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="needs a store that its hosts can reach"):
-        planner.make_plan(JobSpec("f", Options(accelerator="v5e-8", backend="tpu-vm")), SETTINGS)
+    for store in (SETTINGS.store, "GS://bucket/kinetic"):  # hosts read addresses as they are
+        with pytest.raises(UsageError, match="needs a store that its hosts can reach"):
+            planner.make_plan(
+                JobSpec("f", Options(accelerator="v5e-8", backend="tpu-vm")),
+                replace(SETTINGS, store=store, project="p"),
+            )
     with pytest.raises(UsageError, match="there is no backend 'x'"):
         planner.make_plan(JobSpec("f", Options(accelerator="cpu", backend="x")), SETTINGS)
 

@@ -125,6 +125,7 @@ def test_an_edit_of_what_hosts_run_changes_the_agent(tmp_path: Path, file: str) 
 
 # Modules that a file in the zip imports, and that a host has or needs not.
 ELSEWHERE = {
+    "kinetic_orchestration.api.printer": "a call that prints is made where a job is submitted from",
     "kinetic_orchestration.jobs.launch": "a job is submitted by who has the whole package, as `client_only` says",
     "kinetic_orchestration.jobs.request": "a call becomes a request where a job is submitted from",
     "platformdirs": "settings are loaded where jobs are launched from",

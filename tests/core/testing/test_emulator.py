@@ -308,7 +308,11 @@ def test_random_faults_with_real_hosts_leave_nothing_behind(cloud: Emulator) -> 
 
 def _command(*options: str) -> subprocess.Popen[str]:
     argv = [sys.executable, "-m", "kinetic_orchestration.cli", "emulator", *options]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run below nohup, the command does not
+    try:
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGHUP, inherited)
 
 
 def _environment(command: subprocess.Popen[str], until: str = "KINETIC_EMULATOR_GRPC") -> dict[str, str]:

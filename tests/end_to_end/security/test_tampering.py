@@ -19,7 +19,7 @@ from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.host.prepare import prepare, toolbox
 from kinetic_orchestration.host.prepare.environment import BuildFailed
 from kinetic_orchestration.host.prepare.fetch import Blobs
-from kinetic_orchestration.jobs import launch
+from kinetic_orchestration.jobs import launch, results
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
@@ -110,7 +110,7 @@ def test_spec(trap: bucket.Trap, tmp_path: Path) -> None:
     task = job.spec()["task"]
     evil = {**task, "payload": {"digest": trap.payload(tmp_path / "evil"), "size": 1}}
     bucket.rewrite(job.store, names.spec(job.job_id), task=evil)
-    for ask in (lambda: attach(job.job_id), job.spec, lambda: launch.collect(job, Follower(job).step())):  # type: ignore[arg-type]
+    for ask in (lambda: attach(job.job_id), job.spec, lambda: results.collect(job, Follower(job).step())):  # type: ignore[arg-type]
         with pytest.raises(Corrupt, match=names.spec(job.job_id)):
             ask()
     with pytest.warns(UserWarning, match="left out"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -141,6 +142,37 @@ def test_the_page_has_the_sections_of_the_benchmarks_and_the_figures_that_have_t
     part = text.partition("## Structure")[2].partition("\n## ")[0]
     for words in ("rungs", "circles", "upward", "entries in one folder", "`Host`", "docstrings", "fast tests"):
         assert words in part, words
+
+
+ROWS = {
+    "rooms of the core": ("rooms",),
+    "floors": ("floors",),
+    "imports between them": ("room_imports",),
+    "rungs": ("rungs",),
+    "circles": ("circles",),
+    "upward imports": ("upward_imports",),
+    "most entries": ("entries",),
+    "the class `Host`": ("host_class",),
+    "functions above 50 lines": ("long_functions",),
+    "readings of an attribute": ("remote_readings",),
+    "the agent's zip": ("agent_zip",),
+    "lines of": tuple(f"lines.{package}" for package in structure.PACKAGES),
+    "of these": tuple(f"code.{package}" for package in structure.PACKAGES),
+}
+"""The figures in the page's rows, by how a row begins."""
+
+
+def test_the_page_says_what_the_benchmark_counts() -> None:
+    """A row may be a tenth off, so that not every change has to touch the page."""
+    counted = {
+        figure["name"].removeprefix("structure."): figure["value"]
+        for figure in itertools.takewhile(lambda figure: figure["name"] != "structure.fast_tests", structure.figures())
+    }
+    part = page("docs/choose/figures.md").partition("## Structure")[2].partition("\n## ")[0]
+    for beginning, names in ROWS.items():
+        row = next(line for line in part.splitlines() if line.startswith(f"| {beginning}"))
+        told = [float(number.replace(",", "")) for number in re.findall(r"[\d.,]*\d", row.split(" | ")[2])]
+        assert told == pytest.approx([counted[name] for name in names], rel=0.1), row
 
 
 @pytest.mark.parametrize(

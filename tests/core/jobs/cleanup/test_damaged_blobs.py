@@ -53,8 +53,9 @@ def submitted(key: str, function: Any, *arguments: Any) -> JobHandle[Any]:
 
 
 def decay_of(path: Path, home: Path | None = None) -> None:
-    """A byte in the middle is another; with a home its record says that the file is as it was hashed."""
-    place = path.stat().st_size // 2
+    """A byte in the middle, or of a file's name in a tree, is another; with a home its record says that the file is as
+    it was hashed."""
+    place = path.read_bytes().index(b".py") - 1 if path.parent.name == "trees" else path.stat().st_size // 2
     with path.open("r+b") as file:
         file.seek(place)
         byte = file.read(1)

@@ -494,6 +494,16 @@ def test_a_killed_emulator_leaves_nothing(folder: Path, isolate: bool) -> None:
     _gone(pids)
 
 
+def test_an_emulator_that_its_program_closes_at_its_exit_ends_its_vms_in_order(folder: Path, isolate: bool) -> None:
+    """No executor takes work any more by then."""
+    program = EMULATOR.removesuffix("time.sleep(600)\n") + "import atexit; atexit.register(room.close)\n"
+    command = [sys.executable, "-c", program, str(folder), str(isolate), DAEMON]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    _gone([int(word) for word in done.stdout.split()])
+    assert not list(folder.glob("*-w-*"))
+
+
 def test_vms_are_made_and_destroyed_side_by_side(room: Machines) -> None:
     made: list[Vm] = []
     makers = [
