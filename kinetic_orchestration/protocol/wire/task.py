@@ -97,8 +97,8 @@ class DataPiece(NamedTuple):
 
     digest: str
     file: str = ""  # the name of the file, if it is one
-    here: str = ""
-    url: str = ""
+    here: str = ""  # its path, if it is read where it is on the submitter's machine
+    url: str = ""  # its address, if hosts fetch it from a bucket
 
 
 class Package(NamedTuple):
@@ -113,7 +113,7 @@ class Environment(NamedTuple):
 
     lock: str  # the digest of its lock
     interpreter: str = ""  # on the submitter's machine
-    uv: str = ""  # idem
+    uv: str = ""  # the program that makes the environment, on the submitter's machine
     settings: Mapping[str, str] = {}  # of the package index
     python: str = ""  # the version, of which hosts elsewhere take their own interpreter
     platform: str = ""
