@@ -36,7 +36,7 @@ from tests.airflow_kinetic.live.scenes import (
 )
 from tests.dagster_kinetic.live.browser import chromium, page_of, picture
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), TOLERATED]
+pytestmark = [pytest.mark.slow, pytest.mark.turn, pytest.mark.timeout(3600), TOLERATED]
 
 HOSTS = 4
 LATE = 6.0  # seconds that a line may need to be seen, once there is a trigger

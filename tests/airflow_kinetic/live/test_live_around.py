@@ -37,7 +37,7 @@ from tests.airflow_kinetic.live.scenes import (
 )
 from tests.dagster_kinetic.live.browser import chromium, page_of, picture
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), TOLERATED]
+pytestmark = [pytest.mark.slow, pytest.mark.turn, pytest.mark.timeout(3600), TOLERATED]
 
 DAGS = 6
 FULL, FREE = "us-west4-a", "us-central1-a"

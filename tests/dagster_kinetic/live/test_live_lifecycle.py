@@ -22,7 +22,7 @@ DAGSTER_ENVIRONMENT = {"KINETIC_TEST_FOLDER": str(FOLDER)}
 FLEET = 5
 WITHIN = 240.0  # for whatever has to come: the machine may be busy
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(autouse=True)

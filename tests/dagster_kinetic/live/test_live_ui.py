@@ -24,6 +24,7 @@ WITHIN = 240.0  # for whatever has to come: the machine may be busy
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.turn,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(not chromium(), reason="there is no chromium: apt-get install chromium"),
 ]

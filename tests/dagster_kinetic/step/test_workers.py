@@ -20,7 +20,7 @@ from tests.support.waits import wait_until
 HERE = Path(__file__).parents[1]
 WITHIN = 150.0  # for whatever has to come: the machine may be busy
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.turn, pytest.mark.timeout(600)]
 
 
 AGAIN = """
