@@ -26,8 +26,6 @@ from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import Record
 from tests.support.waits import wait_until
 
-pytestmark = pytest.mark.fast
-
 # Asked to end, it waits until it may, and says when it has.
 SLOW_TO_END = """
 trap 'until [ -e "$0/may end" ]; do sleep 0.05; done; touch "$0/ended"; exit' TERM
