@@ -1,4 +1,4 @@
-"""What a task tells Airflow of its job's outcome: its value in XCom, its failure in the task's log, and its lineage."""
+"""Reports the outcome of a task's job to Airflow: its value in XCom, its failure in the task's log, its lineage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the records say of a job at one moment. Nothing is created or closed: whoever advances a job is a `follower`."""
+"""Reads the state of a job at one moment from its records. Creates and closes nothing: a `follower` advances jobs."""
 
 from __future__ import annotations
 
