@@ -186,7 +186,7 @@ def test_a_training_on_four_hosts_that_is_killed_twenty_times_comes_to_the_very_
     start = 0.0  # seconds until all hosts train
     for attempt in range(1, 21):
         wait_until(lambda number=attempt: is_intended(job, number) or ended.done(), within=PATIENCE)
-        assert not ended.done(), "it was over before its last kill"
+        assert not ended.done(), f"it was over before its last kill: {ended.exception()!r}"
         hosts = trees(job._job, attempt, within=PATIENCE)
         began = time.monotonic()
         if attempt % 2:
