@@ -203,15 +203,22 @@ _TPUS: dict[str, _Tpu] = {tpu.name: tpu for tpu in (
 )}
 # fmt: on
 
-# Announced, but only the size of a pod is known (1152 and 9600 chips): no slice can be resolved.
-_ANNOUNCED = {alias: name for name in ("8i", "8t") for alias in (name, f"tpu{name}", f"v{name}")}
+# No slice of these can be resolved. Of 8i and 8t only the size of a pod is known (1152 and 9600 chips); tpu7 is a label
+# of GKE's, with shapes in AI-Hypercomputer/xpk, but its memory, its speed and its product are unknown.
+_UNRESOLVED = {alias: name for name in ("8i", "8t", "7") for alias in (name, f"tpu{name}", f"v{name}")}
 
+# GB of memory by Google's pages. bf16 by NVIDIA's data sheets, which write twice as much, with sparsity, since the H100.
 _GPUS: dict[str, _Gpu] = {
     gpu.name: gpu
     for gpu in (
+        _Gpu("gb200", "nvidia-gb200", (4,), 186, 2500, "NVLink"),
+        _Gpu("b200", "nvidia-b200", (8,), 180, 2250, "NVLink"),
+        _Gpu("h200", "nvidia-h200-141gb", (8,), 141, 989, "NVLink"),
+        _Gpu("h100-mega", "nvidia-h100-mega-80gb", (8,), 80, 989, "NVLink"),
         _Gpu("h100", "nvidia-h100-80gb", (1, 2, 4, 8), 80, 989, "NVLink"),
         _Gpu("a100-80gb", "nvidia-a100-80gb", (1, 2, 4, 8, 16), 80, 312, "NVLink"),
         _Gpu("a100", "nvidia-tesla-a100", (1, 2, 4, 8, 16), 40, 312, "NVLink"),
+        _Gpu("rtx-pro-6000", "nvidia-rtx-pro-6000", (1, 2, 4, 8), 96, 500, "PCIe"),
         _Gpu("l4", "nvidia-l4", (1, 2, 4, 8), 24, 121, "PCIe"),
         _Gpu("v100", "nvidia-tesla-v100", (1, 2, 4, 8), 16, 0, "NVLink"),
         _Gpu("t4", "nvidia-tesla-t4", (1, 2, 4), 16, 0, "PCIe"),
@@ -344,11 +351,15 @@ def _any_gpus(rest: str, counts: Collection[int]) -> Slice | None:
 
 
 def _gpu(rest: str) -> Slice | None:
-    if rest in _GPU_NAMES:
-        return _GPU_NAMES[rest].slice(1)
+    name, count = _gpu_and_count(rest)
+    gpu = _GPU_NAMES.get(name)
+    return gpu.slice(count) if gpu is not None and count in gpu.counts else None
+
+
+def _gpu_and_count(rest: str) -> tuple[str, int]:
+    """A model's name alone is one GPU, as in Kinetic."""
     match = _GPUS_TIMES.fullmatch(rest)
-    gpu = _GPU_NAMES.get(match[1]) if match else None
-    return gpu.slice(int(match[2])) if match and gpu and int(match[2]) in gpu.counts else None
+    return (match[1], int(match[2])) if match and rest not in _GPU_NAMES else (rest, 1)
 
 
 def _tpu(rest: str) -> Slice | None:
@@ -371,8 +382,8 @@ def _tpu(rest: str) -> Slice | None:
 def _reason(kind: str, rest: str) -> str:  # noqa: PLR0911 - a list of cases, the first that fits
     generation = rest.partition("-")[0]
     tpu = _TPU_NAMES.get(generation)
-    if generation in _ANNOUNCED and kind != "gpu":
-        return _explain_announced(_ANNOUNCED[generation])
+    if generation in _UNRESOLVED and kind != "gpu":
+        return _explain_unresolved(_UNRESOLVED[generation])
     if kind == "cpu":
         return "cpu takes a number of devices, as in cpu or cpu:8."
     if _is_number(rest):
@@ -381,9 +392,9 @@ def _reason(kind: str, rest: str) -> str:  # noqa: PLR0911 - a list of cases, th
         return f"{found.name} is a TPU. Near: {found.name}, tpu-{found.name}."
     if kind == "tpu" and (found := _gpu(rest)):
         return f"{found.name} is a GPU. Near: {found.name}, gpu-{found.name}."
-    if (match := _GPUS_TIMES.fullmatch(rest)) and (gpu := _GPU_NAMES.get(match[1])):
-        near = ", ".join(gpu.slice(count).name for count in _near(int(match[2]), gpu.counts))
-        return f"{gpu.name} comes {_either(gpu.counts)} to a host. Near: {near}."
+    name, count = _gpu_and_count(rest)
+    if gpu := _GPU_NAMES.get(name):
+        return _explain_gpus(gpu, count)
     if tpu and (match := _TPU_TOPOLOGY.fullmatch(rest)):
         return _explain_topology(tpu, match[2])
     if tpu and (match := _TPU_CHIPS.fullmatch(rest)):
@@ -391,7 +402,12 @@ def _reason(kind: str, rest: str) -> str:  # noqa: PLR0911 - a list of cases, th
     return _nearest_names(rest) + _everything()
 
 
-def _explain_announced(name: str) -> str:
+def _explain_unresolved(name: str) -> str:
+    if name == "7":
+        return (
+            "tpu7 is a label and two machine types of GKE (tpu7-standard-1t, tpu7-standard-4t). What it is sold as, "
+            "its memory and its speed are not known here, so no slice of it can be resolved. Near: tpu7x-4, tpu7x-8."
+        )
     return (
         f"TPU {name} is known by name only. It is reached through GKE, and its topologies are not known "
         f"here, so no slice of it can be resolved. Near: tpu7x-8, v6e-8."
@@ -406,6 +422,12 @@ def _explain_number(kind: str, number: int) -> str:
         return f"{gpus}."
     near = sized or [f"tpu:{chips}" for chips in _near(number, _TPU_BY_CHIPS)]
     return f"{tpus if kind else f'{gpus}, and {tpus}'}. Near: {', '.join(near)}."
+
+
+def _explain_gpus(gpu: _Gpu, count: int) -> str:
+    several = " GPUs of several hosts are not possible yet." if count > max(gpu.counts) else ""
+    near = ", ".join(gpu.slice(near).name for near in _near(count, gpu.counts))
+    return f"{gpu.name} comes {_either(gpu.counts)} to a host.{several} Near: {near}."
 
 
 def _explain_topology(tpu: _Tpu, topology: str) -> str:
@@ -433,8 +455,8 @@ def _explain_accelerator_type(name: str) -> str:
     text = name.strip().lower()
     missing = f"Cloud TPU has no accelerator type {name!r}"
     kind, rest = _split(text)
-    if announced := _ANNOUNCED.get(rest.partition("-")[0]):
-        return f"{missing}: {_explain_announced(announced)}"
+    if unresolved := _UNRESOLVED.get(rest.partition("-")[0]):
+        return f"{missing}: {_explain_unresolved(unresolved)}"
     if kind in ("", "tpu") and (found := _tpu(rest)):
         return f'{missing}. Names of that form are for accelerator="{found.name}" ({found}).'
     known = [tpu.slice(chips).accelerator_type for tpu in _TPUS.values() for chips in tpu.topologies]
