@@ -207,7 +207,8 @@ _TPUS: dict[str, _Tpu] = {tpu.name: tpu for tpu in (
 # of GKE's, with shapes in AI-Hypercomputer/xpk, but its memory, its speed and its product are unknown.
 _UNRESOLVED = {alias: name for name in ("8i", "8t", "7") for alias in (name, f"tpu{name}", f"v{name}")}
 
-# GB of memory by Google's pages. bf16 by NVIDIA's data sheets, which write twice as much, with sparsity, since the H100.
+# Memory by Google's pages. bf16 by NVIDIA's data sheets: half of what they say "with sparsity"; of the RTX PRO 6000,
+# whose sheet has FP4 only, an eighth of it.
 _GPUS: dict[str, _Gpu] = {
     gpu.name: gpu
     for gpu in (

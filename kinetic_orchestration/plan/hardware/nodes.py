@@ -44,7 +44,7 @@ class Node:
     memory_gib: int = 0
     arm: bool = False
     gpudirect: GpuDirect = ""  # what its machines use between hosts, with networks and an installer of their own
-    on_demand: bool = True  # on GKE, without spot, flex-start or a reservation
+    on_demand: bool = True  # if not, its machines come by flex-start or as spot alone, or by reservation alone
     flex_start: bool = False
 
     @property
@@ -80,9 +80,10 @@ class _GpuNodes(NamedTuple):
     products: tuple[str, ...]
     gpudirect: GpuDirect = ""
     flex_start: bool = False
-    on_demand: tuple[int, ...] = (1, 2, 4, 8, 16)
+    on_demand: tuple[int, ...] = (1, 2, 4, 8, 16)  # the counts that are
     arm: bool = False
     policy_topology: str = ""  # of the workload policy that its pools need
+    driver: str = "latest"  # of those that GKE offers
 
 
 _CT5LP = _Machine("ct5lp-hightpu-4t", 112, 192)
@@ -142,21 +143,23 @@ _GPU_NODES: dict[str, _GpuNodes] = {
                     {1: _Machine("g2-standard-4", 4, 16), 2: _Machine("g2-standard-24", 24, 96),
                      4: _Machine("g2-standard-48", 48, 192), 8: _Machine("g2-standard-96", 96, 384)},
                     ("NVIDIA-L4",), "", True),
-    # GPUs of N1 machines go with several sizes of them; these are the ones of Kinetic's pools.
+    # GPUs of N1 machines go with several sizes of them; these are the ones of Kinetic's pools. Drivers after 580 leave
+    # out what is older than the T4.
     "v100": _GpuNodes("nvidia-tesla-v100",
                       {1: _Machine("n1-standard-8", 8, 30), 2: _Machine("n1-standard-16", 16, 60),
                        4: _Machine("n1-standard-32", 32, 120), 8: _Machine("n1-standard-64", 64, 240)},
                       ("Tesla-V100-SXM2-16GB", "Tesla-V100-PCIE-16GB", "Tesla-V100-SXM2-32GB", "Tesla-V100-PCIE-32GB",
-                       "Tesla-V100S-PCIE-32GB")),
+                       "Tesla-V100S-PCIE-32GB"), driver="default"),
     "t4": _GpuNodes("nvidia-tesla-t4",
                     {1: _Machine("n1-standard-4", 4, 15), 2: _Machine("n1-standard-8", 8, 30),
                      4: _Machine("n1-standard-16", 16, 60)}, ("Tesla-T4",)),
     "p100": _GpuNodes("nvidia-tesla-p100",
                       {1: _Machine("n1-standard-4", 4, 15), 2: _Machine("n1-standard-8", 8, 30),
-                       4: _Machine("n1-standard-16", 16, 60)}, ("Tesla-P100-PCIE-16GB", "Tesla-P100-SXM2-16GB")),
+                       4: _Machine("n1-standard-16", 16, 60)}, ("Tesla-P100-PCIE-16GB", "Tesla-P100-SXM2-16GB"),
+                      driver="default"),
     "p4": _GpuNodes("nvidia-tesla-p4",
                     {1: _Machine("n1-standard-4", 4, 15), 2: _Machine("n1-standard-8", 8, 30),
-                     4: _Machine("n1-standard-16", 16, 60)}, ("Tesla-P4",)),
+                     4: _Machine("n1-standard-16", 16, 60)}, ("Tesla-P4",), driver="default"),
 }
 # fmt: on
 
@@ -274,12 +277,14 @@ def pool_command(
         raise UnknownAccelerator(_no_machine(slice))
     if slice.spot + flex_start + bool(reservation) > 1:
         raise UsageError("A node pool has spot capacity, flex-start or a reservation: name one of them.")
-    if not (needed.on_demand or slice.spot or reservation):
-        flex_start = needed.flex_start  # the nearest to on demand that its machines come in
+    if not needed.on_demand:
+        if not needed.flex_start and not reservation:
+            raise UsageError(f"{needed.machine} is given by reservation alone: name one.")
+        if needed.flex_start and reservation:
+            raise UsageError(f"{needed.machine} is given as spot or by flex-start alone: leave out the reservation.")
+        flex_start = needed.flex_start and not slice.spot
     if flex_start and not needed.flex_start:
         raise UsageError(f"{needed.machine} is not given by flex-start: use spot capacity or a reservation.")
-    if not (needed.on_demand or needed.flex_start or reservation):
-        raise UsageError(f"{needed.machine} is given by reservation alone: name one.")
     capacity = "-spot" if slice.spot else "-flex" if flex_start else "-reserved" if reservation else ""
     flags = [
         f"--project={project}",
@@ -290,8 +295,8 @@ def pool_command(
     ]
     policy = _policy_topology(slice)
     if slice.kind == "gpu":
-        label = needed.labels[GPU_ACCELERATOR]
-        flags.append(f"--accelerator=type={label},count={needed.count},gpu-driver-version=latest")
+        known = _GPU_NODES[slice.generation]
+        flags.append(f"--accelerator=type={known.label},count={needed.count},gpu-driver-version={known.driver}")
     elif slice.hosts > 1 and not policy:
         flags += ["--placement-type=COMPACT", f"--tpu-topology={slice.topology}"]
     commands = []
@@ -307,8 +312,6 @@ def pool_command(
         flags.append("--spot")
     if flex_start:
         flags += ["--flex-start", "--location-policy=ANY", "--reservation-affinity=none", "--no-enable-autorepair"]
-        if slice.hosts > 1 and slice.kind == "tpu":  # Kueue asks for all nodes at once
-            flags.append("--enable-queued-provisioning")
     if reservation:
         flags += ["--reservation-affinity=specific", f"--reservation={reservation}"]
     commands.append(f"gcloud container node-pools create ko-{slice.name}{capacity} {' '.join(flags)}")
@@ -330,5 +333,6 @@ def _no_machine(slice: Slice) -> str:
         return "A pool of GKE for cpu has any machine: no accelerator names one."
     if slice.generation not in _GPU_NODES:
         return f"{slice.name} is of any model, and a pool of GKE has one: name it, as in l4 or a100x4."
-    counts = ", ".join(str(count) for count in _GPU_NODES[slice.generation].machines)
+    *most, last = (str(count) for count in _GPU_NODES[slice.generation].machines)
+    counts = f"{', '.join(most)} or {last}"
     return f"No machine of Google Cloud has {slice.name}: {slice.generation} comes {counts} to a machine."

@@ -280,7 +280,7 @@ def choice(slice_: Slice, found: Iterable[Gpu]) -> Choice:
 
 def _is_a(gpu: Gpu, generation: str) -> bool:
     """Return True if the driver's name matches: "a100-80gb" is "NVIDIA A100-SXM4-80GB"."""
-    words = generation.split("-")
+    words = generation.removesuffix("-mega").split("-")  # the driver calls Google's H100 Mega an H100
     return not gpu.is_slice and all(re.search(rf"\b{word}\b", gpu.model, re.IGNORECASE) for word in words)
 
 

@@ -42,6 +42,14 @@ KINETIC_GPUS = {
     "p4": ("nvidia-tesla-p4", [1, 2, 4]),
     "p100": ("nvidia-tesla-p100", [1, 2, 4]),
 }
+# GKE's, which Kinetic does not name; a name alone is one GPU, which these machines do not have.
+MORE_GPUS = {
+    "gb200": ("nvidia-gb200", [4]),
+    "b200": ("nvidia-b200", [8]),
+    "h200": ("nvidia-h200-141gb", [8]),
+    "h100-mega": ("nvidia-h100-mega-80gb", [8]),
+    "rtx-pro-6000": ("nvidia-rtx-pro-6000", [1, 2, 4, 8]),
+}
 PREFIXES = ["", "tpu-", "tpu:", "TPU-"]
 # Kinetic's node pools make a v6e-8 of two hosts; Cloud TPU gives one VM with eight chips, and that is our truth.
 HOSTS_OF_OURS = {("v6e", 8): 1}
@@ -78,10 +86,21 @@ def test_every_gpu_name_of_kinetic_means_the_same_gpus(name: str) -> None:
     label, counts = KINETIC_GPUS[name]
     for prefix in ("", "gpu-", "gpu:"):
         assert parse(prefix + name) == parse(prefix + label) == parse(f"{prefix}{name}x1")
-        for count in counts:
-            for spelling in (f"{name}x{count}", f"{label}x{count}"):
+    means_these_gpus(name, label, counts)
+
+
+@pytest.mark.parametrize("name", MORE_GPUS)
+def test_gpus_that_kinetic_does_not_name_are_read_as_kinetic_reads_its_own(name: str) -> None:
+    means_these_gpus(name, *MORE_GPUS[name])
+
+
+def means_these_gpus(name: str, label: str, counts: list[int]) -> None:
+    for count in counts:
+        for spelling in (f"{name}x{count}", f"{label}x{count}"):
+            for prefix in ("", "gpu-", "GPU:"):
                 found = parse(prefix + spelling)
                 assert (found.kind, found.generation, found.chips, found.hosts) == ("gpu", name, count, 1)
+                assert parse(f"{prefix}{spelling}:spot").spot
 
 
 @pytest.mark.parametrize(
@@ -233,12 +252,18 @@ def test_a_slice_written_by_a_later_version_can_be_read() -> None:
         ("tpu:l4", ["l4 is a GPU", "gpu-l4"]),
         ("gpu-v5e-8", ["v5e-8 is a TPU", "tpu-v5e-8"]),
         ("v5lite-8", ["v5litepod-8", "accelerators` lists every size"]),
-        ("h200", ["near are h100"]),
+        ("h200", ["h200 comes 8 to a host. Near: h200x8."]),
+        ("nvidia-gb200", ["gb200 comes 4 to a host. Near: gb200x4."]),
+        ("h100x16", ["1, 2, 4 or 8 to a host. GPUs of several hosts are not possible yet. Near: h100x4, h100x8."]),
+        ("gpu:b200x72", ["GPUs of several hosts are not possible yet. Near: b200x8."]),
+        ("rtx-pro-6000x3", ["Near: rtx-pro-6000, rtx-pro-6000x2, rtx-pro-6000x4, rtx-pro-6000x8."]),
+        ("tpu7-8", ["two machine types of GKE", "memory and its speed are not known", "tpu7x-8"]),
+        ("tpu-7", ["no slice of it can be resolved"]),
         ("tpu-8i", ["TPU 8i is known by name only", "through GKE", "tpu7x-8"]),
         ("8t-16", ["TPU 8t is known by name only"]),
         ("cpu:0", ["cpu:8"]),
         ("cpu:many", ["cpu:8"]),
-        ("quantum", ["nothing is near", "TPUs: v2, v3, v4, v5e, v5p, v6e, tpu7x", "GPUs: h100", "cpu"]),
+        ("quantum", ["nothing is near", "TPUs: v2, v3, v4, v5e, v5p, v6e, tpu7x", "GPUs: gb200, b200, h200", "cpu"]),
         ("", ["nothing is near"]),
         ("gpu:", ["nothing is near"]),
         ("²", ["nothing is near"]),
