@@ -333,7 +333,7 @@ def admit(
     if generation is None:
         return None
     believed.remember(store, job, trust.SPEC, spec_digest)
-    return Record(spec, generation, store.written_at(generation))
+    return Record(spec, generation, store.written_at(names.spec(job), generation))
 
 
 def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Identity) -> Task:

@@ -105,7 +105,7 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
     project = None
     if source is not None:
         index_dir = settings.home / "index"
-        exclude = [settings.home, *(Path(item.path) for item in data if not (item.is_gcs or item.is_hf))]
+        exclude = [settings.home, *(Path(item.path) for item in data if not (item.is_gcs or item.is_s3 or item.is_hf))]
         exclude += [Path(plan.store)] if store_address.is_folder(plan.store) else []
         project = tree.snapshot(source.root, include=source.include, exclude=exclude, index_dir=index_dir, spool=spool)
         _show_warnings(project)
@@ -436,7 +436,7 @@ def _warn_of_large(name: str, call: PackedCall) -> None:
 
 
 def _data_item(data: Data, home: Path, spool: Path | None) -> Item:
-    if data.is_gcs:
+    if data.is_gcs or data.is_s3:
         return Item(None, url=data.path)
     if data.fuse:
         return Item(None, here=data.path)

@@ -22,7 +22,8 @@ def open_backend(name: str, settings: Settings) -> Backend:
 
 
 def open_store(url: str | os.PathLike[str], deployment: str) -> Store:
-    """Returns the store of one deployment at an address: a folder, `file://…` or `gs://bucket/prefix`.
+    """Returns the store of one deployment at an address: a folder, `file://…`, `gs://bucket/prefix` or
+    `s3://bucket/prefix`.
 
     Raises UsageError if no platform keeps stores at such addresses.
     """
@@ -31,8 +32,8 @@ def open_store(url: str | os.PathLike[str], deployment: str) -> Store:
     opener = STORES.get(scheme.lower() if separator else "")
     if opener is None:
         raise UsageError(
-            f"No store can be opened at {address!r}: give a folder, a file:// address or gs://bucket/prefix "
-            "with store= or KINETIC_STORE."
+            f"No store can be opened at {address!r}: give a folder, a file:// address, gs://bucket/prefix or "
+            "s3://bucket/prefix with store= or KINETIC_STORE."
         )
     return opener(address, deployment)
 
@@ -68,4 +69,10 @@ def _bucket(address: str, deployment: str) -> Store:
     return open_gcs(address, deployment)
 
 
-STORES: dict[str, Callable[[str, str], Store]] = {"": _folder, "gs": _bucket}
+def _s3(address: str, deployment: str) -> Store:
+    from kinetic_orchestration.platforms.s3.store import open_s3
+
+    return open_s3(address, deployment)
+
+
+STORES: dict[str, Callable[[str, str], Store]] = {"": _folder, "gs": _bucket, "s3": _s3}

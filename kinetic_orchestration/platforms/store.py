@@ -130,8 +130,8 @@ class Store(Protocol):
             False if it does not exist.
         """
 
-    def written_at(self, generation: int) -> float:
-        """Return the time at which the object was written whose write returned this generation."""
+    def written_at(self, name: str, generation: int) -> float:
+        """Return the time at which the object was written whose write has just returned this generation."""
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """Return the entries of all objects whose names begin with `prefix`, ordered by name."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinetic_orchestration.errors import CheckpointDiffers, CheckpointError
+from kinetic_orchestration.host.machine import buckets
 from kinetic_orchestration.program.checkpoints import commits, parts, trees
 from kinetic_orchestration.program.checkpoints.commits import Commit
 from kinetic_orchestration.program.checkpoints.manager import Source
@@ -54,8 +55,8 @@ def read_checkpoint(place: str | os.PathLike[str], step: int | None = None, into
         CheckpointDiffers: The checkpoint is of another model than `into`.
     """
     place = os.fspath(place).rstrip("/")
-    if place.startswith("gs://"):
-        if not current().job_id:
+    if buckets.in_bucket(place):
+        if place.startswith("gs://") and not current().job_id:
             raise CheckpointError(f"{place} is read by jobs: copy it here first, with gcloud storage cp -r {place} .")
     elif not os.path.isdir(place):
         raise CheckpointError(f"there is no folder {place}: give <checkpoint_dir>/<name of the training>")

@@ -333,7 +333,7 @@ class SimulatedStore:
     def read_all(self, names: Sequence[str]) -> list[Record | None]:
         return [self.read(name) for name in names]
 
-    def written_at(self, generation: int) -> float:
+    def written_at(self, name: str, generation: int) -> float:
         found = (record.updated for record in self._world.records.values() if record.generation == generation)
         return next(found, self._world.now)
 

@@ -193,7 +193,7 @@ class _With:
         fields["task"] |= self._task
         return self._records.create(name, wire.encode(fields))
 
-    def written_at(self, generation: int) -> float:
+    def written_at(self, name: str, generation: int) -> float:
         return self._records.now()
 
 

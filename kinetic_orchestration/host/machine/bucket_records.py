@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import base64
 import errno
-import functools
 import hashlib
 import http.client
 import os
-import ssl
-import time
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from kinetic_orchestration.host.machine import bootstrap
+from kinetic_orchestration.host.machine.connections import CHUNK, STALE, Connections, TooMuch
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import Entry, Record, RecordsError, Signal, TooLarge, check_name
 from kinetic_orchestration.protocol.records.bucket_metadata import (
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 PATIENCE = 60.0
-TIMEOUT = 30.0
-CHUNK = 1 << 20
 LARGE = 32 << 20  # from here on an object is fetched in parts, side by side
 PARTS = 8
 SPARE = 256 << 20  # of a disk, which is never filled to the brim
@@ -61,9 +57,7 @@ class Bucket:
     def __init__(self, name: str) -> None:
         self.name = name
         self.clock = Clock()
-        self._base = urlsplit(bootstrap.endpoint("storage"))
-        self._idle: list[http.client.HTTPConnection] = []
-        self._process = os.getpid()
+        self._connections = Connections(bootstrap.endpoint("storage"), self.clock)
 
     def object(self, name: str, **query: Any) -> str:
         return f"/storage/v1/b/{self.name}/o/{quote(name, safe='')}" + (f"?{urlencode(query)}" if query else "")
@@ -83,11 +77,12 @@ class Bucket:
         reply = bootstrap.Reply(0, {}, b"")
         for _ in bootstrap.tries(PATIENCE if patience is None else patience):
             reply = self._once(method, target, fresh=stale, **more)
-            if reply.status == 0 and reply.data == b"stale":  # a connection that had been idle for too long
+            if reply.status == 0 and reply.data == STALE:  # a connection that had been idle for too long
                 unsure = True
                 reply = self._once(method, target, **more)
             if check is not None and 200 <= reply.status < 300 and (why := _unreadable(check, reply)):
-                reply = bootstrap.Reply(0, {}, f"{self._base.netloc} answers what cannot be read: {why}".encode())
+                server = self._connections.base.netloc
+                reply = bootstrap.Reply(0, {}, f"{server} answers what cannot be read: {why}".encode())
             stale = reply.status == 401 and not stale
             if reply.status not in bootstrap.PASSING and not stale:
                 break
@@ -110,60 +105,19 @@ class Bucket:
         """Send one request. Its body is `head`, then a file, then `tail`; a good answer's body goes to `into`, if
         given.
 
-        Raises _Over if the answer has more than `most` bytes.
+        Raises TooMuch if the answer has more than `most` bytes.
         """
-        connection, used = self._connection()
-        target, kept = self._base.path + target, False
-        try:
-            asked = time.monotonic()
-            sent = {"Accept-Encoding": "identity", **(headers or {}), **bootstrap.authorization(fresh=fresh)}
-            if method == "POST":
-                size = 0 if file is None else os.fstat(file.fileno()).st_size
-                sent["Content-Length"] = str(len(head) + size + len(tail))
-            if file is None:
-                connection.request(method, target, head + tail if method == "POST" else None, sent)
-            else:
-                file.seek(0)
-                connection.request(method, target, _chunks(head, file, tail), sent)
-            answer = connection.getresponse()
-            if date := answer.headers.get("Date"):
-                self.clock.observe(date, asked)
-            if into is not None and answer.status in (200, 206):
-                while data := answer.read(CHUNK):
-                    into(data)
-                body = b""
-            else:
-                body = _bounded(answer, most)
-            kept = not answer.will_close
-            return bootstrap.Reply(answer.status, answer.headers, body)
-        except (_Full, _Over):
-            raise
-        except (OSError, http.client.HTTPException) as error:
-            idle = used and into is None and isinstance(error, (http.client.RemoteDisconnected, ConnectionError))
-            told = "stale" if idle else f"{self._base.netloc} does not answer ({type(error).__name__}: {error})"
-            return bootstrap.Reply(0, {}, told.encode())
-        finally:
-            if kept:
-                self._idle.append(connection)
-            else:
-                connection.close()
-
-    def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
-        """Return a connection, and whether it has been used before."""
-        if self._process != os.getpid():  # forked: the idle connections are the parent's
-            self._process, self._idle = os.getpid(), []
-        try:
-            return self._idle.pop(), True
-        except IndexError:
-            pass
-        if self._base.scheme == "https":
-            return http.client.HTTPSConnection(self._base.netloc, timeout=TIMEOUT, context=_context()), False
-        return http.client.HTTPConnection(self._base.netloc, timeout=TIMEOUT), False
+        sent, body = {**(headers or {}), **bootstrap.authorization(fresh=fresh)}, None
+        if method == "POST":
+            size = 0 if file is None else os.fstat(file.fileno()).st_size
+            sent["Content-Length"] = str(len(head) + size + len(tail))
+            body = head + tail if file is None else _chunks(head, file, tail)
+        target = self._connections.base.path + target
+        return self._connections.send(method, target, sent, body, into=into, most=most)
 
     def close(self) -> None:
         """Close the connections that are not in use."""
-        while self._idle:
-            self._idle.pop().close()
+        self._connections.close()
 
     # ---- objects ---------------------------------------------------------------------------------------------
 
@@ -186,7 +140,7 @@ class Bucket:
             try:
                 target = f"/storage/v1/b/{self.name}/o?{urlencode(query)}"
                 reply, _ = self.ask("GET", target, most=PAGE_LIMIT, check=_check_page)
-            except _Over:
+            except TooMuch:
                 raise TooLarge(f"the listing of {prefix}", str(self), PAGE_LIMIT) from None
             self.check(reply, "list", prefix)
             page = reply.json()
@@ -245,7 +199,7 @@ class Bucket:
         most = limit if end is None else max(limit, end)
         try:
             reply, _ = self.ask("GET", self.object(name, alt="media"), headers=part, most=most, check=_check_bytes)
-        except _Over:
+        except TooMuch:
             raise TooLarge(name, str(self), most) from None
         if reply.status == 404 and self._has_bucket(reply):
             return None
@@ -292,7 +246,7 @@ class Bucket:
         first = {"Range": f"bytes=0-{CHUNK - 1}"}
         try:
             reply, _ = self.ask("GET", self.object(name, alt="media"), headers=first, most=CHUNK, check=_check_bytes)
-        except _Over:  # from a server that honours no range
+        except TooMuch:  # from a server that honours no range
             reply = bootstrap.Reply(200, {}, b"")
         if reply.status == 404 and self._has_bucket(reply):
             return None
@@ -490,24 +444,8 @@ class NoObject(RecordsError, FileNotFoundError):
     """There is no object of that name."""
 
 
-class _Over(Exception):
-    """The answer has more bytes than a record may have."""
-
-
 class _Full(RecordsError):
     """This machine's own disk is full, which no retry mends."""
-
-
-@functools.cache
-def _context() -> ssl.SSLContext:
-    return ssl.create_default_context()
-
-
-def _bounded(answer: http.client.HTTPResponse, most: int | None) -> bytes:
-    body = answer.read() if most is None else bootstrap.body_of(answer, most + 1)
-    if most is not None and len(body) > most:
-        raise _Over
-    return body
 
 
 def _write_file(path: str, data: bytes, name: str) -> None:
@@ -589,6 +527,7 @@ def _md5_of(path: str) -> bytes:
 
 
 def _chunks(head: bytes, file: BinaryIO, tail: bytes) -> Iterator[bytes]:
+    file.seek(0)
     yield head
     while data := file.read(CHUNK):
         yield data

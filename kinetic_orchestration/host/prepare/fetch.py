@@ -9,6 +9,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from kinetic_orchestration.host.machine import buckets
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import TooLarge
 from kinetic_orchestration.protocol.system.parallel import side_by_side
@@ -62,11 +63,10 @@ class Blobs:
 
 
 def copy_bucket(url: str, folder: str) -> str:
-    """Copy the content of a gs:// address to `folder`; return the path of the copy. Raises FileNotFoundError."""
-    from kinetic_orchestration.host.machine.bucket_records import Bucket, check_room
+    """Copy the content of an address in a bucket to `folder`; return the path of the copy. Raises FileNotFoundError."""
+    from kinetic_orchestration.host.machine.bucket_records import check_room
 
-    name, _, prefix = url.removeprefix("gs://").partition("/")
-    bucket = Bucket(name)
+    bucket, (_, _, prefix) = buckets.open_objects(url), url.partition("://")[2].partition("/")
     exact = bucket.facts(prefix) if prefix and not prefix.endswith("/") else None
     inside = prefix if not prefix or prefix.endswith("/") else prefix + "/"
     found = [exact] if exact else [item for item in bucket.listing(inside) if not item["name"].endswith("/")]

@@ -5,6 +5,8 @@ Imports only the kind that is asked for, since the other one is never needed in 
 
 from __future__ import annotations
 
+from kinetic_orchestration.host.machine import buckets
+
 TYPE_CHECKING = False  # typing itself costs an agent a tenth of its start
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,10 +22,8 @@ def open_records(store: str) -> Any:
 
     Both kinds have the same verbs.
     """
-    if store.startswith("gs://"):
-        from kinetic_orchestration.host.machine.bucket_records import CloudRecords
-
-        return CloudRecords(store)
+    if buckets.in_bucket(store):
+        return buckets.open_store(store)
     from kinetic_orchestration.host.view.retrying_records import RetryingRecords
 
     return RetryingRecords(store)

@@ -103,10 +103,11 @@ def intend(job: Job, attempt: int) -> Intent | None:
             "writer": ME,
         }
     )
-    generation = job.store.create(names.intent(job.job_id, attempt), data)
+    name = names.intent(job.job_id, attempt)
+    generation = job.store.create(name, data)
     if generation is None:
         return None
-    record = Record(data, generation, job.store.written_at(generation))
+    record = Record(data, generation, job.store.written_at(name, generation))
     return intent_of(record, job.job_id, attempt, job.within)
 
 

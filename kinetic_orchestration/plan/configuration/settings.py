@@ -136,7 +136,7 @@ class Settings:
         "KINETIC_HOME",
         "the folder for the local store, stat indexes, environments, running placements, and what is trusted",
     )
-    store: str = _needed("KINETIC_STORE", "the store: a folder, or gs://bucket/prefix")
+    store: str = _needed("KINETIC_STORE", "the store: a folder, gs://bucket/prefix or s3://bucket/prefix")
     deployment: str = _needed("KINETIC_DEPLOYMENT", "the prefix of everything in the store")
     backend: str = _needed("KINETIC_BACKEND", "where jobs run")
     require_hardware: bool = _setting("KINETIC_REQUIRE_HARDWARE", "refuse every emulation", "false", _boolean)
@@ -216,10 +216,11 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
     values, sources = _resolved(environ, arguments)
     home = Path(values["home"]).expanduser().absolute() if values["home"] else _default_home()
     home = _usable(home, sources["home"])
-    if values["store"].startswith("gs:/") and not values["store"].startswith("gs://"):
+    scheme = values["store"][:2]
+    if scheme in ("gs", "s3") and values["store"].startswith(f"{scheme}:/") and "://" not in values["store"][:5]:
         raise UsageError(
             f"the store {values['store']!r} ({sources['store']}) has lost a slash, as it happens in pathlib: give the "
-            "address as a text, such as 'gs://my-bucket/kinetic'"
+            f"address as a text, such as '{scheme}://my-bucket/kinetic'"
         )
     values["store"] = store_address.resolve(values["store"]) or str(home / "store")
     values["backend"] = values["backend"] or _default_backend(values["project"], values["store"])

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.errors import DataNotFound, UsageError
 
-_SCHEMES = ("gs://", "hf://")
+_SCHEMES = ("gs://", "s3://", "hf://")
 
 
 class Data:
-    """A local file or folder, `gs://bucket/object`, `gs://bucket/folder/` or `hf://dataset?split=train`, for a job.
+    """A local file or folder, `gs://bucket/object`, `gs://bucket/folder/`, the same with `s3://`, or
+    `hf://dataset?split=train`, for a job.
 
     Pass it as an argument, inside one, or in `volumes`. The function receives the path of its content on the host.
 
@@ -44,7 +45,7 @@ class Data:
             raise UsageError(f"Data({raw!r}, fuse=True): a Hugging Face dataset cannot be mounted; leave fuse out")
         if self._hf_trust_remote_code and not self.is_hf:
             raise UsageError(f"Data({raw!r}): hf_trust_remote_code is for hf:// paths")
-        if self.is_gcs and not self.is_dir and "." not in raw.rpartition("/")[2]:
+        if (self.is_gcs or self.is_s3) and not self.is_dir and "." not in raw.rpartition("/")[2]:
             _hint_at_slash(raw)
 
     if not TYPE_CHECKING:  # a type checker knows what there is
@@ -76,14 +77,19 @@ class Data:
         return self._raw.startswith("gs://")
 
     @property
+    def is_s3(self) -> bool:
+        """True for an address in S3-compatible storage."""
+        return self._raw.startswith("s3://")
+
+    @property
     def is_hf(self) -> bool:
         """True for a Hugging Face dataset."""
         return self._raw.startswith("hf://")
 
     @property
     def is_dir(self) -> bool:
-        """True for a folder. In Cloud Storage that is an address with a slash at its end, as in Keras Kinetic."""
-        if self.is_gcs:
+        """True for a folder. In a bucket that is an address with a slash at its end, as in Keras Kinetic."""
+        if self.is_gcs or self.is_s3:
             return self._raw.endswith("/")
         return self.is_hf or Path(self._path).is_dir()
 
@@ -96,16 +102,18 @@ class Data:
 
 def _resolved(raw: str) -> str:
     if not raw:
-        raise UsageError('Data("") names nothing: give a file, a folder, a gs:// or an hf:// path')
+        raise UsageError('Data("") names nothing: give a file, a folder, a gs://, an s3:// or an hf:// path')
     if raw.startswith(_SCHEMES):
         if not raw[len("gs://") :].strip("/"):
-            raise UsageError(f"Data({raw!r}) names no {'bucket' if raw.startswith('gs') else 'dataset'}")
+            raise UsageError(f"Data({raw!r}) names no {'dataset' if raw.startswith('hf') else 'bucket'}")
         return raw
-    if raw.startswith(("gs:/", "hf:/")):
+    if raw.startswith(("gs:/", "s3:/", "hf:/")):
         raise UsageError(f"Data({raw!r}) has lost a slash, as it happens in pathlib: give the address as a string")
     scheme, separator, _ = raw.partition("://")
     if separator and scheme.isalnum():
-        raise UsageError(f"Data({raw!r}): {scheme}:// is not supported, only gs:// and hf://; or copy it here first")
+        raise UsageError(
+            f"Data({raw!r}): {scheme}:// is not supported, only gs://, s3:// and hf://; or copy it here first"
+        )
     path = os.path.abspath(Path(raw).expanduser())
     if not Path(path).exists():
         missing = "is a broken link" if Path(path).is_symlink() else "does not exist"

@@ -81,7 +81,7 @@ class LocalStore(FileRecords):
             return False
         return True
 
-    def written_at(self, generation: int) -> float:
+    def written_at(self, name: str, generation: int) -> float:
         return generation / 1e9
 
     def refusal(self, error: OSError, verb: str, name: str, reason: str = "") -> Exception:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.errors import CheckpointError, KineticError
+from kinetic_orchestration.host.machine import buckets
 from kinetic_orchestration.program.checkpoints import commits
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.content.digest import plain_of_file
@@ -54,7 +55,7 @@ def folder_of(host: HostContext, name: str) -> str:
     if not re.fullmatch(r"[\w-][\w.-]*", name):
         raise CheckpointError(f"name is {name!r}: it names a folder, so give letters, digits, '.', '_' and '-'")
     address = f"{host.checkpoint_dir}/{name}"
-    if not address.startswith("gs://"):
+    if not buckets.in_bucket(address):
         os.makedirs(address, exist_ok=True)
         return address
     with _lock:
@@ -73,11 +74,9 @@ class Mirror:
     """One host's."""
 
     def __init__(self, address: str, host: HostContext) -> None:
-        from kinetic_orchestration.host.machine.bucket_records import CloudRecords
-
         self.address = address
         self._host = host
-        self._records = CloudRecords(address)
+        self._records = buckets.open_place(address)
         self._own = f"host-{host.host_index:05d}"
         self._writer = f"{host.job_id.removeprefix('job-')[:16]}-{host.attempt}"
         self._after: list[str] = []  # records whose files were restored on this host

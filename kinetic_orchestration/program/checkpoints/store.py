@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
+from kinetic_orchestration.host.machine import buckets
 from kinetic_orchestration.program.checkpoints import commits, parts
 from kinetic_orchestration.program.checkpoints.commits import Commit, Folder, Part
 from kinetic_orchestration.program.checkpoints.trees import HostPart
@@ -30,8 +31,8 @@ TEMPORARY = ".tmp"
 
 
 def open_checkpoints(place: str, writer: str) -> CheckpointStore:
-    """Open the checkpoints of one training: a folder, or a prefix of a bucket (`gs://…`)."""
-    return BucketStore(place, writer) if place.startswith("gs://") else FolderStore(place, writer)
+    """Open the checkpoints of one training: a folder, or a prefix of a bucket (`gs://…`, `s3://…`)."""
+    return BucketStore(place, writer) if buckets.in_bucket(place) else FolderStore(place, writer)
 
 
 class CheckpointStore(ABC):
@@ -249,9 +250,7 @@ class BucketStore(CheckpointStore):
     _first_pause, _longest_pause = 0.1, 1.0
 
     def __init__(self, place: str, writer: str) -> None:
-        from kinetic_orchestration.host.machine.bucket_records import CloudRecords
-
-        super().__init__(place, writer, CloudRecords(place))
+        super().__init__(place, writer, buckets.open_place(place))
 
     def close(self) -> None:
         self.records.close()

@@ -50,6 +50,17 @@ def increment(store: Store, times: int) -> int:
     return lost
 
 
+def renew(store: Store, times: int) -> list[tuple[int, int]]:
+    """Swaps an object for the same bytes; which generations this process replaced, and by which."""
+    pairs = []
+    for _ in range(times):
+        record = store.read("same")
+        assert record is not None
+        if (generation := store.swap("same", record.data, record.generation)) is not None:
+            pairs.append((record.generation, generation))
+    return pairs
+
+
 def overwrite(store: Store, times: int) -> list[tuple[int, int]]:
     """Puts a megabyte of one letter again and again; which generation has which letter."""
     return [(store.put("whole", bytes([65 + n % 26]) * MEGABYTE), 65 + n % 26) for n in range(times)]

@@ -127,6 +127,7 @@ KNOWN = (
     Known("ptrace|(only Linux|cores can be taken away on Linux only).*", lambda: not _on_linux()),
     Known("git is the judge", lambda: shutil.which("git") is None),
     Known("there is no C compiler", lambda: shutil.which("cc") is None),
+    Known("there is no Go, by which MinIO is built", lambda: shutil.which("go") is None),
     Known("there is no chromium.*", _no_chromium),
     Known("keras is not installed", _without("keras")),
     Known("keras-kinetic is not installed", _without("kinetic")),  # whose versions the other extras exclude

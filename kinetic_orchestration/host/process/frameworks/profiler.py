@@ -20,6 +20,7 @@ import threading
 import time
 from typing import NamedTuple
 
+from kinetic_orchestration.host.machine import buckets
 from kinetic_orchestration.host.process.frameworks import tracers
 from kinetic_orchestration.host.process.topology import TRACE
 from kinetic_orchestration.protocol import names
@@ -308,10 +309,8 @@ class Profiler:
         return f"step {last}{cut}" if last == self._first else f"steps {self._first} to {last}{cut}"
 
     def _send(self, files: Mapping[str, str]) -> None:
-        if self._place.startswith("gs://"):
-            from kinetic_orchestration.host.machine.bucket_records import CloudRecords
-
-            records = CloudRecords(self._place)
+        if buckets.in_bucket(self._place):
+            records = buckets.open_place(self._place)
             try:
                 for suffix, path in files.items():
                     records.upload(self._name + suffix, path)
@@ -319,7 +318,7 @@ class Profiler:
                 records.close()
             return
         if "://" in self._place:
-            raise OSError(f"{self._place} is neither a folder nor in a bucket of Cloud Storage")
+            raise OSError(f"{self._place} is neither a folder nor in a bucket (gs://, s3://)")
         for suffix, path in files.items():
             target = os.path.join(self._place, self._name + suffix)
             os.makedirs(os.path.dirname(target), exist_ok=True)

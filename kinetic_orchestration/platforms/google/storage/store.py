@@ -91,7 +91,7 @@ class GcsStore:
         check_name(name)
         return self.requests.rewrite(name)
 
-    def written_at(self, generation: int) -> float:
+    def written_at(self, name: str, generation: int) -> float:
         return moment_of(generation, self.now())
 
     def list(self, prefix: str) -> Iterator[Entry]:

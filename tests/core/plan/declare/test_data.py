@@ -54,7 +54,9 @@ def test_a_path_that_does_not_exist_is_refused_with_where_it_was_looked_for(
         ("gs://", "no bucket"),
         ("hf://", "no dataset"),
         (Path("gs://bucket/x"), "lost a slash"),
-        ("s3://bucket/x", "s3:// is not supported"),
+        ("s3://", "no bucket"),
+        (Path("s3://bucket/x"), "lost a slash"),
+        ("ftp://bucket/x", "ftp:// is not supported"),
     ],
 )
 def test_what_is_no_path_is_refused(path: str, message: str) -> None:

@@ -63,7 +63,7 @@ def test_only_the_owner_may_enter_a_new_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("address", "error", "sentence"),
     [
-        ("s3://bucket/x", UsageError, "No store can be opened at 's3://bucket/x'"),
+        ("ftp://bucket/x", UsageError, "No store can be opened at 'ftp://bucket/x'"),
         ("file://host/x", UsageError, "three slashes"),
         ("file://x", UsageError, "three slashes"),
     ],

@@ -1,0 +1,146 @@
+"""The hosts' records keep the store's contract on a real MinIO, and say in a sentence what they are refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic_orchestration.host.machine.s3 import records as s3_records
+from kinetic_orchestration.host.machine.s3 import requests as s3_requests
+from kinetic_orchestration.host.machine.s3.records import S3Records
+from kinetic_orchestration.protocol.records.base import RecordsError
+from tests.core.platforms.store_contract import StoreContract
+from tests.support.s3_server import FIRST_BUILDS, S3Server, s3, s3_server
+
+__all__ = ["s3", "s3_server"]
+
+pytestmark = FIRST_BUILDS
+
+
+@pytest.fixture
+def address(s3: S3Server) -> str:
+    return s3.make_bucket() + "/a prefix/prod"
+
+
+@pytest.fixture
+def records(address: str) -> Iterator[S3Records]:
+    opened = S3Records(address)
+    yield opened
+    opened.close()
+
+
+class TestS3Records(StoreContract):
+    opener = "kinetic_orchestration.host.machine.s3.records:S3Records"
+    rounds = 40
+    many = 250
+    # A host's records are no store: nothing asks them what their calls cost.
+    test_calls_that_are_requests_are_worth_making_side_by_side_and_nothing_rings = None
+
+    @pytest.fixture(autouse=True)
+    def small_pages(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Set pages of a hundred instead of a thousand objects."""
+        monkeypatch.setattr(s3_records, "PAGE", 100)
+
+    @pytest.fixture
+    def where(self, address: str) -> list[Any]:
+        return [address]
+
+    @pytest.fixture
+    def store(self, records: S3Records) -> S3Records:  # type: ignore[override]
+        return records
+
+    def test_what_does_not_exist_is_an_answer(self, store: S3Records, tmp_path: Path) -> None:  # type: ignore[override]
+        """The same as in the contract, in which a refusal is the client's."""
+        store.create("jobs/a", b"x")
+        for name in ("nothing", "jobs/b", "jobs/a/below", "jobs"):
+            assert store.read(name) is None
+            assert store.delete(name) is False
+            assert store.swap(name, b"y", 1) is None
+        with pytest.raises(FileNotFoundError, match=r"Cannot read nothing .*: there is no such object"):
+            store.download("nothing", str(tmp_path / "file"))
+        assert list(tmp_path.glob("file*")) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "number", "sentence"),
+    [
+        (
+            403,
+            "AccessDenied",
+            errno.EACCES,
+            r"as the test says \(AccessDenied\). The credentials \(AWS_ACCESS_KEY_ID\) lack",
+        ),
+        (403, "InvalidAccessKeyId", errno.EACCES, "are not valid at http://127"),
+        (404, "NoSuchBucket", errno.ENOENT, "There is no bucket bucket-"),
+        (507, "XMinioStorageFull", errno.ENOSPC, "Free some space there"),
+        (400, "InvalidObjectState", errno.EIO, r"as the test says \(InvalidObjectState\)\."),
+    ],
+)
+def test_a_refusal_is_told_with_its_remedy(
+    records: S3Records, s3: S3Server, status: int, code: str, number: int, sentence: str
+) -> None:
+    s3.fail("PUT *", status, code)
+    with pytest.raises(RecordsError, match=sentence) as caught:
+        records.create("a", b"x")
+    assert caught.value.errno == number
+
+
+def test_patience_ends_with_a_sentence(records: S3Records, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_requests, "PATIENCE", 0.3)
+    s3.fail("*", 503, "SlowDown", times=99)
+    with pytest.raises(RecordsError, match=r"Cannot write a .*: as the test says \(SlowDown\), for ") as caught:
+        records.put("a", b"x")
+    assert caught.value.errno == errno.EIO
+
+
+def test_a_region_that_the_settings_do_not_know_is_found_out(
+    s3: S3Server, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MinIO knows no regions, and takes a signature for any of them."""
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    records = S3Records(address)
+    code = "AuthorizationHeaderMalformed"
+    s3.fail("PUT *", 400, body=f"<Error><Code>{code}</Code><Region>eu-north-1</Region></Error>")
+    assert records.create("a", b"x") is not None
+    assert records.requests.region == "eu-north-1"
+    assert [call.status for call in s3.calls][-2:] == [400, 200]
+    s3.fail("GET *", 400, body=f"<Error><Code>{code}</Code></Error>", times=9)
+    with pytest.raises(RecordsError, match="is in another region than eu-north-1: set AWS_REGION to its own"):
+        records.read("a")
+
+
+def test_expired_credentials_are_asked_for_again(
+    s3: S3Server, address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "credentials"
+    valid = f"[default]\naws_access_key_id = {os.environ['AWS_ACCESS_KEY_ID']}\n"
+    file.write_text(valid + f"aws_secret_access_key = {os.environ['AWS_SECRET_ACCESS_KEY']}\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    records = S3Records(address)
+    assert records.create("a", b"x") is not None
+    s3.fail("GET *", 400, "ExpiredToken")
+    assert records.read("a") is not None
+    assert [call.status for call in s3.calls][-2:] == [400, 200]
+
+
+def test_a_large_object_comes_down_in_parts_and_goes_on_where_it_broke(
+    records: S3Records, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_records, "LARGE", 1 << 20)
+    monkeypatch.setattr(s3_records, "PART", 1 << 20)
+    data = os.urandom(6 << 20)
+    records.put("large", data)
+    for broken in (50_000, 100_000, 200_000):
+        s3.cut("GET *large", broken)
+    s3.forget()
+    records.download("large", str(tmp_path / "copy"))
+    assert (tmp_path / "copy").read_bytes() == data
+    assert sum(call.verb == "GET" for call in s3.calls) == 9, "the beginning, five parts, and three that went on"
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
