@@ -17,7 +17,7 @@
     │   ├── NewerWire                     the record was written by a newer version of this package
     │   └── Corrupt                       the content is not what was written
     ├── RequirementsError                 the requirements could not be locked or installed
-    ├── CredentialsError                  no credentials for Google Cloud, or they lack a permission
+    ├── CredentialsError                  no credentials for a cloud or a cluster, or they lack a permission
     ├── BackendError                      the hosts could not be created; its cause decides about the next attempt
     ├── NoPlace                           no place is left in which the hosts could be created
     ├── CheckpointError                   a checkpoint could not be written or read
@@ -115,7 +115,7 @@ class RequirementsError(KineticError):
 
 
 class CredentialsError(KineticError):
-    """There are no credentials for Google Cloud, or they lack a permission."""
+    """There are no credentials for a cloud or a cluster, or they lack a permission."""
 
 
 class BackendError(KineticError):

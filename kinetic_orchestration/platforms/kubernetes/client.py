@@ -1,0 +1,450 @@
+"""The REST API of a Kubernetes cluster, over the standard library: a few bounded verbs, their objects as plain JSON.
+
+It keeps connections, repeats what may help, renews a refused token and looks for a cluster that moved. Threads share
+one `Api`. It knows no kinds of objects, and not what its caller does about an error: `answers` has the kinds of those.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlencode, urlsplit
+
+from kinetic_orchestration import __version__
+from kinetic_orchestration.errors import CredentialsError
+from kinetic_orchestration.platforms.kubernetes import answers
+from kinetic_orchestration.platforms.kubernetes.access import Access, Pair
+from kinetic_orchestration.platforms.kubernetes.answers import ApiError, Object, Reply
+
+TIMEOUT = 20.0  # for a connection, and for any part of an answer
+ANSWER_SECONDS = 60.0  # for the whole of it
+PATIENCE = 60.0  # no try begins later in a call
+PAUSES: tuple[float, ...] = (0.2, 0.6, 1.8)  # before the second try and those after it
+LONGEST_PAUSE = 15.0  # that a server may ask for: of a longer one, the caller hears at once
+LARGEST = 64 << 20  # bytes of an answer: a page of 500 pods has about 5 MiB
+RESTARTS: Final = 2  # of a list in pages; the last is in one piece, which cannot expire
+IDLE = 60.0  # seconds after which a connection is not used again: something on the way may have forgotten it
+AGENT: Final = f"kinetic-orchestration/{__version__}"
+# How a kept connection shows that the server has closed it.
+_BROKEN: Final = (ConnectionError, http.client.BadStatusLine, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+_NEVER: Final = float("inf")
+
+
+class Exchange(NamedTuple):
+    """One request and its answer, as they were, but for the client's identity."""
+
+    method: str
+    target: str  # the path with its query
+    request: Object
+    status: int  # 0: there was no answer
+    answer: bytes
+    seconds: float
+
+
+_listeners: list[Callable[[Exchange], object]] = []
+
+
+@contextmanager
+def listening(listener: Callable[[Exchange], object]) -> Iterator[None]:
+    """Within the block, receive each exchange of every thread after its answer, repetitions included."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+class Api:
+    """A cluster's API server. Each verb raises ApiError, or CredentialsError if the client's identity is refused."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._lock = threading.Lock()
+        self._renewing = threading.Lock()
+        self._idle: list[_Connection] = []
+        self._context: tuple[_Key, ssl.SSLContext] | None = None
+
+    @property
+    def access(self) -> Access:
+        """The access that is used now: another one, once the cluster was found elsewhere."""
+        return self._access
+
+    def get(self, path: str) -> Object:
+        """Return an object: `get("/api/v1/namespaces/default")`."""
+        return self._call("GET", path)
+
+    def list(
+        self, path: str, *, labels: str = "", fields: str = "", limit: int = 500, cached: bool = False
+    ) -> Sequence[Object]:
+        """Return all objects that the selectors match, of one moment, in requests of `limit` objects.
+
+        `cached`: the server may answer from its memory, which is cheap, and may lack what was just created.
+        """
+        selectors = {"labelSelector": labels, "fieldSelector": fields}
+        chosen = {name: value for name, value in selectors.items() if value}
+        if cached:
+            chosen["resourceVersion"] = "0"
+        for _ in range(RESTARTS):
+            try:
+                return self._pages(path, chosen, limit)
+            except ApiError as error:
+                if error.kind != answers.GONE:
+                    raise
+        return self._pages(path, chosen, 0)
+
+    def create(self, path: str, body: Mapping[str, Any], *, dry_run: bool = False) -> Object:
+        """Create an object in the collection `path`; with `dry_run`, it passes admission and is not stored.
+
+        If an answer was lost, the repetition raises the kind EXISTS: the caller has to look whose the object is.
+        """
+        query = {"fieldManager": "kinetic-orchestration", "fieldValidation": "Strict"}
+        return self._call("POST", path, {**query, "dryRun": "All"} if dry_run else query, dict(body))
+
+    def delete(self, path: str, *, uid: str = "", propagation: str = "Background") -> Object:
+        """Delete an object, which may take a while after this call.
+
+        `uid`: only this very object; the kind CONFLICT is raised if the name is another's by now. If an answer was
+        lost, the repetition raises the kind ABSENT.
+        """
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
+        return self._call("DELETE", path, {}, {**options, "preconditions": {"uid": uid}} if uid else options)
+
+    def close(self) -> None:
+        """Close the kept connections. A later call opens new ones."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def __enter__(self) -> Api:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- pages and repetitions ---------------------------------------------------------------------------------
+
+    def _pages(self, path: str, chosen: Mapping[str, str], limit: int) -> Sequence[Object]:
+        found: list[Object] = []
+        query = {**chosen, "limit": str(limit)} if limit else dict(chosen)
+        while True:
+            page = self._call("GET", path, query)
+            found += page.get("items") or ()
+            token = page.get("metadata", {}).get("continue")
+            if not token:
+                return found
+            query = {**query, "continue": token}
+            query.pop("resourceVersion", None)  # which the token has
+
+    def _call(
+        self, method: str, path: str, query: Mapping[str, str] | None = None, body: Object | None = None
+    ) -> Object:
+        target = f"{path}?{urlencode(query)}" if query else path
+        deadline, pauses = time.monotonic() + PATIENCE, iter(PAUSES)
+        renewed = sought = False
+        while True:
+            access = self._access
+            token = access.token(False)
+            try:
+                reply = self._exchange(access, token, method, target, body)
+                return answers.read(reply, f"{method} {access.server}{path}")
+            except ApiError as error:
+                if error.kind == answers.UNAUTHENTICATED:
+                    if renewed:
+                        raise _not_let_in(access, error) from error
+                    renewed = True
+                    self._renew(access, token)
+                    continue
+                raced = method == "POST" and error.kind == answers.CONFLICT  # for a quota: nothing was created
+                pause = max(next(pauses, _NEVER), error.retry_after)
+                if (error.passing or raced) and pause <= LONGEST_PAUSE and time.monotonic() + pause < deadline:
+                    time.sleep(pause)
+                    continue
+                if error.is_lost and not sought:
+                    sought = True
+                    if self._moved(access):
+                        continue
+                raise
+
+    def _renew(self, access: Access, refused: str) -> None:
+        """Get a new token, unless another thread has got one."""
+        with self._renewing:
+            if access.token(False) == refused:
+                access.token(True)
+
+    def _moved(self, access: Access) -> bool:
+        """True if the cluster has another address or certificate than `access` says; then that is used from now on."""
+        with self._renewing:
+            if self._access is access and access.find is not None:
+                found = access.find()
+                if found.way == access.way:
+                    return False
+                self._access = found
+            return self._access is not access
+
+    # ---- one exchange ------------------------------------------------------------------------------------------
+
+    def _exchange(self, access: Access, token: str, method: str, target: str, body: Object | None) -> Reply:
+        began, reply = time.monotonic(), Reply(0, {}, b"")
+        try:
+            reply = self._sent(access, token, method, target, body)
+        finally:
+            for listener in tuple(_listeners):
+                listener(Exchange(method, target, body or {}, reply.status, reply.body, time.monotonic() - began))
+        return reply
+
+    def _sent(self, access: Access, token: str, method: str, target: str, body: Object | None) -> Reply:
+        key = _Key(access.way, access.pair())
+        headers = _headers(access, token, body)
+        content = None if body is None else json.dumps(body).encode()
+        connection = self._kept(key)
+        try:
+            connection = connection or self._opened(key, access)
+            try:
+                reply = connection.exchange(method, target, content, headers)
+            except _BROKEN:
+                if not connection.is_used:
+                    raise
+                connection.close()  # the server closed it between two requests, as it may
+                connection = self._opened(key, access)
+                reply = connection.exchange(method, target, content, headers)
+        except (OSError, http.client.HTTPException) as error:
+            if connection is not None:
+                connection.close()
+            raise _unanswered(access, key, f"{method} {target.partition('?')[0]}", error) from error
+        except BaseException:
+            if connection is not None:
+                connection.close()
+            raise
+        self._keep(connection)
+        return reply
+
+    def _kept(self, key: _Key) -> _Connection | None:
+        """A connection that is open; those that are not to be used again are closed."""
+        now, process = time.monotonic(), os.getpid()
+        while True:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None or (
+                connection.key == key and connection.process == process and now - connection.since < IDLE
+            ):
+                return connection
+            connection.close()
+
+    def _keep(self, connection: _Connection) -> None:
+        if connection.sock is None:  # the server closes it
+            return
+        connection.since, connection.is_used = time.monotonic(), True
+        with self._lock:
+            self._idle.append(connection)
+
+    def _opened(self, key: _Key, access: Access) -> _Connection:
+        with self._lock:
+            if self._context is None or self._context[0] != key:
+                self._context = key, _tls(access, key.pair)
+            context = self._context[1]
+        return _open(access, key, context)
+
+
+class _Key(NamedTuple):
+    """What two requests must have in common to use one connection."""
+
+    way: tuple[Any, ...]
+    pair: Pair | None
+
+
+class _Connection(http.client.HTTPConnection):
+    """One connection, through a proxy if there is one, with TLS to the server itself."""
+
+    key: _Key
+    context: ssl.SSLContext | None
+    server_name: str
+    process: int
+    since: float
+    is_used: bool
+
+    def connect(self) -> None:
+        super().connect()
+        if self.context is not None:
+            self.sock = self.context.wrap_socket(self.sock, server_hostname=self.server_name)
+
+    def exchange(self, method: str, target: str, content: bytes | None, headers: Sequence[tuple[str, str]]) -> Reply:
+        deadline = time.monotonic() + ANSWER_SECONDS
+        self.putrequest(method, self.prefix + target)
+        for name, value in headers:
+            self.putheader(name, value)
+        if content is not None:
+            self.putheader("Content-Length", str(len(content)))
+        self.endheaders(content)
+        answer = self.getresponse()
+        pieces: list[bytes] = []
+        size = 0
+        while answer.length != 0 and (waiting := answer.peek()):  # what arrived, so that a trickle has an end, too
+            pieces.append(answer.read(len(waiting)))
+            size += len(pieces[-1])
+            if size > LARGEST:
+                raise _TooLarge(f"the answer is larger than {LARGEST} bytes")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the answer was not complete after {ANSWER_SECONDS:g} s")
+        pieces.append(answer.read())  # nothing, or IncompleteRead
+        told = {name.lower(): value for name, value in answer.getheaders()}
+        return Reply(answer.status, told, b"".join(pieces))
+
+    @property
+    def prefix(self) -> str:
+        """The path in the server's address, below which its API is."""
+        return urlsplit(str(self.key.way[0])).path
+
+
+class _TooLarge(http.client.HTTPException):
+    pass
+
+
+def _open(access: Access, key: _Key, context: ssl.SSLContext) -> _Connection:
+    server = urlsplit(access.server)
+    host, secure = server.hostname or "", server.scheme == "https"
+    port = server.port or (443 if secure else 80)
+    if access.proxy:
+        proxy = urlsplit(access.proxy)
+        connection = _Connection(proxy.hostname or "", proxy.port or 80, timeout=TIMEOUT)
+        authorization = {}
+        if proxy.username is not None:
+            pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+            authorization["Proxy-Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        connection.set_tunnel(f"[{host}]" if ":" in host else host, port, authorization)
+    else:
+        connection = _Connection(host, port, timeout=TIMEOUT)
+    connection.key, connection.context = key, context if secure else None
+    connection.server_name = access.server_name or host
+    connection.process, connection.since, connection.is_used = os.getpid(), 0.0, False
+    return connection
+
+
+def _tls(access: Access, pair: Pair | None) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cadata=access.authority or None)
+    except ssl.SSLError as error:
+        raise CredentialsError(f"The certificate authority in {access.origin} is no PEM: {error.reason}.") from error
+    # As Go has it, by which all these certificates were tried: old authorities lack extensions that Python 3.13 wants,
+    # and whatever the kubeconfig names is trusted, whoever signed it.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if access.authority:
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    if access.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if pair is not None:
+        _load_pair(context, pair, access)
+    return context
+
+
+def _load_pair(context: ssl.SSLContext, pair: Pair, access: Access) -> None:
+    """Present a client certificate, which Python reads from a file alone: one that is there for a moment."""
+    import tempfile
+
+    with tempfile.NamedTemporaryFile("w", encoding="ascii", prefix="kinetic-", suffix=".pem") as file:
+        file.write(f"{pair.certificate}\n{pair.key}\n")
+        file.flush()
+        try:
+            context.load_cert_chain(file.name, password="")  # never asked for at a terminal
+        except (ssl.SSLError, ValueError) as error:
+            raise CredentialsError(
+                f"The client certificate of {access.origin} cannot be used: {getattr(error, 'reason', None) or error}. "
+                "Its key has to belong to it, and to have no password."
+            ) from error
+
+
+def _headers(access: Access, token: str, body: Object | None) -> Sequence[tuple[str, str]]:
+    headers = [("User-Agent", AGENT), ("Accept", "application/json"), *access.headers]
+    if body is not None:
+        headers.append(("Content-Type", "application/json"))
+    if token:
+        if not (token.isascii() and token.isprintable()):  # or the error would quote it
+            raise CredentialsError(f"The token of {access.origin} has characters that no token has. Write it anew.")
+        headers.append(("Authorization", f"Bearer {token}"))
+    return headers
+
+
+# ---- requests without an answer --------------------------------------------------------------------------------
+
+
+def _not_let_in(access: Access, error: ApiError) -> CredentialsError:
+    return CredentialsError(
+        f"Kubernetes at {access.server} does not accept the identity of {access.origin}: "
+        f"{error.words or error.reason}. It may have expired, or be of another cluster: log in again, until "
+        "'kubectl auth whoami' works."
+    )
+
+
+def _unanswered(access: Access, key: _Key, asked: str, error: Exception) -> ApiError:
+    server = f"{asked} at {access.server}"
+    if isinstance(error, _TooLarge):
+        return ApiError(f"{server}: {error}. Ask for less at once.", answers.UNREACHABLE)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return ApiError(
+            f"{access.server} is not trusted, so nothing was asked: {error.verify_message}. {_shown(access, key)}"
+            f"{access.origin} expects another. The cluster may have been created again, or its certificate renewed: "
+            "write the kubeconfig anew, for GKE with 'gcloud container clusters get-credentials CLUSTER'. If neither "
+            "is so, somebody else answers at this address.",
+            answers.UNREACHABLE,
+            is_lost=True,
+        )
+    if isinstance(error, ssl.SSLError):
+        said = f"TLS failed: {error.reason or error}"
+    elif isinstance(error, socket.gaierror):
+        said = f"its name is not known here: {error.strerror}"
+    else:
+        said = f"{type(error).__name__}: {error}"
+    by = f" through the proxy {urlsplit(access.proxy).hostname}" if access.proxy else ""
+    return ApiError(
+        f"{server}{by} got no answer: {said}. Is the cluster there, and this machine in a network that reaches it? A "
+        "proxy is named by proxy-url in the kubeconfig or by HTTPS_PROXY.",
+        answers.UNREACHABLE,
+        passing=True,
+        is_lost=True,
+    )
+
+
+def _shown(access: Access, key: _Key) -> str:
+    """A sentence on the certificate that the server shows, which nobody has checked; "" if it shows none now."""
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        encoded = _certificate(access, key, context, binary=True)
+        # Python names the fields only of a certificate that it trusts: this one, at whatever time.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.load_verify_locations(cadata=encoded)
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME
+        found = _certificate(access, key, context, binary=False)
+    except (OSError, ValueError, http.client.HTTPException):
+        return ""
+    names = ", ".join(value for _, value in found.get("subjectAltName", ())) or "no name"
+    issuer = ", ".join(value for part in found.get("issuer", ()) for name, value in part if name == "commonName")
+    return answers.escaped(
+        f"It shows a certificate for {names[:300]}, signed by {issuer[:100] or 'an authority without a name'}, valid "
+        f"from {found.get('notBefore')} to {found.get('notAfter')}. "
+    )
+
+
+def _certificate(access: Access, key: _Key, context: ssl.SSLContext, *, binary: bool) -> Any:
+    connection = _open(access, key, context)
+    try:
+        connection.connect()
+        shown: Any = connection.sock
+        return shown.getpeercert(binary)
+    finally:
+        connection.close()

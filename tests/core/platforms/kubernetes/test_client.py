@@ -1,0 +1,596 @@
+"""The client of a cluster's API against a real server with TLS, which answers what real ones seldom do."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic_orchestration import __version__
+from kinetic_orchestration.errors import CredentialsError
+from kinetic_orchestration.platforms.kubernetes import answers, client
+from kinetic_orchestration.platforms.kubernetes.access import Access, Pair
+from kinetic_orchestration.platforms.kubernetes.answers import ApiError, Cause
+from kinetic_orchestration.platforms.kubernetes.client import Api, Exchange, listening
+from tests.core.platforms.kubernetes.scripted_server import (
+    Answer,
+    Authority,
+    Request,
+    Server,
+    page,
+    pod,
+    serving,
+    status,
+)
+
+PODS = "/api/v1/namespaces/default/pods"
+TOO_OLD = status(410, "Expired", "The provided continue parameter is too old")
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture
+def server(authority: Authority, tmp_path: Path) -> Iterator[Server]:
+    with serving(authority.signed("kube-apiserver", "127.0.0.1", "kubernetes"), authority.pem, tmp_path) as it:
+        yield it
+
+
+class Tokens:
+    """A source of tokens that counts how often it was asked for a new one."""
+
+    def __init__(self) -> None:
+        self.fresh = 0
+
+    def token(self, fresh: bool) -> str:
+        self.fresh += fresh
+        return f"token-{self.fresh}"
+
+
+@pytest.fixture
+def tokens() -> Tokens:
+    return Tokens()
+
+
+@pytest.fixture
+def access(server: Server, authority: Authority, tokens: Tokens) -> Access:
+    return Access(server.url, "the test's own kubeconfig", authority=authority.pem, token=tokens.token)
+
+
+@pytest.fixture
+def api(access: Access) -> Iterator[Api]:
+    with Api(access) as it:
+        yield it
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "PAUSES", (0.01, 0.02))
+
+
+def names(found: Any) -> list[str]:
+    return [one["metadata"]["name"] for one in found]
+
+
+def refused(api: Api, path: str = PODS) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        api.get(path)
+    return caught.value
+
+
+# ---- what is sent ----------------------------------------------------------------------------------------------
+
+
+def test_a_request_has_an_agent_and_a_token_and_keeps_its_connection(server: Server, api: Api) -> None:
+    assert api.get(PODS)["kind"] == api.get(PODS)["kind"] == "PodList"
+    first, second = server.requests
+    assert first.headers["User-Agent"] == f"kinetic-orchestration/{__version__}"
+    assert first.token == "token-0"
+    assert first.connection == second.connection
+
+
+def test_creating_is_strict_and_can_be_tried(server: Server, api: Api) -> None:
+    server.script(Answer(201, {"kind": "Pod"}))
+    api.create(PODS, pod("a"))
+    api.create(PODS, pod("a"), dry_run=True)
+    real, dry = server.requests
+    assert (real.method, real.path, real.body) == ("POST", PODS, pod("a"))
+    assert real.query == {"fieldManager": "kinetic-orchestration", "fieldValidation": "Strict"}
+    assert dry.query == {**real.query, "dryRun": "All"}
+
+
+def test_deleting_names_the_object_itself(server: Server, api: Api) -> None:
+    server.script(Answer(200, {"kind": "Status", "status": "Success"}))
+    api.delete(f"{PODS}/a", uid="u", propagation="Foreground")
+    api.delete(f"{PODS}/a")
+    options = {"apiVersion": "v1", "kind": "DeleteOptions"}
+    assert [request.body for request in server.requests] == [
+        {**options, "propagationPolicy": "Foreground", "preconditions": {"uid": "u"}},
+        {**options, "propagationPolicy": "Background"},
+    ]
+
+
+def test_a_path_in_the_servers_address_comes_first(server: Server, access: Access) -> None:
+    with Api(access._replace(server=f"{server.url}/k8s/clusters/c-1")) as api:
+        api.get(PODS)
+    assert server.requests[0].path == f"/k8s/clusters/c-1{PODS}"
+
+
+def test_headers_of_a_user_who_is_acted_for_are_sent(server: Server, access: Access) -> None:
+    with Api(access._replace(headers=(("Impersonate-User", "them"), ("Impersonate-Group", "g")))) as api:
+        api.get(PODS)
+    assert server.requests[0].headers["Impersonate-User"] == "them"
+
+
+# ---- lists -----------------------------------------------------------------------------------------------------
+
+
+def test_a_list_follows_its_pages(server: Server, api: Api) -> None:
+    server.script(page("a", "b", more="next"), page("c"))
+    found = api.list(PODS, labels="app=x", fields="status.phase=Running", limit=2, cached=True)
+    assert names(found) == ["a", "b", "c"]
+    chosen = {"labelSelector": "app=x", "fieldSelector": "status.phase=Running", "limit": "2"}
+    assert [request.query for request in server.requests] == [
+        {**chosen, "resourceVersion": "0"},
+        {**chosen, "continue": "next"},  # with which a server refuses a version
+    ]
+
+
+def test_a_list_that_expired_begins_again_and_has_nothing_twice(server: Server, api: Api) -> None:
+    server.script(page("a", more="old"), TOO_OLD, page("a", more="new"), page("b"))
+    assert names(api.list(PODS, limit=1)) == ["a", "b"]
+
+
+def test_a_list_that_expires_each_time_is_read_in_one_piece(server: Server, api: Api) -> None:
+    def answer(request: Request) -> Answer:
+        if "continue" in request.query:
+            return TOO_OLD
+        return page("a", more="old") if "limit" in request.query else page("a", "b")
+
+    server.answer = answer
+    assert names(api.list(PODS, limit=1)) == ["a", "b"]
+    assert len(server.requests) == 5
+
+
+def test_an_empty_list_may_be_null(server: Server, api: Api) -> None:
+    server.script(Answer(200, {"kind": "PodList", "metadata": {}, "items": None}))
+    assert list(api.list(PODS)) == []
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (status(404, "NotFound", 'pods "a" not found', name="a", kind="pods"), answers.ABSENT),
+        (status(404, "NotFound", "the server could not find the requested resource"), answers.UNSERVED),
+        (Answer(404, b"404 page not found\n", {"Audit-Id": "1"}), answers.UNSERVED),
+        (Answer(404, b"404 page not found\n"), answers.UNREACHABLE),  # many servers written in Go say so
+        (status(409, "AlreadyExists"), answers.EXISTS),
+        (status(409, "Conflict"), answers.CONFLICT),
+        (status(400, "BadRequest"), answers.INVALID),
+        (status(422, "Invalid"), answers.INVALID),
+        (status(403, "Forbidden"), answers.FORBIDDEN),
+        (status(410, "Gone"), answers.GONE),
+    ],
+)
+def test_each_refusal_has_its_kind_and_is_not_repeated(server: Server, api: Api, answer: Answer, kind: str) -> None:
+    server.script(answer)
+    error = refused(api)
+    assert (error.kind, error.status, error.passing) == (kind, answer.status, False)
+    assert len(server.requests) == 1
+
+
+def test_a_refusal_tells_the_fields_and_obeys_no_terminal(server: Server, api: Api) -> None:
+    cause = {"field": "spec.name", "reason": "FieldValueInvalid", "message": "too \x1b]0;long"}
+    server.script(status(422, "Invalid", "no\x1b[2J good", name="a", causes=[cause]))
+    error = refused(api)
+    assert error.causes == (Cause("spec.name", "FieldValueInvalid", "too \\x1b]0;long"),)
+    assert error.details["name"] == "a"
+    assert error.words == "no\\x1b[2J good"
+    assert f"GET {server.url}{PODS}: 422 Invalid" in str(error)
+
+
+@pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
+def test_what_passes_is_asked_again(server: Server, api: Api, code: int) -> None:
+    server.script(Answer(code, b"<html>busy</html>"), status(code, "ServiceUnavailable"), page("a"))
+    assert names(api.list(PODS)) == ["a"]
+    server.script(status(code, "InternalError", "failed calling webhook: no endpoints available"))
+    error = refused(api)
+    assert (error.kind, error.passing) == (answers.BUSY, True)
+    assert "no endpoints" in error.words
+    assert len(server.requests) == 3 + 3
+
+
+def test_a_server_is_given_the_time_that_it_asks_for(server: Server, api: Api) -> None:
+    server.script(Answer(429, b"Too many requests, please try again later.", {"Retry-After": "1"}), page("a"))
+    began = time.monotonic()
+    assert names(api.list(PODS)) == ["a"]
+    assert time.monotonic() - began >= 1
+
+
+def test_nobody_waits_for_longer_than_the_bound(server: Server, api: Api) -> None:
+    server.script(status(503, "ServiceUnavailable", "later", retryAfterSeconds=3600))
+    error = refused(api)
+    assert (error.kind, error.retry_after) == (answers.BUSY, 3600.0)
+    assert len(server.requests) == 1
+
+
+def test_a_create_that_lost_a_race_for_a_quota_is_repeated(server: Server, api: Api) -> None:
+    server.script(status(409, "Conflict", "Operation cannot be fulfilled on resourcequotas"), Answer(201, pod("a") | {"kind": "Pod"}))  # fmt: skip
+    assert api.create(PODS, pod("a"))["metadata"]["name"] == "a"
+
+
+# ---- identity --------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_token_is_renewed_once(server: Server, api: Api, tokens: Tokens) -> None:
+    server.answer = lambda request: page("a") if request.token == "token-1" else status(401, "Unauthorized")
+    assert names(api.list(PODS)) == ["a"]
+    assert tokens.fresh == 1
+    server.script(status(401, "Unauthorized"))
+    with pytest.raises(
+        CredentialsError, match="does not accept the identity of the test's own kubeconfig: Unauth"
+    ) as it:
+        api.get(PODS)
+    assert isinstance(it.value.__cause__, ApiError)
+    assert it.value.__cause__.kind == answers.UNAUTHENTICATED
+    assert tokens.fresh == 2
+
+
+def test_threads_whose_token_expired_get_one_new_one(server: Server, api: Api, tokens: Tokens) -> None:
+    together = threading.Barrier(8)
+
+    def answer(request: Request) -> Answer:
+        if request.token != "token-0":
+            return page("a")
+        together.wait(20)
+        return status(401, "Unauthorized")
+
+    server.answer = answer
+    with ThreadPoolExecutor(8) as pool:
+        assert [names(found) for found in pool.map(api.list, [PODS] * 8)] == [["a"]] * 8
+    assert tokens.fresh == 1
+
+
+def test_a_token_with_a_line_break_is_refused_without_being_shown(access: Access) -> None:
+    with Api(access._replace(token=lambda fresh: "secret\r\nHost: evil")) as api, pytest.raises(CredentialsError) as it:
+        api.get(PODS)
+    assert "secret" not in str(it.value)
+    assert "evil" not in str(it.value)
+
+
+def test_a_client_certificate_is_presented_and_its_successor(
+    server: Server, access: Access, authority: Authority
+) -> None:
+    pairs = [Pair(*authority.signed("first")), Pair(*authority.signed("second"))]
+    with Api(access._replace(pair=lambda: pairs[0])) as api:
+        api.get(PODS)
+        pairs.pop(0)
+        api.get(PODS)
+    subjects = [request.certificate["subject"] for request in server.requests]
+    assert subjects == [((("commonName", name),),) for name in ("first", "second")]
+
+
+@pytest.mark.parametrize("password", ["", "locked"])
+def test_a_key_that_cannot_be_used_is_told_and_nobody_is_asked(
+    access: Access, authority: Authority, password: str
+) -> None:
+    certificate, key = authority.signed("me", password=password)
+    other = Pair(certificate, key if password else authority.signed("you")[1])
+    with Api(access._replace(pair=lambda: other)) as api, pytest.raises(CredentialsError, match="no password"):
+        api.get(PODS)
+
+
+# ---- answers of others -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (Answer(200, b"<html>Log in</html>"), "<html>Log in</html>"),
+        (Answer(200, {"login": "please"}), "login"),
+        (Answer(200, b""), "nothing"),
+        (Answer(403, b"<html>Your proxy says no</html>"), "status 403"),
+        (Answer(404, {"error": {"code": 404}}), "status 404"),
+        (Answer(410, b"gone"), "status 410"),
+    ],
+)
+def test_what_is_no_kubernetes_is_told_as_such(server: Server, api: Api, answer: Answer, says: str) -> None:
+    server.script(answer)
+    error = refused(api)
+    assert error.kind == answers.UNREACHABLE
+    assert "no Kubernetes API" in str(error)
+    assert says in str(error)
+    assert len(server.requests) == 1
+
+
+def test_a_redirect_is_not_followed(server: Server, api: Api, authority: Authority, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with serving(authority.signed("other", "127.0.0.1"), authority.pem, tmp_path / "other") as other:
+        server.script(Answer(302, b"", {"Location": f"{other.url}/login"}))
+        error = refused(api)
+        assert not other.requests
+    assert error.kind == answers.UNREACHABLE
+    assert f"status 302 to {other.url}/login" in str(error)
+
+
+def test_an_answer_without_an_end_is_refused(server: Server, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "LARGEST", 100_000)
+    server.script(Answer(200, b" " * 100_001))
+    error = refused(api)
+    assert (error.kind, error.passing) == (answers.UNREACHABLE, False)
+    assert "larger than 100000 bytes" in str(error)
+    server.script(Answer(200, json.dumps({"kind": "PodList", "padding": "x" * 99_000}).encode()))
+    assert len(api.get(PODS)["padding"]) == 99_000
+
+
+# ---- connections -----------------------------------------------------------------------------------------------
+
+
+def test_a_connection_that_breaks_is_opened_again(server: Server, api: Api) -> None:
+    server.script(Answer(reset=True), page("a"))
+    assert names(api.list(PODS)) == ["a"]
+    server.script(Answer(reset=True))
+    error = refused(api)
+    assert (error.kind, error.status, error.passing) == (answers.UNREACHABLE, 0, True)
+    assert "got no answer" in str(error)
+
+
+def test_a_connection_that_the_server_closed_costs_no_try(
+    server: Server, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PAUSES", ())
+    server.script(page("a")._replace(close=True), page("b")._replace(close=True), page("c"))
+    for name in "abc":
+        assert names(api.list(PODS)) == [name]
+        time.sleep(0.05)  # until its end has arrived here
+
+
+def test_a_create_whose_answer_was_lost_shows_that_it_is_there(server: Server, api: Api) -> None:
+    made: list[str] = []
+
+    def answer(request: Request) -> Answer:
+        name = request.body["metadata"]["name"]
+        if name in made:
+            return status(409, "AlreadyExists", name=name)
+        made.append(name)
+        return Answer(reset=True)
+
+    server.answer = answer
+    with pytest.raises(ApiError) as caught:
+        api.create(PODS, pod("a"))
+    assert caught.value.kind == answers.EXISTS
+    assert made == ["a"]
+
+
+def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(server: Server, api: Api) -> None:
+    whole = json.dumps(page("a").body).encode()
+    short = Answer(200, whole, {"Content-Length": str(len(whole) + 9)}, close=True)
+    # The first header of a name is the one that counts.
+    server.script(short._replace(body=whole + b" " * 9, pieces=1), page("b"))
+    assert names(api.list(PODS)) == ["a"]
+
+
+def test_a_server_that_says_nothing_is_left(server: Server, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "TIMEOUT", 0.3)
+    server.script(page("late")._replace(pause=1.0), page("a"))
+    assert names(api.list(PODS)) == ["a"]
+
+
+def test_an_answer_that_trickles_has_an_end(server: Server, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(client, "PAUSES", ())
+    server.script(page("a")._replace(pause=0.1, pieces=20))
+    assert "not complete after 0.3 s" in str(refused(api))
+
+
+def test_nobody_at_the_address_and_a_name_that_nobody_knows(access: Access) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        nobody = f"https://127.0.0.1:{held.getsockname()[1]}"
+        with Api(access._replace(server=nobody)) as api:
+            assert "Connection refused" in str(refused(api))
+    with Api(access._replace(server="https://no-such-host.invalid")) as api:
+        error = refused(api)
+    assert error.kind == answers.UNREACHABLE
+    assert "its name is not known here" in str(error)
+
+
+def test_threads_share_an_api(server: Server, api: Api) -> None:
+    server.answer = lambda request: page(request.query["labelSelector"])
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda number: names(api.list(PODS, labels=f"n{number}")), range(200)))
+    assert found == [[f"n{number}"] for number in range(200)]
+    assert len({request.connection for request in server.requests}) <= 8
+
+
+def test_a_forked_process_opens_connections_of_its_own(server: Server, api: Api) -> None:
+    api.get(PODS)
+    child = os.fork()
+    if not child:
+        try:
+            api.get(PODS)
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    api.get(PODS)
+    parent, forked, again = server.requests
+    assert parent.connection == again.connection != forked.connection
+
+
+def test_every_exchange_can_be_heard(server: Server, api: Api) -> None:
+    server.script(status(503, "ServiceUnavailable"), Answer(201, {"kind": "Pod"}))
+    heard: list[Exchange] = []
+    with listening(heard.append):
+        api.create(PODS, pod("a"))
+    api.create(PODS, pod("b"))
+    assert [(one.method, one.target.partition("?")[0], one.status) for one in heard] == [
+        ("POST", PODS, 503),
+        ("POST", PODS, 201),
+    ]
+    assert heard[1].request == pod("a")
+    assert json.loads(heard[1].answer) == {"kind": "Pod"}
+    assert "token-0" not in repr(heard)
+
+
+# ---- certificates ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("issuer", "shown", "days", "says"),
+    [
+        ("another", ("127.0.0.1",), 1, "signed by another"),
+        ("", ("10.0.0.1", "kubernetes"), 1, "certificate is not valid for '127.0.0.1'"),
+        ("", ("127.0.0.1",), -1, "certificate has expired"),
+    ],
+)
+def test_a_certificate_that_is_not_the_clusters_is_told_and_nothing_is_asked(
+    server: Server, api: Api, authority: Authority, issuer: str, shown: tuple[str, ...], days: int, says: str
+) -> None:
+    server.present(*(Authority(issuer) if issuer else authority).signed("other", *shown, days=days))
+    error = refused(api)
+    assert (error.kind, error.is_lost) == (answers.UNREACHABLE, True)
+    assert says in str(error)
+    assert f"It shows a certificate for {', '.join(shown)}, signed by {issuer or 'the cluster'}" in str(error)
+    assert "the test's own kubeconfig expects another" in str(error)
+    assert not server.requests
+
+
+def test_a_cluster_that_was_created_again_is_found_once(server: Server, access: Access, authority: Authority) -> None:
+    renewed = Authority("the next")
+    found: list[Access] = []
+
+    def find() -> Access:
+        found.append(access._replace(authority=renewed.pem))
+        return found[-1]
+
+    with Api(access._replace(find=find)) as api:
+        api.get(PODS)
+        api.close()
+        server.present(*renewed.signed("kube-apiserver", "127.0.0.1"))
+        api.get(PODS)
+        assert api.access is found[0]
+        api.get(PODS)
+    assert len(found) == 1
+    assert len(server.requests) == 3
+
+
+def test_a_cluster_that_is_where_it_was_is_not_asked_again(
+    server: Server, access: Access, authority: Authority
+) -> None:
+    server.present(*Authority("another").signed("other", "127.0.0.1"))
+    found: list[int] = []
+    with Api(access._replace(find=lambda: found.append(1) or access)) as api:  # type: ignore[func-returns-value]
+        assert "signed by another" in str(refused(api))
+    assert found == [1]
+
+
+def test_a_cluster_at_another_address_is_found(server: Server, access: Access) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        gone = access._replace(server=f"https://127.0.0.1:{held.getsockname()[1]}", find=lambda: access)
+        with Api(gone) as api:
+            assert api.get(PODS)["kind"] == "PodList"
+
+
+def test_the_name_in_the_certificate_may_be_another(server: Server, access: Access, authority: Authority) -> None:
+    server.present(*authority.signed("kube-apiserver", "kubernetes"))
+    with Api(access._replace(server_name="kubernetes")) as api:
+        assert api.get(PODS)["kind"] == "PodList"
+    with Api(access._replace(insecure=True, authority="")) as api:
+        assert api.get(PODS)["kind"] == "PodList"
+
+
+def test_the_systems_authorities_do_not_know_a_cluster(server: Server, access: Access) -> None:
+    with Api(access._replace(authority="")) as api:
+        assert "is not trusted" in str(refused(api))
+    with Api(access._replace(authority="no certificate")) as api, pytest.raises(CredentialsError, match="no PEM"):
+        api.get(PODS)
+
+
+def test_a_server_without_tls(access: Access) -> None:
+    class Plain(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Plain) as plain:
+        thread = threading.Thread(target=plain.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        with Api(access._replace(server=f"https://127.0.0.1:{plain.server_address[1]}")) as api:
+            error = refused(api)
+        plain.shutdown()
+        thread.join()
+    assert error.kind == answers.UNREACHABLE
+    assert "TLS failed" in str(error)
+
+
+# ---- a proxy ---------------------------------------------------------------------------------------------------
+
+
+class Proxy(http.server.BaseHTTPRequestHandler):
+    """Connects through, for one who has the password."""
+
+    asked: list[str]
+
+    def do_CONNECT(self) -> None:
+        self.asked.append(self.path)
+        expected = base64.b64encode(b"me:pass word").decode()
+        if self.headers["Proxy-Authorization"] != f"Basic {expected}":
+            self.send_error(407)
+            return
+        host, _, port = self.path.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as onward:
+            self.send_response(200)
+            self.end_headers()
+            other = threading.Thread(target=self.pump, args=(onward, self.connection))
+            other.start()
+            self.pump(self.connection, onward)
+            other.join()
+
+    @staticmethod
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        while piece := source.recv(65536):
+            sink.sendall(piece)
+        sink.shutdown(socket.SHUT_WR)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def proxy() -> Iterator[tuple[str, list[str]]]:
+    asked: list[str] = []
+    listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Proxy,), {"asked": asked}))
+    thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield f"127.0.0.1:{listening.server_address[1]}", asked
+    listening.shutdown()
+    thread.join()
+    listening.server_close()
+
+
+def test_a_proxy_is_asked_to_connect(server: Server, access: Access, proxy: tuple[str, list[str]]) -> None:
+    address, asked = proxy
+    with Api(access._replace(proxy=f"http://me:pass%20word@{address}")) as api:
+        api.get(PODS)
+        api.get(PODS)
+    assert asked == [server.url.removeprefix("https://")]
+    assert server.requests[0].token == "token-0"
+    with Api(access._replace(proxy=f"http://{address}")) as api:
+        error = refused(api)
+    assert "through the proxy 127.0.0.1 got no answer" in str(error)
+    assert "407" in str(error)
