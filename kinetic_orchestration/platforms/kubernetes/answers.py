@@ -165,7 +165,7 @@ def _json(body: bytes) -> Object:
 
 def escaped(value: object) -> str:
     """Return words of others, bounded, as a terminal may show them."""
-    return escaping.text(str(value or ""))[:LONGEST]
+    return escaping.text(str(value or "")[:LONGEST])
 
 
 def _quoted(body: bytes) -> str:

@@ -291,9 +291,9 @@ class _Connection(http.client.HTTPConnection):
         answer = self.getresponse()
         pieces: list[bytes] = []
         size = 0
-        while answer.length != 0 and (waiting := answer.peek()):  # what arrived, so that a trickle has an end, too
-            pieces.append(answer.read(len(waiting)))
-            size += len(pieces[-1])
+        while piece := _arrived(answer):
+            pieces.append(piece)
+            size += len(piece)
             if size > LARGEST:
                 raise _TooLarge(f"the answer is larger than {LARGEST} bytes")
             if time.monotonic() > deadline:
@@ -306,6 +306,13 @@ class _Connection(http.client.HTTPConnection):
     def prefix(self) -> str:
         """The path in the server's address, below which its API is."""
         return urlsplit(str(self.key.way[0])).path
+
+
+def _arrived(answer: http.client.HTTPResponse) -> bytes:
+    """What is there of the body by now, at least a byte: to wait for more would be to wait for a trickle for ever."""
+    if answer.chunked:
+        return answer.read1(1 << 16)
+    return answer.read(len(answer.peek())) if answer.length != 0 else b""  # Python 3.11's read1 does not count
 
 
 class _TooLarge(http.client.HTTPException):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -103,6 +102,8 @@ class ExecPlugin:
         return str(output, "utf-8", "replace")
 
     def _program(self) -> str:
+        import shutil
+
         if "/" in self._command:
             path = self._folder / self._command
             found = str(path) if path.exists() else None

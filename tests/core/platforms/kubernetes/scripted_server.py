@@ -145,12 +145,17 @@ def serving(certificate: tuple[str, str], clients: str, folder: Path) -> Iterato
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
         timeout = 30
 
         def setup(self) -> None:
             self.request = context.wrap_socket(self.request, server_side=True, do_handshake_on_connect=False)
             self.request.settimeout(self.timeout)
-            self.request.do_handshake()
+            try:
+                self.request.do_handshake()
+            except BaseException:
+                self.request.close()
+                raise
             super().setup()
 
         def finish(self) -> None:
@@ -180,7 +185,8 @@ def serving(certificate: tuple[str, str], clients: str, folder: Path) -> Iterato
                 return
             body = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
             self.send_response(answer.status)
-            self.send_header("Content-Length", str(len(body)))
+            if not {"Content-Length", "Transfer-Encoding"} & set(answer.headers):
+                self.send_header("Content-Length", str(len(body)))
             for name, value in answer.headers.items():
                 self.send_header(name, value)
             self.end_headers()
