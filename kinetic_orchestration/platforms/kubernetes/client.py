@@ -142,7 +142,7 @@ class Api:
         while True:
             page = self._call("GET", path, query)
             found += page.get("items") or ()
-            token = page.get("metadata", {}).get("continue")
+            token = (page.get("metadata") or {}).get("continue")
             if not token:
                 return found
             query = {**query, "continue": token}
@@ -220,14 +220,12 @@ class Api:
                 connection.close()  # the server closed it between two requests, as it may
                 connection = self._opened(key, access)
                 reply = connection.exchange(method, target, content, headers)
-        except (OSError, http.client.HTTPException) as error:
+        except BaseException as error:
             if connection is not None:
                 connection.close()
+            if not isinstance(error, OSError | http.client.HTTPException):
+                raise
             raise _unanswered(access, key, f"{method} {target.partition('?')[0]}", error) from error
-        except BaseException:
-            if connection is not None:
-                connection.close()
-            raise
         self._keep(connection)
         return reply
 
