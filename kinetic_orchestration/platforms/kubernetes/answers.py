@@ -29,6 +29,7 @@ _KINDS: Final = {401: UNAUTHENTICATED, 403: FORBIDDEN, 404: ABSENT, 409: CONFLIC
 _PLAIN: Final = (401, 429)  # an API server itself may say these without JSON
 # https://github.com/kubernetes/kubernetes: http.NotFound, for a group or a path that is not served.
 _NOT_SERVED: Final = b"404 page not found"
+_MARKS: Final = frozenset({"kind", "gitVersion"})  # one of which any object has, and the answer to /version
 LONGEST: Final = 1000  # characters of a message
 
 Object = dict[str, Any]
@@ -105,7 +106,7 @@ def read(reply: Reply, asked: str) -> Object:
     `asked`: the request, for sentences: GET https://1.2.3.4/api/v1/pods.
     """
     found = _json(reply.body)
-    if 200 <= reply.status < 300 and "kind" in found:
+    if 200 <= reply.status < 300 and not _MARKS.isdisjoint(found):
         return found
     if found.get("kind") == "Status":
         raise _refusal(reply, found, asked)

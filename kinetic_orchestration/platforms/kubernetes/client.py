@@ -295,7 +295,7 @@ class _Connection(http.client.HTTPConnection):
             if size > LARGEST:
                 raise _TooLarge(f"the answer is larger than {LARGEST} bytes")
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the answer was not complete after {ANSWER_SECONDS:g} s")
+                raise _TooSlow(f"the answer was not complete after {ANSWER_SECONDS:g} s")
         pieces.append(answer.read())  # nothing, or IncompleteRead
         told = {name.lower(): value for name, value in answer.getheaders()}
         return Reply(answer.status, told, b"".join(pieces))
@@ -314,6 +314,10 @@ def _arrived(answer: http.client.HTTPResponse) -> bytes:
 
 
 class _TooLarge(http.client.HTTPException):
+    pass
+
+
+class _TooSlow(TimeoutError):
     pass
 
 
@@ -410,6 +414,8 @@ def _unanswered(access: Access, key: _Key, asked: str, error: Exception) -> ApiE
         said = f"TLS failed: {error.reason or error}"
     elif isinstance(error, socket.gaierror):
         said = f"its name is not known here: {error.strerror}"
+    elif isinstance(error, TimeoutError):
+        said = str(error) if isinstance(error, _TooSlow) else f"nothing came in {TIMEOUT:g} s"
     else:
         said = f"{type(error).__name__}: {error}"
     by = f" through the proxy {urlsplit(access.proxy).hostname}" if access.proxy else ""

@@ -401,9 +401,13 @@ def test_an_answer_in_chunks_is_put_together(server: Server, api: Api) -> None:
 
 
 def test_a_server_that_says_nothing_is_left(server: Server, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "TIMEOUT", 0.3)
-    server.script(page("late")._replace(pause=1.0), page("a"))
+    monkeypatch.setattr(client, "TIMEOUT", 1.0)
+    late = page("late")._replace(pause=2.0)
+    server.script(late, page("a"))
     assert names(api.list(PODS)) == ["a"]
+    monkeypatch.setattr(client, "PAUSES", ())
+    server.script(late)
+    assert "nothing came in 1 s" in str(refused(api))
 
 
 def test_an_answer_that_trickles_has_an_end(server: Server, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

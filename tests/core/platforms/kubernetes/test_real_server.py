@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -124,6 +128,11 @@ def test_what_is_wrong_with_an_object_is_told(api: Api, jobsets: str, pods: str)
     assert refused(api.list, pods, labels="==").kind == answers.INVALID
 
 
+def test_a_server_has_a_version(api: Api) -> None:
+    assert api.get("/version")["gitVersion"].startswith("v1.")
+    assert refused(api.get, "/healthz").kind == answers.UNREACHABLE  # the word ok
+
+
 def test_what_is_not_there(api: Api, pods: str) -> None:
     assert refused(api.list, "/apis/none.example/v1/things").kind == answers.UNSERVED
     assert refused(api.list, "/apis/jobset.x-k8s.io/v1alpha2/things").kind == answers.UNSERVED
@@ -150,6 +159,34 @@ def test_who_is_not_known(access: Access, pods: str) -> None:
     with Api(access._replace(token=token, pair=no_pair)) as api, pytest.raises(CredentialsError, match=says):
         api.get(pods)
     assert asked.count(True) == 1
+
+
+def test_a_pod_is_its_service_account(api: Api, access: Access, space: str, tmp_path: Path) -> None:
+    wanted = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 600}}
+    given = api.create(f"/api/v1/namespaces/{space}/serviceaccounts/default/token", wanted)
+    for name, text in {"ca.crt": access.authority, "namespace": space, "token": given["status"]["token"]}.items():
+        (tmp_path / name).write_text(text)
+    address = urlsplit(access.server)
+    environ = {"KUBERNETES_SERVICE_HOST": str(address.hostname), "KUBERNETES_SERVICE_PORT": str(address.port)}
+    inside = kubeconfig.in_cluster(environ, tmp_path)
+    with Api(inside) as pod_api:
+        error = refused(pod_api.list, f"/api/v1/namespaces/{inside.namespace}/pods")
+    assert error.kind == answers.FORBIDDEN
+    assert f'User "system:serviceaccount:{space}:default" cannot list resource "pods"' in error.words
+
+
+def test_a_program_gives_the_certificate(plane: Any, access: Access, tmp_path: Path) -> None:
+    pair = access.pair()
+    assert pair is not None
+    version = "client.authentication.k8s.io/v1"
+    status = {"clientCertificateData": pair.certificate, "clientKeyData": pair.key}
+    (tmp_path / "answer").write_text(json.dumps({"apiVersion": version, "kind": "ExecCredential", "status": status}))
+    known = json.loads(plane.kubeconfig.read_text())
+    program = {"apiVersion": version, "command": "cat", "args": [str(tmp_path / "answer")], "interactiveMode": "Never"}
+    known["users"][0]["user"] = {"exec": program}
+    (tmp_path / "config").write_text(json.dumps(known))
+    with Api(kubeconfig.load(os.environ, path=str(tmp_path / "config"))) as api:
+        assert api.get("/api/v1/namespaces/default")["metadata"]["name"] == "default"
 
 
 def test_a_server_of_another_authority_is_asked_nothing(access: Access, pods: str) -> None:
