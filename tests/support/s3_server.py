@@ -1,16 +1,13 @@
 """A real server that speaks the API of S3 on loopback, MinIO, behind a proxy in which a test loses answers, refuses
 requests and moves the clock.
 
-MinIO is built once from source, by Go, into a folder outside of the repository. It is a tool of the tests alone.
+MinIO is a tool of the tests alone.
 """
 
 from __future__ import annotations
 
-import fcntl
 import fnmatch
 import os
-import pwd
-import shutil
 import subprocess
 import threading
 import time
@@ -24,12 +21,9 @@ import pytest
 
 from kinetic_orchestration.host.machine.s3.requests import requests_of
 from kinetic_orchestration.testing.storage_server.proxy import LOST, Answer, Fault, Proxy, Request
+from tests.support import go_programs
 from tests.support.ports import held_port
 
-MINIO = "github.com/minio/minio"
-VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
-BUILDS = "KINETIC_TESTBED"  # the environment variable with the folder of all builds
-NO_GO = "there is no Go, by which MinIO is built"
 USER, PASSWORD = "tester", "a password of tests"
 START = 60.0
 
@@ -38,26 +32,9 @@ _Fields = list[tuple[str, str]]
 
 def program() -> Path:
     """Return MinIO, which is built first if it has not been: that takes minutes. Skips the test without Go."""
-    home = Path(pwd.getpwuid(os.getuid()).pw_dir)  # the gate moves HOME
-    builds = Path(os.environ.get(BUILDS) or home / ".cache" / "kinetic-orchestration")
-    found = builds / f"minio-{VERSION}" / "minio"
-    if not found.exists():
-        if shutil.which("go") is None:
-            pytest.skip(NO_GO)
-        builds.mkdir(parents=True, exist_ok=True)
-        with (builds / "minio.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not found.exists():
-                _build(builds, found.parent)
-    return found
-
-
-def _build(builds: Path, folder: Path) -> None:
-    made = builds / f".minio-{os.getpid()}"
-    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
-    environ = {**os.environ, "GOBIN": str(made), "HOME": str(home), "GOFLAGS": "-trimpath"}
-    subprocess.run(["go", "install", f"{MINIO}@{VERSION}"], check=True, env=environ, timeout=1800)
-    made.rename(folder)
+    if not go_programs.has_go():
+        pytest.skip(go_programs.NONE)
+    return go_programs.minio() / "minio"
 
 
 class Call(NamedTuple):

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support import go_programs
 from tests.support.interpreters import OLDEST, interpreter
 
 FILE = "SKIPPED_TESTS"
@@ -126,8 +127,8 @@ KNOWN = (
     Known("measured in /proc", lambda: not Path("/proc/self/status").exists()),
     Known("ptrace|(only Linux|cores can be taken away on Linux only).*", lambda: not _on_linux()),
     Known("git is the judge", lambda: shutil.which("git") is None),
+    Known(go_programs.NONE, lambda: not go_programs.has_go()),
     Known("there is no C compiler", lambda: shutil.which("cc") is None),
-    Known("there is no Go, by which MinIO is built", lambda: shutil.which("go") is None),
     Known("there is no chromium.*", _no_chromium),
     Known("keras is not installed", _without("keras")),
     Known("keras-kinetic is not installed", _without("kinetic")),  # whose versions the other extras exclude

@@ -1,0 +1,539 @@
+"""What a real Kubernetes says of jobs that end, fail, wait and are refused, and that the tests' own nodes are as a kubelet's.
+
+These sentences are what a backend reads: a new version of Kubernetes, JobSet or Kueue that says them otherwise is seen here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.kubernetes.api import Api, Object, Refused
+from tests.support.kubernetes.control_plane import ControlPlane
+from tests.support.kubernetes.fixtures import CONFORMANCE
+from tests.support.kubernetes.nodes import EVICTED, KILLED, OOM_KILLED, Node, Nodes, tpu_pool
+from tests.support.waits import wait_until
+
+pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(3)]
+
+GROUP = "/apis/jobset.x-k8s.io/v1alpha2"
+TPU = {"google.com/tpu": "4"}
+RULES = [
+    {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [64]}},
+]
+FOREVER = "exec sleep 600"
+OF_HOST = 'test "$JOB_COMPLETION_INDEX" = 1'
+
+
+def container(script: str, **more: Any) -> Object:
+    return {"name": "main", "image": "python:3.11", "command": ["sh", "-c", script], **more}
+
+
+def pod_of(script: str, **more: Any) -> Object:
+    return {
+        "restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "tolerations": [{"operator": "Exists"}],
+        "automountServiceAccountToken": False, "containers": [container(script)], **more,
+    }  # fmt: skip
+
+
+def jobset(name: str, script: str, *, hosts: int = 2, labels: dict[str, str] | None = None, **more: Any) -> Object:
+    """A JobSet of one slice; what is more is of its pods, but for the deadline of its Job."""
+    deadline = {key: more.pop(key) for key in ("activeDeadlineSeconds",) if key in more}
+    pod = pod_of(script, **more)
+    pod["containers"] = [container(script, resources={"limits": TPU})]
+    job = {
+        "completionMode": "Indexed", "parallelism": hosts, "completions": hosts, "backoffLimit": 0,
+        "podReplacementPolicy": "Failed", "podFailurePolicy": {"rules": RULES}, "template": {"spec": pod}, **deadline,
+    }  # fmt: skip
+    spec = {"replicatedJobs": [{"name": "s", "replicas": 1, "template": {"spec": job}}]}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": name, "labels": labels or {}},
+        "spec": spec,
+    }  # fmt: skip
+
+
+class Place:
+    """A namespace, and what is to be seen in it."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self.api, self.namespace = api, namespace
+
+    def path(self, kind: str) -> str:
+        group = {
+            "jobsets": GROUP, "jobs": "/apis/batch/v1", "workloads": "/apis/kueue.x-k8s.io/v1beta2",
+            "localqueues": "/apis/kueue.x-k8s.io/v1beta2", "leases": "/apis/coordination.k8s.io/v1",
+        }.get(kind.partition("?")[0], "/api/v1")  # fmt: skip
+        return f"{group}/namespaces/{self.namespace}/{kind}"
+
+    def create(self, kind: str, body: Object) -> Object:
+        return self.api.create(self.path(kind), body)
+
+    def all(self, kind: str) -> list[Object]:
+        return list(self.api.get(self.path(kind))["items"])
+
+    def pods(self, *phases: str) -> list[Object]:
+        """The pods, by their names; of these phases only, if any is named, and not about to go."""
+        found = [
+            pod
+            for pod in self.all("pods")
+            if not phases or (pod["status"].get("phase") in phases and "deletionTimestamp" not in pod["metadata"])
+        ]
+        return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def await_pods(self, number: int, phase: str = "Running") -> list[Object]:
+        return wait_until(
+            lambda: found if len(found := self.pods(phase)) == number else [], self.told, within=100, pause=0.1
+        )
+
+    def await_condition(self, kind: str, name: str, condition: str) -> Object:
+        """Return a condition of an object once it is true."""
+
+        def seen() -> Object | None:
+            found = self.api.get(f"{self.path(kind)}/{name}").get("status", {}).get("conditions", [])
+            return next((one for one in found if one["type"] == condition and one["status"] == "True"), None)
+
+        return wait_until(seen, self.told, within=100, pause=0.1)
+
+    def await_event(self, reason: str, kind: str) -> str:
+        """Return the message of an event about an object of this kind."""
+
+        def seen() -> str:
+            told = (one for one in self.all("events") if one["involvedObject"]["kind"] == kind)
+            return next((str(one["message"]) for one in told if one["reason"] == reason), "")
+
+        return wait_until(seen, self.told, within=100, pause=0.1)
+
+    def told(self) -> str:
+        """What there is, for the error of a wait."""
+        kinds = ("jobsets", "jobs", "pods", "events")
+        return "\n".join(
+            f"{kind}: {[(one['metadata']['name'], one.get('status'), one.get('message')) for one in self.all(kind)]}"
+            for kind in kinds
+        )
+
+
+@pytest.fixture
+def place(plane: ControlPlane, namespace: str) -> Place:
+    return Place(plane.api, namespace)
+
+
+@pytest.fixture
+def slice_(nodes: Nodes) -> Nodes:
+    """Two hosts of four chips."""
+    nodes.add(*tpu_pool("slice", 2))
+    return nodes
+
+
+def test_a_set_of_two_hosts_that_exit_0_is_completed_and_its_pods_stay(place: Place, slice_: Nodes) -> None:
+    place.create("jobsets", jobset("x", 'echo "$TPU_WORKER_ID of $TPU_WORKER_HOSTNAMES at $HOSTNAME"'))
+    assert place.await_condition("jobsets", "x", "Completed")["reason"] == "AllJobsCompleted"
+    assert place.api.get(f"{place.path('jobsets')}/x")["status"]["terminalState"] == "Completed"
+    assert place.await_condition("jobs", "x-s-0", "Complete")["reason"] == "CompletionsReached"
+    pods = place.pods("Succeeded")
+    assert place.api.text(f"{place.path('pods')}/{pods[1]['metadata']['name']}/log?tailLines=1").startswith(
+        "1 of x-s-0-0.x,"
+    )
+    assert [slice_.log(pod["metadata"]["uid"]) for pod in pods] == [
+        f"{host} of x-s-0-0.x,x-s-0-1.x at x-s-0-{host}\n" for host in range(2)
+    ]
+    assert {one["reason"] for one in place.all("events") if one["involvedObject"]["kind"] == "Pod"} >= {
+        "Scheduled", "Pulled", "Created", "Started",
+    }  # fmt: skip
+
+
+def test_what_gke_tells_hosts_may_be_missing_or_wrong(place: Place, slice_: Nodes) -> None:
+    slice_.inject({"TPU_WORKER_ID": "7"})
+    place.create("jobsets", jobset("x", 'echo "$TPU_WORKER_ID of $TPU_WORKER_HOSTNAMES"'))
+    assert [slice_.log(pod["metadata"]["uid"]) for pod in place.await_pods(2, "Succeeded")] == [
+        "7 of x-s-0-0.x,x-s-0-1.x\n"
+    ] * 2
+    slice_.inject(None)
+    place.create("jobsets", jobset("y", 'echo "<$TPU_WORKER_ID>"'))
+    assert [slice_.log(pod["metadata"]["uid"]) for pod in place.await_pods(4, "Succeeded")[2:]] == ["<>\n"] * 2
+
+
+def failure(place: Place, name: str = "x") -> tuple[str, str]:
+    """The reason and the message of a Job's failure, once its JobSet has failed by it."""
+    failed = place.await_condition("jobsets", name, "Failed")
+    assert failed["reason"] == "FailedJobs"
+    assert failed["message"] == f"jobset failed due to one or more job failures (first failed job: {name}-s-0)"
+    assert place.api.get(f"{place.path('jobsets')}/{name}")["status"]["terminalState"] == "Failed"
+    job = place.await_condition("jobs", f"{name}-s-0", "Failed")
+    return job["reason"], job["message"]
+
+
+BACKOFF = ("BackoffLimitExceeded", "Job has reached the specified backoff limit")
+
+
+def test_a_host_that_exits_with_a_code_of_a_rule_fails_the_set_and_the_others_go(place: Place, slice_: Nodes) -> None:
+    place.create("jobsets", jobset("x", f"{OF_HOST} && exit 64; {FOREVER}"))
+    reason, message = failure(place)
+    assert reason == "PodFailurePolicy"
+    told = rf"Container main for pod {place.namespace}/x-s-0-1-\w+ failed with exit code 64 matching FailJob rule at index 1"
+    assert re.fullmatch(told, message)
+    wait_until(lambda: len(place.pods()) == 1, place.told, within=100)
+    [left] = place.pods("Failed")
+    [status] = left["status"]["containerStatuses"]
+    assert (status["state"]["terminated"]["exitCode"], status["state"]["terminated"]["reason"]) == (64, "Error")
+
+
+@pytest.mark.parametrize("how", [KILLED, OOM_KILLED])
+def test_a_host_that_is_killed_uses_the_backoff_limit_and_its_pod_says_how(
+    place: Place, slice_: Nodes, how: str
+) -> None:
+    place.create("jobsets", jobset("x", FOREVER))
+    slice_.end(place.await_pods(2)[1], how)
+    assert failure(place) == BACKOFF
+    wait_until(lambda: len(place.pods()) == 1, place.told, within=100)
+    [left] = place.pods("Failed")
+    terminated = left["status"]["containerStatuses"][0]["state"]["terminated"]
+    assert (terminated["exitCode"], terminated["reason"]) == (137, how)
+
+
+def test_a_pod_that_is_deleted_looks_like_a_crash(place: Place, slice_: Nodes) -> None:
+    place.create("jobsets", jobset("x", FOREVER))
+    place.api.delete(f"{place.path('pods')}/{place.await_pods(2)[1]['metadata']['name']}")
+    assert failure(place) == BACKOFF
+    wait_until(lambda: not place.pods(), place.told, within=100)
+
+
+def by_api(place: Place, nodes: Nodes, pod: Object) -> None:
+    name = pod["metadata"]["name"]
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": place.namespace}}
+    place.create(f"pods/{name}/eviction", body)
+
+
+def by_taint(place: Place, nodes: Nodes, pod: Object) -> None:
+    """A spot machine is about to go."""
+    taint = {"key": "cloud.google.com/impending-node-termination", "effect": "NoExecute"}
+    place.api.patch(f"/api/v1/nodes/{pod['spec']['nodeName']}", {"spec": {"taints": [taint]}})
+
+
+def by_node(place: Place, nodes: Nodes, pod: Object) -> None:
+    nodes.end(pod, EVICTED)
+
+
+@pytest.mark.parametrize("evict", [by_api, by_taint, by_node])
+def test_an_evicted_host_fails_the_set_by_the_rule_of_disruptions(
+    place: Place, slice_: Nodes, evict: Callable[[Place, Nodes, Object], None]
+) -> None:
+    place.create("jobsets", jobset("x", FOREVER, tolerations=[{"key": "google.com/tpu", "operator": "Exists"}]))
+    evict(place, slice_, place.await_pods(2)[1])
+    reason, message = failure(place)
+    assert reason == "PodFailurePolicy"
+    told = rf"Pod {place.namespace}/x-s-0-1-\w+ has condition DisruptionTarget matching FailJob rule at index 0"
+    assert re.fullmatch(told, message)
+    wait_until(lambda: len(place.pods()) == (1 if evict is by_node else 0), place.told, within=100)
+
+
+def test_a_job_that_is_active_for_too_long_says_so_and_its_pods_go(place: Place, slice_: Nodes) -> None:
+    place.create("jobsets", jobset("x", FOREVER, activeDeadlineSeconds=1))
+    assert failure(place) == ("DeadlineExceeded", "Job was active longer than specified deadline")
+    wait_until(lambda: not place.pods(), place.told, within=100)
+
+
+def test_a_pod_that_fits_no_node_says_why_and_its_set_says_nothing(place: Place, slice_: Nodes) -> None:
+    place.create("jobsets", jobset("x", "true", nodeSelector={"cloud.google.com/gke-tpu-topology": "4x4"}))
+
+    def told() -> Object | None:
+        conditions = [one for pod in place.pods() for one in pod["status"].get("conditions", [])]
+        return next((one for one in conditions if one["type"] == "PodScheduled" and one["status"] == "False"), None)
+
+    condition = wait_until(told, place.told, within=100)
+    assert condition["reason"] == "Unschedulable"
+    assert condition["message"].startswith(
+        "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
+    )
+    assert "conditions" not in place.api.get(f"{place.path('jobsets')}/x").get("status", {})
+
+
+def test_half_a_gang_runs_where_the_quota_of_the_namespace_ends(place: Place, slice_: Nodes) -> None:
+    place.create("resourcequotas", {"metadata": {"name": "q"}, "spec": {"hard": {"requests.google.com/tpu": "4"}}})
+    wait_until(lambda: place.all("resourcequotas")[0].get("status", {}).get("hard"), "the quota counts")
+    place.create("jobsets", jobset("x", FOREVER))
+    told = place.await_event("FailedCreate", "Job")
+    quota = "exceeded quota: q, requested: requests.google.com/tpu=4, used: requests.google.com/tpu=4, limited: requests.google.com/tpu=4"
+    assert re.fullmatch(rf'Error creating: pods "x-s-0-\d-\w+" is forbidden: {re.escape(quota)}', told)
+    assert len(place.await_pods(1)) == 1
+    assert "conditions" not in place.api.get(f"{place.path('jobsets')}/x")["status"]
+
+
+def test_a_service_account_that_is_not_there_is_named_by_an_event_alone(place: Place, slice_: Nodes) -> None:
+    place.create("jobsets", jobset("x", "true", serviceAccountName="trainer"))
+    told = place.await_event("FailedCreate", "Job")
+    account = f'error looking up service account {place.namespace}/trainer: serviceaccount "trainer" not found'
+    assert re.fullmatch(rf'Error creating: pods "x-s-0-\d-" is forbidden: {re.escape(account)}', told)
+    assert place.pods() == []
+
+
+def refusal(create: Callable[[], object]) -> tuple[int, str, str]:
+    with pytest.raises(Refused) as refused:
+        create()
+    return refused.value.code, refused.value.reason, str(refused.value)
+
+
+def test_what_is_refused_at_once(plane: ControlPlane, place: Place) -> None:
+    place.create("jobsets?dryRun=All", jobset("x", "true"))
+    place.create("jobsets", jobset("x", "true"))
+    code, reason, told = refusal(lambda: place.create("jobsets", jobset("x", "true")))
+    assert (code, reason, told) == (409, "AlreadyExists", 'jobsets.jobset.x-k8s.io "x" already exists')
+    code, reason, told = refusal(lambda: place.create("jobsets", jobset("x" * 60, "true")))
+    assert (code, reason) == (422, "Invalid")
+    assert "JobSet name is too long, job names generated for this JobSet will exceed 63 characters" in told
+    strange = jobset("y", "true")
+    strange["spec"]["colour"] = "red"
+    code, reason, told = refusal(lambda: place.create("jobsets?fieldValidation=Strict", strange))
+    assert (code, reason) == (400, "BadRequest")
+    assert 'strict decoding error: unknown field "spec.colour"' in told
+    nobody = Place(Api(plane.user_kubeconfig("nobody")), place.namespace)
+    code, reason, told = refusal(lambda: nobody.all("jobsets"))
+    assert (code, reason) == (403, "Forbidden")
+    assert told.startswith('jobsets.jobset.x-k8s.io is forbidden: User "nobody" cannot list resource "jobsets"')
+    place.create("serviceaccounts", {"metadata": {"name": "trainer"}})
+    account = Place(Api(plane.account_kubeconfig(place.namespace, "trainer")), place.namespace)
+    _, _, told = refusal(lambda: account.all("pods"))
+    assert f'User "system:serviceaccount:{place.namespace}:trainer" cannot list resource "pods"' in told
+
+
+@pytest.fixture
+def queue(plane: ControlPlane, place: Place) -> Any:
+    """A queue of Kueue with the chips of one slice, in which who is more important goes first."""
+    kueue, name = "/apis/kueue.x-k8s.io/v1beta2", place.namespace
+    resources = [{"name": "google.com/tpu", "nominalQuota": "8"}]
+    spec = {
+        "namespaceSelector": {}, "preemption": {"withinClusterQueue": "LowerPriority"},
+        "resourceGroups": [
+            {"coveredResources": ["google.com/tpu"], "flavors": [{"name": name, "resources": resources}]}
+        ],
+    }  # fmt: skip
+    created = [f"{kueue}/clusterqueues/{name}", f"{kueue}/resourceflavors/{name}"]
+    plane.api.create(f"{kueue}/resourceflavors", {**kind("ResourceFlavor"), "metadata": {"name": name}})
+    plane.api.create(f"{kueue}/clusterqueues", {**kind("ClusterQueue"), "metadata": {"name": name}, "spec": spec})
+    place.create("localqueues", {**kind("LocalQueue"), "metadata": {"name": "queue"}, "spec": {"clusterQueue": name}})
+    for priority, value in (("low", 1), ("high", 100)):
+        body = {**kind("WorkloadPriorityClass"), "metadata": {"name": f"{name}-{priority}"}, "value": value}
+        plane.api.create(f"{kueue}/workloadpriorityclasses", body)
+        created.append(f"{kueue}/workloadpriorityclasses/{name}-{priority}")
+    yield lambda priority: {
+        "kueue.x-k8s.io/queue-name": "queue", "kueue.x-k8s.io/priority-class": f"{name}-{priority}",
+    }  # fmt: skip
+    for path in created:
+        plane.api.delete(path)
+
+
+def kind(word: str) -> Object:
+    return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": word}
+
+
+def reserved(place: Place, name: str) -> Object:
+    """What the workload of a JobSet says of its quota."""
+
+    def seen() -> Object | None:
+        for workload in place.all("workloads"):
+            if workload["metadata"]["ownerReferences"][0]["name"] == name:
+                found = workload.get("status", {}).get("conditions", [])
+                return next((one for one in found if one["type"] == "QuotaReserved"), None)
+        return None
+
+    return wait_until(seen, f"the workload of {name} says something", within=100, pause=0.1)
+
+
+def test_a_set_whose_queue_does_not_exist_is_suspended_and_only_its_workload_says_why(place: Place) -> None:
+    place.create("jobsets", jobset("x", "true", labels={"kueue.x-k8s.io/queue-name": "nowhere"}))
+    condition = reserved(place, "x")
+    assert (condition["status"], condition["reason"]) == ("False", "Inadmissible")
+    assert condition["message"] == "LocalQueue nowhere doesn't exist"
+    assert place.await_condition("jobsets", "x", "Suspended")["reason"] == "SuspendedJobs"
+    assert place.pods() == []
+
+
+def test_a_set_that_never_fits_its_queue_says_so(place: Place, queue: Any) -> None:
+    place.create("jobsets", jobset("x", "true", hosts=4, labels=queue("low")))
+    condition = wait_until(
+        lambda: it if "quota" in (it := reserved(place, "x"))["message"] else None, place.told, within=100
+    )
+    assert (condition["status"], condition["reason"]) == ("False", "Pending")
+    assert condition["message"] == (
+        f"couldn't assign flavors to pod set s: insufficient quota for google.com/tpu in flavor {place.namespace}, "
+        "previously considered podsets requests (0) + current podset request (16) > maximum capacity (8)"
+    )
+
+
+def test_a_preempted_set_has_new_pods_once_it_is_admitted_again(
+    plane: ControlPlane, place: Place, slice_: Nodes, queue: Any
+) -> None:
+    place.create("jobsets", jobset("low", FOREVER, labels=queue("low")))
+    before = {pod["metadata"]["uid"] for pod in place.await_pods(2)}
+    place.create("jobsets", jobset("high", "sleep 3", labels=queue("high")))
+    place.await_condition("jobsets", "low", "Suspended")
+    told = place.await_event("Stopped", "JobSet")
+    assert re.match(r"Preempted to accommodate a workload \(UID: .+\) due to prioritization in the ClusterQueue", told)
+    condition = wait_until(
+        lambda: it if "more needed" in (it := reserved(place, "low"))["message"] else None, place.told, within=100
+    )
+    wanted = f"insufficient unused quota for google.com/tpu in flavor {place.namespace}, 8 more needed"
+    assert wanted in condition["message"]
+    path = f"/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/{place.namespace}/localqueues/queue/pendingworkloads"
+    [pending] = plane.api.get(path)["items"]
+    assert (pending["positionInLocalQueue"], pending["positionInClusterQueue"]) == (0, 0)
+    place.await_condition("jobsets", "high", "Completed")
+    after = {pod["metadata"]["uid"] for pod in place.await_pods(2)}
+    assert not before & after
+    assert [one["metadata"]["name"] for one in place.all("jobsets") if "low" in one["metadata"]["name"]] == ["low"]
+
+
+def test_nothing_is_told_of_a_silent_node_until_it_counts_as_unknown(place: Place, slice_: Nodes) -> None:
+    place.create("jobsets", jobset("x", "sleep 1"))
+    pods = place.await_pods(2)
+    slice_.silence("slice-0")
+    slice_.lose("slice-1")
+
+    def unknown() -> bool:
+        nodes = place.api.get("/api/v1/nodes")["items"]
+        ready = [one for node in nodes for one in node["status"]["conditions"] if one["type"] == "Ready"]
+        return [(one["status"], one["reason"]) for one in ready] == [("Unknown", "NodeStatusUnknown")] * 2
+
+    wait_until(unknown, place.told, within=40, pause=0.2)
+    assert [pod["status"]["phase"] for pod in place.pods()] == ["Running", "Running"]
+    assert [
+        (one["type"], one["status"]) for one in place.pods()[0]["status"]["conditions"] if one["type"] == "Ready"
+    ] == [("Ready", "False")]
+    slice_.restore("slice-0")
+    by_node = {pod["spec"]["nodeName"]: pod["metadata"]["name"] for pod in pods}
+    wait_until(
+        lambda: [pod["metadata"]["name"] for pod in place.pods("Succeeded")] == [by_node["slice-0"]],
+        place.told,
+        within=10,
+    )
+
+
+# The kubelet
+
+
+def run(
+    place: Place, name: str, script: str, *, env: list[Object] | None = None, image: str = "python:3.11", **more: Any
+) -> Callable[[], Object]:
+    """Create a pod; what is returned looks at it."""
+    spec = pod_of(script, **more)
+    spec["containers"][0] |= {"env": env or [], "image": image}
+    place.create("pods", {"metadata": {"name": name, "labels": {"colour": "red"}}, "spec": spec})
+    return lambda: place.api.get(f"{place.path('pods')}/{name}")
+
+
+def waiting(pod: Object) -> str:
+    """Why the container of a pod waits."""
+    statuses = pod["status"].get("containerStatuses", [])
+    return str(statuses[0]["state"].get("waiting", {}).get("reason", "")) if statuses else ""
+
+
+def test_a_container_has_what_its_pod_its_node_and_its_secrets_say(place: Place, nodes: Nodes) -> None:
+    nodes.add(Node("n", environment={"GCE_METADATA_HOST": "127.0.0.1:1"}))
+    place.create("secrets", {"metadata": {"name": "s"}, "stringData": {"key": "hidden"}})
+    place.create("configmaps", {"metadata": {"name": "c"}, "data": {"key": "shown"}})
+    env = [
+        {"name": "COLOUR", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['colour']"}}},
+        {"name": "UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+        {"name": "SECRET", "valueFrom": {"secretKeyRef": {"name": "s", "key": "key"}}},
+        {"name": "CONFIG", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "key"}}},
+        {"name": "OPTIONAL", "valueFrom": {"secretKeyRef": {"name": "none", "key": "key", "optional": True}}},
+        {"name": "JOINED", "value": "$(COLOUR)-$(NOBODY)-$$(COLOUR)"},
+    ]
+    script = 'echo "$COLOUR $UID $SECRET $CONFIG <$OPTIONAL> $GCE_METADATA_HOST $$"; echo it >"$KINETIC_ROOT/scratch/file"; env -0'
+    volumes = {"volumes": [{"name": "room", "emptyDir": {}}]}
+    spec = pod_of(script, **volumes)
+    spec["containers"][0] |= {"env": env, "volumeMounts": [{"name": "room", "mountPath": "/scratch"}]}
+    place.create("pods", {"metadata": {"name": "p", "labels": {"colour": "red"}}, "spec": spec})
+    [pod] = place.await_pods(1, "Succeeded")
+    uid = pod["metadata"]["uid"]
+    first, _, rest = nodes.log(uid).partition("\n")
+    assert first == f"red {uid} hidden shown <> 127.0.0.1:1 $"
+    assert (nodes.root(uid) / "scratch" / "file").read_text() == "it\n"
+    environ = dict(entry.split("=", 1) for entry in rest.split("\0") if entry)
+    assert environ["JOINED"] == "red-$(NOBODY)-$(COLOUR)"
+    assert (environ["HOSTNAME"], environ["KINETIC_ROOT"]) == ("p", str(nodes.root(uid)))
+    assert not [name for name in environ if name in os.environ and name.startswith("PYTEST_")]
+
+
+def test_a_container_that_cannot_start_says_why(place: Place, nodes: Nodes) -> None:
+    nodes.add(Node("n"))
+    nodes.lack({"gone:1": "ErrImagePull", "Not/A:Name:": "InvalidImageName"})
+    unpulled = run(place, "unpulled", "true", image="gone:1")
+    misnamed = run(place, "misnamed", "true", image="Not/A:Name:")
+    missing = [{"name": "IT", "valueFrom": {"secretKeyRef": {"name": "none", "key": "key"}}}]
+    unset = run(place, "unset", "true", env=missing)
+    wait_until(lambda: waiting(unpulled()) == "ErrImagePull", place.told, within=100)
+    wait_until(lambda: waiting(unpulled()) == "ImagePullBackOff", place.told, within=100)
+    wait_until(lambda: waiting(misnamed()) == "InvalidImageName", place.told, within=100)
+    wait_until(lambda: waiting(unset()) == "CreateContainerConfigError", place.told, within=100)
+    assert unset()["status"]["containerStatuses"][0]["state"]["waiting"]["message"] == 'secret "none" not found'
+    place.create("secrets", {"metadata": {"name": "none"}, "stringData": {"key": "now"}})
+    assert [pod["metadata"]["name"] for pod in place.await_pods(1, "Succeeded")] == ["unset"]
+
+
+def test_a_container_is_warned_then_killed_and_restarted_where_its_policy_says_so(place: Place, nodes: Nodes) -> None:
+    nodes.add(Node("n"))
+    heard = run(
+        place,
+        "heard",
+        'trap "echo warned; exit 3" TERM; echo ready; while :; do sleep 0.05; done',
+        activeDeadlineSeconds=2,
+    )
+    deaf = run(place, "deaf", FOREVER)
+    again = run(
+        place,
+        "again",
+        'echo start; test -e "$KINETIC_ROOT/mark" || { touch "$KINETIC_ROOT/mark"; exit 1; }',
+        restartPolicy="OnFailure",
+    )
+    place.await_pods(2)
+    uid = deaf()["metadata"]["uid"]
+    place.api.delete(f"{place.path('pods')}/deaf")
+    wait_until(lambda: place.api.found(f"{place.path('pods')}/deaf") is None, place.told, within=100)
+    assert nodes.log(uid) == ""
+    wait_until(lambda: heard()["status"]["phase"] == "Failed", place.told, within=100)
+    status = heard()["status"]
+    assert (status["reason"], status["message"]) == (
+        "DeadlineExceeded",
+        "Pod was active on the node longer than the specified deadline",
+    )
+    assert status["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
+    assert nodes.log(heard()["metadata"]["uid"]) == "ready\nwarned\n"
+    wait_until(lambda: again()["status"]["phase"] == "Succeeded", place.told, within=100)
+    assert again()["status"]["containerStatuses"][0]["restartCount"] == 1
+    assert nodes.log(again()["metadata"]["uid"]) == "start\nstart\n"
+
+
+def test_two_planes_stand_beside_each_other_and_one_of_them_has_no_jobset(
+    plane: ControlPlane, built: Path, tmp_path: Path
+) -> None:
+    with ControlPlane(tmp_path / "bare", built, jobset=False, kueue=False) as bare:
+        code, _, _ = refusal(lambda: bare.api.get(f"{GROUP}/jobsets"))
+        assert code == 404
+        assert plane.api.get(f"{GROUP}/jobsets")["kind"] == "JobSetList"
+        bare.interrupt("kube-apiserver")
+        with pytest.raises(OSError, match="refused"):
+            bare.api.get("/api/v1/nodes")
+        bare.resume("kube-apiserver")
+        wait_until(lambda: _answers(bare), "the API server is back", within=60)
+    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path / "bare") in _read(path)]
+    assert left == []
+
+
+def _answers(plane: ControlPlane) -> bool:
+    try:
+        return bool(plane.api.get("/api/v1/namespaces")["items"])
+    except (OSError, Refused):
+        return False
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
