@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from kinetic_orchestration.errors import NotEmulated, Unsupported
+from kinetic_orchestration.errors import NotEmulated, Unsupported, UsageError
 from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.declare.spec import LOCAL, TPU_VM, JobSpec, Options, TpuVm, not_on_cloud, slice_of
-from kinetic_orchestration.plan.values import TRAITS, Plan
+from kinetic_orchestration.plan.declare.cloud import TpuVm
+from kinetic_orchestration.plan.declare.spec import LOCAL, TPU_VM, JobSpec, Options, not_on_cloud, slice_of
+from kinetic_orchestration.plan.values import TRAITS, Plan, traits_of
 
 # Settings that nothing but Google Cloud understands. GOOGLE_CLOUD_PROJECT alone is none of them: it is set on many
 # machines for other programs' sake.
@@ -42,7 +43,8 @@ def check(spec: JobSpec, settings: Settings) -> None:
     """
     check_slice(spec, settings)
     named = spec.options.backend
-    elsewhere = settings.backend != LOCAL or (named in TRAITS and named != TPU_VM)
+    _check_class(spec.options, named if named is not None and traits_of(named) else settings.backend, settings)
+    elsewhere = settings.backend != LOCAL or (named not in (None, TPU_VM) and traits_of(named) is not None)
     if elsewhere or is_asked_for(spec.options, settings):
         return
     bucket = store_address.bucket_path(settings.store) is not None
@@ -62,6 +64,22 @@ def check(spec: JobSpec, settings: Settings) -> None:
     raise NotEmulated(
         f"{means}, and {lacks}{' is named' if bucket else ''}, so it would run on this machine instead. Add what is "
         f"missing: {' and '.join(missing)}. To have it emulated here: {HERE}"
+    )
+
+
+def _check_class(options: Options, backend: str, settings: Settings) -> None:
+    """Refuse options of another kind of cloud than the backend's. A local backend that was named ignores them."""
+    traits = traits_of(backend)
+    if options.cloud is None or traits is None or isinstance(options.cloud, traits.options or ()):
+        return
+    given = type(options.cloud)
+    if is_asked_for(options, settings) or (given is TpuVm and backend == LOCAL):  # see `check`
+        return
+    wanted = [name for name, known in TRAITS.items() if known.options is given]
+    named = " or ".join(f"backend={name!r}" for name in wanted) or "theirs with backend="
+    raise UsageError(
+        f"cloud={given.__name__}(…) has options of {' and '.join(wanted) or 'another backend'}, and this job runs on "
+        f"{backend}: name {named} (or KINETIC_BACKEND), or leave them out"
     )
 
 
@@ -105,8 +123,10 @@ def remark(plan: Plan, settings: Settings) -> str:
 
 def named_cloud_options(options: Options) -> tuple[str, ...]:
     """Return the fields of `cloud=` that were set."""
-    cloud, silent = options.cloud or TpuVm(), TpuVm()
-    return tuple(entry.name for entry in fields(TpuVm) if getattr(cloud, entry.name) != getattr(silent, entry.name))
+    if options.cloud is None:
+        return ()
+    cloud, silent = options.cloud, type(options.cloud)()
+    return tuple(entry.name for entry in fields(cloud) if getattr(cloud, entry.name) != getattr(silent, entry.name))
 
 
 def _of_options(options: Options) -> list[str]:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from kinetic_orchestration.errors import ConflictingSettings, Unsupported, UsageError
+from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.plan import emulation
+from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import VARIABLES, Settings, duration, seconds
 from kinetic_orchestration.plan.declare import profile
+from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import (
     LOCAL,
     JobSpec,
     Options,
-    TpuVm,
     check_keras_backend,
     image_of,
     processes_of,
@@ -31,12 +32,13 @@ from kinetic_orchestration.plan.hardware.cost import affordable, check_usd
 from kinetic_orchestration.plan.hardware.regions import Location
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.messages import warn_once
-from kinetic_orchestration.plan.values import TRAITS, Plan, Traits
+from kinetic_orchestration.plan.values import Plan, Traits, backends, traits_of
 
 KINETIC_BACKENDS = ("gke", "pathways")
-LATER = {"gke": "the GKE backend"}
+GKE = "gke"
 
-OF_ANY_BACKEND = ("accelerator_type", "num_slices", "labels")  # of TpuVm
+OF_ANY_BACKEND = ("accelerator_type", "num_slices", "labels")  # of `cloud=`
+_EVERYWHERE = ("zones", "clusters", *OF_ANY_BACKEND)  # fields of a plan of their own
 DAY = 86400.0
 PROVISION = 6 * 3600.0  # a slice that costs money has limits: without them, these
 RUN = DAY
@@ -61,15 +63,16 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
     options = spec.options
     emulation.check(spec, settings)
     backend = backend_of(options, settings)
-    traits = TRAITS[backend]
+    traits = traits_of(backend)
+    assert traits is not None
     slice_ = slice_of(options)
     processes = processes_of(options, slice_)
     if traits.share_machine and processes > 1:
         slice_ = by_process(slice_)
-    if unused := tuple(_ignored(options, backend)):
+    if unused := tuple(_ignored(options, traits)):
         have, are = ("has", "is") if len(unused) == 1 else ("have", "are")
         warn_once(f"{', '.join(unused)} {have} no meaning on the {backend} backend and {are} ignored there")
-    _warn_of_kinetics_settings(environ or {})
+    _warn_of_kinetics_settings(environ or {}, traits)
     env, secrets = capture(options.capture_env_vars or (), environ or {}, named_only=not traits.share_machine)
     _warn_of_secrets(spec)
     limits = Limits(
@@ -119,12 +122,12 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
     )
 
 
-def _warn_of_kinetics_settings(environ: Mapping[str, str]) -> None:
+def _warn_of_kinetics_settings(environ: Mapping[str, str], traits: Traits) -> None:
     if all(name in VARIABLES for name in environ if name.startswith("KINETIC_")):
         return
     from kinetic_orchestration.plan.declare.keras_kinetic import without_effect  # a table that most launches do without
 
-    for name, why in without_effect(environ):
+    for name, why in without_effect(environ, traits.ignored):
         warn_once(f"{name} is set, and has no effect here: {why}")
 
 
@@ -142,16 +145,16 @@ def _with_keras_backend(env: dict[str, str], options: Options, given: Mapping[st
     return found
 
 
-def _ignored(options: Options, backend: str) -> Iterator[str]:
+def _ignored(options: Options, traits: Traits) -> Iterator[str]:
     """Name what was asked for and means nothing on the backend."""
-    for name in TRAITS[backend].ignored:
+    for name in traits.ignored:
         if name == "project" and options.secrets:  # they are read there for every backend
             continue
         if image_of(options) if name == "container_image" else getattr(options, name):
             yield f"{name}="
     cloud = [f"{name}=…" for name in emulation.named_cloud_options(options) if name not in OF_ANY_BACKEND]
-    if cloud and not TRAITS[backend].in_zones:
-        yield f"cloud=TpuVm({', '.join(cloud)})"
+    if cloud and not isinstance(options.cloud, traits.options or ()):
+        yield f"cloud={type(options.cloud).__name__}({', '.join(cloud)})"
 
 
 def _check_remote(options: Options, settings: Settings, backend: str, traits: Traits) -> None:
@@ -164,7 +167,7 @@ def _check_remote(options: Options, settings: Settings, backend: str, traits: Tr
         raise UsageError(
             f"the {backend} backend needs a store that its hosts can reach, and {settings.store} {lies}: name {example}"
         )
-    if traits.in_zones and not settings.project:
+    if traits.in_project and not settings.project:
         raise UsageError(
             f"the {backend} backend needs a Google Cloud project: name it with project= or KINETIC_PROJECT"
         )
@@ -176,7 +179,7 @@ def _check_remote(options: Options, settings: Settings, backend: str, traits: Tr
 
 def zones_named(options: Options, settings: Settings) -> tuple[str, ...]:
     """The zones that the user has chosen. A reservation that is given by its whole path contains its own."""
-    cloud = options.cloud or TpuVm()
+    cloud = options.cloud if isinstance(options.cloud, TpuVm) else TpuVm()
     parts = cloud.reservation.split("/")
     own = (parts[3],) if len(parts) > 4 else ()
     return tuple(cloud.zones) or ((options.zone,) if options.zone else settings.zones) or own
@@ -199,18 +202,21 @@ def _cloud(
     options: Options, settings: Settings, slice_: Slice, traits: Traits, environ: Mapping[str, str]
 ) -> dict[str, Any]:
     """The additional fields of a plan for other machines."""
-    if not traits.in_zones:
-        spot = options.spot or slice_.spot
-        return {
-            "slices": options.cloud.num_slices if options.cloud else 1,
-            "spot": spot,
-            "image": image_of(options),
-            "secret_refs": dict(options.secrets or {}),
-            "affordable": _affordable(options.limits.cost, slice_, (), 1, settings, spot=spot),
-        }
-    cloud = options.cloud or TpuVm()
-    zones = zones_named(options, settings) or zones_of(slice_)
     spot = options.spot or slice_.spot
+    slices = getattr(options.cloud, "num_slices", 1)
+    common = {"slices": slices, "spot": spot, "image": image_of(options), "secret_refs": dict(options.secrets or {})}
+    if not traits.in_zones:
+        given = options.cloud if isinstance(options.cloud, traits.options or ()) else None
+        cloud: Any = given if given is not None or traits.options is None else traits.options()
+        return {
+            **common,
+            "project": settings.project if traits.in_project else "",
+            "zones": _clusters(cloud, settings) if isinstance(cloud, Kubernetes) else (),
+            "cloud": {} if cloud is None else _fields_of(cloud),
+            "affordable": _affordable(options.limits.cost, slice_, (), slices, settings, spot=spot),
+        }
+    cloud = options.cloud if isinstance(options.cloud, TpuVm) else TpuVm()
+    zones = zones_named(options, settings) or zones_of(slice_)
     own = {
         "network": cloud.network or settings.network,
         "subnetwork": cloud.subnetwork or settings.subnetwork,
@@ -218,22 +224,31 @@ def _cloud(
         "quota_project": cloud.quota_project or settings.quota_project,
         "owner": environ.get("USER") or environ.get("LOGNAME") or "",
     }
-    plain = {
-        entry.name: getattr(cloud, entry.name)
-        for entry in fields(cloud)
-        if entry.name not in ("zones", "labels", "accelerator_type", "num_slices")
-    }
     return {
-        "slices": cloud.num_slices,
+        **common,
         "project": settings.project,
         "zones": zones,
-        "spot": spot,
-        "image": image_of(options),
-        "cloud": {name: list(value) if isinstance(value, tuple) else value for name, value in {**plain, **own}.items()},
-        "secret_refs": dict(options.secrets or {}),
+        "cloud": {**_fields_of(cloud), **own},
         "affordable": _affordable(options.limits.cost, slice_, zones, cloud.num_slices, settings, spot=spot),
         "zone_patience": settings.zone_patience,
     }
+
+
+def _fields_of(cloud: Any) -> dict[str, Any]:
+    """The options of `cloud=` as JSON, without those that a plan has for every backend."""
+    found = {entry.name: getattr(cloud, entry.name) for entry in fields(cloud) if entry.name not in _EVERYWHERE}
+    return {name: _as_json(value) for name, value in found.items()}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def _clusters(cloud: Kubernetes, settings: Settings) -> tuple[str, ...]:
+    """The clusters to try, each with its namespace; what is not named is known to the kubeconfig."""
+    return tuple(f"{cluster}/{settings.namespace}" for cluster in tuple(cloud.clusters) or (settings.cluster,))
 
 
 def _affordable(
@@ -247,16 +262,28 @@ def _affordable(
 
 
 def backend_of(options: Options, settings: Settings) -> str:
-    asked = options.backend
-    if asked in KINETIC_BACKENDS:
-        warn_once(f"backend={asked!r} is Keras Kinetic's; this job runs on the {settings.backend} backend")
-        asked = None
+    has_cluster = bool(settings.cluster or isinstance(options.cloud, Kubernetes))
+    asked = named_backend(options.backend, settings, has_cluster=has_cluster)
+    if options.backend and asked is None:
+        warn_once(
+            f"backend={options.backend!r}: no cluster of GKE is named: this job runs on {settings.backend}. GKE takes "
+            "KINETIC_PROJECT, KINETIC_CLUSTER (or cluster=) and a store in a bucket"
+        )
     backend = asked or settings.backend
-    if backend in TRAITS:
+    if traits_of(backend) is not None:
         return backend
-    if backend in LATER:
-        raise Unsupported(f"{LATER[backend]} ({backend}) is not part of this version; use backend='local'")
-    raise UsageError(f"there is no backend {backend!r}; there is {', '.join(TRAITS)}")
+    raise UsageError(f"there is no backend {backend!r}; there is {', '.join(backends())}")
+
+
+def named_backend(asked: str | None, settings: Settings, *, has_cluster: bool) -> str | None:
+    """Return the backend that a call's option means; None to leave it to the settings.
+
+    Keras Kinetic's words mean GKE where all is named that it takes. Its programs run without that, too.
+    """
+    if asked not in KINETIC_BACKENDS:
+        return asked
+    in_bucket = store_address.bucket_path(settings.store) is not None
+    return GKE if in_bucket and settings.project and has_cluster else None
 
 
 def absolute(folder: str) -> str:

@@ -76,6 +76,11 @@ CLOUD = Fields(
         "data_disks": many(plain(), 100),
         "quota_project": schema.project,
         **dict.fromkeys(("owner", "pipeline", "step", "run"), text()),
+        **dict.fromkeys(("queue", "priority_class"), maybe(schema.resource, "")),
+        "node_selector": maybe(table(line(), line(), 100)),
+        "tolerations": many(line(), 100),
+        **dict.fromkeys(("env_from", "image_pull_secrets"), many(schema.resource, 100)),
+        "run_as_user": schema.whole(0, (1 << 31) - 1),
     },
 )
 PLAN = Fields(
@@ -100,10 +105,10 @@ PLAN = Fields(
         "slices": schema.slices,
         "processes": schema.hosts,
         "project": schema.project,
-        "zones": many(schema.zone, 1000),
+        "zones": many(schema.place, 1000),
         "image": line(),
         "cloud": CLOUD,
-        "secret_refs": table(schema.variable, schema.secret_ref, 1000),
+        "secret_refs": table(schema.variable, schema.any_secret_ref, 1000),
         "affordable": schema.limit,
         "zone_patience": schema.limit,
         "debug_port": schema.port,
@@ -228,7 +233,7 @@ class Within(NamedTuple):
             known = {"job": job_id, "attempt": attempt, "hosts": self.hosts}
             if "machine" not in placement:
                 raise Wrong(None, "placement.machine", "is missing")
-        if self.backend != "tpu-vm":
+        if not self.zones:
             if not _is_own(placement, job_id, attempt):
                 raise Wrong(None, "placement.run", f"is {schema.short(placement.get('run'))}, and not this attempt's")
         else:

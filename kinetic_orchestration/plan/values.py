@@ -6,6 +6,8 @@ import enum
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from kinetic_orchestration.plan.configuration import plugins
+from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.protocol.wire import Beat, Verdict
@@ -32,41 +34,75 @@ class JobStatus(enum.Enum):
 
 
 class Traits(NamedTuple):
-    """Properties of a backend on which plans and jobs depend. A new one of a cloud states those that differ.
+    """Properties of a backend on which plans and jobs depend. Those that are not stated are those of any machines that
+    are made for a job.
 
     Attributes:
         share_machine: They use this machine's files and its Python. Elsewhere all that they need is sent.
-        secret_service: Their secrets are sent by Secret Manager, which keeps them until the job has ended.
+        secret_service: Their secrets are sent by Secret Manager, which keeps them until the job has ended. Elsewhere
+            the backend reads those that `secrets=` names.
         agents_observed: The backend observes their agents. Elsewhere it observes machines only, and a host that is
             silent for long counts as lost.
-        in_zones: They are requested in zones of a Google Cloud project, with the options of `TpuVm`.
-        service: The service that has them, for users; "" if they share this machine.
+        in_project: They are of a Google Cloud project.
+        in_zones: They are requested in zones of that project.
+        options: The class of `cloud=`; None if there are no such options.
+        service: The service that has them, for users; by default the backend's name.
         stores: Schemes of the stores that they reach; none for hosts that reach whatever this machine does.
         ignored: Options of `run` without a meaning there, which are reported once.
     """
 
     share_machine: bool = False
-    secret_service: bool = True
+    secret_service: bool = False
     agents_observed: bool = False
-    in_zones: bool = True
-    service: str = "Cloud TPU"
-    stores: tuple[str, ...] = ("gs",)
-    ignored: tuple[str, ...] = ("base_image_repo", "cluster", "namespace")
+    in_project: bool = False
+    in_zones: bool = False
+    options: type | None = None
+    service: str = ""
+    stores: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ("base_image_repo", "project", "zone", "cluster", "namespace")
 
 
 TRAITS = {
     "local": Traits(
         share_machine=True,
-        secret_service=False,
         agents_observed=True,
-        in_zones=False,
-        service="",
-        stores=(),
         ignored=("container_image", "base_image_repo", "cluster", "namespace", "project", "zone", "spot"),
     ),
-    "tpu-vm": Traits(),
+    "tpu-vm": Traits(
+        secret_service=True,
+        in_project=True,
+        in_zones=True,
+        options=TpuVm,
+        service="Cloud TPU",
+        stores=("gs",),
+        ignored=("base_image_repo", "cluster", "namespace"),
+    ),
+    "gke": Traits(
+        secret_service=True,
+        in_project=True,
+        options=Kubernetes,
+        service="GKE",
+        stores=("gs",),
+        ignored=("base_image_repo",),
+    ),
+    "kubernetes": Traits(
+        options=Kubernetes, service="Kubernetes", stores=("gs", "s3"), ignored=("base_image_repo", "project", "zone")
+    ),
 }
-"""Every backend that a plan may name. `platforms/registry.py` opens them."""
+"""The backends of this package. `platforms/registry.py` opens them."""
+
+
+def backends() -> list[str]:
+    """Return the names of all backends that are installed here."""
+    return [*TRAITS, *(name for name in plugins.names() if name not in TRAITS)]
+
+
+def traits_of(backend: str) -> Traits | None:
+    """Return the traits of a backend of this package or of an installed platform; None if there is none."""
+    if backend in TRAITS:
+        return TRAITS[backend]
+    platform = plugins.find(backend)
+    return None if platform is None else platform.traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +128,10 @@ class Plan:
     processes: int = 1  # on one machine: each a host of its own, with one of the machine's devices
     slices: int = 1
     project: str = ""
-    zones: tuple[str, ...] = ()  # in the order in which they are tried
+    zones: tuple[str, ...] = ()  # in the order in which they are tried: on Kubernetes, each CLUSTER/NAMESPACE
     spot: bool = False
     image: str = ""  # a container that holds the job's environment
-    cloud: dict[str, Any] = field(default_factory=dict)  # what only Cloud TPU understands: the fields of TpuVm
+    cloud: dict[str, Any] = field(default_factory=dict)  # what only its backend understands: the fields of `cloud=`
     secret_refs: dict[str, str] = field(default_factory=dict)  # variable → a secret's name in Secret Manager
     affordable: float = 0.0  # seconds of READY slices, over all attempts, for which limits.cost pays; 0: no limit
     zone_patience: float = 0.0  # how long one zone's queue is waited in while there are others
@@ -131,7 +167,8 @@ class Plan:
     def where(self) -> str:
         """Return where it runs, in the one wording that logs, metadata and tables share."""
         if not self.traits.share_machine:
-            cloud = f"{self.traits.service} {self.slice.accelerator_type or self.slice.name}"
+            name = (self.traits.in_zones and self.slice.accelerator_type) or self.slice.name
+            cloud = f"{self.traits.service or self.backend} {name}"
             return f"{cloud} of an {EMULATED_CLOUD}" if self.emulated else cloud
         if self.slice.kind == "cpu":
             return "this machine's CPU"
@@ -149,8 +186,8 @@ class Plan:
 
     @property
     def traits(self) -> Traits:
-        """The properties of its backend's hosts; of an unknown backend, those of a cloud's."""
-        return TRAITS.get(self.backend, Traits())
+        """The properties of its backend's hosts; of an unknown one, those of any machines."""
+        return traits_of(self.backend) or Traits()
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "slice": self.slice.to_json()}

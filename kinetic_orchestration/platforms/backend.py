@@ -71,6 +71,17 @@ class Backend(Protocol):
     def parallel(self) -> int:
         """The useful number of concurrent calls; 1 if a call takes microseconds."""
 
+    def resolve(self, plan: Plan) -> Plan:
+        """Return the plan with what this machine's configuration adds to it, by which any other machine understands it.
+        Sends nothing.
+
+        Args:
+            plan: The plan of a job that is about to be submitted.
+
+        Raises:
+            UsageError: The configuration is missing or contradicts the plan.
+        """
+
     def check(self, plan: Plan) -> None:
         """Refuse a plan that can never run on this backend. Sends nothing.
 

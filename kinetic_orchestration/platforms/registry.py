@@ -1,4 +1,4 @@
-"""Opens a backend by its name and a store by its address. The only module that names every platform."""
+"""Opens a backend by its name and a store by its address. The only module that names every platform of this package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.plan.configuration import store_address
+from kinetic_orchestration.plan.configuration import plugins, store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store
@@ -16,9 +16,12 @@ from kinetic_orchestration.platforms.store import Store
 def open_backend(name: str, settings: Settings) -> Backend:
     """Returns the backend of that name. Raises UsageError if there is none."""
     opener = BACKENDS.get(name)
-    if opener is None:
+    if opener is not None:
+        return opener(settings)
+    platform = plugins.find(name)
+    if platform is None:
         raise UsageError(f"there is no backend {name!r}")
-    return opener(settings)
+    return platform.open_backend(settings)
 
 
 def open_store(url: str | os.PathLike[str], deployment: str) -> Store:
@@ -54,7 +57,27 @@ def _tpu_vm(settings: Settings) -> Backend:
     return TpuVmBackend(settings)
 
 
-BACKENDS: dict[str, Callable[[Settings], Backend]] = {"local": _local, "tpu-vm": _tpu_vm}
+def _kubernetes(settings: Settings) -> Backend:
+    from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
+    from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
+
+    return KubernetesBackend(settings, KubeconfigClusters())
+
+
+def _gke(settings: Settings) -> Backend:
+    from kinetic_orchestration.platforms.google.gke import GkeClusters
+    from kinetic_orchestration.platforms.google.rest.kept_secrets import KeptSecrets
+    from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
+
+    return KubernetesBackend(settings, GkeClusters(settings), KeptSecrets(settings), "gke")
+
+
+BACKENDS: dict[str, Callable[[Settings], Backend]] = {
+    "local": _local,
+    "tpu-vm": _tpu_vm,
+    "gke": _gke,
+    "kubernetes": _kubernetes,
+}
 
 
 def _folder(address: str, deployment: str) -> Store:

@@ -7,6 +7,7 @@
         ...
         cloud.ledger.assert_nothing_left()
 
+Beside it, the contracts of stores and backends, which their authors inherit in tests: docs/develop/add-a-platform.md.
 The public names, loaded when they are first used. docs/pipelines/emulator.md lists what is imitated, and what is not.
 """
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from kinetic_orchestration.testing.api_rules import refusals as refusals
     from kinetic_orchestration.testing.api_rules.refusals import Refusal
+    from kinetic_orchestration.testing.contracts.backend import BackendContract
+    from kinetic_orchestration.testing.contracts.store import StoreContract
     from kinetic_orchestration.testing.emulator import Emulator
     from kinetic_orchestration.testing.model.cloud import Cloud
     from kinetic_orchestration.testing.model.faults import random_faults
@@ -26,17 +29,21 @@ if TYPE_CHECKING:
     from kinetic_orchestration.testing.model.state.machine import Machine
 
 _HOMES = {
+    "BackendContract": "contracts.backend",
     "Cloud": "model.cloud",
     "Emulator": "emulator",
     "Ledger": "model.state.ledger",
     "Machine": "model.state.machine",
     "Refusal": "api_rules.refusals",
+    "StoreContract": "contracts.store",
     "Timing": "model.lifecycle",
     "random_faults": "model.faults",
     "refusals": "api_rules",  # the module of rows that `fail(refusal=)` takes
 }
 
-__all__ = ["Cloud", "Emulator", "Ledger", "Machine", "Refusal", "Timing", "random_faults"]
+__all__ = [
+    "BackendContract", "Cloud", "Emulator", "Ledger", "Machine", "Refusal", "StoreContract", "Timing", "random_faults",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

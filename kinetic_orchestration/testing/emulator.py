@@ -6,6 +6,7 @@ process of its own, the APIs in threads of this one, VMs as process trees. None 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import logging
 import os
@@ -217,6 +218,22 @@ class Emulator(Cloud):
                 "google": {"compute_engine": engine},
             }
         )
+
+    def add_cluster(
+        self, name: str, server: str, authority: str, location: str = "us-central1", project: str = PROJECT
+    ) -> None:
+        """Let GKE have a cluster: a Kubernetes API server that listens elsewhere.
+
+        Args:
+            name: Its name.
+            server: Its address, HOST:PORT.
+            authority: PEM of the certificates that sign its own.
+            location: Its zone or region.
+            project: Its project.
+        """
+        encoded = base64.b64encode(authority.encode()).decode()
+        found = {"name": name, "endpoint": server, "masterAuth": {"clusterCaCertificate": encoded}}
+        self.neighbours.add_cluster(project, location, found)
 
     def add_secret(self, secret_id: str, value: str | bytes, project: str = PROJECT) -> str:
         """A secret that a user has made long before; its name."""

@@ -172,8 +172,11 @@ class Settings:
     emulator: str = _setting("KINETIC_EMULATOR", "where an emulated cloud answers over REST", read=_origin)
     emulator_grpc: str = _setting("KINETIC_EMULATOR_GRPC", "where it answers over gRPC")
     storage_emulator: str = _setting("STORAGE_EMULATOR_HOST", "where an emulated Cloud Storage answers", read=_origin)
-    cluster: str = _setting("KINETIC_CLUSTER", "a setting of Keras Kinetic; no effect")
-    namespace: str = _setting("KINETIC_NAMESPACE", "a setting of Keras Kinetic; no effect")
+    cluster: str = _setting(
+        "KINETIC_CLUSTER",
+        "the cluster of the kubernetes backend: a context of the kubeconfig, by default the current one",
+    )
+    namespace: str = _setting("KINETIC_NAMESPACE", "the Kubernetes namespace; by default that of the context")
     output_dir: str = _setting("KINETIC_OUTPUT_DIR", "where jobs write their outputs")
     distributed: bool = _setting(
         "KINETIC_DISTRIBUTED", "join the hosts of a slice right after the first import jax", "true", _boolean
@@ -201,7 +204,7 @@ SETTINGS: Mapping[str, Setting] = {
     entry.name: entry.metadata["setting"] for entry in fields(Settings) if entry.metadata
 }
 
-# Those that have an effect.
+# Those that have an effect on every backend.
 VARIABLES = frozenset(row.variable for name, row in SETTINGS.items() if name not in ("cluster", "namespace"))
 
 

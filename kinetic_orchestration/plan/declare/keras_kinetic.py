@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 OTHER, ABSENT = "other", "absent"
@@ -39,8 +39,7 @@ class Group(NamedTuple):
 
 
 _NO_CLUSTER = "there is no cluster: a job runs on VMs of its own, or on this machine"
-_IGNORED = "accepted and warned about once, without effect: there is no cluster"
-_UNUSED = "accepted, without effect"
+_IGNORED = "on `kubernetes` and `gke`; elsewhere accepted and warned about once, without effect: there is no cluster"
 _STORE = "accepted, without effect: `KINETIC_STORE` and `KINETIC_DEPLOYMENT` say which jobs there are"
 _PLACE = "as the setting; `KINETIC_STORE` and `KINETIC_DEPLOYMENT` say which jobs there are"
 _BOUNDED = "accepted, without effect: freeing hosts is bounded by itself"
@@ -82,7 +81,7 @@ GROUPS = (
             "run(capture_env_vars)": ("", "what looks like a secret never goes into the store"),
             "run(cluster)": ("", _IGNORED),
             "run(namespace)": ("", _IGNORED),
-            "run(backend)": ("", "`local` or `tpu-vm`; `gke` and `pathways` leave it to the settings, with a warning"),
+            "run(backend)": ("", "also `local`, `tpu-vm`, `kubernetes`; `gke` and `pathways` need a cluster, or warn"),
             "run(volumes)": ("", "on Cloud TPU each host fetches them, and nothing is mounted"),
             "run(spot)": ("", "on this machine without effect, with a warning"),
             "run(debug)": ("", "on this machine only; `debugpy` listens on loopback"),
@@ -162,12 +161,12 @@ GROUPS = (
         "Settings",
         other={
             "KINETIC_PROFILE": ("", "names a table of `profiles.toml`"),
-            "KINETIC_CLUSTER": ("", f"warned about once, without effect: {_NO_CLUSTER}"),
-            "KINETIC_NAMESPACE": ("", f"warned about once, without effect: {_NO_CLUSTER}"),
+            "KINETIC_CLUSTER": ("", f"on `kubernetes` (a context) and `gke`. Elsewhere {_NO_CLUSTER}"),
+            "KINETIC_NAMESPACE": ("", f"on `kubernetes` and `gke`. Elsewhere {_NO_CLUSTER}"),
             "JOB_ID": ("KINETIC_JOB_ID", "of a program on a host; or `kinetic.current().job_id`"),
             "profile name": ("KINETIC_PROFILE", "the name of the table"),
-            "profile cluster": ("", _UNUSED),
-            "profile namespace": ("", _UNUSED),
+            "profile cluster": ("", "as `KINETIC_CLUSTER`"),
+            "profile namespace": ("", "as `KINETIC_NAMESPACE`"),
         },
         absent={
             "GCS_BUCKET": "a program on a host has `KINETIC_OUTPUT_DIR`, or `kinetic.current()`",
@@ -258,13 +257,18 @@ def without(owner: str, name: str, message: str) -> str:
     return f"{message}: {_plain(row.why)}" if row is not None and row.why else message
 
 
-def without_effect(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Return the variables of Keras Kinetic that are set without effect, each with its counterpart."""
+def without_effect(environ: Mapping[str, str], ignored: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Return the variables of Keras Kinetic that are set without effect, each with its counterpart.
+
+    Args:
+        environ: The variables.
+        ignored: Options without a meaning on the backend of the job.
+    """
     for row in table().values():
         if row.name.startswith("KINETIC_") and environ.get(row.name):
             if row.verdict == ABSENT:
                 yield row.name, _plain(row.why)
-            elif row.name in WITHOUT_EFFECT:
+            elif row.name in WITHOUT_EFFECT and row.name.removeprefix("KINETIC_").lower() in ignored:
                 yield row.name, _NO_CLUSTER
 
 

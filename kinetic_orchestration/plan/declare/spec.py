@@ -6,13 +6,14 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, field, fields
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields
+from typing import Any
 
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, Unsupported, UsageError
 from kinetic_orchestration.plan.configuration import settings, store_address
 from kinetic_orchestration.plan.declare import profile
+from kinetic_orchestration.plan.declare.cloud import CloudOptions, Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
@@ -37,73 +38,6 @@ _REFERENCE = re.compile(
 LONGEST_REFERENCE = 512
 
 
-_Named = TypeVar("_Named", bound=Collection[Any])
-
-# Options that there were, and what to do instead.
-_GONE: Mapping[str, str] = {
-    "data_disks": "no disk is mounted on the hosts, so a program would find nothing of it. Put what it reads into a "
-    "bucket, and give Data('gs://my-bucket/folder/') as an argument or in volumes=; what does not fit on a host's own "
-    "disk is read from gs:// by the program itself",
-}
-
-
-def refuse_gone(whose: str, given: _Named) -> _Named:
-    """Return the given names, unless one is an option that was removed.
-
-    Args:
-        whose: Name of the object that had the option.
-        given: Names, or a mapping of names.
-
-    Raises:
-        UsageError: One was removed. The message says what to do instead.
-    """
-    for name in given:
-        if name in _GONE:
-            raise UsageError(f"{whose}({name}=…): {_GONE[str(name)]}")
-    return given
-
-
-@dataclass(frozen=True, slots=True)
-class TpuVm:
-    """Options that only Cloud TPU has.
-
-    Attributes:
-        zones: Zones to try, in order; by default all that have the slice.
-        num_slices: Number of slices that are requested together and joined (multislice).
-        accelerator_type: Cloud TPU's own name of the slice, such as `v5p-8`, in place of `accelerator`. It counts cores
-            for v2 to v5p.
-        reservation: Reservation to take the slice from, by name or whole path.
-        network: Network of the hosts.
-        subnetwork: Subnetwork of the hosts.
-        external_ips: False creates hosts without public addresses.
-        secure_boot: Create shielded hosts with secure boot.
-        runtime_version: Image of the hosts; by default the one for the generation.
-        service_account: Account of the hosts.
-        tags: Network tags, for firewall rules.
-        labels: Further labels of everything that is created, for the billing export.
-        quota_project: Project that API requests are counted against.
-    """
-
-    zones: Sequence[str] = ()
-    num_slices: int = 1
-    accelerator_type: str = ""
-    reservation: str = ""
-    network: str = ""
-    subnetwork: str = ""  # of a shared VPC: projects/HOST/regions/REGION/subnetworks/NAME
-    external_ips: bool = True
-    secure_boot: bool = False
-    runtime_version: str = ""  # "": the one that suits the generation
-    service_account: str = ""
-    tags: Sequence[str] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-    quota_project: str = ""
-    data_disks: InitVar[object] = None  # no field: it is refused by name
-
-    def __post_init__(self, data_disks: object) -> None:
-        if data_disks:
-            refuse_gone("TpuVm", ("data_disks",))
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """The options of `run`. The first group has the names of Keras Kinetic."""
@@ -122,7 +56,7 @@ class Options:
     output_dir: str | None = None
     debug: bool = False
     _: KW_ONLY
-    cloud: TpuVm | None = None
+    cloud: CloudOptions | None = None
     limits: Limits = Limits()  # noqa: RUF009 - frozen
     retry: Retry = Retry()  # noqa: RUF009 - frozen
     requirements: str | os.PathLike[str] | Sequence[str] | None = None
@@ -197,7 +131,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "debug": (bool,),
     "limits": (Limits,),
     "retry": (Retry,),
-    "cloud": (TpuVm, type(None)),
+    "cloud": (CloudOptions, type(None)),
     "partition_key": (str, type(None)),
     "labels": (Mapping, type(None)),
     "distributed": (bool, type(None)),
@@ -208,7 +142,8 @@ def _check_types(options: Options) -> None:
     for name, types in _TYPES.items():
         value = getattr(options, name)
         if not isinstance(value, types):
-            wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in types)
+            known = (TpuVm, Kubernetes, type(None)) if name == "cloud" else types
+            wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in known)
             raise UsageError(f"{name} is {value!r}, and should be {wanted}")
     for key, value in (options.labels or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
@@ -269,11 +204,6 @@ def _check_volumes(volumes: Any) -> None:
 
 
 def _check_conflicts(options: Options) -> None:
-    if options.cloud is not None and options.cloud.accelerator_type and options.accelerator != DEFAULT_ACCELERATOR:
-        raise ConflictingSettings(
-            f"both accelerator={options.accelerator!r} and cloud=TpuVm(accelerator_type="
-            f"{options.cloud.accelerator_type!r}) name the slice: keep one"
-        )
     if options.python and options.requirements is None:
         raise ConflictingSettings(
             "python= chooses the interpreter of an isolated environment, and requirements=None means this one: "
@@ -284,7 +214,17 @@ def _check_conflicts(options: Options) -> None:
             f"backend={options.backend!r} runs on other machines, and the store {options.store} is a folder of this "
             "one, which they cannot reach: name a bucket, as store='gs://my-bucket/kinetic', or leave backend out"
         )
-    if options.cloud is not None:
+    if isinstance(options.cloud, Kubernetes) and options.cluster and options.cloud.clusters:
+        raise ConflictingSettings(
+            f"both cluster={options.cluster!r} and cloud=Kubernetes(clusters={list(options.cloud.clusters)!r}) say "
+            "where: keep one"
+        )
+    if isinstance(options.cloud, TpuVm):
+        if options.cloud.accelerator_type and options.accelerator != DEFAULT_ACCELERATOR:
+            raise ConflictingSettings(
+                f"both accelerator={options.accelerator!r} and cloud=TpuVm(accelerator_type="
+                f"{options.cloud.accelerator_type!r}) name the slice: keep one"
+            )
         if options.zone and options.cloud.zones:
             raise ConflictingSettings(
                 f"both zone={options.zone!r} and cloud=TpuVm(zones={list(options.cloud.zones)!r}) say where: keep one"
@@ -313,7 +253,7 @@ def slice_of(options: Options) -> accelerators.Slice:
     Raises:
         UnknownAccelerator: There is none. The message lists similar names.
     """
-    if options.cloud is not None and options.cloud.accelerator_type:
+    if isinstance(options.cloud, TpuVm) and options.cloud.accelerator_type:
         return accelerators.from_accelerator_type(options.cloud.accelerator_type)
     return accelerators.parse(options.accelerator)
 
@@ -327,8 +267,8 @@ def not_on_cloud(slice_: accelerators.Slice) -> str:
         gpus = "GPU" if slice_.chips == 1 else "GPUs"
         where = "this machine's CPU" if slice_.kind == "cpu" else f"a machine that has the {gpus}"
         return (
-            f"{slice_.name} is no TPU, and the cloud backend ({TPU_VM}) runs TPUs alone today: name a TPU, such as "
-            f"v5e-8, or run it on {where} with backend='local' (or KINETIC_BACKEND=local)"
+            f"{slice_.name} is no TPU, and the cloud backend ({TPU_VM}) runs TPUs alone: name a TPU, such as v5e-8, or "
+            f"run it on a cluster with backend='kubernetes', or on {where} with backend='local'"
         )
     if slice_.api == TPU_VM:
         return ""
@@ -339,7 +279,8 @@ def not_on_cloud(slice_: accelerators.Slice) -> str:
         )
     return (
         f"{slice_.name} cannot be made by the {TPU_VM} backend: the Cloud TPU API stops at v6e, and TPU7x and later "
-        "are reached through GKE only. Use v6e or v5p here (see `kinetic-orchestration accelerators`)"
+        "are reached through GKE only, with backend='kubernetes'. Use v6e or v5p here (see `kinetic-orchestration "
+        "accelerators`)"
     )
 
 

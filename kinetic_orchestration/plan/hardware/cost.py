@@ -273,7 +273,9 @@ def _period(time: float, period: str) -> str:
 
 
 def _region(zone: str | None) -> str:
-    """us-central1 of us-central1-a; a region stays what it is."""
+    """us-central1 of us-central1-a; a region stays what it is, and a cluster's is not known."""
+    if "/" in (zone or ""):
+        return ""
     parts = (zone or "").split("-")
     return "-".join(parts[:2])
 

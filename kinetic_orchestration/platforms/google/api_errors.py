@@ -8,9 +8,12 @@ attempt, finds the same row again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kinetic_orchestration.plan.hardware.regions import region_of
+from kinetic_orchestration.plan.values import Past
+from kinetic_orchestration.platforms.shared.places import Refusal
 from kinetic_orchestration.protocol import wire
 
 # What to do about it.
@@ -227,6 +230,19 @@ def recall(reason: str) -> Trouble | None:
     """The trouble from a sentence of this module, as stored as a past attempt's reason."""
     match = re.search(rf"\(({'|'.join(CODES)})\)", reason)
     return classify(Status(CODES[match[1]], reason)) if match is not None else None
+
+
+def refusal_of(zones: Sequence[str], previous: Past) -> Refusal:
+    """Return what the Cloud TPU API's answer to the previous attempt means for its zone, or for a whole region."""
+    trouble = recall(previous.reason)
+    if trouble is None or trouble.action not in (LATER, DROP):
+        return Refusal()
+    if trouble.action == LATER:
+        return Refusal(later=True)
+    zone = str(previous.placement["zone"])
+    scope, dropped = trouble.scope or zone, previous.placement.get("dropped", ())
+    gone = tuple(other for other in zones if other not in dropped and scope in (other, region_of(other)))
+    return Refusal(gone=gone or (zone,))
 
 
 def code_of(name: str) -> int:

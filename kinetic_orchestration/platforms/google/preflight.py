@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from kinetic_orchestration.errors import BackendError, CredentialsError, KineticError
 from kinetic_orchestration.plan.configuration.settings import Settings
@@ -25,11 +25,8 @@ from kinetic_orchestration.platforms.google.rest.client import Answer, Google, g
 from kinetic_orchestration.platforms.google.storage.location import bucket_of, location_of
 from kinetic_orchestration.platforms.google.storage.requests import impatient
 from kinetic_orchestration.platforms.google.storage.store import open_gcs
+from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.protocol.system.parallel import side_by_side
-
-OK = "ok"
-WARNING = "warning"
-FAILED = "failed"
 
 LASTS = 600.0
 PATIENCE = 4.0  # for a bucket, while a user waits for a diagnosis
@@ -46,15 +43,6 @@ SECRETS = (
     "secretmanager.secrets.delete",
     "secretmanager.versions.add",
 )
-
-
-class Finding(NamedTuple):
-    """The result of one check. `fix` is the next step, if there is one."""
-
-    name: str
-    state: str
-    found: str
-    fix: str = ""
 
 
 _passed: dict[tuple[Any, ...], float] = {}

@@ -41,9 +41,9 @@ from kinetic_orchestration.plan.values import (
     Past,
     Plan,
 )
-from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
 from kinetic_orchestration.platforms.local import gpus
+from kinetic_orchestration.platforms.shared import agent_zip
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.system import copies, processes
 from kinetic_orchestration.protocol.system.folders import remove_tree
@@ -94,6 +94,9 @@ class LocalBackend:
         self._runs = home / "run"
         self._max_hosts = max_hosts
         self._store = os.path.join(store, deployment)
+
+    def resolve(self, plan: Plan) -> Plan:
+        return plan
 
     def check(self, plan: Plan) -> None:
         check_size(plan.slice, self._max_hosts)

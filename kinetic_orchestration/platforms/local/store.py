@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kinetic_orchestration.errors import StoreError, UsageError
-from kinetic_orchestration.platforms import owner_stamp
+from kinetic_orchestration.platforms.shared import owner_stamp
 from kinetic_orchestration.platforms.store import too_large
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import Entry, Record, reason_of

@@ -1,4 +1,5 @@
-"""The other Google APIs that a TPU pipeline meets: Secret Manager, Resource Manager, Service Usage, Billing Catalog.
+"""The other Google APIs that a TPU pipeline meets: Secret Manager, Resource Manager, Service Usage, Billing Catalog,
+and the list of clusters of Kubernetes Engine.
 
 As much of each as one job needs, over REST, from and to JSON. Permissions, faults and the ledger are the cloud's.
 """
@@ -22,6 +23,7 @@ SECRETS = "secretmanager.googleapis.com"
 _RESOURCES = "cloudresourcemanager.googleapis.com"
 _SERVICES = "serviceusage.googleapis.com"
 _BILLING = "cloudbilling.googleapis.com"
+_CONTAINER = "container.googleapis.com"
 _SKUS = 5000  # a page
 _PAGE = 100
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -81,6 +83,7 @@ class OtherApis:
         self._cloud = cloud
         self._clock = clock
         self._secrets: dict[str, _Secret] = {}
+        self._clusters: dict[str, Json] = {}
         self.skus = billing_skus.skus()
         """Holds what the Billing Catalog of Compute Engine says."""
 
@@ -111,9 +114,22 @@ class OtherApis:
             self._secrets[name] = secret
         return name
 
+    def add_cluster(self, project: str, location: str, cluster: Json) -> None:
+        """Add a cluster as the API has it, or replace the one of that name."""
+        name = f"projects/{project}/locations/{location}/clusters/{cluster['name']}"
+        with self._cloud.changed:
+            self._clusters[name] = {"status": "RUNNING", "location": location, **cluster}
+
     def secrets(self) -> list[str]:
         with self._cloud.changed:
             return list(self._secrets)
+
+    # Kubernetes Engine
+
+    def _list_clusters(self, asked: Request) -> Json:
+        prefix = f"projects/{asked.project}/locations/"
+        found = [cluster for name, cluster in self._clusters.items() if name.startswith(prefix)]
+        return {"clusters": found} if found else {}
 
     # Secret Manager
 
@@ -329,6 +345,10 @@ _ROUTES = (
     ),
     _route(
         "GET /v1/projects/P/services/S", "GetService", "serviceusage.services.get", OtherApis._get_service, _SERVICES
+    ),
+    _route(
+        "GET /v1/projects/P/locations/-/clusters",
+        "ListClusters", "container.clusters.list", OtherApis._list_clusters, _CONTAINER,
     ),
     _route("GET /v1/services/S/skus", "ListSkus", "", OtherApis._list_skus, _BILLING),
 )  # fmt: skip

@@ -17,7 +17,8 @@ from kinetic_orchestration.errors import NotEmulated, Unsupported, UsageError
 from kinetic_orchestration.jobs.request import draft
 from kinetic_orchestration.plan import emulation, messages
 from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm, not_on_cloud
+from kinetic_orchestration.plan.declare.cloud import TpuVm
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options, not_on_cloud
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import TRAITS, Traits
@@ -267,8 +268,8 @@ def test_doctor_says_that_jobs_cannot_run_where_they_are_meant_to(home: Path) ->
 
 
 NO_TPU = (
-    "{} is no TPU, and the cloud backend (tpu-vm) runs TPUs alone today: name a TPU, such as v5e-8, or run it on {} with "
-    "backend='local' (or KINETIC_BACKEND=local)"
+    "{} is no TPU, and the cloud backend (tpu-vm) runs TPUs alone: name a TPU, such as v5e-8, or run it on a cluster with "
+    "backend='kubernetes', or on {} with backend='local'"
 )
 NOT_THERE = {
     "gpu": NO_TPU.format("gpu", "a machine that has the GPU"),

@@ -13,8 +13,9 @@ import pytest
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan import messages, planner
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.cloud import TpuVm
 from kinetic_orchestration.plan.declare.data import Data
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm, check_options
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options
 from kinetic_orchestration.plan.values import TRAITS, Limits, Plan, Retry, Traits
 from kinetic_orchestration.platforms import registry
 
@@ -207,7 +208,10 @@ def test_every_backend_that_a_plan_may_name_is_opened_by_the_table() -> None:
 
 def test_a_backend_is_planned_by_its_traits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of the table is all that a plan needs of a backend: no project, no zones and no bucket are Cloud TPU's."""
-    row = Traits(secret_service=False, in_zones=False, service="a cluster", stores=("box",), ignored=("zone",))
+    row = Traits(
+        secret_service=False, in_project=False, in_zones=False, options=None, service="a cluster", stores=("box",),
+        ignored=("zone",),
+    )  # fmt: skip
     monkeypatch.setitem(TRAITS, "cluster", row)
     spec = JobSpec("f", Options(accelerator="a100x4", backend="cluster", secrets={"TOKEN": "a-secret"}))
     planned = planner.make_plan(spec, replace(SETTINGS, store="box://there"))

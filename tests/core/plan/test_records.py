@@ -24,6 +24,7 @@ from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.plan import records
 from kinetic_orchestration.plan.configuration.settings import load
+from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import Event, Output, Plan, Staged
@@ -477,3 +478,15 @@ def test_a_thousand_beats_are_checked_in_a_fraction_of_a_scene() -> None:
     for _ in range(1000):
         assert wire.Beat.read(data) is not None
     assert time.process_time() - began < 0.5
+
+
+def test_a_plan_with_every_option_of_kubernetes_is_read() -> None:
+    cloud = Kubernetes(
+        clusters=["gke_my-project_us-west4_training"], queue="research", priority_class="high", service_account="trainer",
+        node_selector={"team": "vision"}, tolerations=["team=vision:NoSchedule"], env_from=["s3-credentials"],
+        image_pull_secrets=["registry.example.com"], labels={"team": "vision"},
+    )  # fmt: skip
+    options = Options(accelerator="l4", cloud=cloud, secrets={"A": "hf/token", "B": "hf.b"})
+    environ = {"KINETIC_BACKEND": "kubernetes", "KINETIC_STORE": "s3://bucket/prefix", "KINETIC_DEPLOYMENT": "prod"}
+    plan = make_plan(JobSpec("train", options), load(environ=environ | {"KINETIC_NAMESPACE": "training"}))
+    records.PLAN(json.loads(json.dumps(plan.to_json())))

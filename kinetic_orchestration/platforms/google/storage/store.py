@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from kinetic_orchestration.errors import StoreError, UsageError
 from kinetic_orchestration.plan.configuration import settings as settings_module
-from kinetic_orchestration.platforms import owner_stamp
 from kinetic_orchestration.platforms.google.credentials import credentials
 from kinetic_orchestration.platforms.google.storage import transfer
 from kinetic_orchestration.platforms.google.storage.requests import CLOCK_AGE, SINGLE, Requests, moment
+from kinetic_orchestration.platforms.shared import owner_stamp
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import Entry, Record, Signal, check_name
 from kinetic_orchestration.protocol.records.bucket_metadata import moment_of, signal_metadata, signals_of

@@ -22,17 +22,19 @@ from kinetic_orchestration.plan.values import UNKNOWN, Freed, Observation, Past,
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
 from kinetic_orchestration.platforms.google import api_errors, preflight, retries
 from kinetic_orchestration.platforms.google.api_errors import CallContext, Status
-from kinetic_orchestration.platforms.google.rest import secret_manager
-from kinetic_orchestration.platforms.google.tpu import request, states, zones
+from kinetic_orchestration.platforms.google.rest.kept_secrets import KeptSecrets
+from kinetic_orchestration.platforms.google.tpu import request, states
 from kinetic_orchestration.platforms.google.tpu.client import Page, Tpus, status_of
 from kinetic_orchestration.platforms.google.tpu.rate_limit import pace_of
-from kinetic_orchestration.platforms.google.tpu.request import Owned
 from kinetic_orchestration.platforms.google.tpu.states import MISSING, WITHOUT_NODES, Node, Queued
+from kinetic_orchestration.platforms.shared import ownership, places
+from kinetic_orchestration.platforms.shared.ownership import Owned
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import REQUESTS
 
 SHOWN = 60.0  # a queued resource is visible in every request this long after its operation ended,
 MOST_UNLISTED = 16  # nodes of a slice that are read one by one
+NO_ZONE = "no zone is known for this slice: name some with cloud=TpuVm(zones=[…]) or KINETIC_ZONES"
 UNSHOWN = 900.0  # and this long after its creation was requested, if that operation never ends
 
 
@@ -43,19 +45,21 @@ class TpuVmBackend:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._mark = names.mark(settings.store, settings.deployment)
         self._tpus = Tpus(settings)
         self._operations: dict[str, str] = {}  # name of a queued resource → the operation that makes it
         # (Requested resource that is not visible, True if its operation has ended) → time since which it is missing.
         self._missed: dict[tuple[str, bool], float] = {}
-        self._kept: set[tuple[str, int]] = set()  # attempts whose secrets are in Secret Manager
+        self._secrets = KeptSecrets(settings)
         self._repairing: dict[str, float] = {}  # node → start of its repair by this process's clock
 
     # ---- before the create call
 
+    def resolve(self, plan: Plan) -> Plan:
+        return plan
+
     def check(self, plan: Plan) -> None:
         request.check(plan)
-        zones.first(_zones_of(plan))
+        places.first(_zones_of(plan), NO_ZONE)
 
     def require(self, plan: Plan) -> None:
         preflight.require(replace(self._settings, service_account=str(plan.cloud["service_account"])))
@@ -68,29 +72,19 @@ class TpuVmBackend:
 
     def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
         asked, seed = _zones_of(plan), f"{job_id}-{attempt}"
-        place = zones.first(asked)
-        since, moved = 0.0, 0
+        choice = places.first(asked, NO_ZONE)
         if previous is not None:
             stay = bool(plan.cloud.get("reservation"))
-            place = zones.following(asked, previous, seed, patience=plan.zone_patience, stay=stay)
-            moved = int(previous.placement.get("moved", 0))
-            if previous.cause in zones.WITHOUT_HOSTS:
-                moved += 1
-                since = float(previous.placement.get("since") or previous.created)
+            refusal = api_errors.refusal_of(asked, previous)
+            choice = places.following(asked, previous, seed, refusal, patience=plan.zone_patience, stay=stay)
         return {
             "backend": "tpu-vm",
             "project": plan.project,
-            "zone": place.zone,
+            "zone": choice.place,
             "name": names.slice_of(plan.store, plan.deployment, job_id, attempt),
             "hosts": plan.hosts,
             "slices": plan.slices,
-            "wait": place.wait,
-            "since": since,
-            "moved": moved,
-            "tried": list(place.tried),
-            "dropped": list(place.dropped),
-            "tries": place.tries,
-            "rounds": place.rounds,
+            **places.history(choice, previous),
         }
 
     def dry_run(self, plan: Plan) -> str:
@@ -117,9 +111,9 @@ class TpuVmBackend:
             if wait := self._still_made(resource, context):
                 return wait
         try:
-            self._keep(asked)
+            self._secrets.keep(asked)
         except BackendError as trouble:
-            if trouble.cause in zones.WITHOUT_HOSTS:  # an error of Secret Manager, which no other zone helps against
+            if trouble.cause in places.WITHOUT_HOSTS:  # an error of Secret Manager, which no other zone helps against
                 return f"waiting: {trouble}"
             raise
         try:
@@ -130,21 +124,6 @@ class TpuVmBackend:
         if error is None:
             retries.end_throttle((self._settings.emulator, project))
         return self._refused(error, context, asked) if error is not None else ""
-
-    def _keep(self, asked: Submission) -> None:
-        """Store the secrets for the hosts before the hosts exist; a repeated call finds them stored."""
-        attempt = asked.job_id, asked.intent.attempt
-        if attempt in self._kept:
-            return
-        labels = {request.DEPLOYMENT: request.label(self._settings.deployment), **self._labels(asked.job_id)}
-        with self._tpus.acting():
-            for variable, value in asked.secrets.items():
-                name = names.secret(asked.job_id, variable)
-                secret_manager.put(self._settings, name, value, asked.intent.deadline, labels)
-        self._kept.add(attempt)
-
-    def _labels(self, job_id: str) -> dict[str, str]:
-        return {request.MARK: self._mark, request.JOB: request.label(job_id)}
 
     def _refused(self, error: Status, context: CallContext, asked: Submission) -> str:
         """Handle the refusal of a create call. Returns the state of the request, or raises BackendError."""
@@ -337,7 +316,7 @@ class TpuVmBackend:
 
     def _is_ours(self, name: str, labels: Mapping[str, str]) -> bool:
         """Return True if this deployment gives that name to the job and attempt in the labels."""
-        owned = request.owned(labels)
+        owned = ownership.owned(labels)
         return owned is not None and name == self._name_of(owned)
 
     def _name_of(self, owned: Owned) -> str:
@@ -357,7 +336,7 @@ class TpuVmBackend:
                 state = states.QUEUED_STATES.get(found.state, str(found.state))
                 yield self._leftover(project, found, state)
         for node in self._everywhere(self._tpus.nodes, project, unread):
-            owned = request.owned(node.labels)
+            owned = ownership.owned(node.labels)
             if owned is None:
                 continue
             name = self._name_of(owned)
@@ -370,23 +349,17 @@ class TpuVmBackend:
         yield from unread
 
     def secrets(self) -> Iterator[tuple[str, str]]:
-        """Yield the job and the secret's name for each secret that was stored for a job of this deployment."""
-        with self._tpus.acting():
-            found = list(secret_manager.with_label(self._settings, request.MARK, self._mark))
-        for kept in found:
-            yield kept.labels.get(request.JOB, ""), kept.resource
+        return self._secrets.secrets()
 
     def forget(self, secret: str, job_id: str) -> bool:
-        """Remove one of them, if its labels name this deployment and the job; True once it is gone."""
-        with self._tpus.acting():
-            return secret_manager.delete(self._settings, secret, self._labels(job_id))
+        return self._secrets.forget(secret, job_id)
 
     def _leftover(self, project: str, found: Queued | Node, state: str, name: str = "") -> dict[str, Any]:
-        owned = request.owned(found.labels)
+        owned = ownership.owned(found.labels)
         assert owned is not None
         return {
             "backend": "tpu-vm", "project": project, "zone": found.zone, "name": name or found.name, "hosts": 0,
-            "slices": int(found.labels.get(request.SLICES, "1")), "job": owned.job, "attempt": owned.attempt,
+            "slices": int(found.labels.get(ownership.SLICES, "1")), "job": owned.job, "attempt": owned.attempt,
             "created": found.created, "expires": owned.expires, "state": state, "deployment": owned.deployment,
         }  # fmt: skip
 
@@ -461,7 +434,7 @@ def _status_of(raised: Exception) -> Status:
 
 def _adopt(found: Queued, asked: Submission) -> None:
     """Accept an existing resource as the requested one, if its labels match."""
-    owned, wanted = request.owned(found.labels), (asked.job_id, asked.intent.attempt, asked.spec_digest[:20])
+    owned, wanted = ownership.owned(found.labels), (asked.job_id, asked.intent.attempt, asked.spec_digest[:20])
     if owned is not None and (owned.job, owned.attempt, owned.spec) == wanted:
         return
     whose = f"job {owned.job}, attempt {owned.attempt}" if owned is not None else "somebody else, without our labels"

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.plan.configuration.settings import duration
@@ -22,35 +21,14 @@ from kinetic_orchestration.plan.declare.spec import not_on_cloud
 from kinetic_orchestration.plan.hardware.regions import region_of
 from kinetic_orchestration.plan.values import Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.platforms.shared.orders import orders_of
+from kinetic_orchestration.platforms.shared.ownership import labels_of
 
 CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
 METADATA_LIMIT = 256 << 10  # bytes of one metadata value
-LABEL_LIMIT = 63
-LABELS_LIMIT = 64
 SHORTEST_QUEUE = 1.0  # seconds; the API rejects less
 
-OURS = "kinetic-"
-DEPLOYMENT = f"{OURS}deployment"
-JOB = f"{OURS}job"
-ATTEMPT = f"{OURS}attempt"
-EXPIRES = f"{OURS}expires"
-SPEC = f"{OURS}spec"
-SLICES = f"{OURS}slices"
-MARK = f"{OURS}mark"
-WHO = ("pipeline", "step", "run", "owner")
-
 _END_OF_PROGRAM = "END_OF_KINETIC_BOOT"
-
-
-class Owned(NamedTuple):
-    """The contents of the labels on a resource of ours."""
-
-    deployment: str
-    job: str
-    attempt: int
-    expires: float
-    spec: str
 
 
 def check(plan: Plan) -> None:
@@ -76,38 +54,6 @@ def nodes_of(placement: Mapping[str, Any]) -> list[str]:
     name, slices = placement["name"], placement.get("slices", 1)
     ids = [name] if slices == 1 else [f"{name}-{index}" for index in range(slices)]
     return [f"{parent_of(placement)}/nodes/{node}" for node in ids]
-
-
-def owned(labels: Mapping[str, str]) -> Owned | None:
-    """The contents of a resource's labels, or None for a resource that is not ours or has incomplete labels."""
-    job, attempt, expires = labels.get(JOB, ""), labels.get(ATTEMPT, ""), labels.get(EXPIRES, "")
-    if not job or not attempt.isdecimal() or not expires.isdecimal():
-        return None
-    return Owned(labels.get(DEPLOYMENT, ""), job, int(attempt), float(expires), labels.get(SPEC, ""))
-
-
-def label(text: str) -> str:
-    """Text as the value of a label may have it."""
-    return re.sub(r"[^a-z0-9_-]+", "-", text.lower())[:LABEL_LIMIT].strip("-_")
-
-
-def labels_of(plan: Plan, intent: Intent, job_id: str, spec_digest: str) -> dict[str, str]:
-    """Ours, who asked for it, then the user's own: they show up in the billing export."""
-    ours = {
-        DEPLOYMENT: label(plan.deployment),
-        JOB: label(job_id),
-        ATTEMPT: str(intent.attempt),
-        EXPIRES: str(int(intent.deadline)),
-        SPEC: spec_digest[:20],
-        **({SLICES: str(plan.slices)} if plan.slices > 1 else {}),
-    }
-    asked = {**{name: str(plan.cloud.get(name) or "") for name in WHO}, **plan.labels}
-    theirs = {
-        key: label(value)
-        for name, value in asked.items()
-        if value and (key := re.sub(r"^[^a-z]+", "", label(name))) and not key.startswith(OURS)
-    }
-    return dict([*ours.items(), *theirs.items()][:LABELS_LIMIT])
 
 
 def render_queued_resource(asked: Submission) -> dict[str, Any]:
@@ -169,7 +115,7 @@ def _node(asked: Submission) -> dict[str, Any]:
         "labels": labels_of(plan, intent, asked.job_id, asked.spec_digest),
         "metadata": {
             "startup-script": startup_script(),
-            "kinetic": json.dumps(_host_metadata(asked), ensure_ascii=False),
+            "kinetic": json.dumps({**orders_of(asked), "resource": resource_of(intent.placement)}, ensure_ascii=False),
         },
     }
     if cloud.get("service_account"):
@@ -179,39 +125,6 @@ def _node(asked: Submission) -> dict[str, Any]:
     if cloud.get("secure_boot"):
         node["shieldedInstanceConfig"] = {"enableSecureBoot": True}
     return node
-
-
-def _host_metadata(asked: Submission) -> dict[str, Any]:
-    """Returns what the hosts learn from their metadata: where the rest is, and the digests that it must have."""
-    plan, staged, intent = asked.plan, asked.staged, asked.intent
-    placement = intent.placement
-    return {
-        "wire": wire.WIRE,
-        "store": f"{plan.store.rstrip('/')}/{plan.deployment}",
-        "job": asked.job_id,
-        "attempt": intent.attempt,
-        "hosts": placement["hosts"],
-        "slices": placement["slices"],
-        "hosts_per_slice": placement["hosts"] // placement["slices"],
-        "spec": asked.spec_digest,
-        "agent": staged.agent,
-        "boot": intent.boot,
-        "deadline": intent.deadline,
-        "resource": resource_of(placement),
-        "image": plan.image,
-        "python": _python_ahead(plan, staged),
-        "emulated": plan.emulated,
-        **({"key": asked.key} if asked.key else {}),
-    }
-
-
-def _python_ahead(plan: Plan, staged: Staged) -> str | None:
-    """The version of the Python in which the program may start before anything is prepared: "" for any, as a command
-    becomes another program; None if its environment has yet to be built.
-    """
-    if plan.argv or staged.environment is None:
-        return ""
-    return staged.environment.python if staged.environment.is_bare else None
 
 
 def _network(cloud: Mapping[str, Any], placement: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.jobs.watching import usage
 from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm
+from kinetic_orchestration.plan.declare.cloud import TpuVm
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.hardware.accelerators import catalogue, parse
 from kinetic_orchestration.plan.hardware.cost import (
     Total,

@@ -13,7 +13,8 @@ from kinetic_orchestration import cli
 from kinetic_orchestration.errors import BackendError, NoPlace
 from kinetic_orchestration.jobs import launch, request
 from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm
+from kinetic_orchestration.plan.declare.cloud import TpuVm
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.hardware import regions
 from kinetic_orchestration.plan.hardware.accelerators import parse, zones
 from kinetic_orchestration.plan.hardware.regions import Location

@@ -18,13 +18,13 @@ from kinetic_orchestration.platforms.local.store import open_local
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import wire
-from tests.core.platforms.store_contract import ClientStoreContract
+from kinetic_orchestration.testing import StoreContract
 from tests.support.bucket import unsummed
 
 pytestmark = pytest.mark.fast
 
 
-class TestLocalStore(ClientStoreContract):
+class TestLocalStore(StoreContract):
     @pytest.fixture
     def where(self, tmp_path: Path) -> list[Any]:
         return [str(tmp_path / "a store"), "prod"]

@@ -23,8 +23,8 @@ from kinetic_orchestration.platforms.google.storage import store as gcs
 from kinetic_orchestration.platforms.google.storage.store import GcsStore, open_gcs
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.testing.contracts.store import StoreContract
 from kinetic_orchestration.testing.storage_server.server import Counts, StorageServer
-from tests.core.platforms.store_contract import ClientStoreContract
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +59,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_pages")
-class TestGcsStore(ClientStoreContract):
+class TestGcsStore(StoreContract):
     modules = ("google.cloud.storage",)
     rounds = 80
     many = 250  # more than two pages

@@ -18,6 +18,7 @@ from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import Intent, Limits, Plan, Retry, Staged
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.google.tpu import request as tpu_request
+from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.protocol.names import slice_of
 from kinetic_orchestration.protocol.wire.task import Environment
 
@@ -211,7 +212,7 @@ def test_labels_tell_whose_it_is_and_cannot_be_overridden() -> None:
     plan = replace(CASES["v5e"], labels={"kinetic-job": "another", "Kinetic-Expires": "0", "team": "Rank"})
     labels = node(render(plan))["labels"]
     assert labels["team"] == "rank"
-    owned = tpu_request.owned(labels)
+    owned = ownership.owned(labels)
     assert owned == ("production-eu", "job-0123456789ab", 1, 1_800_000_000.0, SPEC[:20])
 
 
@@ -226,7 +227,7 @@ def test_labels_are_at_most_64_of_63_letters() -> None:
     "labels", [{}, {"team": "x"}, {"kinetic-job": "job-x"}, {"kinetic-job": "j", "kinetic-attempt": "x"}]
 )
 def test_what_does_not_say_whose_it_is_is_not_ours(labels: dict[str, str]) -> None:
-    assert tpu_request.owned(labels) is None
+    assert ownership.owned(labels) is None
 
 
 def test_a_request_waits_in_a_zone_no_longer_than_that_zone_is_worth_while_there_are_others() -> None:

@@ -20,7 +20,7 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-PACKAGE = Path(__file__).parent.parent
+PACKAGE = Path(__file__).parents[2]
 
 _MAIN = """\
 import os

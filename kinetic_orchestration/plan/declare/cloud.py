@@ -1,0 +1,130 @@
+"""The options that only one kind of cloud has, as the user gives them in `cloud=`. Their effect, it does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
+from typing import Any, TypeVar
+
+from kinetic_orchestration.errors import UsageError
+
+_Named = TypeVar("_Named", bound=Collection[Any])
+
+# Options that there were, and what to do instead.
+_GONE: Mapping[str, str] = {
+    "data_disks": "no disk is mounted on the hosts, so a program would find nothing of it. Put what it reads into a "
+    "bucket, and give Data('gs://my-bucket/folder/') as an argument or in volumes=; what does not fit on a host's own "
+    "disk is read from gs:// by the program itself",
+}
+
+
+def refuse_gone(whose: str, given: _Named) -> _Named:
+    """Return the given names, unless one is an option that was removed.
+
+    Args:
+        whose: Name of the object that had the option.
+        given: Names, or a mapping of names.
+
+    Raises:
+        UsageError: One was removed. The message says what to do instead.
+    """
+    for name in given:
+        if name in _GONE:
+            raise UsageError(f"{whose}({name}=…): {_GONE[str(name)]}")
+    return given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudOptions:
+    """Base of the classes whose objects `cloud=` takes. Their other fields are JSON as well."""
+
+    num_slices: int = 1
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TpuVm(CloudOptions):
+    """Options that only Cloud TPU has.
+
+    Attributes:
+        zones: Zones to try, in order; by default all that have the slice.
+        num_slices: Number of slices that are requested together and joined (multislice).
+        accelerator_type: Cloud TPU's own name of the slice, such as `v5p-8`, in place of `accelerator`. It counts cores
+            for v2 to v5p.
+        reservation: Reservation to take the slice from, by name or whole path.
+        network: Network of the hosts.
+        subnetwork: Subnetwork of the hosts.
+        external_ips: False creates hosts without public addresses.
+        secure_boot: Create shielded hosts with secure boot.
+        runtime_version: Image of the hosts; by default the one for the generation.
+        service_account: Account of the hosts.
+        tags: Network tags, for firewall rules.
+        labels: Further labels of everything that is created, for the billing export.
+        quota_project: Project that API requests are counted against.
+    """
+
+    zones: Sequence[str] = ()
+    accelerator_type: str = ""
+    reservation: str = ""
+    network: str = ""
+    subnetwork: str = ""  # of a shared VPC: projects/HOST/regions/REGION/subnetworks/NAME
+    external_ips: bool = True
+    secure_boot: bool = False
+    runtime_version: str = ""  # "": the one that suits the generation
+    service_account: str = ""
+    tags: Sequence[str] = ()
+    quota_project: str = ""
+    data_disks: InitVar[object] = None  # no field: it is refused by name
+
+    def __post_init__(self, data_disks: object) -> None:
+        if data_disks:
+            refuse_gone("TpuVm", ("data_disks",))
+
+    # A pickle has the values in this order, also one of 0.1.
+
+    def __getstate__(self) -> list[Any]:
+        return [getattr(self, name) for name in _PICKLED]
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        for name, value in zip(_PICKLED, state, strict=True):
+            object.__setattr__(self, name, value)
+
+
+_PICKLED = (
+    *("zones", "num_slices", "accelerator_type", "reservation", "network", "subnetwork", "external_ips", "secure_boot"),
+    *("runtime_version", "service_account", "tags", "labels", "quota_project"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kubernetes(CloudOptions):
+    """Options that only Kubernetes has.
+
+    Attributes:
+        clusters: Clusters to try, in order: contexts of the kubeconfig. By default `cluster`, else the current context.
+        num_slices: Number of slices that are requested together and joined (multislice).
+        queue: Kueue's local queue that admits the pods; by default they are scheduled at once.
+        priority_class: Kueue's priority class in that queue.
+        service_account: Kubernetes service account of the pods.
+        node_selector: Labels that nodes must have. For GPUs of a named model they replace the labels that are looked
+            for otherwise.
+        tolerations: Taints that the pods tolerate besides those of accelerators: `key`, `key=value` or
+            `key=value:NoSchedule`.
+        env_from: Secrets of the namespace whose entries become variables of the pods, such as the credentials of a
+            store on S3.
+        image_pull_secrets: Secrets of the namespace with which a private image is pulled.
+        run_as_user: Number of the user as whom pods run, with no right to become another, as namespaces of the Pod
+            Security Standard "restricted" want it: that of the image's own user, or any, such as 1000, for an image
+            that lets all users run its Python. By default the image says who.
+        labels: Further labels of everything that is created.
+    """
+
+    clusters: Sequence[str] = ()
+    queue: str = ""
+    priority_class: str = ""
+    service_account: str = ""
+    node_selector: Mapping[str, str] | None = None
+    tolerations: Sequence[str] = ()
+    env_from: Sequence[str] = ()
+    image_pull_secrets: Sequence[str] = ()
+    run_as_user: int = 0

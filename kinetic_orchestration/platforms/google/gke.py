@@ -1,0 +1,105 @@
+"""The clusters of GKE, found by their names through the container API, with the tokens of Google's credentials.
+
+It knows how a cluster's API is reached, and not what is asked there.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from kinetic_orchestration.errors import BackendError, UsageError
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.hardware.regions import region_of
+from kinetic_orchestration.platforms.google import api_errors, credentials
+from kinetic_orchestration.platforms.google.api_errors import CallContext
+from kinetic_orchestration.platforms.google.rest.client import google
+from kinetic_orchestration.platforms.shared.cluster_access import Access
+from kinetic_orchestration.protocol import wire
+
+SERVICE = "container"
+GOING = "STOPPING"
+_refreshing = threading.Lock()
+
+
+class GkeClusters:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._acting = credentials.as_now()
+
+    def place(self, cluster: str, namespace: str) -> str:
+        if not cluster:
+            raise UsageError(
+                "the gke backend needs a cluster: name it with cluster= or KINETIC_CLUSTER; 'gcloud container clusters "
+                "list' shows those of the project"
+            )
+        return f"{cluster}/{namespace or 'default'}"
+
+    def emulated(self, cluster: str) -> bool:
+        return bool(self._settings.emulator)
+
+    def access(self, cluster: str) -> Access:
+        """Return the cluster's DNS endpoint if it admits traffic from outside, else its address with its own
+        authority."""
+        found = self._find(cluster)
+        outside = found.get("controlPlaneEndpointsConfig", {}).get("dnsEndpointConfig", {})
+        if outside.get("allowExternalTraffic") and outside.get("endpoint"):
+            server, authority = str(outside["endpoint"]), ""
+        else:
+            server = str(found.get("endpoint", ""))
+            authority = base64.b64decode(found.get("masterAuth", {}).get("clusterCaCertificate", "")).decode()
+        return Access(
+            f"https://{server}",
+            f"the cluster {cluster} of {self._settings.project} in {found.get('location', '')}",
+            authority=authority,
+            token=self._token,
+            find=partial(self.access, cluster),  # its address and authority may have changed
+        )
+
+    def _find(self, cluster: str) -> Mapping[str, Any]:
+        project = self._settings.project
+        with self._acting(), google(self._settings) as api:
+            answer = api.call("GET", SERVICE, f"v1/projects/{project}/locations/-/clusters")
+        if not answer.ok:
+            trouble = api_errors.classify(answer.status_of(), CallContext(project, ""))
+            raise BackendError(
+                f"the clusters of {project} could not be listed: {trouble.sentence}. It takes the role "
+                f"roles/container.clusterViewer on the project",
+                trouble.cause,
+            )
+        listed = [one for one in answer.body.get("clusters", ()) if isinstance(one, dict)]
+        named = [one for one in listed if one.get("name") == cluster]
+        zones = self._settings.zones
+        near = {*zones, *map(region_of, zones)}
+        chosen = [one for one in named if one.get("location") in near] or named
+        if len(chosen) == 1 and chosen[0].get("status") != GOING:
+            return chosen[0]
+        raise BackendError(_not_one(cluster, project, listed, chosen), wire.CONFIGURATION)
+
+    def _token(self, fresh: bool) -> str:
+        """Return an access token of this process's identity, which lasts for an hour."""
+        from google.auth import exceptions
+        from google.auth.transport.requests import Request
+
+        with self._acting():
+            identity = credentials.credentials(self._settings)
+        with _refreshing:
+            if (fresh or not identity.valid) and identity is not credentials.anonymous():
+                try:
+                    identity.refresh(Request())
+                except exceptions.RefreshError as error:
+                    raise credentials.refused(error) from error
+        return str(identity.token or "")
+
+
+def _not_one(cluster: str, project: str, listed: list[dict[str, Any]], chosen: list[dict[str, Any]]) -> str:
+    if len(chosen) > 1:
+        where = ", ".join(str(one.get("location", "")) for one in chosen)
+        return f"{project} has several clusters named {cluster}, in {where}: name the location of one with KINETIC_ZONE"
+    if chosen:
+        return f"the cluster {cluster} of {project} is being deleted (STOPPING): name another one"
+    there = ", ".join(sorted(str(one.get("name", "")) for one in listed)) or "none"
+    return f"{project} has no cluster {cluster}; it has {there}. Name one with cluster= or KINETIC_CLUSTER"

@@ -1,0 +1,82 @@
+"""How the API server of a cluster is reached, and as whom: one frozen value, whoever found it.
+
+It knows neither where the value comes from (a kubeconfig, a pod, a cloud's API) nor what is asked with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+
+class Pair(NamedTuple):
+    """A client certificate and its key, as PEM."""
+
+    certificate: str
+    key: str
+
+    def __repr__(self) -> str:
+        """Leave out the key, which no log may show."""
+        return "Pair(…)"
+
+
+def no_token(fresh: bool) -> str:
+    """Return the token of a client that has none."""
+    return ""
+
+
+def no_pair() -> None:
+    """Return the certificate of a client that has none."""
+
+
+class Access(NamedTuple):
+    """A server and a client's identity.
+
+    `token` is called for each request. With True it has to get a new one, as the last was refused. `pair` is called
+    after it, for each request, too. `find` looks for the cluster again: its address and certificate may have changed.
+    """
+
+    server: str  # https://HOST:PORT, with a path if it is one of several behind a proxy
+    origin: str  # where this was found, for sentences: context "c" of /home/me/.kube/config
+    authority: str = ""  # PEM of the certificates that may sign the server's; "": the system's
+    insecure: bool = False  # the server may show any certificate
+    server_name: str = ""  # in its certificate, if it is not the host in its address
+    proxy: str = ""  # http://[USER:PASSWORD@]HOST:PORT
+    namespace: str = "default"
+    headers: tuple[tuple[str, str], ...] = ()  # of each request: whom the client acts for
+    token: Callable[[bool], str] = no_token
+    pair: Callable[[], Pair | None] = no_pair
+    find: Callable[[], Access] | None = None
+
+    @property
+    def way(self) -> tuple[str, str, bool, str, str]:
+        """All that a connection depends on, but for the client's own certificate."""
+        return self.server, self.authority, self.insecure, self.server_name, self.proxy
+
+    def __repr__(self) -> str:
+        """Leave out what no log may show: a proxy's password, an identity."""
+        return f"Access({self.server!r}, {self.origin!r})"
+
+
+class Clusters(Protocol):
+    """The clusters that this process knows by name, from a kubeconfig or from a cloud's API."""
+
+    def place(self, cluster: str, namespace: str) -> str:
+        """Return CLUSTER/NAMESPACE, with this process's own configuration for what is "". Sends nothing.
+
+        Raises:
+            CredentialsError: It is not known either.
+            UsageError: The cluster has to be named.
+        """
+
+    def emulated(self, cluster: str) -> bool:
+        """Return True if the pods of a cluster are processes of one machine, which imitate their accelerators. Sends
+        nothing."""
+
+    def access(self, cluster: str) -> Access:
+        """Return how the API of a cluster is reached. May send requests.
+
+        Raises:
+            BackendError: There is no such cluster.
+            CredentialsError: The caller has no credentials, or they are refused.
+        """

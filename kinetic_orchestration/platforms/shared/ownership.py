@@ -1,0 +1,67 @@
+"""Labels of everything that is created for an attempt: whose it is, and for whom it is billed.
+
+Pure. Values have the letters that Google Cloud and Kubernetes both allow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kinetic_orchestration.plan.values import Intent, Plan
+
+LABEL_LIMIT = 63
+LABELS_LIMIT = 64
+
+OURS = "kinetic-"
+DEPLOYMENT = f"{OURS}deployment"
+JOB = f"{OURS}job"
+ATTEMPT = f"{OURS}attempt"
+EXPIRES = f"{OURS}expires"
+SPEC = f"{OURS}spec"
+SLICES = f"{OURS}slices"
+MARK = f"{OURS}mark"
+WHO = ("pipeline", "step", "run", "owner")
+
+
+class Owned(NamedTuple):
+    """The contents of the labels on a resource of ours."""
+
+    deployment: str
+    job: str
+    attempt: int
+    expires: float
+    spec: str
+
+
+def owned(labels: Mapping[str, str]) -> Owned | None:
+    """The contents of a resource's labels, or None for a resource that is not ours or has incomplete labels."""
+    job, attempt, expires = labels.get(JOB, ""), labels.get(ATTEMPT, ""), labels.get(EXPIRES, "")
+    if not job or not attempt.isdecimal() or not expires.isdecimal():
+        return None
+    return Owned(labels.get(DEPLOYMENT, ""), job, int(attempt), float(expires), labels.get(SPEC, ""))
+
+
+def label(text: str) -> str:
+    """Text as the value of a label may have it."""
+    return re.sub(r"[^a-z0-9_-]+", "-", text.lower())[:LABEL_LIMIT].strip("-_")
+
+
+def labels_of(plan: Plan, intent: Intent, job_id: str, spec_digest: str) -> dict[str, str]:
+    """Ours, who asked for it, then the user's own: they show up in the billing export."""
+    ours = {
+        DEPLOYMENT: label(plan.deployment),
+        JOB: label(job_id),
+        ATTEMPT: str(intent.attempt),
+        EXPIRES: str(int(intent.deadline)),
+        SPEC: spec_digest[:20],
+        **({SLICES: str(plan.slices)} if plan.slices > 1 else {}),
+    }
+    asked = {**{name: str(plan.cloud.get(name) or "") for name in WHO}, **plan.labels}
+    theirs = {
+        key: label(value)
+        for name, value in asked.items()
+        if value and (key := re.sub(r"^[^a-z]+", "", label(name))) and not key.startswith(OURS)
+    }
+    return dict([*ours.items(), *theirs.items()][:LABELS_LIMIT])

@@ -1,0 +1,143 @@
+"""Options of one kind of cloud: they go to the backends that have them, and are refused or ignored elsewhere."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic_orchestration.errors import ConflictingSettings, UsageError
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.declare.cloud import CloudOptions, Kubernetes, TpuVm
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options
+from kinetic_orchestration.plan.planner import make_plan
+from kinetic_orchestration.plan.records import PLAN
+from kinetic_orchestration.plan.values import TRAITS, Plan, Traits
+
+pytestmark = pytest.mark.fast
+
+BUCKET = {"KINETIC_STORE": "gs://b/k", "KINETIC_DEPLOYMENT": "prod"}
+PODS = {**BUCKET, "KINETIC_BACKEND": "kubernetes"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def planned(tmp_path: Path, environ: dict[str, str], **options: Any) -> Plan:
+    given = check_options(Options(**{"accelerator": "v5e-16", **options}))
+    home = {"KINETIC_HOME": str(tmp_path / "home"), "KINETIC_PROFILE_FILE": "/none"}
+    here = settings.load({**home, **environ}, cluster=given.cluster, namespace=given.namespace)
+    return make_plan(JobSpec("train", given), here, {})
+
+
+def test_options_of_pods_are_fields_of_the_plan_and_its_record(tmp_path: Path) -> None:
+    asked = Kubernetes(
+        clusters=["a", "b"], num_slices=2, queue="tpus", priority_class="high", node_selector={"pool": "mine"},
+        tolerations=["spare=true:NoSchedule"], env_from=["s3-keys"], image_pull_secrets=["registry"], labels={"team": "ml"},
+    )  # fmt: skip
+    plan = planned(tmp_path, {**PODS, "KINETIC_NAMESPACE": "train"}, cloud=asked)
+    assert (plan.backend, plan.zones, plan.slices, plan.labels) == (
+        "kubernetes",
+        ("a/train", "b/train"),
+        2,
+        {"team": "ml"},
+    )
+    assert plan.cloud == {
+        "queue": "tpus", "priority_class": "high", "service_account": "", "node_selector": {"pool": "mine"},
+        "tolerations": ["spare=true:NoSchedule"], "env_from": ["s3-keys"], "image_pull_secrets": ["registry"],
+        "run_as_user": 0,
+    }  # fmt: skip
+    record = json.loads(json.dumps(plan.to_json()))
+    PLAN(record)
+    assert Plan.from_json(record) == plan
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "zones"),
+    [
+        ({}, {}, ("/",)),
+        ({"KINETIC_CLUSTER": "prod", "KINETIC_NAMESPACE": "ml"}, {}, ("prod/ml",)),
+        ({"KINETIC_CLUSTER": "prod"}, {"cluster": "own", "namespace": "mine"}, ("own/mine",)),
+        ({"KINETIC_CLUSTER": "prod"}, {"cloud": Kubernetes(clusters=("x", "y"))}, ("x/", "y/")),
+    ],
+)
+def test_clusters_are_those_of_the_call_or_the_setting(
+    tmp_path: Path, environ: dict[str, str], options: dict[str, Any], zones: tuple[str, ...]
+) -> None:
+    assert planned(tmp_path, {**PODS, **environ}, **options).zones == zones
+
+
+def test_a_cluster_is_named_in_one_way(tmp_path: Path) -> None:
+    with pytest.raises(ConflictingSettings, match=r"both cluster='a' and cloud=Kubernetes\(clusters=\['b'\]\)"):
+        planned(tmp_path, PODS, cluster="a", cloud=Kubernetes(clusters=["b"]))
+
+
+@pytest.mark.parametrize(
+    ("environ", "cloud", "said"),
+    [
+        (
+            PODS,
+            TpuVm(network="lan"),
+            r"cloud=TpuVm\(…\) has options of tpu-vm, and this job runs on kubernetes: name backend='tpu-vm'",
+        ),
+        (
+            {**BUCKET, "KINETIC_PROJECT": "p"},
+            Kubernetes(queue="q"),
+            r"cloud=Kubernetes\(…\) has options of gke and kubernetes, and this job runs on tpu-vm: name .*",
+        ),
+        (
+            {},
+            Kubernetes(queue="q"),
+            r"cloud=Kubernetes\(…\) has options of gke and kubernetes, and this job runs on local: name backend='gke' or",
+        ),
+    ],
+)
+def test_options_of_another_backend_are_refused(
+    tmp_path: Path, environ: dict[str, str], cloud: CloudOptions, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        planned(tmp_path, environ, cloud=cloud)
+
+
+def test_a_local_backend_that_is_named_ignores_them(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"cloud=Kubernetes\(queue=…\) has no meaning on the local backend"):
+        plan = planned(tmp_path, {}, backend="local", cloud=Kubernetes(queue="q"))
+    assert (plan.backend, plan.cloud, plan.zones) == ("local", {}, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Theirs(CloudOptions):
+    partition: str = "gpu"
+    hosts_with: tuple[str, ...] = ()
+
+
+def test_options_of_another_packages_platform_are_fields_of_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TRAITS, "theirs", Traits(options=Theirs))
+    plan = planned(tmp_path, {}, backend="theirs", cloud=Theirs(hosts_with=("ssd",), num_slices=2, labels={"a": "b"}))
+    assert plan.cloud == {"partition": "gpu", "hosts_with": ["ssd"]}
+    assert (plan.slices, plan.labels, plan.zones, plan.project) == (2, {"a": "b"}, (), "")
+    assert planned(tmp_path, {}, backend="theirs").cloud == {"partition": "gpu", "hosts_with": []}
+    assert plan.where == "theirs v5e-16 of an emulated cloud"
+    with pytest.raises(UsageError, match=r"cloud=Theirs\(…\) has options of theirs, and this job runs on kubernetes"):
+        planned(tmp_path, PODS, cloud=Theirs())
+
+
+def test_cloud_takes_options_of_a_cloud_alone() -> None:
+    with pytest.raises(UsageError, match="cloud"):
+        check_options(Options(accelerator="v5e-16", cloud={"queue": "q"}))  # type: ignore[arg-type]
+
+
+def test_every_backend_states_what_it_is() -> None:
+    assert list(TRAITS)[:2] == ["local", "tpu-vm"]
+    for name, traits in TRAITS.items():
+        assert traits.share_machine == (name == "local")
+        assert traits.options is None or issubclass(traits.options, CloudOptions)
+        assert traits.share_machine or (traits.service and traits.stores), f"users hear where {name} runs"
+        assert not traits.in_zones or traits.in_project

@@ -1,0 +1,410 @@
+"""The agent as one file: the same bytes each time, complete, and able to be a host by itself."""
+
+from __future__ import annotations
+
+import ast
+import compileall
+import io
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.host.prepare import missing_imports
+from kinetic_orchestration.platforms.shared import agent_zip
+from tests.support.by_hand import intended, start_host
+
+PACKAGE = Path(kinetic.__file__).parent
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    path = tmp_path / "agent.zip"
+    path.write_bytes(agent_zip.build().data)
+    return path
+
+
+def test_the_same_sources_give_the_same_bytes_from_a_copy_with_other_times_and_modes(tmp_path: Path) -> None:
+    here = agent_zip.build()
+    assert agent_zip.build() == here
+    copy = tmp_path / "copy"
+    shutil.copytree(PACKAGE, copy / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in copy.rglob("*.py"):
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+        os.chmod(path, 0o600)
+    program = (
+        "from kinetic_orchestration.platforms import agent_zip as agent; print(agent.__file__, agent.build().digest)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True,
+        cwd=copy, env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    assert done.stdout.split() == [str(copy / PACKAGE.name / "platforms" / "agent_zip.py"), here.digest]
+
+
+def test_it_holds_the_pure_package_and_cloudpickle_and_nothing_else(packed: Path) -> None:
+    with zipfile.ZipFile(packed) as archive:
+        names = archive.namelist()
+        assert {(entry.date_time, entry.external_attr >> 16) for entry in archive.infolist()} == {
+            ((1980, 1, 1, 0, 0, 0), 0o644)
+        }
+    assert names == sorted(names)
+    assert {name.split("/")[1] for name in names if "/" in name} == {"cloudpickle", "kinetic_orchestration"}
+    assert [name for name in names if "/" not in name] == ["__main__.py", "child.py"]
+    assert "site/kinetic_orchestration/host/process/hook/sitecustomize.py" in names
+    assert not [name for name in names if "/test" in name or not name.endswith(".py")]
+
+
+ROOMS = {"host", "plan", "program", "protocol"}
+ALONE = {"__init__", "collections", "data", "errors", "job_status"}
+
+
+def test_it_holds_the_rooms_that_hosts_need_and_the_names_that_a_declaration_imports(packed: Path) -> None:
+    with zipfile.ZipFile(packed) as archive:
+        names = [Path(name).parts[2:] for name in archive.namelist() if "/kinetic_orchestration/" in name]
+    assert {parts[0] for parts in names if len(parts) > 1} == {*ROOMS, "api"}
+    assert {parts[0] for parts in names if len(parts) == 1} == {f"{name}.py" for name in ALONE}
+    assert {parts[1] for parts in names if parts[0] == "api"} == {
+        "__init__.py",
+        "batch.py",
+        "decorator.py",
+        "handle.py",
+    }
+
+
+def _copied(tmp_path: Path, name: str) -> Path:
+    copy = tmp_path / name.replace("/", "-") / PACKAGE.name
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+def test_an_edit_of_what_hosts_do_not_need_changes_no_agent(tmp_path: Path) -> None:
+    """Edit every file of the command line, the life of a job, packaging, platforms, the emulated cloud, and the handles."""
+    here, copy = agent_zip.build().digest, _copied(tmp_path, "edited")
+    edited = [
+        path
+        for path in copy.rglob("*.py")
+        if (room := path.relative_to(copy).parts[0]) not in ROOMS
+        and room.removesuffix(".py") not in ALONE
+        and path.relative_to(copy).as_posix() != "api/decorator.py"
+        and "on_hosts" not in path.parts
+    ]
+    assert {path.relative_to(copy).parts[0] for path in edited} == {
+        "api", "batch.py", "cli", "job.py", "jobs", "packaging", "platforms", "testing", "values.py"
+    }  # fmt: skip
+    for path in edited:
+        with path.open("a") as file:
+            file.write("\nEDITED = True\n")
+    assert agent_zip.build(copy).digest == here
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "__init__.py", "errors.py", "api/decorator.py", "api/on_hosts/handle.py", "host/host.py", "plan/planner.py",
+        "program/loop.py", "protocol/wire.py",
+    ],
+)  # fmt: skip
+def test_an_edit_of_what_hosts_run_changes_the_agent(tmp_path: Path, file: str) -> None:
+    copy = _copied(tmp_path, file)
+    assert agent_zip.build(copy).digest == agent_zip.build().digest
+    agent_zip._sources.cache_clear()
+    with (copy / file).open("a") as changed:
+        changed.write("\nEDITED = True\n")
+    assert agent_zip.build(copy).digest != agent_zip.build().digest
+
+
+# Modules that a file in the zip imports, and that a host has or needs not.
+ELSEWHERE = {
+    "kinetic_orchestration.api.printer": "a call that prints is made where a job is submitted from",
+    "kinetic_orchestration.jobs.launch": "a job is submitted by who has the whole package, as `client_only` says",
+    "kinetic_orchestration.jobs.request": "a call becomes a request where a job is submitted from",
+    "platformdirs": "settings are loaded where jobs are launched from",
+}
+OF_THE_PROGRAM = {"cloudpickle", "debugpy", "keras", "libtpu", "ml_dtypes", "numpy", "pynvml", "torch"}
+
+
+def test_all_that_a_file_in_it_imports_is_in_it(packed: Path) -> None:
+    with zipfile.ZipFile(packed) as archive:
+        sources = {
+            ".".join(Path(name).with_suffix("").parts[1:]).removesuffix(".__init__"): archive.read(name).decode()
+            for name in archive.namelist()
+            if "/kinetic_orchestration/" in name
+        }
+    missing = {
+        imported
+        for text in sources.values()
+        for imported in _imported(ast.parse(text), set(sources))
+        if imported not in sources and imported.partition(".")[0] not in {*sys.stdlib_module_names, *OF_THE_PROGRAM}
+    }
+    assert missing == set(ELSEWHERE)
+
+
+def _imported(tree: ast.AST, modules: set[str]) -> Iterator[str]:
+    """Every module that code imports, lazily too, but for what only a type checker sees."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                below = f"{node.module}.{alias.name}"
+                yield below if below in modules else str(node.module)
+        else:
+            yield from _imported(node, modules)
+
+
+DECLARES = """
+from __future__ import annotations
+
+import asyncio
+import kinetic_orchestration as kinetic
+from kinetic_orchestration import {names}
+from kinetic_orchestration.collections import map
+from kinetic_orchestration.data import Data as SameData
+from kinetic_orchestration.errors import Unsupported
+
+Handles = JobHandle[int] | None
+Batches = list[BatchHandle[str]]
+
+@kinetic.run(limits=Limits(), retry=Retry(), cloud=TpuVm(), volumes={{"/data": Data("gs://bucket/folder/")}})
+def double(number: int) -> int:
+    return 2 * number
+
+@kinetic.run("tpu-v5e-1")
+async def later(number: int) -> int:
+    return 3 * number
+
+class Trainer:
+    @kinetic.run("tpu-v5e-1")
+    def train(self, number: int) -> int:
+        return 4 * number
+
+assert (double(3), asyncio.run(later(3)), Trainer().train(3)) == (6, 9, 12)
+assert not isinstance(double, JobHandle)
+refused = [
+    lambda: double.run_async(3), lambda: double.run_async_map([1]), lambda: command(["true"]), lambda: attach("job"),
+    lambda: list_jobs(), lambda: attach_batch("group"), lambda: JobHandle.from_dict({{}}), lambda: BatchHandle(),
+    lambda: map(double.run_async, [1]),
+]
+for use in refused:
+    try:
+        use()
+    except Unsupported as error:
+        print(str(error).partition(":")[0])
+try:
+    raise BatchError("some")
+except kinetic.BatchError:
+    pass
+"""
+
+
+def test_a_module_that_declares_jobs_is_imported_on_a_host_and_its_functions_run_there(
+    packed: Path, tmp_path: Path
+) -> None:
+    """With every public name, in a Python that has nothing else."""
+    with zipfile.ZipFile(packed) as archive:
+        archive.extractall(tmp_path)
+    module = DECLARES.format(names=", ".join(name for name in kinetic.__all__ if name != "KineticCallback"))
+    program = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); exec(compile({module!r}, 'lib.py', 'exec'))"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-W", "error", "-c", program],
+        capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    names = [
+        "run_async", "run_async_map", "command", "attach", "list_jobs", "attach_batch", "JobHandle.from_dict",
+        "BatchHandle", "run_async_map",
+    ]  # fmt: skip
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [f"{name} is not for use on this host" for name in names]
+
+
+def test_a_function_does_all_that_a_program_does_where_its_python_has_the_whole_package(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on this machine: it submits jobs, takes handles, names exceptions, and imports any module of ours."""
+    (tmp_path / "declared_lib.py").write_text(
+        "import kinetic_orchestration as kinetic\n\n\n@kinetic.run('cpu')\ndef double(number):\n    return 2 * number\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    first = kinetic.run("cpu")(lambda: 1).run_async()
+    assert first.result() == 1
+
+    def use(handle: kinetic.JobHandle[int]) -> list[Any]:
+        from concurrent.futures import ThreadPoolExecutor
+
+        import declared_lib  # type: ignore[import-not-found]
+
+        import kinetic_orchestration
+        from kinetic_orchestration import BatchError, JobHandle
+        from kinetic_orchestration.api import links  # noqa: F401
+
+        def fails(number: int) -> int:
+            raise ValueError(number)
+
+        with ThreadPoolExecutor(4) as pool:
+            jobs = list(pool.map(declared_lib.double.run_async, [1, 2, 3, 4]))
+        try:
+            kinetic_orchestration.run("cpu")(fails).run_async_map([1, 2]).results()
+        except BatchError as error:
+            failed = type(error).__name__
+        again = kinetic_orchestration.attach(jobs[0].job_id)
+        found = [job.result() for job in jobs]
+        return [handle.result(), found, failed, isinstance(again, JobHandle), declared_lib.double(21)]
+
+    value = kinetic.run("cpu", first_party=["declared_lib"])(use).run_async(first).result(timeout=120)
+    assert value == [1, [2, 4, 6, 8], "BatchError", True, 42]
+
+
+@pytest.mark.parametrize("unpacked", [True, False])
+def test_what_an_agent_lacks_comes_from_an_installed_package_of_the_same_code_alone(
+    packed: Path, tmp_path: Path, unpacked: bool
+) -> None:
+    """Another working copy has the same version, and may call what the agent's modules do not have."""
+    site = packed / "site"
+    if unpacked:
+        site = tmp_path / "site"
+        with zipfile.ZipFile(packed) as archive:
+            archive.extractall(tmp_path)
+    whole = tmp_path / "whole" / PACKAGE.name
+    shutil.copytree(PACKAGE, whole, ignore=shutil.ignore_patterns("__pycache__"))
+    program = (
+        f"import sys; sys.path[:0] = [{str(site)!r}, {str(whole.parent)!r}]\n"
+        "from kinetic_orchestration.host.process import child\n"
+        "sys.meta_path.append(child.Installed())\n"
+        "import kinetic_orchestration.api.links as links\n"
+        "print(links.__file__)"
+    )
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-I", "-S", "-B", "-c", program], capture_output=True, text=True, timeout=60, check=False
+        )
+
+    assert run().stdout == f"{whole / 'api' / 'links.py'}\n"
+    rules = whole / "protocol" / "attempt_rules.py"
+    rules.write_text(rules.read_text().replace("LOST = ", "LOSS = ", 1))
+    assert "No module named 'kinetic_orchestration.api.links'" in run().stderr
+    rules.write_bytes((PACKAGE / "protocol" / "attempt_rules.py").read_bytes())
+    (whole / "plan" / "added.py").touch()
+    assert "No module named 'kinetic_orchestration.api.links'" in run().stderr
+
+
+def test_a_handle_is_refused_where_there_is_only_the_agents_part(packed: Path, tmp_path: Path, home: Path) -> None:
+    handle = kinetic.run("cpu")(lambda: 1).run_async()
+    assert handle.result() == 1
+    (tmp_path / "handle").write_bytes(pickle.dumps(handle))
+    with zipfile.ZipFile(packed) as archive:
+        archive.extractall(tmp_path)
+    program = f"import pickle, sys; sys.path.insert(0, 'site'); pickle.load(open({str(tmp_path / 'handle')!r}, 'rb'))"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=60, check=False,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert "Unsupported: JobHandle is not for use on this host: jobs are submitted and followed where" in done.stderr
+
+
+def test_a_module_that_hosts_lack_is_named_with_where_it_is() -> None:
+    error = ModuleNotFoundError("No module named 'kinetic_orchestration.jobs'", name="kinetic_orchestration.jobs")
+    missing_imports.explain(error, {})
+    [note] = error.__notes__
+    assert note.startswith("kinetic_orchestration.jobs is only where jobs are launched from: a host has the part of")
+
+
+def test_it_does_not_remember_where_it_was_made(packed: Path) -> None:
+    assert str(PACKAGE.parent).encode() not in packed.read_bytes()
+
+
+def test_the_zip_itself_is_a_host(home: Path, packed: Path, tmp_path: Path) -> None:
+    """No unpacking, no site-packages: a function's value, its lines, and a command with the package beside it."""
+
+    def compute() -> int:
+        print("from the zip")
+        return 6 * 7
+
+    job = intended(compute)
+    start_host(job, sys.executable, packed)
+    handle = kinetic.attach(job.job_id)
+    assert (handle.result(), handle.logs()) == (42, "from the zip\n")
+
+    (tmp_path / "project").mkdir()
+    program = "import kinetic_orchestration as k; print(k.current().job_id)"
+    job = intended(argv=["python", "-c", program], cwd=str(tmp_path / "project"))
+    start_host(job, sys.executable, packed)
+    handle = kinetic.attach(job.job_id)
+    handle.result()
+    assert handle.logs() == f"{job.job_id}\n"
+
+
+# -- unpacked on this machine ---------------------------------------------------------------------------------------
+
+
+def test_it_is_unpacked_once_with_its_byte_code(tmp_path: Path) -> None:
+    folder = agent_zip.unpacked(tmp_path)
+    assert agent_zip.unpacked(tmp_path) == folder
+    assert folder.parent == tmp_path / "agent"
+    assert list(tmp_path.iterdir()) == [folder.parent]
+    assert list(folder.parent.iterdir()) == [folder]
+    cached = folder / "site/kinetic_orchestration/host/__pycache__"
+    assert (cached / f"host.{sys.implementation.cache_tag}.pyc").is_file()
+    with zipfile.ZipFile(io.BytesIO(agent_zip.build().data)) as archive:
+        assert all((folder / name).read_bytes() == archive.read(name) for name in archive.namelist())
+
+
+def test_byte_code_that_a_full_disk_has_cut_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python writes it in part, without an error, and would import it never again."""
+    compile_dir = compileall.compile_dir
+
+    def cut(folder: Path, **how: Any) -> bool:
+        compile_dir(folder, **how)
+        [whole] = (folder / "site/kinetic_orchestration/protocol/content/__pycache__").glob("digest.*.pyc")
+        os.truncate(whole, 200)
+        return True
+
+    monkeypatch.setattr(compileall, "compile_dir", cut)
+    folder = agent_zip.unpacked(tmp_path) / "site"
+    program = (
+        f"import sys; sys.path.insert(0, {str(folder)!r}); from kinetic_orchestration.protocol.content import digest"
+    )
+    done = subprocess.run(
+        [sys.executable, "-B", "-I", "-c", f"{program}; print(digest.__file__)"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.stderr, done.stdout) == ("", f"{folder}/kinetic_orchestration/protocol/content/digest.py\n")
+
+
+@pytest.mark.slow
+def test_eight_first_jobs_at_once_unpack_it_whole(tmp_path: Path) -> None:
+    program = f"from pathlib import Path; from kinetic_orchestration.platforms import agent_zip as agent; print(agent.unpacked(Path({str(tmp_path)!r})))"
+    racers = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    answers = {racer.communicate(timeout=60)[0].strip() for racer in racers}
+    assert answers == {str(agent_zip.unpacked(tmp_path))}
+    assert [racer.returncode for racer in racers] == [0] * 8
+    assert [path.name for path in (tmp_path / "agent").iterdir()] == [agent_zip.unpacked(tmp_path).name]
+
+
+def test_old_versions_go_when_a_new_one_comes_but_not_those_that_jobs_may_still_run_from(tmp_path: Path) -> None:
+    parent, now, day = tmp_path / "agent", time.time(), 86400.0
+    ages = {"young": 1, "middle": 6, "old": 8, "older": 30, "oldest": 90, ".new-rubble": 8, ".new-busy": 0}
+    for name, days in ages.items():
+        (parent / name).mkdir(parents=True)
+        os.utime(parent / name, (now - days * day, now - days * day))
+    newest = agent_zip.unpacked(tmp_path)
+    assert {path.name for path in parent.iterdir()} == {newest.name, "young", "middle", ".new-busy"}
+
+
+def test_a_version_that_is_used_stays_young(tmp_path: Path) -> None:
+    folder = agent_zip.unpacked(tmp_path)
+    os.utime(folder, (0, 0))
+    agent_zip.unpacked(tmp_path)
+    assert folder.stat().st_mtime > time.time() - 60
