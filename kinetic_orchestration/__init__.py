@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from kinetic_orchestration.api.batch import BatchError, BatchHandle, attach_batch
     from kinetic_orchestration.api.decorator import RemoteCallable, command, run
     from kinetic_orchestration.api.handle import JobHandle, attach, list_jobs
+    from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm
     from kinetic_orchestration.plan.declare.data import Data
     from kinetic_orchestration.plan.declare.limits import Limits, Retry
     from kinetic_orchestration.plan.declare.profile import Profile
-    from kinetic_orchestration.plan.declare.spec import TpuVm
     from kinetic_orchestration.plan.values import JobStatus
     from kinetic_orchestration.program.context import HostContext, current
     from kinetic_orchestration.program.keras_callback import KineticCallback
@@ -34,11 +34,12 @@ _HOMES = {
     "JobHandle": "api.handle",
     "JobStatus": "plan.values",
     "KineticCallback": "program.keras_callback",
+    "Kubernetes": "plan.declare.cloud",
     "Limits": "plan.declare.limits",
     "Profile": "plan.declare.profile",
     "RemoteCallable": "api.decorator",
     "Retry": "plan.declare.limits",
-    "TpuVm": "plan.declare.spec",
+    "TpuVm": "plan.declare.cloud",
     "Training": "program.loop",
     "TrainingEnded": "program.loop",
     "attach": "api.handle",
@@ -60,6 +61,7 @@ __all__ = [
     "JobHandle",
     "JobStatus",
     "KineticCallback",
+    "Kubernetes",
     "Limits",
     "Profile",
     "RemoteCallable",

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.platforms.google.tpu import rate_limit
+from kinetic_orchestration.platforms.shared import agent_zip
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing.api_rules import journal
 from tests.project.gate import again, skips
@@ -32,6 +32,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 if (pyenv := interpreters.pyenv()).is_dir():
     os.environ.setdefault("PYENV_ROOT", str(pyenv))
 
+pytest_plugins = ["tests.support.kubernetes.fixtures"]  # here, so that all files share what is made once
 
 TESTS = Path(__file__).parent
 

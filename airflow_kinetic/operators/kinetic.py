@@ -27,10 +27,11 @@ from airflow_kinetic.links.kinetic import (
 from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
 from airflow_kinetic.shared.parameters.declared import check, declared_with
+from kinetic_orchestration.plan.declare.cloud import CloudOptions, refuse_gone
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
-from kinetic_orchestration.plan.declare.spec import DEFAULT_ACCELERATOR, TpuVm, check_function, refuse_gone
+from kinetic_orchestration.plan.declare.spec import DEFAULT_ACCELERATOR, check_function
 
 if TYPE_CHECKING:
     import jinja2
@@ -107,7 +108,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         backend: str | None = None,
         store: str | None = None,
         deployment: str | None = None,
-        cloud: TpuVm | None = None,
+        cloud: CloudOptions | None = None,
         container_image: str | None = None,
         limits: Limits = Limits(),  # noqa: B008 - frozen
         retry: Retry = Retry(),  # noqa: B008 - frozen

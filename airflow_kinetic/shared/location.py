@@ -16,8 +16,8 @@ from weakref import WeakValueDictionary
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
 from kinetic_orchestration.plan.configuration import settings, store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.declare.spec import LOCAL
-from kinetic_orchestration.plan.planner import KINETIC_BACKENDS
+from kinetic_orchestration.plan.planner import named_backend
+from kinetic_orchestration.plan.values import Traits, traits_of
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.google import credentials
 from kinetic_orchestration.platforms.registry import open_backend, open_store
@@ -66,7 +66,7 @@ class JobLocation(NamedTuple):
         cls, loaded: Settings, gcp_conn_id: str, accounts: str | Sequence[str] | None, backend: str | None,
         project: str | None,
     ) -> JobLocation:  # fmt: skip
-        named = None if backend in KINETIC_BACKENDS else backend  # Keras Kinetic's run where the settings say
+        named = named_backend(backend, loaded, has_cluster=bool(loaded.cluster))
         several = listed(accounts or ())
         chain = several[0] if len(several) == 1 else several or None
         location = cls(loaded.store, loaded.deployment, named or loaded.backend, loaded.project, gcp_conn_id, chain)
@@ -80,7 +80,8 @@ class JobLocation(NamedTuple):
     @property
     def is_google(self) -> bool:
         """True if the store or the backend is on Google Cloud."""
-        return self.backend != LOCAL or not store_address.is_folder(self.store)
+        in_bucket = store_address.bucket_path(self.store) is not None
+        return in_bucket or (traits_of(self.backend) or Traits()).in_project
 
     def with_credentials(self) -> AbstractContextManager[None]:
         """Use the connection's credentials within the block. A location on this machine opens no connection."""

@@ -21,13 +21,14 @@ from dagster_kinetic.pipes import PipesKineticClient
 from dagster_kinetic.resource.config import TAG, KineticRunConfig, from_tag, refuse_unknown
 from dagster_kinetic.resource.kinetic_resource import KineticResource, options_of, plain_function, resource_of
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
-from kinetic_orchestration.plan.declare.spec import TpuVm
+from kinetic_orchestration.plan.values import traits_of
 from kinetic_orchestration.program.context import HERE
 
-_GROUPS: Mapping[str, type] = {"limits": Limits, "retry": Retry, "cloud": TpuVm, "profile": Profile}
+_GROUPS: Mapping[str, type] = {"limits": Limits, "retry": Retry, "profile": Profile}
 
 
 def _function(context: dg.ResolutionContext, path: str) -> Callable[..., Any]:
@@ -54,7 +55,7 @@ def _options(context: dg.ResolutionContext, given: Mapping[str, Any]) -> dict[st
     options = dict(context.resolve_value(given))
     if "accelerator" in options:
         raise UsageError("accelerator is no option: it stands beside `options`")
-    for name, kind in _GROUPS.items():
+    for name, kind in {**_GROUPS, "cloud": _kind_of_cloud(options)}.items():
         if isinstance(part := options.get(name), Mapping):
             refuse_unknown(name, [entry.name for entry in fields(kind)], part)
             options[name] = kind(**part)
@@ -62,6 +63,16 @@ def _options(context: dg.ResolutionContext, given: Mapping[str, Any]) -> dict[st
         options["volumes"] = {mount: Data(path) if isinstance(path, str) else path for mount, path in volumes.items()}
     options_of("cpu", options)
     return options
+
+
+def _kind_of_cloud(options: Mapping[str, Any]) -> type:
+    """Return the class of the options in `cloud:`, by the backend that is named beside them, else by their names."""
+    traits = traits_of(options["backend"]) if options.get("backend") else None
+    if traits is not None and traits.options is not None:
+        return traits.options
+    given, of_tpus = options.get("cloud"), {entry.name for entry in fields(TpuVm)}
+    of_pods = {entry.name for entry in fields(Kubernetes)} - of_tpus
+    return Kubernetes if isinstance(given, Mapping) and not of_pods.isdisjoint(given) else TpuVm
 
 
 def _resource(context: dg.ResolutionContext, given: Mapping[str, Any]) -> KineticResource:

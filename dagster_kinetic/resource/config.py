@@ -17,9 +17,10 @@ from pydantic import Field, ValidationError, model_validator
 
 from kinetic_orchestration.errors import KineticError, UsageError
 from kinetic_orchestration.plan.declare import profile
+from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm, refuse_gone
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
-from kinetic_orchestration.plan.declare.spec import Options, TpuVm, check_options, refuse_gone
+from kinetic_orchestration.plan.declare.spec import Options, check_options
 
 TAG = "dagster-kinetic/config"  # of an op, or of a run: a KineticRunConfig as JSON
 
@@ -107,6 +108,23 @@ class TpuVmConfig(_Group):
 
     def to_core(self) -> TpuVm:
         return TpuVm(**_given(self))
+
+
+class KubernetesConfig(_Group):
+    """Options of the kubernetes and gke backends shared by a deployment's jobs."""
+
+    clusters: list[str] = Field(default=[], description="Contexts of the kubeconfig, the first choice first.")
+    queue: str = Field(default="", description="Kueue's local queue that admits the pods.")
+    priority_class: str = Field(default="", description="Kueue's priority class in that queue.")
+    service_account: str = Field(default="", description="The Kubernetes service account of the pods.")
+    node_selector: dict[str, str] | None = Field(default=None, description="Labels that nodes must have.")
+    tolerations: list[str] = Field(default=[], description="Further taints: key, key=value or key=value:NoSchedule.")
+    env_from: list[str] = Field(default=[], description="Secrets whose entries become variables of the pods.")
+    image_pull_secrets: list[str] = Field(default=[], description="Secrets with which a private image is pulled.")
+    labels: dict[str, str] = Field(default={}, description="Labels of the cluster's objects.")
+
+    def to_core(self) -> Kubernetes:
+        return Kubernetes(**_given(self))
 
 
 class ProfileConfig(_Group):

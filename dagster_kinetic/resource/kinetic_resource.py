@@ -19,6 +19,7 @@ from dagster_kinetic import _compat
 from dagster_kinetic.resource.config import (
     TAG,
     KineticRunConfig,
+    KubernetesConfig,
     LimitsConfig,
     ProfileConfig,
     RetryConfig,
@@ -29,13 +30,13 @@ from dagster_kinetic.resource.config import (
     refuse_unknown,
 )
 from kinetic_orchestration.api.decorator import RemoteCallable
-from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.plan.configuration import settings, store_address
+from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.spec import (
     OPTION_NAMES,
     JobSpec,
     Options,
-    TpuVm,
     check_function,
     check_options,
     name_of,
@@ -80,6 +81,11 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     spot: bool = Field(default=False, description="Ask for spot capacity: cheaper, and it may be taken back.")
     cloud: TpuVmConfig = Field(default=TpuVmConfig(), description="What only Cloud TPU understands.")
+    cluster: str | None = Field(default=None, description="The cluster: a context of the kubeconfig, or one of GKE.")
+    namespace: str | None = Field(default=None, description="The namespace of the cluster.")
+    kubernetes: KubernetesConfig = Field(
+        default=KubernetesConfig(), description="What only Kubernetes understands, in place of cloud."
+    )
     limits: LimitsConfig = Field(default=LimitsConfig(), description="Bounds in time and money.")
     retry: RetryConfig = Field(default=RetryConfig(), description="How many failures of each kind a job survives.")
     requirements: list[str] | None = Field(
@@ -105,6 +111,8 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def _checked(cls, given: Any, make: Callable[[Any], KineticResource]) -> KineticResource:
         """Check the settings that are known now; an EnvVar has its value when a run begins."""
         refuse_unknown(cls.__name__, cls.model_fields, given)
+        if isinstance(given, Mapping) and isinstance(given.get("cloud"), Kubernetes):
+            given = {**{name: value for name, value in given.items() if name != "cloud"}, "kubernetes": given["cloud"]}
         made = make(given)
         if made.max_concurrent < 1:
             raise UsageError(f"max_concurrent is {made.max_concurrent}: at least one job must be able to run")
@@ -310,7 +318,10 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def _own(self) -> Options:
         """The options that this resource sets."""
-        plain = ("project", "store", "deployment", "backend", "spot", "requirements", "container_image", "output_dir")
+        plain = (
+            *("project", "store", "deployment", "backend", "cluster", "namespace", "spot", "requirements"),
+            *("container_image", "output_dir"),
+        )
         several = ("first_party", "capture_env_vars", "secrets", "labels")
         own = {name: value for name in (*plain, *several) if (value := getattr(self, name))}
         groups: dict[str, Any] = {name: getattr(self, name).to_core() for name in _GROUPS}
@@ -318,6 +329,13 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             own["profile"] = asked
         if self.zones:
             groups["cloud"] = replace(groups["cloud"], zones=tuple(self.zones))
+        if (pods := self.kubernetes.to_core()) != Kubernetes():
+            if groups["cloud"] != TpuVm():
+                raise ConflictingSettings(
+                    "zones= or cloud=, which are of Cloud TPU, and kubernetes= exclude each other: leave out what the "
+                    "backend of these jobs does not have"
+                )
+            groups["cloud"] = pods
         return replace(_SILENT, **own, **{name: group for name, group in groups.items() if group != type(group)()})
 
     def _named(self, options: Options) -> Options:
@@ -383,16 +401,17 @@ def _laid_over(options: Options, given: Mapping[str, Any]) -> Options:
     merged: dict[str, Any] = {}
     for name, value in given.items():
         below = getattr(options, name)
-        if name in _GROUPS and below is not None and value is not None:
+        if name in _GROUPS and value is not None and type(value) is type(below):
             merged[name] = replace(below, **non_default(value))
         elif name in ("labels", "secrets") and below and value:
             merged[name] = {**below, **value}
         else:
             merged[name] = value
     if given.get("zone"):  # it fixes the zone, so other zones do not apply
-        merged["cloud"] = replace(merged.get("cloud") or options.cloud or TpuVm(), zones=())
+        cloud = merged.get("cloud") or options.cloud
+        merged["cloud"] = replace(cloud if isinstance(cloud, TpuVm) else TpuVm(), zones=())
     cloud = given.get("cloud")
-    if cloud is not None and cloud.zones:
+    if isinstance(cloud, TpuVm) and cloud.zones:
         merged.setdefault("zone", None)
     return replace(options, **merged)
 
@@ -411,7 +430,7 @@ def _overridden(options: Options, launch: KineticRunConfig | None) -> Options:
     if launch is None:
         return options
     asked = launch.to_options()
-    if "accelerator" in asked and options.cloud is not None:  # which may have named it in Cloud TPU's own way
+    if "accelerator" in asked and isinstance(options.cloud, TpuVm):  # which may have named it in Cloud TPU's own way
         options = replace(options, cloud=replace(options.cloud, accelerator_type=""))
     return _laid_over(options, asked)
 

@@ -9,10 +9,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
+from kinetic_orchestration.plan.declare.cloud import CloudOptions
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
-from kinetic_orchestration.plan.declare.spec import TpuVm
 
 
 class OfTask(TypedDict, total=False):
@@ -25,7 +25,7 @@ class OfTask(TypedDict, total=False):
     volumes: Mapping[str, Data] | None
     spot: bool
     output_dir: str | None
-    cloud: TpuVm | None
+    cloud: CloudOptions | None
     limits: Limits
     retry: Retry
     requirements: str | os.PathLike[str] | Sequence[str] | None

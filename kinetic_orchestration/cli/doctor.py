@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -22,11 +23,13 @@ from pathlib import Path
 from kinetic_orchestration.errors import KineticError, NotEmulated
 from kinetic_orchestration.jobs import trust
 from kinetic_orchestration.plan import emulation
-from kinetic_orchestration.plan.configuration import home, store_address
+from kinetic_orchestration.plan.configuration import home, plugins, store_address
 from kinetic_orchestration.plan.configuration.settings import SETTINGS, Settings, duration, load, profile_file, text_of
 from kinetic_orchestration.plan.declare import keras_kinetic
 from kinetic_orchestration.plan.declare.spec import LOCAL, JobSpec, Options
-from kinetic_orchestration.plan.planner import LATER
+from kinetic_orchestration.plan.planner import backend_of, make_plan
+from kinetic_orchestration.plan.values import TRAITS, Traits, traits_of
+from kinetic_orchestration.platforms.google.storage.requests import impatient
 from kinetic_orchestration.platforms.local import backend
 from kinetic_orchestration.platforms.local.store import check_guarantees
 from kinetic_orchestration.platforms.registry import open_backend, open_store
@@ -41,6 +44,7 @@ SMALL_MEMORY = 2 << 30
 FRAMEWORKS = ("jax", "keras", "torch", "tensorflow", "numpy")
 NEWEST = (3, 13)
 OURS = "KINETIC_"
+PATIENCE = 4.0  # for a bucket, while a user waits for a diagnosis
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,8 @@ class Report:
         return all(check.state != FAILED for check in self.checks)
 
 
-def examine(environ: Mapping[str, str], **arguments: str | None) -> Report:
-    """Run all checks, even after a failure."""
+def examine(environ: Mapping[str, str], spec: JobSpec | None = None, **arguments: str | None) -> Report:
+    """Run all checks, even after a failure. `spec`: the job for which a cluster is checked; by default a small one."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -95,13 +99,16 @@ def examine(environ: Mapping[str, str], **arguments: str | None) -> Report:
         lambda: _uv(environ),
         _frameworks,
     )
-    checks = (*warned, *_misspelt(environ), *(probe() for probe in probes), *_cloud(settings))
+    checks = (
+        *(*warned, *_misspelt(environ, settings), *_platforms()),
+        *(*(probe() for probe in probes), *_cloud(settings, spec)),
+    )
     return Report(tuple(_settings(settings, environ)), checks)
 
 
-def _misspelt(environ: Mapping[str, str]) -> Iterator[Check]:
+def _misspelt(environ: Mapping[str, str], settings: Settings) -> Iterator[Check]:
     """Unused variables with names similar to those of settings."""
-    for name, why in keras_kinetic.without_effect(environ):
+    for name, why in keras_kinetic.without_effect(environ, (traits_of(settings.backend) or Traits()).ignored):
         yield Check("settings", WARNING, f"{name} is Keras Kinetic's and has no effect", why)
     if (unread := keras_kinetic.unread_profiles(environ)) is not None:
         yield Check("settings", WARNING, f"{unread[0]} is Keras Kinetic's and is not read", unread[1])
@@ -161,9 +168,13 @@ def _home(settings: Settings) -> Check:
 
 def _store(settings: Settings) -> Check:
     try:
-        store = open_store(settings.store, settings.deployment)
+        with impatient(PATIENCE):
+            store = open_store(settings.store, settings.deployment)
         if store.folder is None:
-            return Check("store", OK, store.url)  # a bucket has checks of its own
+            name = f"probes/{secrets.token_hex(8)}"
+            store.put(name, b"may this be written?")
+            store.delete(name)
+            return Check("store", OK, f"{store.url} can be written and cleaned from here; hosts need the same right")
         check_guarantees(store.folder)
     except KineticError as error:
         return Check("store", FAILED, f"{settings.store} cannot be used", str(error))
@@ -174,8 +185,7 @@ def _backend(settings: Settings) -> Check:
     try:
         open_backend(settings.backend, settings)
     except KineticError as error:
-        later = f"; {LATER[settings.backend]} is not part of this version" if settings.backend in LATER else ""
-        return Check("backend", FAILED, f"{error}{later}", "set KINETIC_BACKEND=local")
+        return Check("backend", FAILED, str(error), "set KINETIC_BACKEND=local")
     try:
         emulation.check(JobSpec("a job", Options()), settings)
     except NotEmulated as error:
@@ -192,13 +202,46 @@ def _backend(settings: Settings) -> Check:
     return Check("backend", OK, found)
 
 
-def _cloud(settings: Settings) -> Iterator[Check]:
-    if settings.backend != "tpu-vm":
-        return
-    from kinetic_orchestration.platforms.google import preflight
+def _platforms() -> Iterator[Check]:
+    """Backends of other packages that are installed here."""
+    for found in plugins.announced(TRAITS):
+        said = f"{found.name}, a backend of {found.package}"
+        if found.trouble:
+            yield Check("platforms", WARNING, f"{said}, cannot be used", found.trouble)
+        else:
+            yield Check("platforms", OK, said)
 
-    for finding in preflight.examine(settings):
-        yield Check(*finding)
+
+def _cloud(settings: Settings, spec: JobSpec | None) -> Iterator[Check]:
+    name = settings.backend if spec is None else backend_of(spec.options, settings)
+    if name == "tpu-vm":
+        from kinetic_orchestration.platforms.google import preflight
+
+        for finding in preflight.examine(settings):
+            yield Check(*finding)
+    elif name in ("gke", "kubernetes"):
+        yield from _cluster(settings, spec or JobSpec("a job", Options(accelerator="cpu")), name)
+
+
+def _cluster(settings: Settings, spec: JobSpec, name: str) -> Iterator[Check]:
+    from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
+
+    backend = open_backend(name, settings)
+    assert isinstance(backend, KubernetesBackend)
+    try:
+        plan = backend.resolve(make_plan(spec, settings))
+    except KineticError as error:
+        yield Check("plan", FAILED, f"{spec.name} cannot be planned for Kubernetes", str(error))
+        return
+    try:
+        backend.check(plan)
+    except KineticError as error:  # the cluster can be asked all the same
+        yield Check("plan", FAILED, f"{spec.name} would be refused", str(error))
+    try:
+        for finding in backend.examine(plan):
+            yield Check(*finding)
+    except KineticError as error:
+        yield Check("cluster", FAILED, "there is no way to it", str(error))
 
 
 def _disk(settings: Settings) -> Check:

@@ -63,6 +63,16 @@ def _planning(commands: Any) -> None:
         action="store_true",
         help="also read every blob of the store and the home: which are not what they were",
     )
+    command.add_argument(
+        "target", nargs="?", metavar="FILE:FUNCTION", help="on Kubernetes: check what jobs of this function need"
+    )
+    command.add_argument("--accelerator", metavar="NAME", help="on Kubernetes: check for this one")
+    command.add_argument("--queue", metavar="NAME", help="on Kubernetes: check for jobs of this queue of Kueue")
+    command.add_argument(
+        "--role", metavar="WHO",
+        help="on Kubernetes: only print the Role that such jobs need, as YAML, bound to user:NAME, group:NAME or "
+        "serviceaccount:NAMESPACE/NAME",
+    )  # fmt: skip
 
     command = _add(commands, "accelerators", "list the known slices with their price, or draw one")
     command.add_argument("name", nargs="?", metavar="NAME", help="such as v5e-16, v5p-4x4x4, a100x4 or cpu:8")

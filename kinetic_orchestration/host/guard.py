@@ -32,14 +32,14 @@ def be_the_guard(assignment: Assignment, lock: int, agent: int, private: dict[st
     processes.adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: processes.send(agent, received))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a pod's may have come before
     _, status = os.waitpid(agent, 0)
     processes.end_descendants(guard)
     try:
         if status != 0:
             report_for(assignment, private, os.waitstatus_to_exitcode(status))
     finally:
-        clean_up(assignment)
-        os._exit(0)
+        os._exit(clean_up(assignment))
 
 
 def be_the_agent(
@@ -84,19 +84,26 @@ def report_for(assignment: Assignment, private: dict[str, dict[str, str]], code:
         mark_full(path_of(assignment), False)
 
 
-def clean_up(assignment: Assignment) -> None:
+def clean_up(assignment: Assignment) -> int:
     """Remove everything of this host from the machine, and the machine itself if it was made for this host. The lock's
-    file stays, as a mark, if a full disk prevented the last message.
+    file stays, as a mark, if a full disk prevented the last message. Returns the exit code with which a pod ends.
     """
+    code = 0
     remove_tree(os.path.join(assignment.run, f"host-{assignment.host}"))
     if assignment.resource:
-        from kinetic_orchestration.host.machine.self_delete import delete_own_slice
+        from kinetic_orchestration.host.attempt.self_delete import delete_own_slice
 
         delete_own_slice(assignment)
+    elif assignment.pod:
+        from kinetic_orchestration.host.attempt.self_delete import exit_code
+
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # all is said: a pod that is deleted waits for nobody
+        code = exit_code(assignment)
     if is_marked_full(path_of(assignment)):
-        return
+        return code
     try:
         os.unlink(path_of(assignment))
         os.rmdir(assignment.run)
     except OSError:
         pass
+    return code

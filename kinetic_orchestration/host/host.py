@@ -83,6 +83,7 @@ class Host:
             return
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_term)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a pod's may have come before
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self.supervisor.wake_out, warn_on_full_buffer=False)
         try:
@@ -215,7 +216,7 @@ class Host:
         extra = {**self.preparation.compile_cache(), "KINETIC_ATTEMPT": str(self.at.attempt - self.promise.moved)}
         place = self.preparation.addresses, self.peers.ports(self.shares_machine)
         message = start_message(
-            self.at, task, ready, *place, extra, self.supervisor.files, sys.path[0], copies.environ()
+            self.at, task, ready, *place, extra, self.supervisor.files, sys.path[0], copies.environ(), self.machine
         )
         message["env"] = {**self.preparation.secrets(), **message["env"]}  # a process that was started ahead lacks them
         self.supervisor.begin(message)
@@ -242,7 +243,9 @@ class Host:
                 self.exit = attempt_rules.Exit(code or 1, wire.INFRASTRUCTURE, reason)
             return
         if self.exit is None:
-            self.exit = self._blamed(attempt_rules.exit_of(code, self._report(), command=bool(self.task.argv)))
+            self.exit = self._blamed(
+                attempt_rules.exit_of(code, self.supervisor.report(), command=bool(self.task.argv))
+            )
         self._record_exit()
         self._set_state(wire.ENDING)
 
@@ -260,10 +263,7 @@ class Host:
         if exit_.code == 0 or exit_.cause != wire.USER or not self.machine.is_own:
             return exit_
         self.preempted = self.preempted or self.machine.notice()
-        return outcome.blame_driver(exit_, self._report(), self.supervisor.tail)
-
-    def _report(self) -> attempt_rules.Report | None:
-        return self.supervisor.report()
+        return outcome.blame_driver(exit_, self.supervisor.report(), self.supervisor.tail)
 
     # ---- poll and decide ---------------------------------------------------------------------------------
 
@@ -290,7 +290,7 @@ class Host:
 
     def _read_report(self) -> None:
         """Read the report of a program that has not exited yet, and may never exit if its function failed."""
-        report = self._report()
+        report = self.supervisor.report()
         if report is not None and report.code != 0:
             self.exit = self._blamed(attempt_rules.exit_of_report(report))
             self._record_exit()
@@ -335,12 +335,12 @@ class Host:
     def _is_echo(self) -> bool:
         if self.exit is None or self.exit.code == 0:
             return False
-        return outcome.is_echo(self.exit, self._report(), self.supervisor.tail, self.at.hosts)
+        return outcome.is_echo(self.exit, self.supervisor.report(), self.supervisor.tail, self.at.hosts)
 
     def _decide(self, cause: str, reason: str, host: int) -> None:
         failure = None
         if host == self.at.host and cause in (wire.USER, wire.CONFIGURATION, wire.INFRASTRUCTURE):
-            report = self._report()
+            report = self.supervisor.report()
             if report is not None and report.kind == "tampered":
                 self.preparation.discard_payload()
             failure = self.outcome.failure(
@@ -352,7 +352,7 @@ class Host:
 
     def _commit(self) -> None:
         _, ended = self.peers.exits[self.at.host]
-        self.outcome.try_to_commit(self._report(), ended, self.supervisor.files["outcome"])
+        self.outcome.try_to_commit(self.supervisor.report(), ended, self.supervisor.files["outcome"])
 
     def write_verdict(self, verdict: wire.Verdict) -> None:
         """Write a verdict for a host whose agent no longer can, from a process that never opened the host."""

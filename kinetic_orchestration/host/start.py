@@ -24,10 +24,10 @@ def main() -> None:
     if held is None:
         os._exit(0)
     if child := os.fork():
-        os._exit(_remain(child) if os.getpid() == 1 else 0)
+        os._exit(_remain(child) if assignment.pod or os.getpid() == 1 else 0)
     os.setsid()
     null = os.open("/dev/null", os.O_RDWR)
-    for end in (0, 1, 2):
+    for end in (0,) if assignment.pod else (0, 1, 2):  # what a pod writes is its log
         os.dup2(null, end)
     guard = os.getpid()
     agent = os.fork()
@@ -64,6 +64,7 @@ def _remain(guard: int) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: os.kill(guard, received))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked since before there was this program
     while (ended := os.wait())[0] != guard:
         pass
     code = os.waitstatus_to_exitcode(ended[1])

@@ -14,7 +14,7 @@ from kinetic_orchestration.jobs.trust import ALONE, Trust
 from kinetic_orchestration.plan.records import Within, plan_of, spec_of, within
 from kinetic_orchestration.plan.values import Outcome, Plan
 from kinetic_orchestration.platforms.backend import Backend
-from kinetic_orchestration.platforms.read_only import ReadOnlyBackend
+from kinetic_orchestration.platforms.shared.read_only import ReadOnlyBackend
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.content import digest

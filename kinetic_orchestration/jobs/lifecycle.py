@@ -195,7 +195,8 @@ def _judged(cursor: Cursor, seen: Glimpse, verdict: wire.Verdict, policy: Policy
             changes = (Change(QUEUED, _why(verdict), following.attempt),)
         else:
             following = Cursor(cursor.attempt + 1, "resuming", (), spent)
-            message = f"attempt {shown(cursor)} ended ({_why(verdict)}); attempt {shown(following)} follows"
+            message = f"attempt {shown(cursor)} ended ({_why(verdict)}{_taken_by(seen, cause)}); "
+            message += f"attempt {shown(following)} follows"
             changes = (Change("resuming", message, following.attempt),)
         ends = seen.cancel is not None or _over_total(seen, policy)
         return Step(following, (Release(cursor.attempt),), () if ends else changes)
@@ -322,6 +323,12 @@ def _why(verdict: wire.Verdict) -> str:
     cause = "error" if verdict.cause == wire.USER else verdict.cause
     reason = verdict.reason.strip().splitlines()[-1] if verdict.reason.strip() else ""
     return f"{cause}{where}: {reason}" if reason else f"{cause}{where}"
+
+
+def _taken_by(seen: Glimpse, cause: str) -> str:
+    """Return what took the hosts of an attempt away, as its backend says: they themselves only know that it happens."""
+    told = cause == wire.PREEMPTION and seen.observation.state in (QUEUED, GONE, WOUNDED)
+    return f"; {seen.observation.message}" if told and seen.observation.message else ""
 
 
 def _over_total(seen: Glimpse, policy: Policy) -> str:

@@ -101,6 +101,7 @@ def draft(spec: JobSpec, settings: Settings | None = None, *, found: bool = Fals
     settings = settings or settings_of(spec)
     plan = planner.make_plan(spec, settings, copies.environ())
     backend = open_backend(plan.backend, settings)
+    plan = backend.resolve(plan)
     if found:
         return Draft(spec, settings, replace(plan, emulated=backend.emulates(plan.slice)))
     backend.check(plan)  # an error about missing hardware comes before one about emulation
@@ -111,11 +112,12 @@ def draft(spec: JobSpec, settings: Settings | None = None, *, found: bool = Fals
 
 def located(asked: D) -> D:
     """Return the request with the zones of the store's bucket, unless zones were named. Asks once in a process."""
-    if not asked.plan.zones or planner.zones_named(asked.spec.options, asked.settings):
+    plan = asked.plan
+    if not (plan.traits.in_zones and plan.zones) or planner.zones_named(asked.spec.options, asked.settings):
         return asked
     from kinetic_orchestration.platforms.google.storage.location import location_of
 
-    return replace(asked, plan=planner.near_bucket(asked.plan, location_of(asked.settings), asked.settings))
+    return replace(asked, plan=planner.near_bucket(plan, location_of(asked.settings), asked.settings))
 
 
 @dataclass(frozen=True, slots=True)

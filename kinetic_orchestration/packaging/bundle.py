@@ -30,7 +30,7 @@ from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.messages import size, warn
 from kinetic_orchestration.plan.values import Plan
-from kinetic_orchestration.platforms import agent_zip as agent
+from kinetic_orchestration.platforms.shared import agent_zip as agent
 
 if TYPE_CHECKING:
     from kinetic_orchestration.packaging.requirements import remote

@@ -9,8 +9,8 @@ class Assignment:
     """The parameters by which a host finds its work, and the digests that authenticate it."""
 
     __slots__ = (
-        "attempt", "boot", "deadline", "devices", "home", "host", "hosts", "job", "marker", "python", "resource", "run",
-        "spec", "store",
+        "attempt", "boot", "deadline", "devices", "home", "host", "hosts", "job", "marker", "pod", "python", "resource",
+        "run", "spec", "store",
     )  # fmt: skip
 
     def __init__(
@@ -29,6 +29,7 @@ class Assignment:
         resource: str = "",
         deadline: str = "",
         devices: str = "",
+        pod: str = "",
     ) -> None:
         self.store = store
         self.job = job
@@ -42,6 +43,7 @@ class Assignment:
         self.python = python  # that runs the program, if that is known before everything else
         self.marker = marker
         self.resource = resource  # what this host deletes when all is over: itself; "" on this machine
+        self.pod = pod  # the pod of a cluster that this host is, by its UID; "" for any other machine
         self.devices = devices  # this host's devices of this machine, as JSON; "": they are not counted
         self.deadline = deadline  # when it does so in any case, by the store's clock; "" on this machine
 

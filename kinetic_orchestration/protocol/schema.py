@@ -237,16 +237,23 @@ job_id = matching(r"job-[0-9a-z]{1,64}")
 deployment = matching(r"(?!\.)[^/\\\x00-\x1f\x7f]{1,255}")
 project = matching(r"(?:[a-z0-9][a-z0-9.-]{0,99}:)?[a-z0-9][a-z0-9-]{0,62}", empty=True)  # also example.com:project
 zone = matching(r"[a-z0-9][a-z0-9-]{0,62}")
+place = matching(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:@/-]{0,511}")  # a zone, or CLUSTER/NAMESPACE of Kubernetes
 resource = matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")  # the name of a slice, a node, a host's folder
 variable = matching(r"[A-Za-z_][A-Za-z0-9_.-]{0,199}")  # of the environment, when it names a secret
 setting = matching(r"[^=\x00]{1,1000}")  # of the environment, when it only has a value
 digest = matching(r"[0-9a-f]{64}", empty=True)
 token = line(WORD)  # random, or naming a process
-account = matching(r"[A-Za-z0-9._%+:-]+@[A-Za-z0-9.-]{1,253}|default", empty=True)
+account = matching(  # of Google Cloud, or of Kubernetes
+    r"[A-Za-z0-9._%+:-]+@[A-Za-z0-9.-]{1,253}|[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", empty=True
+)
 secret = matching(r"[A-Za-z0-9_-]{1,255}")
-secret_ref = matching(
+_SECRET_REF = (
     r"(?:projects/(?:[a-z0-9][a-z0-9.-]{0,99}:)?[a-z0-9][a-z0-9-]{0,62}/secrets/)?[A-Za-z0-9_-]{1,255}"
     r"(?:/versions/(?:[0-9]{1,18}|[A-Za-z][A-Za-z0-9_-]{0,62}))?"
+)
+secret_ref = matching(_SECRET_REF)  # of Secret Manager
+any_secret_ref = matching(  # … or of Kubernetes: NAME, or NAME/KEY
+    _SECRET_REF + r"|[a-z0-9][a-z0-9.-]{0,252}(?:/[A-Za-z0-9_-][A-Za-z0-9._-]{0,252})?"
 )
 relative = matching(r"(?!/)(?!(?:.*/)?\.\.(?:/|$))[^\x00-\x1f\x7f]{0,4096}")  # a path that stays where it begins
 path = matching(r"[^\x00]{0,4096}")  # a user's path of a file

@@ -24,7 +24,7 @@ ADAPTERS = (
 
 
 def figures() -> Iterator[Figure]:
-    from kinetic_orchestration.platforms import agent_zip
+    from kinetic_orchestration.platforms.shared import agent_zip
 
     with tempfile.TemporaryDirectory(prefix="kinetic-imports-") as name:
         site = agent_zip.unpacked(Path(name)) / "site"

@@ -60,7 +60,7 @@ def figures() -> Iterator[Figure]:
 
 def counted() -> Iterator[Figure]:
     """Return the figures that need no run."""
-    from kinetic_orchestration.platforms import agent_zip
+    from kinetic_orchestration.platforms.shared import agent_zip
 
     modules = read(ROOT, PACKAGES)
     imports = imports_of(modules)

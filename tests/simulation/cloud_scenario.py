@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, StoreError
-from kinetic_orchestration.host.machine import self_delete
+from kinetic_orchestration.host.attempt import self_delete
 from kinetic_orchestration.jobs import launch, lifecycle
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following import actions
@@ -39,8 +39,9 @@ from kinetic_orchestration.plan.values import (
 )
 from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.platforms.google.tpu import backend as tpu_vm
-from kinetic_orchestration.platforms.google.tpu import request, states
+from kinetic_orchestration.platforms.google.tpu import states
 from kinetic_orchestration.platforms.google.tpu.rate_limit import Pace
+from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.wire import Verdict
@@ -584,8 +585,8 @@ class CloudSchedule(Schedule):
         cloud, now = self.ground.api, self.world.now
         parent = f"projects/p/locations/{ZONES[0]}"
         labels = {
-            request.DEPLOYMENT: DEPLOYMENT, request.JOB: "job-0123456789ab", request.ATTEMPT: "1",
-            request.EXPIRES: str(int(now - 1e6)), request.SPEC: "0" * 20,
+            ownership.DEPLOYMENT: DEPLOYMENT, ownership.JOB: "job-0123456789ab", ownership.ATTEMPT: "1",
+            ownership.EXPIRES: str(int(now - 1e6)), ownership.SPEC: "0" * 20,
         }  # fmt: skip
         other = names.slice_of("gs://another/store", DEPLOYMENT, "job-0123456789ab", 1)
         ours = names.slice_of(STORE, DEPLOYMENT, "job-0123456789ab", 1)
@@ -805,7 +806,7 @@ class CloudSchedule(Schedule):
         if left := self.ours():
             world.reached.add("only the reaper could release")
             self._check_asked(left)
-            last = max(float(one.labels[request.EXPIRES]) for one in left)
+            last = max(float(one.labels[ownership.EXPIRES]) for one in left)
             self._later(max(0.0, last - world.now) + reaper.EXPIRED + 1.0, self._reap_all)
         self._nothing_left()
         if self.orphaned and self.judge.created:

@@ -87,7 +87,7 @@ PLANTED = (
     ),
     Planted(
         "internal errors stay in one zone for ever",
-        "platforms/google/tpu/zones.py",
+        "platforms/shared/places.py",
         "if past.cause == wire.INTERNAL and before.tries < TWICE:",
         "if past.cause == wire.INTERNAL:",
     ),
@@ -203,7 +203,7 @@ PLANTED = (
     ),
     Planted(
         "when host 0 is dead nobody deletes the slice",
-        "host/machine/self_delete.py",
+        "host/attempt/self_delete.py",
         "    if at.host:\n",
         "    if at.host:\n        return\n    if at.host:\n",
     ),
@@ -241,8 +241,8 @@ PLANTED = (
     ),
     Planted(
         "a zone without quota is asked again and again",
-        "platforms/google/tpu/zones.py",
-        "        before = before._replace(dropped=(*before.dropped, *(gone or (before.zone,))))\n",
+        "platforms/shared/places.py",
+        "    before = before._replace(dropped=(*before.dropped, *new))\n",
         "",
     ),
     Planted(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.host.machine import self_delete
+from kinetic_orchestration.host.attempt import self_delete
 from kinetic_orchestration.jobs import launch, lifecycle
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower

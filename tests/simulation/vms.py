@@ -12,8 +12,8 @@ from email.utils import formatdate
 from typing import Any
 
 from kinetic_orchestration.host import host
+from kinetic_orchestration.host.attempt import self_delete
 from kinetic_orchestration.host.machine import bootstrap as boot
-from kinetic_orchestration.host.machine import self_delete
 from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.assignment import Assignment

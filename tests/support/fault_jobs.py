@@ -49,6 +49,11 @@ def leaves_mark(marks: str) -> str:
     return value
 
 
+def marks_and_waits(marks: str, path: str) -> None:
+    leaves_mark(marks)
+    wait_for(path)
+
+
 def echoes(folder: str, culprit: int, pause: float) -> None:
     """One host fails; the others lose their connection to it, and say so `pause` seconds earlier or later."""
     there = Path(folder) / "failing"

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
@@ -19,7 +21,7 @@ from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.watching.look import look
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Event, Output
-from kinetic_orchestration.platforms import agent_zip as agent
+from kinetic_orchestration.platforms.shared import agent_zip as agent
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.system import processes
 from tests.support.by_hand import start_host
@@ -103,6 +105,23 @@ def start_broken(job: Job, folder: Path, breaks: str, host: int = 0, words: Sequ
         f"        return False\n    return True\n{textwrap.dedent(breaks)}\nstart.main()\n"
     )
     start_host(job, sys.executable, script, host, words)
+
+
+def break_hosts(monkeypatch: pytest.MonkeyPatch, lines: str) -> None:
+    """Have hosts from now on run these lines before all else; they know the agent's modules."""
+    start = "from kinetic_orchestration.host.start import main\n"
+    before, found, after = agent._MAIN.rpartition(start)
+    assert found
+    known = (
+        "import os, signal, time\n"
+        "from kinetic_orchestration.host import host\n"
+        "from kinetic_orchestration.host.attempt import outcome, peers\n"
+        "from kinetic_orchestration.host.attempt import self_delete\n"
+        "from kinetic_orchestration.host.view import bucket\n"
+        "from kinetic_orchestration.protocol import attempt_rules\n"
+    )
+    broken = textwrap.indent(known + textwrap.dedent(lines), 8 * " ")
+    monkeypatch.setattr(agent, "_MAIN", f"{before}{found}{broken}\n{after}")
 
 
 def result(job: Job, timeout: float = 60.0) -> Any:

@@ -29,9 +29,9 @@ from kinetic_orchestration.packaging.staging import stage
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.planner import make_plan
-from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.platforms.google.tpu.request import startup_script
 from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.platforms.shared import agent_zip
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.report import frames

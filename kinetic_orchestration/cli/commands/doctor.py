@@ -12,6 +12,8 @@ from kinetic_orchestration.cli import doctor as checks
 from kinetic_orchestration.cli.output import note, show_json, show_table, working
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.plan.configuration.settings import load
+from kinetic_orchestration.plan.declare.cloud import Kubernetes
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.protocol.system import copies
 
 if TYPE_CHECKING:
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def doctor(arguments: Namespace) -> int:
-    report = checks.examine(copies.environ(), store=arguments.store, deployment=arguments.deployment)
+    spec = _spec(arguments)
+    if arguments.role:
+        return _print_role(arguments, spec)
+    report = checks.examine(copies.environ(), spec, store=arguments.store, deployment=arguments.deployment)
     read = None
     if arguments.verify and report.settings:
         report, read = _verify(arguments, report)
@@ -51,6 +56,41 @@ def doctor(arguments: Namespace) -> int:
     failed = sum(check.state == checks.FAILED for check in report.checks)
     note("all is well" if report.ok else f"{failed} of {len(report.checks)} checks failed")
     return codes.OK if report.ok else codes.ENVIRONMENT
+
+
+def _spec(arguments: Namespace) -> JobSpec | None:
+    """Return the job for which a cluster is checked; None if none is described."""
+    if arguments.target:
+        from kinetic_orchestration.cli.commands.planning import spec_of
+
+        return spec_of(arguments)
+    if not (arguments.accelerator or arguments.queue):
+        return None
+    cloud = Kubernetes(queue=arguments.queue or "")
+    return JobSpec("a job", Options(accelerator=arguments.accelerator or "cpu", cloud=cloud))
+
+
+def _print_role(arguments: Namespace, spec: JobSpec | None) -> int:
+    """Print the rights of a submitter of such jobs: an administrator grants them, who has no store and no key."""
+    from kinetic_orchestration.plan.planner import backend_of
+    from kinetic_orchestration.platforms.kubernetes import manifest, rights
+    from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
+    from kinetic_orchestration.platforms.registry import open_backend
+
+    options = Options() if spec is None else spec.options
+    settings = load(cluster=options.cluster, namespace=options.namespace)
+    name = backend_of(options, settings)
+    backend = open_backend(name if name == "gke" else "kubernetes", settings)
+    assert isinstance(backend, KubernetesBackend)
+    secrets = bool(options.capture_env_vars) and name != "gke"  # which has Secret Manager
+    queue = isinstance(options.cloud, Kubernetes) and bool(options.cloud.queue)
+    granted = rights.of(secrets=secrets, queue=queue)
+    printed = rights.role(granted, backend.usual_place().rpartition("/")[2], arguments.role)
+    if arguments.json:
+        show_json({"apiVersion": "v1", "kind": "List", "items": printed})
+    else:
+        print("\n---\n".join("\n".join(manifest.lines_of(each)) for each in printed))
+    return codes.OK
 
 
 def _verify(arguments: Namespace, report: checks.Report) -> tuple[checks.Report, damaged_blobs.Report | None]:

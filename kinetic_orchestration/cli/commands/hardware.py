@@ -64,7 +64,7 @@ def accelerators(arguments: Namespace) -> int:
 ANY_MODEL = "Whatever their model: a model's name, such as 'l4', takes GPUs of that model alone."
 ONE_MODEL = "Only those of model {}: 'gpu' takes any."
 TOO_FEW = "Where there are too few, a job is refused; with backend='local' it is emulated on the processor."
-NOT_REACHED = "reached through GKE only, which is not part of this version: jobs run on it emulated, or not at all."
+NOT_REACHED = "reached through GKE only: with backend='kubernetes' and a context of such a cluster."
 MAINTAINED = "The Cloud TPU API, which jobs use, ends at v6e, and Google gives it fixes only."
 
 

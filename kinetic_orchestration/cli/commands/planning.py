@@ -33,7 +33,7 @@ from kinetic_orchestration.plan.hardware import cost, regions
 from kinetic_orchestration.plan.hardware.regions import Location
 from kinetic_orchestration.plan.messages import size, warn
 from kinetic_orchestration.plan.planner import backend_of, describe, near_bucket, zones_named
-from kinetic_orchestration.plan.values import TRAITS, Plan
+from kinetic_orchestration.plan.values import Plan, Traits, traits_of
 from kinetic_orchestration.platforms.google.storage.location import bucket_of, location_of
 from kinetic_orchestration.platforms.registry import open_backend
 from kinetic_orchestration.protocol.content.tree import FILE
@@ -127,7 +127,7 @@ def _complete(settings: Settings, spec: JobSpec) -> Settings:
     except NotEmulated as error:  # it is planned for the hardware, and the reason why a job would be refused is shown
         warn(str(error))
         settings = replace(settings, backend=TPU_VM)
-    traits = TRAITS[backend_of(spec.options, settings)]
+    traits = traits_of(backend_of(spec.options, settings)) or Traits()
     if traits.in_zones and not settings.project:
         warn("no project is named (KINETIC_PROJECT): your-project stands for it here, and a job needs one")
         settings = replace(settings, project="your-project")

@@ -19,13 +19,14 @@ from kinetic_orchestration.cli.verify.budget import Planned
 from kinetic_orchestration.cli.verify.recording import Recorder, Slice
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.cloud import TpuVm
 from kinetic_orchestration.plan.declare.limits import Limits
-from kinetic_orchestration.plan.declare.spec import TpuVm
 from kinetic_orchestration.plan.values import JobStatus, Output
 from kinetic_orchestration.platforms.google.rest import secret_manager
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
-from kinetic_orchestration.platforms.google.tpu import request, states
+from kinetic_orchestration.platforms.google.tpu import states
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, client
+from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.protocol import names
 
 POLL, POLL_EMULATED = 4.0, 0.1  # seconds between two polls of a slice
@@ -277,7 +278,7 @@ class Scene:
         for resource in self.secrets_left():
             with contextlib.suppress(KineticError):
                 mark = names.mark(self.settings.store, self.settings.deployment)
-                if secret_manager.delete(self.settings, resource, {request.MARK: mark}):
+                if secret_manager.delete(self.settings, resource, {ownership.MARK: mark}):
                     continue
             left.append(f"gcloud secrets delete {resource.rpartition('/')[2]} --project={self.settings.project}")
         try:
@@ -319,6 +320,6 @@ class Scene:
         """The secrets of this run that are still in Secret Manager."""
         mark = names.mark(self.settings.store, self.settings.deployment)
         try:
-            return [found.resource for found in secret_manager.with_label(self.settings, request.MARK, mark)]
+            return [found.resource for found in secret_manager.with_label(self.settings, ownership.MARK, mark)]
         except KineticError:  # without Secret Manager there is none of ours
             return []

@@ -30,6 +30,11 @@ class Restarted(Exception):
 
     def __init__(self, before: Mapping[str, object], now: Mapping[str, object]) -> None:
         was, machine = (str(life.get("machine", "")).partition("/")[0] for life in (before, now))
+        if before.get("pod") != now.get("pod"):
+            super().__init__(
+                f"the pod of this host was replaced in mid-run: {now.get('pod')} came after {before.get('pod')}"
+            )
+            return
         super().__init__(
             "this machine was restarted in mid-run (another boot id)" if was != machine
             else "the agent of this host was started again in mid-run"
@@ -37,7 +42,11 @@ class Restarted(Exception):
 
 
 def machine_of(at: Assignment) -> Machine:
-    """Return the machine that a host was given: this one, or a VM, which is imported only then."""
+    """Return the machine that a host was given: this one, a pod or a VM, of which only that one is imported."""
+    if at.pod:
+        from kinetic_orchestration.host.machine.pod.pod import Pod
+
+        return Pod(at)
     if not at.resource:
         return Machine(at)
     from kinetic_orchestration.host.machine.vm import Vm

@@ -437,9 +437,9 @@ def addresses(endpoints: str) -> list[str]:
     return [entry.strip().split(":")[2 if entry.count(":") > 1 else 0] for entry in endpoints.split(",") if entry]
 
 
-def fetch(store: str, digest: str) -> str:
+def fetch(store: str, digest: str, read: Callable[[], Reply] | None = None) -> str:
     """Return the path of the agent's zip on this disk, fetched if need be. Its digest must be the one in this VM's
-    metadata.
+    metadata. `read` gets it from a store that is not in Cloud Storage.
     """
     path = os.path.join(home(), "agent", f"{digest}.zip")
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -448,7 +448,7 @@ def fetch(store: str, digest: str) -> str:
             if hashlib.sha256(file.read()).hexdigest() == digest:
                 return path
     for _ in range(2):  # it may have been damaged on its way here
-        reply = request("GET", blob(store, digest) + "?alt=media", patience=FETCH_PATIENCE)
+        reply = read() if read else request("GET", blob(store, digest) + "?alt=media", patience=FETCH_PATIENCE)
         if reply.status != 200:
             raise Failed(f"the agent could not be fetched from {store}: {reply.reason()}")
         if hashlib.sha256(reply.data).hexdigest() == digest:
@@ -526,19 +526,28 @@ def address(store: str, name: str) -> tuple[str, str]:
 
 def abort(told: Mapping[str, Any], host: int, reason: str, cause: str = Failed.cause) -> None:
     """End the attempt in the agent's place, unless another process was first."""
-    _, full = address(told["store"], f"jobs/{told['job']}/attempts/{told['attempt']}/verdict.json")
-    verdict = {
-        "wire": told["wire"], "kind": "aborted", "writer": f"{told['boot']}/{host}/boot", "time": time.time(),
-        "cause": cause, "host": host, "reason": reason,
-    }  # fmt: skip
-    if told.get("key"):
-        verdict["seal"] = sealed(told["key"], gist(verdict))
+    _, full = address(told["store"], verdict_name(told))
     head, tail, kind = multipart({"name": full, "contentType": "application/octet-stream"})
     bucket = told["store"].removeprefix("gs://").partition("/")[0]
     request(
         "POST", f"{endpoint('storage')}/upload/storage/v1/b/{bucket}/o?uploadType=multipart&ifGenerationMatch=0",
-        head + json.dumps(verdict).encode() + tail, kind,
+        head + verdict(told, host, reason, cause) + tail, kind,
     )  # fmt: skip
+
+
+def verdict_name(told: Mapping[str, Any]) -> str:
+    return f"jobs/{told['job']}/attempts/{told['attempt']}/verdict.json"
+
+
+def verdict(told: Mapping[str, Any], host: int, reason: str, cause: str) -> bytes:
+    """Return the record that ends the attempt."""
+    fields = {
+        "wire": told["wire"], "kind": "aborted", "writer": f"{told['boot']}/{host}/boot", "time": time.time(),
+        "cause": cause, "host": host, "reason": reason,
+    }  # fmt: skip
+    if told.get("key"):
+        fields["seal"] = sealed(told["key"], gist(fields))
+    return json.dumps(fields).encode()
 
 
 def agent_arguments(told: Mapping[str, Any], host: int) -> list[str]:

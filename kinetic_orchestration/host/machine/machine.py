@@ -1,6 +1,6 @@
-"""The machine of a host, behind one interface: this machine, which is shared and stays, or a VM.
+"""The machine of a host, behind one interface: this machine, which is shared and stays, a VM, or a pod of a cluster.
 
-`vm` has the other kind.
+`vm` and `pod` have the other kinds.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class Machine:
     attests = False  # it can sign statements
     shares_cache = False  # of what JAX compiled, with machines of other jobs
     requests_address = False  # its address is a request away
+    keeps: tuple[str, ...] = ()  # beginnings of variables of the machine by which its chips are found
+    hides: tuple[str, ...] = ()  # variables of the machine that would mislead a program
 
     def __init__(self, at: Assignment) -> None:
         self._at = at
@@ -89,7 +91,7 @@ class Machine:
         """Return why the machine is being taken away; "" if it is not."""
         return ""
 
-    def start_facts(self) -> dict[str, float]:
+    def start_facts(self) -> dict[str, float | str]:
         """Return the facts about its machine that a host records when it starts."""
         return {}
 

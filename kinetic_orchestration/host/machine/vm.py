@@ -108,7 +108,7 @@ class Vm(Machine):
                 return text
         return ""
 
-    def start_facts(self) -> dict[str, float]:
+    def start_facts(self) -> dict[str, float | str]:
         return {"up": _age(self._at.home)}
 
     def attest(self, claim: str) -> str:

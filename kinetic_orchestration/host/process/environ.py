@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from kinetic_orchestration.host.machine.machine import Machine
     from kinetic_orchestration.host.prepare.prepare import Ready
     from kinetic_orchestration.protocol.assignment import Assignment
     from kinetic_orchestration.protocol.wire.task import Task
@@ -29,6 +30,7 @@ def start_message(
     files: Mapping[str, str],
     agent: str,
     environ: Mapping[str, str],
+    machine: Machine,
 ) -> dict[str, Any]:
     """Return the one message to the program's process.
 
@@ -58,7 +60,7 @@ def start_message(
     if task.argv:
         env |= _of_command(task, ready, files["stacks"], agent, environ)
     return {
-        "drop": [name for name in environ if topology.is_stale(name)],
+        "drop": [name for name in environ if _misleads(name, machine)],
         "env": env,
         "cwd": ready.cwd,
         "path": ready.path,
@@ -75,6 +77,11 @@ def start_message(
         "beside": task.beside,
         "debug": task.debug if at.host == 0 else 0,
     }
+
+
+def _misleads(name: str, machine: Machine) -> bool:
+    """Return True for a variable of this process that would lead the program astray."""
+    return name in machine.hides or (topology.is_stale(name) and not name.startswith(machine.keeps))
 
 
 def _devices(at: Assignment, task: Task, environ: Mapping[str, str]) -> dict[str, str]:

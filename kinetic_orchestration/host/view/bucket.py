@@ -68,8 +68,13 @@ class BucketView:
     ) -> None:
         """`wake` is called when something new was seen; `compose` gives this host's beat, on any thread."""
         self.records = records
+        echo = None
+        if at.pod:
+            from kinetic_orchestration.host.machine.pod import start as pod_start
+
+            echo = pod_start.echo
         self.log = SegmentWriter(
-            records, at.job, at.attempt, at.host, watched=self.watched, begun=self.poll_soon, hosts=at.hosts
+            records, at.job, at.attempt, at.host, watched=self.watched, begun=self.poll_soon, hosts=at.hosts, echo=echo
         )
         self.at = at
         self.trouble = ""

@@ -26,6 +26,7 @@ A_SECOND = 16  # segments, of all hosts
 MUCH = 256 << 10
 FULL = 16 << 20
 CLOSE_PATIENCE = 60.0
+SHOWN = (frames.OUT, frames.ERR, frames.NOTE)
 PAUSE = 1.0  # after a failure, which has been asked again for a while already
 
 
@@ -48,13 +49,15 @@ class SegmentWriter:
         watched: Callable[[], bool] = lambda: False,
         begun: Callable[[], object] = lambda: None,
         hosts: int = 1,
+        echo: Callable[[bytes], object] | None = None,
     ) -> None:
-        """`begun` is called when the first segment is there."""
+        """`begun` is called when the first segment is there, `echo` with each line for people."""
         self._records = records
         self._key = (job, attempt, host)
         self._watched = watched
         self._begun = begun
         self._hosts = hosts
+        self._echo = echo
         self.segment = 0  # the number of the next segment that is not written yet
         self.trouble = ""
         self._frames: list[bytes] = []
@@ -79,6 +82,8 @@ class SegmentWriter:
                 self._thread = threading.Thread(target=self._run, name="kinetic-log", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
+        if self._echo is not None and kind in SHOWN:
+            self._echo(payload)
 
     def hurry(self) -> None:
         """Write without delay from now on: the machine may be gone in seconds."""

@@ -32,7 +32,7 @@ from kinetic_orchestration.host.machine.s3.records import (
 )
 from kinetic_orchestration.host.machine.s3.requests import NOTHING, Body
 from kinetic_orchestration.host.machine.s3.signature import encoded
-from kinetic_orchestration.platforms import owner_stamp
+from kinetic_orchestration.platforms.shared import owner_stamp
 from kinetic_orchestration.platforms.store import too_large
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import Entry, Record, RecordsError, check_name

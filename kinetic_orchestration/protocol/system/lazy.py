@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def load(package: str, homes: Mapping[str, str], name: str) -> Any:
+def load(package: str, homes: Mapping[str, str], name: str, below: str = "") -> Any:
     """Return a name of a package, as `from package.home import name` does, and keep it in the package.
 
-    package: the package's own name. homes: the modules below it, by the names that they define.
+    package: the package's own name. homes: the modules below it, by the names that they define. below: the package
+    of these modules, if it is another.
     Raises AttributeError.
     """
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    value = getattr(__import__(f"{package}.{homes[name]}", fromlist=[name]), name)
+    value = getattr(__import__(f"{below or package}.{homes[name]}", fromlist=[name]), name)
     setattr(sys.modules[package], name, value)
     return value
 

@@ -41,6 +41,18 @@ STOCKOUT = "stockout"
 QUOTA = "quota"
 INTERNAL = "internal"  # of the cloud's own making
 
+# With which a pod ends, so that its cluster's own tools tell what it came to.
+EXIT_CODES = {
+    USER: 64,
+    INFRASTRUCTURE: 65,
+    PREEMPTION: 66,
+    CANCELLED: 67,
+    DEADLINE: 68,
+    CONFIGURATION: 69,
+    STALL: 70,
+    DAMAGED: 71,
+}
+
 COMMITTED = "committed"
 ABORTED = "aborted"
 CLOSED = "closed"
@@ -169,15 +181,15 @@ PLACEMENT = schema.Fields(
         "run": schema.path,
         "machine": schema.line(),
         "project": schema.project,
-        "zone": schema.zone,
+        "zone": schema.place,
         "name": schema.resource,
         "hosts": schema.whole(0, schema.MOST_HOSTS),
         "slices": schema.slices,
         "wait": schema.seconds,
         "since": schema.moment,
         "moved": schema.count,
-        "tried": schema.many(schema.zone, 1000),
-        "dropped": schema.many(schema.zone, 1000),
+        "tried": schema.many(schema.place, 1000),
+        "dropped": schema.many(schema.place, 1000),
         "tries": schema.count,
         "rounds": schema.count,
     },
@@ -189,6 +201,7 @@ INTENT = schema.Fields(
 STARTED = schema.Fields(
     {},
     {
+        "pod": schema.line(schema.WORD),
         "boot": schema.token,
         "pid": schema.size,
         "machine": schema.line(),

@@ -91,9 +91,9 @@ def test_a_bucket_that_cannot_be_asked_is_named_with_the_next_step(home: Path) -
 
 
 def test_a_backend_that_is_not_part_of_this_version_is_named(home: Path) -> None:
-    failed = check(examine(KINETIC_BACKEND="gke"), "backend")
+    failed = check(examine(KINETIC_BACKEND="slurm"), "backend")
     assert failed.state == doctor.FAILED
-    assert "the GKE backend is not part of this version" in failed.found
+    assert "there is no backend 'slurm'" in failed.found
     assert "KINETIC_BACKEND=local" in failed.fix
 
 
@@ -125,7 +125,7 @@ def test_doctor_prints_settings_and_checks_and_ends_well(home: Path, capsys: pyt
 def test_doctor_fails_with_the_next_step(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KINETIC_BACKEND", "gke")
+    monkeypatch.setenv("KINETIC_BACKEND", "slurm")
     assert main(["doctor"]) == 5
     assert "backend: set KINETIC_BACKEND=local" in capsys.readouterr().out
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.platforms import agent_zip
+from kinetic_orchestration.platforms.shared import agent_zip
 from tests.support.by_hand import intended, start_host
 from tests.support.interpreters import OLDEST, required
 

@@ -274,6 +274,15 @@ def test_how_a_job_ended_does_not_depend_on_who_asks_or_when() -> None:
         assert (early.outcome, early.cursor, early.actions) == (late.outcome, late.cursor, late.actions)
 
 
+def test_who_took_the_hosts_away_is_told_beside_what_they_themselves_know() -> None:
+    seen = ended(wire.PREEMPTION)._replace(observation=Observation(QUEUED, "Kueue gave its chips to another job"))
+    (change,) = advance(Cursor(), seen, Policy(preemption=1)).changes
+    assert "; Kueue gave its chips to another job); attempt 2 follows" in change.message
+    seen = ended(wire.INFRASTRUCTURE)._replace(observation=Observation(GONE, "a node"))
+    (change,) = advance(Cursor(), seen, Policy(infra=1)).changes
+    assert "a node" not in change.message
+
+
 def test_a_cancelled_job_is_not_said_to_resume() -> None:
     assert [change.phase for change in advance(Cursor(), ended(wire.PREEMPTION), Policy()).changes] == ["resuming"]
     assert advance(Cursor(), ended(wire.PREEMPTION, cancel=CANCEL), Policy()).changes == ()

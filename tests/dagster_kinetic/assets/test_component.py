@@ -14,6 +14,8 @@ import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 
 from dagster_kinetic import KineticJobComponent
+from dagster_kinetic.assets.component import _options
+from kinetic_orchestration import Kubernetes, TpuVm
 from tests.dagster_kinetic.stored import made_of
 
 pytestmark = [
@@ -266,3 +268,16 @@ def test_dg_lists_scaffolds_and_checks_it(project, tmp_path):
     yaml.write_text(text.replace("accelerator: cpu", "acelerator: cpu"))
     refused = project("check", "yaml")
     assert refused.returncode != 0 and "acelerator" in refused.stdout + refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "cloud"),
+    [
+        ({"cloud": {"network": "lan"}}, TpuVm(network="lan")),
+        ({"cloud": {"queue": "tpus"}}, Kubernetes(queue="tpus")),
+        ({"backend": "kubernetes", "cloud": {"labels": {"team": "ml"}}}, Kubernetes(labels={"team": "ml"})),
+        ({"cloud": {"labels": {"team": "ml"}}}, TpuVm(labels={"team": "ml"})),
+    ],
+)
+def test_options_of_a_cloud_are_those_of_the_backend_that_is_named_or_has_such_names(given, cloud):
+    assert _options(dg.ResolutionContext.default(), given)["cloud"] == cloud

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 import kinetic_orchestration as kinetic
 from dagster_kinetic import KineticResource, kinetic_asset
-from dagster_kinetic.resource.config import LimitsConfig, RetryConfig, TpuVmConfig
-from kinetic_orchestration import JobStatus, Limits, Retry, TpuVm
+from dagster_kinetic.resource.config import KubernetesConfig, LimitsConfig, RetryConfig, TpuVmConfig
+from kinetic_orchestration import JobStatus, Kubernetes, Limits, Retry, TpuVm
 from kinetic_orchestration.errors import ConflictingSettings, JobNotFound, UsageError
 from kinetic_orchestration.jobs.request import settings_of
 from kinetic_orchestration.plan.planner import make_plan
@@ -100,10 +100,12 @@ def test_keras_kinetics_words_for_its_own_images_name_none(word):
     assert make_plan(spec, settings_of(spec)).image == ""
 
 
-@pytest.mark.parametrize("group, core", [(LimitsConfig, Limits), (RetryConfig, Retry), (TpuVmConfig, TpuVm)])
+@pytest.mark.parametrize(
+    "group, core", [(LimitsConfig, Limits), (RetryConfig, Retry), (TpuVmConfig, TpuVm), (KubernetesConfig, Kubernetes)]
+)
 def test_a_group_of_config_has_the_names_and_defaults_of_the_cores(group, core):
     stated = {entry.name: getattr(core(), entry.name) for entry in fields(core)}
-    left_out = {"zones", "num_slices", "accelerator_type"} if core is TpuVm else set()  # set elsewhere
+    left_out = {"zones", "num_slices", "accelerator_type"} if core is TpuVm else {"num_slices"}  # set elsewhere
     assert group.model_fields.keys() == stated.keys() - left_out
     for name, field in group.model_fields.items():
         default = stated[name]
@@ -116,6 +118,24 @@ def test_the_cores_own_values_are_taken():
     found = options(KineticResource(**given), accelerator="v5e-8")
     assert found.cloud == TpuVm(network="lan", external_ips=False, labels={"team": "ml"}, tags=["a", "b"])
     assert (found.limits, found.retry) == (Limits(run="3600", cost=2.0), Retry(infra=0))
+
+
+def test_options_of_kubernetes_come_from_their_group_or_from_the_cores_own_value():
+    place = {"backend": "kubernetes", "store": "gs://bucket/kinetic", "cluster": "prod", "namespace": "ml"}
+    group = {"queue": "tpus", "node_selector": {"pool": "mine"}, "tolerations": ["spare"]}
+    written = options(KineticResource(**place, kubernetes=group), accelerator="v5e-8")
+    assert written.cloud == Kubernetes(queue="tpus", node_selector={"pool": "mine"}, tolerations=["spare"])
+    assert (written.backend, written.cluster, written.namespace) == ("kubernetes", "prod", "ml")
+    core = KineticResource(
+        **place, cloud=Kubernetes(queue="tpus", node_selector={"pool": "mine"}, tolerations=["spare"])
+    )
+    assert options(core, accelerator="v5e-8") == written
+    assert options(core, accelerator="v5e-8", cloud=Kubernetes(queue="own")).cloud.queue == "own"
+    assert options(core, accelerator="v5e-8", cloud=Kubernetes(queue="own")).cloud.tolerations == ["spare"]
+    plain = options(KineticResource(**place), accelerator="v5e-8")
+    assert plain.cloud is None
+    configured = KineticResource.configure_at_launch()
+    assert options(resolved(configured, {**place, "kubernetes": group}), accelerator="v5e-8") == written
 
 
 def test_settings_come_from_run_config_and_from_the_environment(monkeypatch):
@@ -152,6 +172,10 @@ def test_the_call_has_the_last_word_then_the_decorator_then_the_resource():
         ({"max_concurrent": 0}, "at least one job"),
         ({"spot": True, "cloud": {"reservation": "mine"}}, "exclude each other"),
         ({"limits": {"runs": "1h"}}, "did you mean run"),
+        ({"kubernetes": {"ques": "tpus"}}, "did you mean queue"),
+        ({"cloud": {"network": "lan"}, "kubernetes": {"queue": "tpus"}}, "exclude each other"),
+        ({"zones": ["us-west4-a"], "cloud": Kubernetes(queue="tpus")}, "exclude each other"),
+        ({"cluster": "a", "kubernetes": {"clusters": ["b"]}}, "cluster='a' and cloud=Kubernetes"),
         ({"projekt": "x"}, "did you mean project"),
         ({"cloud": {"data_disks": ["corpus"]}}, r"data_disks=….: no disk is mounted.*Data\('gs://"),
     ],

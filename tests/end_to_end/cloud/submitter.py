@@ -1,4 +1,4 @@
-"""Submitters and readers on the emulated cloud that are killed or put to sleep: this program forks one for each order.
+"""Submitters and readers in a cloud or a cluster that are killed or put to sleep: this program forks one for each order.
 
     python -m tests.end_to_end.cloud.submitter FOLDER_OF_JOBS
 
@@ -37,12 +37,15 @@ from kinetic_orchestration.plan.values import Cursor, Output
 from kinetic_orchestration.platforms.google import preflight
 from kinetic_orchestration.platforms.google.storage import requests, store
 from kinetic_orchestration.platforms.google.tpu import backend, client, request
+from kinetic_orchestration.platforms.kubernetes import backend as pods
+from kinetic_orchestration.platforms.kubernetes import manifest
+from kinetic_orchestration.platforms.kubernetes.api import client as cluster
 from tests.end_to_end.faults.submitter import at_line, die, fork
 
 MODULES = (
     resolved, launch, job, verdicts, actions, held_time, follower, logs, drivers, staging, identity, trust, results,
     handle, batch, cache, decode, look, poll, base, polling, registry, reaper, preflight, client, request, backend,
-    store, requests,
+    store, requests, pods, cluster, manifest,
 )  # fmt: skip
 FILES = {module.__file__ for module in MODULES}
 ROOT = Path(__file__).parents[3]

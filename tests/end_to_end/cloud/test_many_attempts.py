@@ -16,7 +16,7 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
 from kinetic_orchestration.plan.values import PRESENT, Event, JobStatus
-from kinetic_orchestration.platforms.google.tpu import zones
+from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.cloud.cases import WITHIN, changes, lines, nodes, run, told, wait_running
@@ -70,7 +70,7 @@ def refused(cloud: Emulator, function: Any, *arguments: Any, **options: Any) -> 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zones, "LONGEST_WAIT", 0.2)
+    monkeypatch.setattr(places, "LONGEST_WAIT", 0.2)
 
 
 @pytest.mark.turn(4)

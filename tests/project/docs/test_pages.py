@@ -20,9 +20,11 @@ import pytest
 from kinetic_orchestration import __version__
 from kinetic_orchestration.cli.parser import make_parser
 from kinetic_orchestration.plan.configuration.settings import SETTINGS
-from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, TpuVm
+from kinetic_orchestration.plan.declare.cloud import CloudOptions, Kubernetes, TpuVm
+from kinetic_orchestration.plan.declare.spec import OPTION_NAMES
 from kinetic_orchestration.plan.hardware.price_list import PRICES, PRICES_DATE
 from kinetic_orchestration.plan.values import PROVISIONING, QUEUED, Limits
+from kinetic_orchestration.platforms.kubernetes import rights
 from kinetic_orchestration.program.context import HostContext
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.testing import Emulator
@@ -83,10 +85,26 @@ def test_the_table_explains_a_setting_in_the_words_of_the_code(name: str) -> Non
     assert re.match(rf"{re.escape(SETTINGS[name].meaning)}(?!\w)", words)
 
 
-def test_every_field_of_tpu_vm_and_every_limit_is_explained() -> None:
+@pytest.mark.parametrize(("options", "service"), [(TpuVm, "Cloud TPU"), (Kubernetes, "Kubernetes")])
+def test_every_field_of_the_options_of_a_cloud_is_explained(options: type[CloudOptions], service: str) -> None:
     text = page("docs/reference/settings.md")
-    told = {name for row in rows(text, "## What only Cloud TPU understands") for name in re.findall(r"`(\w+)`", row[0])}
-    assert told == {entry.name for entry in fields(TpuVm)}
+    told = {
+        name for row in rows(text, f"## What only {service} understands") for name in re.findall(r"`(\w+)`", row[0])
+    }
+    assert told == {entry.name for entry in fields(options)}
+
+
+def test_every_right_and_every_exit_code_on_kubernetes_is_in_its_table() -> None:
+    text = page("docs/cloud/kubernetes.md")
+    granted = [row[0] for row in rows(text, "## 3. Rights")[1:]]
+    for right in rights.of(secrets=True, queue=True):
+        assert any(re.search(rf"`{right.resource}`[^`]*(, `\w+` )?\b{right.verb}\b", cell) for cell in granted), right
+    told = {int(code) for row in rows(text, "## How to read a failure")[1:] for code in row[0].split(", ")}
+    assert told == set(wire.EXIT_CODES.values())
+
+
+def test_every_limit_is_explained() -> None:
+    text = page("docs/reference/settings.md")
     assert f"Limits({', '.join(entry.name for entry in fields(Limits))})" in text
 
 
@@ -286,7 +304,7 @@ ROOMS = ("api", "cli", "host", "jobs", "packaging", "plan", "platforms", "progra
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_module_of_a_room_is_in_its_folders_row_of_the_map(room: str) -> None:
-    rows = dict(re.findall(r"^\| `([a-z_/]+)/` \| (.*) \|$", page("docs/develop/architecture.md"), re.M))
+    rows = dict(re.findall(r"^\| `([a-z0-9_/]+)/` \| (.*) \|$", page("docs/develop/architecture.md"), re.M))
     folders = {path.parent for path in (PACKAGE / room).rglob("[a-z]*.py")}
     assert folders
     for folder in folders:

@@ -337,8 +337,8 @@ def test_kinetics_own_options_are_warned_about_once_and_not_refused(run: Run, tm
     for variable in ("KINETIC_CLUSTER", "KINETIC_NAMESPACE", "KINETIC_BASE_IMAGE_REPO", "KINETIC_LOG_LEVEL"):
         assert [text for text in warned if text.startswith(f"{variable} is set, and has no effect here: ")] != []
     assert len(warned) == len(set(warned)) == 8
-    assert {"backend='pathways' is Keras Kinetic's", "backend='gke' is Keras Kinetic's"} <= {
-        text.partition(";")[0] for text in warned
+    assert {"backend='pathways': no cluster of GKE is named", "backend='gke': no cluster of GKE is named"} <= {
+        text.partition(",")[0] for text in warned
     }
 
 

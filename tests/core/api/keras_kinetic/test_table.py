@@ -190,16 +190,17 @@ def test_a_setting_without_effect_is_named(name: str, home: Path, monkeypatch: p
     here = settings.load(environ)
     with pytest.warns(UserWarning, match=f"^{name} is set, and has no effect here: .+"):
         make_plan(JobSpec("double", Options(accelerator="cpu"), double), here, environ)
-    told = [check for check in doctor._misspelt(environ) if check.found.startswith(f"{name} is Keras Kinetic's")]
+    told = [check for check in doctor._misspelt(environ, here) if check.found.startswith(f"{name} is Keras Kinetic's")]
     assert len(told) == 1 and told[0].state == doctor.WARNING and told[0].fix
 
 
 def test_a_file_of_profiles_that_is_not_read_is_named_by_doctor(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path)}
-    assert list(doctor._misspelt(environ)) == []
+    here = settings.load({"KINETIC_HOME": str(tmp_path / "home"), "KINETIC_PROFILE_FILE": "/none"})
+    assert list(doctor._misspelt(environ, here)) == []
     (tmp_path / ".kinetic").mkdir()
     (tmp_path / ".kinetic" / "profiles.json").write_text('{"current": "mine"}')
-    (told,) = doctor._misspelt(environ)
+    (told,) = doctor._misspelt(environ, here)
     assert told.found.endswith("/.kinetic/profiles.json is Keras Kinetic's and is not read")
     assert "profiles.toml" in told.fix and "KINETIC_PROFILE" in told.fix
 

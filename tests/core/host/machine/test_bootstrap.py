@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.host.machine import bootstrap
-from kinetic_orchestration.platforms import agent_zip
+from kinetic_orchestration.platforms.shared import agent_zip
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.system import processes

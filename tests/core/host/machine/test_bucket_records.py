@@ -17,8 +17,8 @@ from kinetic_orchestration.host.machine import bootstrap, bucket_records
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.records.base import Record, RecordsError, read_intact
+from kinetic_orchestration.testing.contracts.store import RecordsContract
 from kinetic_orchestration.testing.storage_server.server import StorageServer
-from tests.core.platforms.store_contract import StoreContract
 
 NOTHING = Record(b"", 0, 0.0)
 
@@ -38,7 +38,7 @@ def records(address: str) -> Iterator[CloudRecords]:
     opened.close()
 
 
-class TestCloudRecords(StoreContract):
+class TestCloudRecords(RecordsContract):
     opener = "kinetic_orchestration.host.machine.bucket_records:CloudRecords"
     rounds = 40
     many = 250

@@ -18,7 +18,7 @@ import pytest
 from kinetic_orchestration.host.machine import bootstrap, bucket_records, self_delete, vm
 from kinetic_orchestration.host.view import bucket, segments
 from kinetic_orchestration.plan.declare.data import Data
-from kinetic_orchestration.platforms import agent_zip
+from kinetic_orchestration.platforms.shared import agent_zip
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.content import digest

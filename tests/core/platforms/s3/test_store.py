@@ -19,12 +19,12 @@ from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.platforms.s3 import store as s3_store
 from kinetic_orchestration.platforms.s3.store import S3Store, open_s3
 from kinetic_orchestration.protocol import names
-from tests.core.platforms.store_contract import ClientStoreContract
+from kinetic_orchestration.testing.contracts.store import StoreContract
 from tests.support.s3_server import FIRST_BUILDS, S3Server, s3, s3_server
 
 __all__ = ["s3", "s3_server"]
 
-pytestmark = FIRST_BUILDS
+pytestmark = [pytest.mark.slow, FIRST_BUILDS]
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_requests, "PATIENCE", 0.5)
 
 
-class TestS3Store(ClientStoreContract):
+class TestS3Store(StoreContract):
     rounds = 40
     many = 250
     tick = 1.0

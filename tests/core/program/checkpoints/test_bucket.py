@@ -20,7 +20,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import CheckpointError
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
-from kinetic_orchestration.platforms import agent_zip
+from kinetic_orchestration.platforms.shared import agent_zip
 from kinetic_orchestration.program.checkpoints import mirror, store
 from kinetic_orchestration.program.checkpoints.store import open_checkpoints
 from kinetic_orchestration.protocol import attempt_rules, wire

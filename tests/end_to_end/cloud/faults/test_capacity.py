@@ -10,7 +10,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import JobError, JobTimedOut
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.google import retries
-from kinetic_orchestration.platforms.google.tpu import zones
+from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.cloud.cases import changes, placements, run, told, vm, wait_running
 from tests.end_to_end.cloud.conftest import ZONES
@@ -19,8 +19,8 @@ from tests.support.waits import wait_until
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zones, "FIRST_WAIT", 0.5)
-    monkeypatch.setattr(zones, "PAUSE", 0.2)
+    monkeypatch.setattr(places, "FIRST_WAIT", 0.5)
+    monkeypatch.setattr(places, "PAUSE", 0.2)
     monkeypatch.setattr(retries, "THROTTLE", 0.3)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
-import textwrap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +21,6 @@ from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.following import actions, held_time
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.plan.values import Change, Event, JobStatus, Output
-from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import tree
 from kinetic_orchestration.testing import Emulator
@@ -39,6 +38,7 @@ from tests.end_to_end.cloud.cases import (
     wait_running,
 )
 from tests.end_to_end.cloud.conftest import ZONES
+from tests.support.faults import break_hosts
 from tests.support.waits import wait_until
 
 # Each starts machines, and several processes on each.
@@ -55,22 +55,7 @@ Break = Callable[[str], None]
 def hosts_break(monkeypatch: pytest.MonkeyPatch) -> Break:
     """Hosts from now on run these lines before all else; they know the agent's modules."""
 
-    def breaks(lines: str) -> None:
-        start = "from kinetic_orchestration.host.start import main\n"
-        before, found, after = agent_zip._MAIN.rpartition(start)
-        assert found
-        known = (
-            "import os, signal, time\n"
-            "from kinetic_orchestration.host import host\n"
-            "from kinetic_orchestration.host.attempt import outcome, peers\n"
-            "from kinetic_orchestration.host.machine import self_delete\n"
-            "from kinetic_orchestration.host.view import bucket\n"
-            "from kinetic_orchestration.protocol import attempt_rules\n"
-        )
-        broken = textwrap.indent(known + textwrap.dedent(lines), 8 * " ")
-        monkeypatch.setattr(agent_zip, "_MAIN", f"{before}{found}{broken}\n{after}")
-
-    return breaks
+    return functools.partial(break_hosts, monkeypatch)
 
 
 def verdicts(job: JobHandle[Any]) -> list[wire.Verdict]:

@@ -15,7 +15,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.handle import all_jobs
 from kinetic_orchestration.errors import JobCancelled
 from kinetic_orchestration.plan.values import JobStatus
-from kinetic_orchestration.platforms.google.tpu import zones
+from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.cloud.cases import WITHIN, run, wait_running
@@ -201,8 +201,8 @@ def test_f04_a_submitter_that_wakes_up_after_its_attempt_was_followed_by_another
         then="sleep",
     )
     assert submitters.wait_stopped(sleeper)
-    monkeypatch.setattr(zones, "FIRST_WAIT", 0.5)
-    monkeypatch.setattr(zones, "PAUSE", 0.2)
+    monkeypatch.setattr(places, "FIRST_WAIT", 0.5)
+    monkeypatch.setattr(places, "PAUSE", 0.2)
     cloud.fail("CreateQueuedResource", 13, at="provision")
     (job,) = all_jobs()
     wait_until(lambda: job.status().final)

@@ -14,12 +14,12 @@ from kinetic_orchestration.host.machine.s3 import records as s3_records
 from kinetic_orchestration.host.machine.s3 import requests as s3_requests
 from kinetic_orchestration.host.machine.s3.records import S3Records
 from kinetic_orchestration.protocol.records.base import RecordsError
-from tests.core.platforms.store_contract import StoreContract
+from kinetic_orchestration.testing.contracts.store import RecordsContract
 from tests.support.s3_server import FIRST_BUILDS, S3Server, s3, s3_server
 
 __all__ = ["s3", "s3_server"]
 
-pytestmark = FIRST_BUILDS
+pytestmark = [pytest.mark.slow, FIRST_BUILDS]
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def records(address: str) -> Iterator[S3Records]:
     opened.close()
 
 
-class TestS3Records(StoreContract):
+class TestS3Records(RecordsContract):
     opener = "kinetic_orchestration.host.machine.s3.records:S3Records"
     rounds = 40
     many = 250

@@ -12,16 +12,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from tests.core.platforms.kubernetes.scripted_server import Authority
 
 from kinetic_orchestration.errors import CredentialsError
-from kinetic_orchestration.platforms.kubernetes import answers, kubeconfig
-from kinetic_orchestration.platforms.kubernetes.access import Access, no_pair
-from kinetic_orchestration.platforms.kubernetes.answers import ApiError, Object
-from kinetic_orchestration.platforms.kubernetes.client import Api
-from tests.core.platforms.kubernetes.scripted_server import Authority
+from kinetic_orchestration.platforms.kubernetes.api import answers, kubeconfig
+from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Object
+from kinetic_orchestration.platforms.kubernetes.api.client import Api
+from kinetic_orchestration.platforms.shared.cluster_access import Access, no_pair
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.conformance, pytest.mark.slow]
+pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.turn(3)]
 
 
 @pytest.fixture

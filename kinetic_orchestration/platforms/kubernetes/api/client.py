@@ -22,13 +22,13 @@ from urllib.parse import unquote, urlencode, urlsplit
 
 from kinetic_orchestration import __version__
 from kinetic_orchestration.errors import CredentialsError
-from kinetic_orchestration.platforms.kubernetes import answers
-from kinetic_orchestration.platforms.kubernetes.access import Access, Pair
-from kinetic_orchestration.platforms.kubernetes.answers import ApiError, Object, Reply
+from kinetic_orchestration.platforms.kubernetes.api import answers
+from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Object, Reply
+from kinetic_orchestration.platforms.shared.cluster_access import Access, Pair
 
-TIMEOUT = 20.0  # for a connection, and for any part of an answer
+TIMEOUT = 20.0
 ANSWER_SECONDS = 60.0  # for the whole of it
-PATIENCE = 60.0  # no try begins later in a call
+PATIENCE = 60.0
 PAUSES: tuple[float, ...] = (0.2, 0.6, 1.8)  # before the second try and those after it
 LONGEST_PAUSE = 15.0  # that a server may ask for: of a longer one, the caller hears at once
 LARGEST = 64 << 20  # bytes of an answer: a page of 500 pods has about 5 MiB
@@ -65,10 +65,16 @@ def listening(listener: Callable[[Exchange], object]) -> Iterator[None]:
 
 
 class Api:
-    """A cluster's API server. Each verb raises ApiError, or CredentialsError if the client's identity is refused."""
+    """A cluster's API server. Each verb raises ApiError, or CredentialsError if the client's identity is refused.
 
-    def __init__(self, access: Access) -> None:
+    `timeout`: seconds for a connection, and for any part of an answer. `patience`: seconds after the first try of a
+    call in which another one begins.
+    """
+
+    def __init__(self, access: Access, *, timeout: float = TIMEOUT, patience: float = PATIENCE) -> None:
         self._access = access
+        self._timeout = timeout
+        self._patience = patience
         self._lock = threading.Lock()
         self._renewing = threading.Lock()
         self._idle: list[_Connection] = []
@@ -152,7 +158,7 @@ class Api:
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: Object | None = None
     ) -> Object:
         target = f"{path}?{urlencode(query)}" if query else path
-        deadline, pauses = time.monotonic() + PATIENCE, iter(PAUSES)
+        deadline, pauses = time.monotonic() + self._patience, iter(PAUSES)
         renewed = sought = False
         while True:
             access = self._access
@@ -225,7 +231,8 @@ class Api:
                 connection.close()
             if not isinstance(error, OSError | http.client.HTTPException):
                 raise
-            raise _unanswered(access, key, f"{method} {target.partition('?')[0]}", error) from error
+            asked = f"{method} {target.partition('?')[0]}"
+            raise _unanswered(access, key, asked, error, self._timeout) from error
         self._keep(connection)
         return reply
 
@@ -253,7 +260,7 @@ class Api:
             if self._context is None or self._context[0] != key:
                 self._context = key, _tls(access, key.pair)
             context = self._context[1]
-        return _open(access, key, context)
+        return _open(access, key, context, self._timeout)
 
 
 class _Key(NamedTuple):
@@ -321,20 +328,20 @@ class _TooSlow(TimeoutError):
     pass
 
 
-def _open(access: Access, key: _Key, context: ssl.SSLContext) -> _Connection:
+def _open(access: Access, key: _Key, context: ssl.SSLContext, timeout: float) -> _Connection:
     server = urlsplit(access.server)
     host, secure = server.hostname or "", server.scheme == "https"
     port = server.port or (443 if secure else 80)
     if access.proxy:
         proxy = urlsplit(access.proxy)
-        connection = _Connection(proxy.hostname or "", proxy.port or 80, timeout=TIMEOUT)
+        connection = _Connection(proxy.hostname or "", proxy.port or 80, timeout=timeout)
         authorization = {}
         if proxy.username is not None:
             pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
             authorization["Proxy-Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         connection.set_tunnel(f"[{host}]" if ":" in host else host, port, authorization)
     else:
-        connection = _Connection(host, port, timeout=TIMEOUT)
+        connection = _Connection(host, port, timeout=timeout)
     connection.key, connection.context = key, context if secure else None
     connection.server_name = access.server_name or host
     connection.process, connection.since, connection.is_used = os.getpid(), 0.0, False
@@ -397,14 +404,15 @@ def _not_let_in(access: Access, error: ApiError) -> CredentialsError:
     )
 
 
-def _unanswered(access: Access, key: _Key, asked: str, error: Exception) -> ApiError:
+def _unanswered(access: Access, key: _Key, asked: str, error: Exception, timeout: float) -> ApiError:
     server = f"{asked} at {access.server}"
     if isinstance(error, _TooLarge):
         return ApiError(f"{server}: {error}. Ask for less at once.", answers.UNREACHABLE)
     if isinstance(error, ssl.SSLCertVerificationError):
         return ApiError(
-            f"{access.server} is not trusted, so nothing was asked: {error.verify_message}. {_shown(access, key)}"
-            f"{access.origin} expects another. The cluster may have been created again, or its certificate renewed: "
+            f"{access.server} is not trusted, so nothing was asked: {error.verify_message}. "
+            f"{_shown(access, key, timeout)}{access.origin} expects another. The cluster may have been created again, "
+            "or its certificate renewed: "
             "write the kubeconfig anew, for GKE with 'gcloud container clusters get-credentials CLUSTER'. If neither "
             "is so, somebody else answers at this address.",
             answers.UNREACHABLE,
@@ -415,7 +423,7 @@ def _unanswered(access: Access, key: _Key, asked: str, error: Exception) -> ApiE
     elif isinstance(error, socket.gaierror):
         said = f"its name is not known here: {error.strerror}"
     elif isinstance(error, TimeoutError):
-        said = str(error) if isinstance(error, _TooSlow) else f"nothing came in {TIMEOUT:g} s"
+        said = str(error) if isinstance(error, _TooSlow) else f"nothing came in {timeout:g} s"
     else:
         said = f"{type(error).__name__}: {error}"
     by = f" through the proxy {urlsplit(access.proxy).hostname}" if access.proxy else ""
@@ -428,19 +436,19 @@ def _unanswered(access: Access, key: _Key, asked: str, error: Exception) -> ApiE
     )
 
 
-def _shown(access: Access, key: _Key) -> str:
+def _shown(access: Access, key: _Key, timeout: float) -> str:
     """A sentence on the certificate that the server shows, which nobody has checked; "" if it shows none now."""
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-        encoded = _certificate(access, key, context, binary=True)
+        encoded = _certificate(access, key, context, timeout, binary=True)
         # Python names the fields only of a certificate that it trusts: this one, at whatever time.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.load_verify_locations(cadata=encoded)
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME
-        found = _certificate(access, key, context, binary=False)
+        found = _certificate(access, key, context, timeout, binary=False)
     except (OSError, ValueError, http.client.HTTPException):
         return ""
     names = ", ".join(value for _, value in found.get("subjectAltName", ())) or "no name"
@@ -451,8 +459,8 @@ def _shown(access: Access, key: _Key) -> str:
     )
 
 
-def _certificate(access: Access, key: _Key, context: ssl.SSLContext, *, binary: bool) -> Any:
-    connection = _open(access, key, context)
+def _certificate(access: Access, key: _Key, context: ssl.SSLContext, timeout: float, *, binary: bool) -> Any:
+    connection = _open(access, key, context, timeout)
     try:
         connection.connect()
         shown: Any = connection.sock

@@ -82,6 +82,11 @@ class ApiError(KineticError):
         self.is_lost = is_lost
 
     @property
+    def is_quota(self) -> bool:
+        """True if a ResourceQuota leaves no room now, or has not been counted yet."""
+        return "exceeded quota" in self.words or "status unknown for quota" in self.words
+
+    @property
     def causes(self) -> tuple[Cause, ...]:
         found = self.details.get("causes")
         listed = found if isinstance(found, list) else []

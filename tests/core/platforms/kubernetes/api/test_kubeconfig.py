@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.errors import CredentialsError
-from kinetic_orchestration.platforms.kubernetes import exec_plugin, kubeconfig
-from kinetic_orchestration.platforms.kubernetes.access import Access, Pair
+from kinetic_orchestration.platforms.kubernetes.api import exec_plugin, kubeconfig
+from kinetic_orchestration.platforms.shared.cluster_access import Access, Pair
 
 PEM = "-----BEGIN CERTIFICATE-----\nQUJD\n-----END CERTIFICATE-----\n"
 DATA = base64.b64encode(PEM.encode()).decode()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kinetic_orchestration.errors import CredentialsError
-from kinetic_orchestration.platforms.kubernetes.access import Pair
+from kinetic_orchestration.platforms.shared.cluster_access import Pair
 from kinetic_orchestration.protocol.system import escaping
 
 SECONDS = 60.0  # for one run: a cloud's own command line may have to start, and to ask its servers

@@ -16,13 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from kinetic_orchestration import __version__
-from kinetic_orchestration.errors import CredentialsError
-from kinetic_orchestration.platforms.kubernetes import answers, client
-from kinetic_orchestration.platforms.kubernetes.access import Access, Pair
-from kinetic_orchestration.platforms.kubernetes.answers import ApiError, Cause
-from kinetic_orchestration.platforms.kubernetes.client import Api, Exchange, listening
 from tests.core.platforms.kubernetes.scripted_server import (
     Answer,
     Authority,
@@ -33,6 +26,13 @@ from tests.core.platforms.kubernetes.scripted_server import (
     serving,
     status,
 )
+
+from kinetic_orchestration import __version__
+from kinetic_orchestration.errors import CredentialsError
+from kinetic_orchestration.platforms.kubernetes.api import answers, client
+from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Cause
+from kinetic_orchestration.platforms.kubernetes.api.client import Api, Exchange, listening
+from kinetic_orchestration.platforms.shared.cluster_access import Access, Pair
 
 PODS = "/api/v1/namespaces/default/pods"
 TOO_OLD = status(410, "Expired", "The provided continue parameter is too old")
@@ -400,14 +400,14 @@ def test_an_answer_in_chunks_is_put_together(server: Server, api: Api) -> None:
     assert server.requests[0].connection == server.requests[1].connection
 
 
-def test_a_server_that_says_nothing_is_left(server: Server, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "TIMEOUT", 1.0)
+def test_a_server_that_says_nothing_is_left(server: Server, access: Access) -> None:
     late = page("late")._replace(pause=2.0)
-    server.script(late, page("a"))
-    assert names(api.list(PODS)) == ["a"]
-    monkeypatch.setattr(client, "PAUSES", ())
-    server.script(late)
-    assert "nothing came in 1 s" in str(refused(api))
+    with Api(access, timeout=1.0) as api:
+        server.script(late, page("a"))
+        assert names(api.list(PODS)) == ["a"]
+    with Api(access, timeout=1.0, patience=0.0) as hurried:
+        server.script(late)
+        assert "nothing came in 1 s" in str(refused(hurried))
 
 
 def test_an_answer_that_trickles_has_an_end(server: Server, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

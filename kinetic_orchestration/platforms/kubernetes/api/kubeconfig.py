@@ -16,11 +16,12 @@ from typing import Any, Final, NamedTuple, NoReturn
 from urllib.parse import quote, urlsplit
 
 from kinetic_orchestration.errors import CredentialsError
-from kinetic_orchestration.platforms.kubernetes.access import Access, Pair, no_pair, no_token
-from kinetic_orchestration.platforms.kubernetes.exec_plugin import ExecPlugin
+from kinetic_orchestration.platforms.kubernetes.api.exec_plugin import ExecPlugin
+from kinetic_orchestration.platforms.shared.cluster_access import Access, Pair, no_pair, no_token
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CLUSTER_INFO: Final = "client.authentication.k8s.io/exec"  # the cluster's extension for programs that give credentials
+OURS: Final = "kinetic-orchestration"  # this package's extension of a cluster
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
@@ -89,6 +90,21 @@ def load(environ: Mapping[str, str], *, path: str = "", context: str = "") -> Ac
     return _access(environ, chosen, cluster, user, name)._replace(
         find=partial(load, dict(environ), path=path, context=name)
     )
+
+
+def current(environ: Mapping[str, str]) -> str:
+    """Return the name of the current context; "" without a kubeconfig, or without a current context in it."""
+    documents = [(file, _document(file)) for file in _files(environ, "") if os.path.exists(file)]
+    return _merged(documents).current
+
+
+def noted(environ: Mapping[str, str], context: str) -> Mapping[str, Any]:
+    """Return what this package has noted about the cluster of a context, in an extension of its entry."""
+    documents = [(file, _document(file)) for file in _files(environ, "") if os.path.exists(file)]
+    merged = _merged(documents)
+    chosen = merged.contexts.get(context)
+    cluster = merged.clusters.get(chosen.text("cluster")) if chosen is not None else None
+    return {} if cluster is None else _extension(cluster, OURS)
 
 
 def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Access:
@@ -274,10 +290,18 @@ def _cluster_info(cluster: _Entry, server: str) -> dict[str, Any]:
     info |= {name: cluster.text(name) for name in ("tls-server-name", "proxy-url") if cluster.text(name)}
     if cluster.is_true("insecure-skip-tls-verify"):
         info["insecure-skip-tls-verify"] = True
-    for extension in _items(cluster.fields.get("extensions")):
-        if isinstance(extension, dict) and extension.get("name") == CLUSTER_INFO:
-            info["config"] = extension.get("extension")
+    if config := _extension(cluster, CLUSTER_INFO):
+        info["config"] = config
     return info
+
+
+def _extension(cluster: _Entry, name: str) -> Mapping[str, Any]:
+    """What a program has noted about a cluster under its own name."""
+    for extension in _items(cluster.fields.get("extensions")):
+        if isinstance(extension, dict) and extension.get("name") == name:
+            found = extension.get("extension")
+            return found if isinstance(found, dict) else {}
+    return {}
 
 
 # ---- proxies ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,109 @@
+"""A pod of a Kubernetes cluster, made for one host. It may be taken away, and has no right to ask its cluster anything.
+
+What it must know came with its manifest: its orders, the names of the other pods, and its secrets, as variables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from kinetic_orchestration.host.machine import bootstrap
+from kinetic_orchestration.host.machine.machine import Machine, Promise, Unanswered
+from kinetic_orchestration.host.machine.pod import start as pod_start
+from kinetic_orchestration.host.machine.vm import secrets_of
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.records.base import read_bounded
+from kinetic_orchestration.protocol.system.parallel import Ahead
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kinetic_orchestration.host.view.view import Records
+    from kinetic_orchestration.protocol.assignment import Assignment
+    from kinetic_orchestration.protocol.wire.task import Task
+
+COMPANY = 300.0  # seconds within which the names of all pods must have addresses
+
+
+class Pod(Machine):
+    """A pod. Its own end is its cluster's to tell: SIGTERM is the notice."""
+
+    is_own = True
+    keeps = ("TPU_",)  # by which libtpu finds its slice, from GKE; no topology of another machine can be there
+    hides = ("KUBERNETES_SERVICE_HOST", pod_start.ORDERS)  # with the first, JAX asks the cluster's API who it is
+
+    def __init__(self, at: Assignment) -> None:
+        super().__init__(at)
+        self._orders = json.loads(os.environ[pod_start.ORDERS])
+        self._kept: Ahead[dict[str, str]] | None = None
+
+    def promise(self, records: Records) -> Promise | None:
+        found = read_bounded(records, names.intent(self._at.job, self._at.attempt))
+        if found is None:
+            return None
+        try:
+            intent = wire.fields_of(found, wire.INTENT, "the intent")
+        except (wire.Unreadable, wire.Newer):  # all that a host must know came with its manifest
+            return None
+        return Promise(intent.get("affordable") or 0.0, intent["placement"].get("moved", 0))
+
+    def address(self) -> str:
+        """Return this pod's name. The pods of an emulated cluster share one machine."""
+        return super().address() if self._orders["emulated"] else self._name_of(self._at.host)
+
+    def addresses(self, task: Task) -> list[str]:
+        """Return the names of all pods, once each has an address. They are known before there is any pod."""
+        found = [self._name_of(host) for host in range(self._at.hosts)]
+        missing = found
+        for _ in bootstrap.tries(COMPANY):
+            missing = [host for host in missing if not _is_known(host)]
+            if not missing:
+                return found
+        raise Unanswered(
+            f"the cluster's DNS gave no address for {', '.join(missing[:4])} within {COMPANY:.0f} s: see that its DNS "
+            "runs and that no network policy keeps pods from it"
+        )
+
+    def begin(self, task: Task) -> None:
+        """Ask Secret Manager for the secrets that are there, on a thread."""
+        if task.secrets:
+            self._kept = Ahead(secrets_of, task.secrets)
+
+    def secrets(self, note: Callable[[str], None]) -> dict[str, str]:
+        """Return those of Secret Manager, and the variables that the manifest took from Secrets of the namespace."""
+        self._check_place()
+        try:
+            kept = {} if self._kept is None else self._kept.result()
+        except OSError as error:
+            raise Unanswered(str(error)) from None
+        return kept | {name: os.environ[name] for name in self._orders["secrets"] if name in os.environ}
+
+    def start_facts(self) -> dict[str, float | str]:
+        return {"pod": self._at.pod}
+
+    def _name_of(self, host: int) -> str:
+        name, each = self._orders["name"], self._orders["hosts_per_slice"]
+        return f"{name}-s-{host // each}-{host % each}.{name}"
+
+    def _check_place(self) -> None:
+        """Raise Unanswered if GKE gave this pod another place in its slice than the one it was started for."""
+        if (worker := os.environ.get("TPU_WORKER_ID")) is None:
+            return
+        each = self._orders["hosts_per_slice"]
+        index = self._at.host % each
+        known = os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
+        if worker != str(index) or len(known) != each:
+            raise Unanswered(
+                f"GKE made this pod worker {worker} of {len(known)} (TPU_WORKER_ID, TPU_WORKER_HOSTNAMES), and it was "
+                f"started as pod {index} of {each}: libtpu would join another slice. Nothing was run"
+            )
+
+
+def _is_known(name: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(name, None))
+    except OSError:
+        return False

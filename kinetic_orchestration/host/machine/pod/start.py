@@ -1,0 +1,143 @@
+"""First program of a pod: it fetches the agent and becomes it, or ends the attempt in the agent's place.
+
+It travels in the pod's manifest, with `bootstrap` and nothing else of this package: the standard library of Python
+3.10. It is independent of programs and of the cluster's API, for which a pod has no token. Its messages go to the pod's
+log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from kinetic_orchestration.host.machine import bootstrap
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, NoReturn
+
+ORDERS = "KINETIC_ORDERS"
+CODES = {
+    "infrastructure": 65,
+    "preemption": 66,
+    "deadline": 68,
+    "configuration": 69,
+}  # those of the wire, which is not here yet
+
+
+class Late(bootstrap.Failed):
+    """The attempt's time was over before its pods were started."""
+
+    cause = "deadline"
+
+
+class Taken(bootstrap.Failed):
+    """The cluster takes this pod away before its agent is there."""
+
+    cause = "preemption"
+
+
+def main() -> NoReturn:
+    orders = json.loads(os.environ[ORDERS])
+    host = 0
+    signal.signal(signal.SIGTERM, _end)  # the first process of a container hears only what it handles
+    try:
+        os.makedirs(bootstrap.home(), exist_ok=True)
+        host = host_number(orders)
+        if orders["deadline"] and _time(orders) > orders["deadline"]:
+            raise Late("the attempt's deadline passed before this pod was started")
+        agent = bootstrap.unpacked(_fetch(orders))
+        what = f"host {host} of {orders['hosts']} of {orders['job']}, attempt {orders['attempt']}"
+        bootstrap.say(f"this is {what}; the agent is here")
+        _become(agent, orders, host)
+    except Exception as error:  # it is taken away, no room, no store, orders of a later version
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        reason = str(error) if isinstance(error, (bootstrap.Failed, OSError)) else f"{type(error).__name__}: {error}"
+        bootstrap.say(reason)
+        cause = getattr(error, "cause", bootstrap.Failed.cause)
+        _abort(orders, host, f"host {host} {bootstrap.Failed.what}: {reason}", cause)
+        if isinstance(error, bootstrap.Changed):  # else it would never be sent again
+            _forget_agent(orders)
+        sys.exit(CODES[cause])
+
+
+def _end(_number: int, _frame: object) -> None:
+    raise Taken("it received SIGTERM, before its agent was there")
+
+
+def echo(line: bytes) -> None:
+    """Write to the pod's log, unless that would take time: it is for people, and the store has it all."""
+    try:
+        os.set_blocking(1, False)
+        os.write(1, line)
+    except OSError:  # nobody reads it
+        pass
+
+
+def host_number(orders: Mapping[str, Any]) -> int:
+    """Return this pod's number among all hosts, counted through the slices."""
+    return int(os.environ["KINETIC_SLICE"]) * int(orders["hosts_per_slice"]) + int(os.environ["JOB_COMPLETION_INDEX"])
+
+
+# ---- the store, in Cloud Storage or on S3 ----------------------------------------------------------------------
+
+
+def _on_s3(orders: Mapping[str, Any]) -> Any:
+    """Return the records of a store on S3; None for one in Cloud Storage, which `bootstrap` reads."""
+    if not orders["store"].startswith("s3://"):
+        return None
+    from kinetic_orchestration.host.machine.s3.records import S3Records
+
+    return S3Records(orders["store"])
+
+
+def _agent_of(orders: Mapping[str, Any]) -> str:
+    return f"blobs/{orders['agent'][:2]}/{orders['agent']}"
+
+
+def _time(orders: Mapping[str, Any]) -> float:
+    records = _on_s3(orders)
+    return float(records.now()) if records is not None else bootstrap.store_time()
+
+
+def _fetch(orders: Mapping[str, Any]) -> str:
+    records = _on_s3(orders)
+    if records is None:
+        return bootstrap.fetch(orders["store"], orders["agent"])
+
+    def read() -> bootstrap.Reply:
+        found = records.read(_agent_of(orders), limit=bootstrap.LARGEST)
+        return bootstrap.Reply(404, {}, b"it is not there") if found is None else bootstrap.Reply(200, {}, found.data)
+
+    return bootstrap.fetch(orders["store"], orders["agent"], read)
+
+
+def _abort(orders: Mapping[str, Any], host: int, reason: str, cause: str) -> None:
+    records = _on_s3(orders)
+    if records is None:
+        bootstrap.abort(orders, host, reason, cause)
+    else:
+        records.create(bootstrap.verdict_name(orders), bootstrap.verdict(orders, host, reason, cause))
+
+
+def _forget_agent(orders: Mapping[str, Any]) -> None:
+    records = _on_s3(orders)
+    if records is None:
+        bootstrap.request("DELETE", bootstrap.blob(orders["store"], orders["agent"]), patience=10.0)
+    else:
+        records.delete(_agent_of(orders))
+
+
+def _become(agent: str, orders: Mapping[str, Any], host: int) -> NoReturn:
+    """Replace this process by the agent, which reads its secrets from standard input."""
+    pod = os.environ["KINETIC_POD"]
+    words = [*bootstrap.agent_arguments({**orders, "resource": ""}, host), f"pod={pod}"]
+    private, end = os.pipe()
+    os.write(end, json.dumps({"seal": {"key": orders["key"]}} if orders.get("key") else {}).encode())
+    os.close(end)
+    os.dup2(private, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until its processes handle it: nobody sends it twice
+    os.execv(sys.executable, [sys.executable, "-I", agent, *words])

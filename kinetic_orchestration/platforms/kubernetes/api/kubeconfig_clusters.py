@@ -1,0 +1,24 @@
+"""The clusters of this machine's kubeconfig, by the names of its contexts, and the one in which this process runs."""
+
+from __future__ import annotations
+
+from kinetic_orchestration.platforms.kubernetes.api import kubeconfig
+from kinetic_orchestration.platforms.shared.cluster_access import Access
+from kinetic_orchestration.protocol.system import copies
+
+IN_CLUSTER = "in-cluster"
+
+
+class KubeconfigClusters:
+    def place(self, cluster: str, namespace: str) -> str:
+        context = cluster or kubeconfig.current(copies.environ()) or IN_CLUSTER
+        return f"{context}/{namespace or self.access(context).namespace}"
+
+    def emulated(self, cluster: str) -> bool:
+        return kubeconfig.noted(copies.environ(), cluster).get("emulated") in (True, "true")
+
+    def access(self, cluster: str) -> Access:
+        environ = copies.environ()
+        if cluster == IN_CLUSTER:
+            return kubeconfig.in_cluster(environ)
+        return kubeconfig.load(environ, context=cluster)

@@ -1,0 +1,467 @@
+"""Hosts as pods of a Kubernetes cluster, one JobSet for an attempt: the verbs, each bounded and idempotent.
+
+`manifest` has what is created, `states` and `waiting` interpret what is seen, `client` makes the calls. This module
+only joins them. It knows no records of a job, and no clock but the one by which it waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from kinetic_orchestration.errors import (
+    BackendError,
+    CredentialsError,
+    KineticError,
+    UnknownAccelerator,
+    UsageError,
+)
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.hardware import accelerators, nodes
+from kinetic_orchestration.plan.hardware.accelerators import Slice
+from kinetic_orchestration.plan.values import GONE, UNKNOWN, Freed, Observation, Past, Plan
+from kinetic_orchestration.platforms.backend import RateLimit, Submission
+from kinetic_orchestration.platforms.kubernetes import gke, manifest, preflight, states, waiting
+from kinetic_orchestration.platforms.kubernetes.api import answers
+from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
+from kinetic_orchestration.platforms.kubernetes.api.client import Api
+from kinetic_orchestration.platforms.kubernetes.states import Seen
+from kinetic_orchestration.platforms.kubernetes.waiting import Wanted
+from kinetic_orchestration.platforms.shared import ownership, places
+from kinetic_orchestration.platforms.shared.cluster_access import Clusters
+from kinetic_orchestration.platforms.shared.findings import Finding
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.system.parallel import REQUESTS
+
+Object = Mapping[str, Any]
+
+EVENTS_SECONDS = 5.0  # events and positions are read no more often: they only explain
+NO_CLUSTER = "no cluster is known: name a context of the kubeconfig with cluster= or KINETIC_CLUSTER"
+JOBSET = "jobset.sigs.k8s.io/jobset-name"  # label of all that a JobSet makes
+
+
+class Vault(Protocol):
+    """Where the secrets of jobs are kept, other than in their cluster."""
+
+    def keep(self, asked: Submission) -> None: ...
+    def secrets(self) -> Iterable[tuple[str, str]]: ...
+    def forget(self, secret: str, job_id: str) -> bool: ...
+
+
+class KubernetesBackend:
+    charges = shared = True
+    parallel = REQUESTS
+
+    def __init__(
+        self, settings: Settings, clusters: Clusters, vault: Vault | None = None, kind: str = "kubernetes"
+    ) -> None:
+        """`vault`: None for Secrets of the cluster that go with their JobSets."""
+        self.kind = kind
+        self._settings = settings
+        self._clusters = clusters
+        self._vault = vault
+        self._mark = names.mark(settings.store, settings.deployment)
+        self._apis: dict[str, Api] = {}
+        self._opening = threading.Lock()
+        self._since: dict[tuple[str, str], float] = {}  # a set and why it waits → when that was first seen
+        weakref.finalize(self, _close, self._apis)
+        # A place and which of its events → when they were read, and they.
+        self._explained: dict[tuple[str, str], tuple[float, list[Object]]] = {}
+
+    # ---- before the create call
+
+    def resolve(self, plan: Plan) -> Plan:
+        """Name the clusters and namespaces that only this machine's configuration knows."""
+        return replace(plan, zones=tuple(self._clusters.place(*_parts(place)) for place in plan.zones))
+
+    def check(self, plan: Plan) -> None:
+        node = nodes.node(plan.slice)
+        for text in plan.cloud["tolerations"]:
+            manifest.toleration(text)
+        if plan.slices > 1 and node.resource != nodes.TPU:
+            raise UsageError(f"num_slices is {plan.slices}, and only slices of TPUs are joined: leave it out")
+        if plan.cloud["priority_class"] and not plan.cloud["queue"]:
+            raise UsageError("a priority_class orders the jobs of a queue: name one with cloud=Kubernetes(queue=…)")
+        if not self._settings.signing_key and not self._settings.trust_store:
+            raise UsageError(
+                "pods cannot prove who they are, as VMs of Google can, so what they return is read only with a key: "
+                "set KINETIC_SIGNING_KEY to a secret of 16 characters or more, the same for all processes of this "
+                "deployment: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+            )
+        places.first(plan.zones, NO_CLUSTER)
+
+    def require(self, plan: Plan) -> None:
+        preflight.require(plan, self._hurried)
+
+    def examine(self, plan: Plan) -> Iterator[Finding]:
+        """Run all checks of every place that a plan names, for `doctor`."""
+        for place in plan.zones:
+            yield from preflight.examine(plan, place, self._hurried)
+
+    def _hurried(self, cluster: str) -> Api:
+        return Api(self._clusters.access(cluster), timeout=preflight.HURRY, patience=preflight.HURRY)
+
+    def prepare(self) -> None:
+        """There is no library to load."""
+
+    def emulates(self, slice_: Slice) -> bool:
+        try:
+            return self._clusters.emulated(_parts(self.usual_place())[0])
+        except KineticError:
+            return False
+
+    def dry_run(self, plan: Plan) -> str:
+        """Return the JobSet of the first attempt as YAML."""
+        placement = self.place(plan, "job-000000000000", 1)
+        shown = manifest.shown(preflight.rendered(plan, placement))
+        return f"the JobSet that is created in {placement['zone']}\n{shown}"
+
+    def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
+        choice = places.first(plan.zones, NO_CLUSTER)
+        if previous is not None:
+            gone = (previous.placement["zone"],) if waiting.NEVER in previous.reason else ()
+            seed, refusal = f"{job_id}-{attempt}", places.Refusal(gone=gone)
+            choice = places.following(plan.zones, previous, seed, refusal, patience=plan.zone_patience)
+        return {
+            "backend": self.kind,
+            "zone": choice.place,
+            "name": names.slice_of(plan.store, plan.deployment, job_id, attempt),
+            "hosts": plan.hosts,
+            "slices": plan.slices,
+            **places.history(choice, previous),
+        }
+
+    # ---- the create call
+
+    def submit(self, asked: Submission) -> str:
+        placement = asked.intent.placement
+        if self._vault is not None:
+            self._vault.keep(asked)
+        api, where = self._api(placement), _namespace(placement)
+        try:
+            made = api.create(_jobsets(where), manifest.render(asked))
+        except ApiError as error:
+            if error.kind == answers.EXISTS:
+                made = api.get(f"{_jobsets(where)}/{placement['name']}")
+                _adopt(made, asked)
+            elif error.kind in (answers.BUSY, answers.UNREACHABLE):
+                return f"waiting: {error}"
+            else:
+                raise _refused(error, placement) from error
+        if self._vault is None and (kept := manifest.secret(asked, made["metadata"]["uid"])) is not None:
+            try:
+                api.create(f"/api/v1/namespaces/{where}/secrets", kept)
+            except ApiError as error:
+                if error.kind in (answers.BUSY, answers.UNREACHABLE):
+                    return f"waiting: {error}"
+                if error.kind != answers.EXISTS:
+                    raise _refused(error, placement) from error
+        return ""
+
+    # ---- observing
+
+    def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
+        """One list of JobSets and one of pods for each namespace, however many placements."""
+        groups: dict[str, list[int]] = {}
+        for index, placement in enumerate(placements):
+            groups.setdefault(placement["zone"], []).append(index)
+        seen: dict[int, Observation] = {}
+        for indices in groups.values():
+            mine = [placements[index] for index in indices]
+            try:
+                seen.update(zip(indices, self._observe(mine), strict=True))
+            except (ApiError, CredentialsError) as error:
+                refused = _cause(error) if isinstance(error, ApiError) and error.kind in _FINAL else ""
+                seen.update((index, Observation(UNKNOWN, str(error), refused)) for index in indices)
+        return [seen[index] for index in range(len(placements))]
+
+    def _observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
+        api, where = self._api(placements[0]), _namespace(placements[0])
+        labels = f"{ownership.MARK}={self._mark}"
+        if len(placements) == 1:
+            labels += f",{JOBSET}={placements[0]['name']}"
+            sets = list(filter(None, [_find(api, f"{_jobsets(where)}/{placements[0]['name']}")]))
+        else:
+            sets = list(api.list(_jobsets(where), labels=f"{ownership.MARK}={self._mark}"))
+        named = {found["metadata"]["name"]: found for found in sets}
+        pods: dict[str, list[Object]] = {}
+        for pod in api.list(f"/api/v1/namespaces/{where}/pods", labels=labels):
+            pods.setdefault(pod["metadata"]["labels"].get(JOBSET, ""), []).append(pod)
+        seen = {
+            placement["name"]: Seen(named.get(placement["name"]), pods.get(placement["name"], ()))
+            for placement in placements
+        }
+        self._read_jobs(api, where, seen)
+        self._read_queue(api, where, seen)
+        self._read_events(api, where, seen, placements)
+        return [self._judge(placement, seen[placement["name"]]) for placement in placements]
+
+    def _judge(self, placement: Mapping[str, Any], seen: Seen) -> Observation:
+        judged = states.judge(placement, seen, _wanted(placement, seen))
+        name = placement["name"]
+        if judged.why is None or not judged.why.cause:
+            for key in [key for key in self._since if key[0] == name]:
+                del self._since[key]
+            return judged.observation
+        key, now = (name, judged.why.cause), time.monotonic()
+        if now - self._since.setdefault(key, now) < judged.why.patience:
+            return judged.observation
+        return judged.observation._replace(state=GONE, cause=judged.why.cause)
+
+    def _read_jobs(self, api: Api, where: str, seen: dict[str, Seen]) -> None:
+        """The Jobs of sets that have failed: only their conditions tell of what."""
+        failed = [name for name, one in seen.items() if one.set is not None and waiting.condition(one.set, "Failed")]
+        for name in failed:
+            jobs = api.list(f"/apis/batch/v1/namespaces/{where}/jobs", labels=f"{JOBSET}={name}")
+            seen[name] = seen[name]._replace(jobs=jobs)
+
+    def _read_queue(self, api: Api, where: str, seen: dict[str, Seen]) -> None:
+        """The workloads of suspended sets, and their places in the queue where these are shown."""
+        held = {name: one.set for name, one in seen.items() if one.set is not None and one.set["spec"].get("suspend")}
+        if not held:
+            return
+        by_uid = {found["metadata"]["uid"]: name for name, found in held.items()}
+        try:
+            workloads = api.list(f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{where}/workloads")
+        except ApiError as error:
+            if error.kind not in (answers.UNSERVED, answers.FORBIDDEN):
+                raise
+            return  # without Kueue, or the right to read from it, only the suspension is known
+        positions = self._positions(api, where, workloads, by_uid)
+        for workload in workloads:
+            for owner in workload["metadata"].get("ownerReferences", ()):
+                if (name := by_uid.get(owner.get("uid"))) is not None:
+                    position = positions.get(workload["metadata"]["name"])
+                    seen[name] = seen[name]._replace(workload=workload, position=position)
+
+    def _positions(self, api: Api, where: str, workloads: Sequence[Object], ours: Mapping[str, str]) -> dict[str, int]:
+        queues = {
+            workload["spec"].get("queueName", "")
+            for workload in workloads
+            if any(owner.get("uid") in ours for owner in workload["metadata"].get("ownerReferences", ()))
+        }
+        found: dict[str, int] = {}
+        for queue in filter(None, queues):
+            path = f"/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/{where}/localqueues/{queue}/pendingworkloads"
+            try:
+                pending = api.get(path).get("items", ())
+            except ApiError:  # it is not shown, or not to us
+                continue
+            found |= {one["metadata"]["name"]: int(one.get("positionInLocalQueue", 0)) + 1 for one in pending}
+        return found
+
+    def _read_events(
+        self, api: Api, where: str, seen: dict[str, Seen], placements: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """What keeps controllers from creating pods, of sets that lack some, and what autoscalers do for the others."""
+        lacking = [
+            placement
+            for placement in placements
+            if (one := seen[placement["name"]]).set is not None
+            and not one.set["spec"].get("suspend")
+            and not waiting.condition(one.set, "Failed")
+            and (len(one.pods) < placement["hosts"] or any(map(waiting.is_unscheduled, one.pods)))
+        ]
+        if not lacking:
+            return
+        fields = list(_CREATION)
+        if any(waiting.is_unscheduled(pod) for placement in lacking for pod in seen[placement["name"]].pods):
+            fields.append(_AUTOSCALER)
+        events = [event for field in fields for event in self._events(api, where, lacking[0]["zone"], field)]
+        for placement in lacking:
+            name = placement["name"]
+            own = [event for event in events if _is_about(event, name)]
+            seen[name] = seen[name]._replace(events=own)
+
+    def _events(self, api: Api, where: str, place: str, field: str) -> list[Object]:
+        """The events of a namespace with this field, as read in the last seconds; none without the right to."""
+        read, events = self._explained.get((place, field), (0.0, []))
+        if not read or time.monotonic() - read > EVENTS_SECONDS:
+            try:
+                events = list(api.list(f"/api/v1/namespaces/{where}/events", fields=field))
+            except ApiError as error:
+                if error.kind != answers.FORBIDDEN:
+                    raise
+                events = []
+            self._explained[place, field] = (time.monotonic(), events)
+        return events
+
+    def rate_limit(self, placement: Mapping[str, Any]) -> RateLimit | None:
+        return None
+
+    def names_place(self, placement: Mapping[str, Any]) -> bool:
+        cluster, namespace = _parts(str(placement.get("zone", "")))
+        try:
+            return bool(namespace) and self._clusters.access(cluster) is not None
+        except KineticError:
+            return False
+
+    def cancel(self, placement: Mapping[str, Any]) -> None:
+        """Hosts see the cancel record by themselves; what waits in a queue is released once the attempt is closed."""
+
+    # ---- release
+
+    def release(self, placement: Mapping[str, Any]) -> Freed:
+        """Gone is what has neither a JobSet nor a pod. Under way: a deletion that the cluster has accepted."""
+        try:
+            api, where = self._api(placement), _namespace(placement)
+            found = _find(api, f"{_jobsets(where)}/{placement['name']}")
+            if found is not None and not self._is_ours(found):
+                return Freed.DONE  # another owner's set of this name: this placement was never created
+            if found is not None and not found["metadata"].get("deletionTimestamp"):
+                try:
+                    api.delete(f"{_jobsets(where)}/{placement['name']}", uid=found["metadata"]["uid"])
+                except ApiError as error:
+                    if error.kind not in (answers.ABSENT, answers.CONFLICT):
+                        return Freed.REFUSED
+            labels = f"{ownership.MARK}={self._mark},{JOBSET}={placement['name']}"
+            left = api.list(f"/api/v1/namespaces/{where}/pods", labels=labels)
+            return Freed.UNDER_WAY if found is not None or left else Freed.DONE
+        except (ApiError, CredentialsError):
+            return Freed.REFUSED
+
+    def leftovers(self) -> Iterator[dict[str, Any]]:
+        """All JobSets of this deployment, in each namespace that this process's settings name."""
+        for place in [self.usual_place()]:
+            api, where = self._api({"zone": place}), _parts(place)[1]
+            try:
+                sets = api.list(_jobsets(where), labels=f"{ownership.MARK}={self._mark}")
+            except (ApiError, CredentialsError) as error:
+                yield {"zone": place, "unread": str(error)}
+                continue
+            for found in sets:
+                owned = ownership.owned(found["metadata"].get("labels", {}))
+                if owned is not None and self._is_ours(found):
+                    yield self._leftover(place, found, owned)
+
+    def _leftover(self, place: str, found: Object, owned: ownership.Owned) -> dict[str, Any]:
+        metadata = found["metadata"]
+        state = "DELETING" if metadata.get("deletionTimestamp") else found.get("status", {}).get("terminalState", "")
+        return {
+            "backend": self.kind, "zone": place, "name": metadata["name"], "hosts": _hosts(found),
+            "slices": int(metadata["labels"].get(ownership.SLICES, "1")), "job": owned.job, "attempt": owned.attempt,
+            "created": states.seconds(metadata.get("creationTimestamp")), "expires": owned.expires,
+            "state": state or "ACTIVE", "deployment": owned.deployment,
+        }  # fmt: skip
+
+    def _is_ours(self, found: Object) -> bool:
+        """Return True if this deployment gives that name to the job and attempt in the labels."""
+        owned = ownership.owned(found["metadata"].get("labels", {}))
+        name = found["metadata"]["name"]
+        settings = self._settings
+        return owned is not None and name == names.slice_of(
+            settings.store, settings.deployment, owned.job, owned.attempt
+        )
+
+    def secrets(self) -> Iterable[tuple[str, str]]:
+        """Return those in the vault: a Secret of the cluster goes with its JobSet."""
+        return () if self._vault is None else self._vault.secrets()
+
+    def forget(self, secret: str, job_id: str) -> bool:
+        return self._vault is None or self._vault.forget(secret, job_id)
+
+    # ---- clusters
+
+    def usual_place(self) -> str:
+        """Return where jobs run that name no cluster: CLUSTER/NAMESPACE."""
+        return self._clusters.place(self._settings.cluster, self._settings.namespace)
+
+    def _api(self, placement: Mapping[str, Any]) -> Api:
+        cluster = _parts(placement["zone"])[0]
+        with self._opening:
+            if cluster not in self._apis:
+                self._apis[cluster] = Api(self._clusters.access(cluster))
+            return self._apis[cluster]
+
+
+_CREATION = ("reason=FailedCreate", "reason=JobCreationFailed")  # events of the controllers of Jobs and of JobSets
+_AUTOSCALER = "source=cluster-autoscaler"
+_FINAL = (answers.FORBIDDEN, answers.UNSERVED, answers.INVALID)
+
+
+def _close(apis: Mapping[str, Api]) -> None:
+    for api in apis.values():
+        api.close()
+
+
+def _parts(place: str) -> tuple[str, str]:
+    cluster, _, namespace = place.rpartition("/")
+    return cluster, namespace
+
+
+def _namespace(placement: Mapping[str, Any]) -> str:
+    return _parts(placement["zone"])[1]
+
+
+def _jobsets(namespace: str) -> str:
+    return f"/apis/{manifest.API}/namespaces/{namespace}/jobsets"
+
+
+def _find(api: Api, path: str) -> Object | None:
+    try:
+        return api.get(path)
+    except ApiError as error:
+        if error.kind != answers.ABSENT:
+            raise
+        return None
+
+
+def _hosts(found: Object) -> int:
+    """Return the number of pods that a set is to have."""
+    each = found["spec"]["replicatedJobs"]
+    return sum(int(one.get("replicas", 1)) * int(one["template"]["spec"].get("parallelism", 1)) for one in each)
+
+
+def _is_about(event: Object, name: str) -> bool:
+    about = str(event.get("involvedObject", {}).get("name", ""))
+    return about == name or about.startswith(f"{name}-{manifest.SLICES}-")
+
+
+def _wanted(placement: Mapping[str, Any], seen: Seen) -> Wanted:
+    """Return what a set's pods ask of their nodes, for users."""
+    if seen.set is None:
+        return Wanted()
+    labels = manifest.wanted(seen.set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"])
+    try:
+        slice_ = accelerators.parse(seen.set["metadata"].get("annotations", {}).get(manifest.ACCELERATOR, ""))
+    except UnknownAccelerator:  # of a later version
+        return Wanted(labels)
+    command = gke.pool_command(slice_, placement["zone"])
+    return Wanted(labels, f"make a pool of such nodes with: {command}" if command else "")
+
+
+def _adopt(found: Object, asked: Submission) -> None:
+    """Accept an existing set as the requested one, if its labels match."""
+    metadata = found["metadata"]
+    owned = ownership.owned(metadata.get("labels", {}))
+    wanted = asked.job_id, asked.intent.attempt, asked.spec_digest[:20]
+    if owned is not None and (owned.job, owned.attempt, owned.spec) == wanted:
+        return
+    whose = f"job {owned.job}, attempt {owned.attempt}" if owned is not None else "somebody else, without our labels"
+    raise BackendError(
+        f"the JobSet {metadata['name']} exists already and belongs to {whose}: look at it with kubectl describe jobset "
+        f"{metadata['name']} -n {metadata.get('namespace', '')}, and delete it if nobody needs it",
+        wire.CONFIGURATION,
+    )
+
+
+def _cause(error: ApiError) -> str:
+    return wire.QUOTA if error.is_quota else wire.CONFIGURATION
+
+
+def _refused(error: ApiError, placement: Mapping[str, Any]) -> BackendError:
+    """Return the refusal of a create call, with what helps."""
+    where, advice = placement["zone"], ""
+    if error.kind == answers.UNSERVED:
+        advice = (
+            f" The cluster has no JobSet controller, which starts the pods of a slice together. {preflight.INSTALL}"
+        )
+    elif error.kind == answers.ABSENT or "because it is being terminated" in error.words:
+        advice = " See 'kubectl get namespaces', and name one with namespace= or KINETIC_NAMESPACE"
+    elif error.kind == answers.FORBIDDEN and not error.is_quota:
+        advice = " 'ko doctor --role user:NAME' prints the Role that is needed"
+    return BackendError(f"{where}: {error}{advice}", _cause(error))

@@ -1,0 +1,172 @@
+"""What an attempt's JobSet, Jobs and pods mean for it: pure.
+
+Kubernetes tells less than one would think: the pods of a set that has failed are gone, a pod that a person deleted
+looks like one that crashed, and a node that is lost looks well for minutes. What hosts say in the store comes first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from kinetic_orchestration.plan.values import ABSENT, GONE, PARTIAL, PRESENT, PROVISIONING, QUEUED, WOUNDED, Observation
+from kinetic_orchestration.platforms.kubernetes import waiting
+from kinetic_orchestration.platforms.kubernetes.api.answers import escaped
+from kinetic_orchestration.platforms.kubernetes.waiting import Wanted, Why, condition
+from kinetic_orchestration.protocol import wire
+
+Object = Mapping[str, Any]
+
+_CODES = {code: cause for cause, code in wire.EXIT_CODES.items()}
+_EXIT = re.compile(r"failed with exit code (\d+)")
+_RULE = re.compile(r" matching FailJob rule at index \d+")
+_DISRUPTED = "has condition DisruptionTarget"
+_DISK = "the job and its environment may need more disk than the node has: a pool with a larger one (--disk-size) helps"
+# The reason of a pod that its node ended, and the cause: the first pod of a set to fail is left.
+_ENDED = {
+    "DeadlineExceeded": wire.DEADLINE,
+    "Evicted": wire.INFRASTRUCTURE,
+    "NodeLost": wire.INFRASTRUCTURE,
+    **dict.fromkeys(("Terminated", "NodeShutdown"), wire.PREEMPTION),
+}
+
+
+class Seen(NamedTuple):
+    """All that was read of one placement."""
+
+    set: Object | None
+    pods: Sequence[Object] = ()
+    jobs: Sequence[Object] = ()  # read only of a set that has failed
+    workload: Object | None = None  # Kueue's, of a set that is suspended
+    events: Sequence[Object] = ()  # of controllers about its Jobs and itself, of an autoscaler about its pods
+    position: int | None = None  # in the queue, from 1
+
+
+class Judged(NamedTuple):
+    """An observation, and why hosts are waited for, if they are."""
+
+    observation: Observation
+    why: Why | None = None
+
+
+def judge(placement: Mapping[str, Any], seen: Seen, wanted: Wanted = Wanted()) -> Judged:  # noqa: B008 - frozen
+    """Return what was seen of a placement. `wanted`: what its pods ask of their nodes, for users."""
+    hint = f"kubectl describe jobset {placement['name']} -n {namespace_of(placement)}"
+    if seen.set is None:
+        if any(map(_is_alive, seen.pods)):
+            return Judged(Observation(PRESENT, "its JobSet was deleted, and its pods are ending", hint=hint))
+        return Judged(Observation(ABSENT, hint="nobody of this job deleted it: ask the cluster's audit log"))
+    began = (seconds(pod.get("status", {}).get("startTime")) for pod in seen.pods)
+    charged = min(filter(None, began), default=0.0)
+    failed = condition(seen.set, "Failed")
+    if failed is not None and is_true(failed):
+        return Judged(Observation(GONE, *_death(failed, seen), charged=charged))
+    if is_true(condition(seen.set, "Completed")):
+        return Judged(Observation(GONE, "all its pods have ended", charged=charged))
+    judged = _held(placement, seen, wanted) if seen.set["spec"].get("suspend") else _begun(placement, seen, wanted)
+    return Judged(judged.observation._replace(charged=charged, hint=hint), judged.why)
+
+
+def _held(placement: Mapping[str, Any], seen: Seen, wanted: Wanted) -> Judged:
+    why = waiting.of_workload(seen.workload, seen.position, wanted)
+    return Judged(Observation(QUEUED, f"{placement['zone']}: {why.message}"), why)
+
+
+def _begun(placement: Mapping[str, Any], seen: Seen, wanted: Wanted) -> Judged:
+    if dead := [pod for pod in seen.pods if _phase(pod) == "Failed"]:
+        return Judged(Observation(WOUNDED, *_fate(dead[0])))
+    alive = [pod for pod in seen.pods if _phase(pod) in ("Running", "Succeeded")]
+    if len(alive) >= placement["hosts"]:
+        return Judged(Observation(PRESENT))
+    pending = [pod for pod in seen.pods if _phase(pod) == "Pending"]
+    if any(_lacks_secret(pod, placement["name"]) for pod in pending):  # its submitter died in between
+        return Judged(Observation(PARTIAL, "the pods wait for the Secret of their set, which is made once more"))
+    why = waiting.of_set(pending, seen.events, wanted)
+    state = PROVISIONING if alive or any(map(_has_node, pending)) else QUEUED
+    counted = f"{placement['zone']}: {len(alive)} of {placement['hosts']} pods run"
+    return Judged(Observation(state, f"{counted}; {why.message}" if why else counted), why)
+
+
+def is_true(found: Object | None) -> bool:
+    """Return True if there is such a condition and it holds."""
+    return found is not None and found.get("status") == "True"
+
+
+def namespace_of(placement: Mapping[str, Any]) -> str:
+    return str(placement["zone"]).rpartition("/")[2]
+
+
+def _death(failed: Object, seen: Seen) -> tuple[str, str]:
+    """Return what a set died of, and its cause. A pod that is left says most, then a Job, then the set."""
+    told = next((found for job in seen.jobs if (found := condition(job, "Failed")) is not None), failed)
+    said = _RULE.sub("", escaped(told.get("message")))
+    if (known := _of_left(seen.pods, said)) is not None:
+        return known
+    if _DISRUPTED in said:
+        return f"a pod was taken away{_by_whom(seen.pods)}: {said}", wire.PREEMPTION
+    if told.get("reason") == "DeadlineExceeded":
+        return said, wire.DEADLINE
+    match = _EXIT.search(said)
+    if match is not None and (cause := _CODES.get(int(match[1]))) is not None:
+        return said, cause
+    return f"a pod died or was deleted, of which Kubernetes tells no more: {said}", wire.INFRASTRUCTURE
+
+
+def _of_left(pods: Sequence[Object], said: str) -> tuple[str, str] | None:
+    """Return what a pod that is left says of its own end, and the cause; None if it says nothing."""
+    if any(state.get("reason") == "OOMKilled" for pod in pods for state in _terminated(pod)):
+        return f"the node ended a pod that took more memory than there is (OOMKilled): {said}", wire.USER
+    for pod in pods:
+        status = pod.get("status", {})
+        reason, words = str(status.get("reason", "")), escaped(status.get("message")).rstrip(". ")
+        if reason in _ENDED:
+            advice = f"; {_DISK}" if "storage" in words else ""
+            return f"pod {pod['metadata']['name']} ended ({reason}): {words}{advice}", _ENDED[reason]
+    return None
+
+
+def _by_whom(pods: Sequence[Object]) -> str:
+    """Who took a pod away, where it is still there to say so."""
+    told = [found for pod in pods if is_true(found := condition(pod, "DisruptionTarget")) and found is not None]
+    return f" ({told[0].get('reason', '')}: {escaped(told[0].get('message')).rstrip('. ')})" if told else ""
+
+
+def _fate(pod: Object) -> tuple[str, str]:
+    """Return what a pod died of whose set goes on, and its cause."""
+    code = next((int(state.get("exitCode", 0)) for state in _terminated(pod)), 0)
+    said = f"pod {pod['metadata']['name']} died with exit code {code}"
+    if (known := _of_left([pod], said)) is not None:
+        return known
+    if by := _by_whom([pod]):
+        return f"{said}, as it was taken away{by}", wire.PREEMPTION
+    return said, _CODES.get(code, wire.INFRASTRUCTURE)
+
+
+def _lacks_secret(pod: Object, name: str) -> bool:
+    """Return True if a pod waits for the Secret that is made with its set."""
+    waits = (one.get("state", {}).get("waiting", {}) for one in pod.get("status", {}).get("containerStatuses", ()))
+    return any(f'secret "{name}" not found' in one.get("message", "") for one in waits)
+
+
+def _terminated(pod: Object) -> list[Object]:
+    containers = pod.get("status", {}).get("containerStatuses", ())
+    return [state for one in containers if (state := one.get("state", {}).get("terminated"))]
+
+
+def _phase(pod: Object) -> str:
+    return str(pod.get("status", {}).get("phase", ""))
+
+
+def _is_alive(pod: Object) -> bool:
+    return _phase(pod) not in ("Succeeded", "Failed")
+
+
+def _has_node(pod: Object) -> bool:
+    return bool(pod.get("spec", {}).get("nodeName"))
+
+
+def seconds(moment: str | None) -> float:
+    """Return a time of the API as seconds; 0 for none."""
+    return datetime.fromisoformat(moment).timestamp() if moment else 0.0

@@ -1,0 +1,157 @@
+"""Manifests and reasons on a real control plane: it takes every manifest, and says what the tables of reasons know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.cloud import Kubernetes
+from kinetic_orchestration.plan.values import GONE, QUEUED, Observation, Plan
+from kinetic_orchestration.platforms.backend import Submission
+from kinetic_orchestration.platforms.kubernetes import backend as kubernetes
+from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
+from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
+from kinetic_orchestration.protocol import wire
+from tests.core.platforms.kubernetes import attempts
+from tests.core.platforms.kubernetes.attempts import attempt_of, job_of, plan_of, pod_of, rendered
+from tests.support.kubernetes.api import Object
+from tests.support.kubernetes.control_plane import ControlPlane
+from tests.support.kubernetes.fixtures import CONFORMANCE
+from tests.support.kubernetes.nodes import KILLED, Nodes, tpu_pool
+from tests.support.waits import wait_until
+
+pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(1)]
+
+DRY = "?dryRun=All&fieldValidation=Strict"
+FOREVER = "import time; time.sleep(600)"  # deaf to SIGTERM, as any first process without a handler
+JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
+
+
+def test_every_manifest_is_taken_with_its_jobs_and_pods(plane: ControlPlane, namespace: str) -> None:
+    """By the server, and by the webhooks of JobSet and Kueue. Strictly: it knows every field."""
+    plane.api.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "trainer"}})
+    for plan in attempts.ALL:
+        plane.api.create(f"{JOBSETS}/namespaces/{namespace}/jobsets{DRY}", rendered(plan))
+    for plan in attempts.CASES.values():
+        jobset = rendered(plan, secrets={"TOKEN": "x"})
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": job_of(jobset)}
+        plane.api.create(f"/apis/batch/v1/namespaces/{namespace}/jobs{DRY}", job)
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod_of(jobset)}
+        plane.api.create(f"/api/v1/namespaces/{namespace}/pods{DRY}", pod)
+
+
+class Placed:
+    """An attempt in the cluster, as the backend sees it."""
+
+    def __init__(self, plane: ControlPlane, namespace: str) -> None:
+        self._plane, self._namespace, self._said = plane, namespace, 0
+        settings = Settings(
+            home=Path("/nowhere"), store="gs://bucket/kinetic", deployment="Production EU", backend="kubernetes"
+        )
+        self.backend = KubernetesBackend(settings, KubeconfigClusters())
+
+    def submit(self, accelerator: str, **more: Any) -> Submission:
+        plan: Plan = plan_of(accelerator, zone=f"tests/{self._namespace}", **more)
+        attempt = attempt_of(plan)
+        assert self.backend.submit(attempt) == ""
+        return attempt
+
+    def observed(self, attempt: Submission) -> Observation:
+        [found] = self.backend.observe([attempt.intent.placement])
+        return found
+
+    def await_told(self, attempt: Submission, *words: str, state: str = QUEUED) -> Observation:
+        found: list[Observation] = []
+
+        def seen() -> Observation | None:
+            found.append(self.observed(attempt))
+            said = found[-1].message
+            return found[-1] if found[-1].state == state and all(word in said for word in words) else None
+
+        return wait_until(seen, lambda: found[-1], within=60, pause=0.2)
+
+    def pods(self) -> list[Object]:
+        return list(self._plane.api.get(f"/api/v1/namespaces/{self._namespace}/pods")["items"])
+
+    def running(self, number: int) -> list[Object]:
+        def seen() -> list[Object]:
+            found = [pod for pod in self.pods() if pod["status"]["phase"] == "Running"]
+            return found if len(found) == number else []
+
+        return wait_until(seen, lambda: [pod["status"] for pod in self.pods()], within=60, pause=0.2)
+
+    def say(self, reason: str, message: str) -> None:
+        """Have the autoscaler say something of the first pod."""
+        [pod] = self.pods()
+        about = {"kind": "Pod", "name": pod["metadata"]["name"], "namespace": self._namespace}
+        self._said += 1
+        now = f"2026-11-27T19:43:{self._said:02}Z"
+        said = {
+            "metadata": {"generateName": "scaling-"}, "involvedObject": about, "reason": reason, "message": message,
+            "source": {"component": "cluster-autoscaler"}, "type": "Normal", "lastTimestamp": now, "firstTimestamp": now,
+        }  # fmt: skip
+        self._plane.api.create(f"/api/v1/namespaces/{self._namespace}/events", said)
+
+
+@pytest.fixture
+def placed(plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Placed]:
+    monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
+    monkeypatch.setattr(kubernetes, "EVENTS_SECONDS", 0.5)
+    placed = Placed(plane, namespace)
+    yield placed
+    for api in placed.backend._apis.values():
+        api.close()
+
+
+def test_what_the_scheduler_and_an_autoscaler_say_is_told_with_the_pool_that_is_needed(placed: Placed) -> None:
+    attempt = placed.submit("v5e-16")
+    placed.await_told(attempt, "0 of 4 pods run; no node for pod", "gcloud container node-pools create ko-v5e-16")
+    placed.say("FailedScaleUp", "Node scale up in zones z associated with this pod failed: GCE out of resources.")
+    placed.await_told(attempt, "the zone has no such machines free now")
+    placed.say("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 max node group size reached")
+    placed.await_told(attempt, "a pool of such nodes is as large as it may be")
+
+
+def test_an_attempt_ends_of_what_waiting_does_not_change(placed: Placed, namespace: str, nodes: Nodes) -> None:
+    nodes.add(*tpu_pool(namespace, 1, chips=8))
+    nodes.lack({"gone:1": "InvalidImageName"})
+    attempt = placed.submit("v5e-8", image="gone:1")
+    assert placed.await_told(attempt, "(InvalidImageName", state=GONE).cause == wire.CONFIGURATION
+
+
+def test_pods_without_rights_of_root_run_where_others_are_refused(
+    plane: ControlPlane, namespace: str, nodes: Nodes, placed: Placed
+) -> None:
+    restricted = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    plane.api.patch(f"/api/v1/namespaces/{namespace}", restricted)
+    refused = placed.submit("v5e-8")
+    found = placed.await_told(refused, "violates PodSecurity", "cloud=Kubernetes(run_as_user=1000) meets that")
+    assert found.cause == "" and placed.pods() == []  # a moment later it would end
+    placed.backend.release(refused.intent.placement)
+    wait_until(lambda: placed.observed(refused).state == "absent", "it is gone", within=60, pause=0.2)
+    nodes.add(*tpu_pool(namespace, 1, chips=8))
+    placed.submit("v5e-8", cloud=Kubernetes(run_as_user=1000))
+    [pod] = wait_until(placed.pods, "there is a pod", within=60, pause=0.2)
+    assert pod["spec"]["securityContext"]["runAsUser"] == 1000
+
+
+@pytest.mark.parametrize("end", [KILLED, "delete"])
+def test_a_pod_that_died_is_named_with_what_it_died_of(
+    plane: ControlPlane, namespace: str, nodes: Nodes, placed: Placed, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is gone: the rule for every exit code has its Job keep that."""
+    monkeypatch.setattr(kubernetes.manifest.boot, "LOADER", FOREVER)
+    nodes.add(*tpu_pool(namespace, 4, topology="4x4"))
+    attempt = placed.submit("v5e-16")
+    pods = placed.running(4)
+    if end == "delete":
+        plane.api.delete(f"/api/v1/namespaces/{namespace}/pods/{pods[1]['metadata']['name']}", grace=1)
+    else:
+        nodes.end(pods[1], end)
+    found = placed.await_told(attempt, "failed with exit code 137", state=GONE)
+    assert found.cause == wire.INFRASTRUCTURE
+    assert pods[1]["metadata"]["name"] in found.message

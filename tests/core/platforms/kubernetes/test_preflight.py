@@ -1,0 +1,343 @@
+"""The checks of a cluster before a job is submitted, against a real control plane."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.core.platforms.kubernetes.scripted_server import Authority
+
+from kinetic_orchestration.errors import BackendError, CredentialsError
+from kinetic_orchestration.plan.configuration.settings import Settings, load
+from kinetic_orchestration.plan.declare.cloud import Kubernetes
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.planner import make_plan
+from kinetic_orchestration.plan.values import Plan
+from kinetic_orchestration.platforms.kubernetes import preflight, rights
+from kinetic_orchestration.platforms.kubernetes.api import client
+from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
+from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
+from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
+from tests.support.kubernetes.fixtures import CONFORMANCE
+from tests.support.kubernetes.nodes import tpu_pool
+from tests.support.waits import wait_until
+
+pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(4)]
+
+KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+
+
+class Submitter:
+    """A user of a kubeconfig, who asks for jobs in one namespace."""
+
+    def __init__(self, kubeconfig: Path, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        self.settings: Settings = load(
+            {
+                "KINETIC_STORE": "gs://a-bucket/prefix", "KINETIC_DEPLOYMENT": "prod", "KINETIC_BACKEND": "kubernetes",
+                "KINETIC_NAMESPACE": namespace,
+            }
+        )  # fmt: skip
+        self.backend = KubernetesBackend(self.settings, KubeconfigClusters())
+
+    def plan(self, accelerator: str = "v5e-16", **cloud: Any) -> Plan:
+        spec = JobSpec("a job", Options(accelerator=accelerator, cloud=Kubernetes(**cloud)))
+        return self.backend.resolve(make_plan(spec, self.settings))
+
+    def require(self, **cloud: Any) -> None:
+        self.backend.require(self.plan(**cloud))
+
+    def refusal(self, **cloud: Any) -> str:
+        with pytest.raises(BackendError) as caught:
+            self.require(**cloud)
+        assert caught.value.cause == "configuration"
+        return str(caught.value)
+
+    def findings(self, accelerator: str = "v5e-16", **cloud: Any) -> dict[str, Finding]:
+        found = list(self.backend.examine(self.plan(accelerator, **cloud)))
+        named = {finding.name: finding for finding in found}
+        assert len(named) == len(found)
+        return named
+
+
+@pytest.fixture(autouse=True)
+def nothing_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_passed", {})
+
+
+@pytest.fixture
+def admin(plane: Any, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Submitter:
+    return Submitter(plane.kubeconfig, namespace, monkeypatch)
+
+
+@pytest.fixture
+def kubeconfig(plane: Any, tmp_path: Path) -> Callable[..., Path]:
+    """Returns the administrator's kubeconfig with a change to its cluster, or under another context's name."""
+
+    def changed(context: str = "tests", **cluster: str) -> Path:
+        config = json.loads(plane.kubeconfig.read_text(encoding="utf-8"))
+        config["clusters"][0]["cluster"].update(cluster)
+        config["contexts"][0]["name"] = config["current-context"] = context
+        path = tmp_path / f"kubeconfig-{context}"
+        path.write_text(json.dumps(config), encoding="utf-8")
+        return path
+
+    return changed
+
+
+@pytest.fixture
+def queue(plane: Any, namespace: str) -> Iterator[Callable[[str, str], None]]:
+    """Makes a local queue of a cluster queue, and waits until Kueue has looked at it."""
+
+    def make(name: str, cluster_queue: str) -> None:
+        path = f"{KUEUE}/namespaces/{namespace}/localqueues"
+        kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue"}
+        plane.api.create(path, {**kind, "metadata": {"name": name}, "spec": {"clusterQueue": cluster_queue}})
+        wait_until(lambda: plane.api.get(f"{path}/{name}").get("status", {}).get("conditions"))
+
+    made = plane.api.create(
+        f"{KUEUE}/clusterqueues",
+        {
+            "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ClusterQueue", "metadata": {"name": f"all-{namespace}"},
+            "spec": {"namespaceSelector": {}},
+        },
+    )  # fmt: skip
+    yield make
+    plane.api.delete(f"{KUEUE}/clusterqueues/{made['metadata']['name']}")
+
+
+def grant(plane: Any, namespace: str, who: str, granted: Any) -> None:
+    role, binding = rights.role(granted, namespace, who)
+    plane.api.create(f"{RBAC}/namespaces/{namespace}/roles", role)
+    plane.api.create(f"{RBAC}/namespaces/{namespace}/rolebindings", binding)
+
+
+# ---- a cluster that is ready -----------------------------------------------------------------------------------
+
+
+def test_a_cluster_that_is_ready_passes_and_nothing_is_stored(admin: Submitter, nodes: Any, plane: Any) -> None:
+    nodes.add(*tpu_pool("pool", 4, topology="4x4"))
+    found = admin.findings()
+    assert list(found) == [
+        "cluster", "JobSet", "namespace", "rights", "service account", "dry run", "pod", "nodes",
+    ]  # fmt: skip
+    assert {finding.state for finding in found.values()} == {OK}, found
+    assert "Kubernetes v1." in found["cluster"].found
+    assert "as admin" in found["cluster"].found
+    assert "4 of 4 can run a host of v5e-16" in found["nodes"].found
+    admin.require()
+    where = admin.settings.namespace
+    assert not plane.api.get(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{where}/jobsets")["items"]
+    assert not plane.api.get(f"/api/v1/namespaces/{where}/pods")["items"]
+
+
+def test_a_submit_costs_two_requests_three_with_a_queue_and_none_for_a_while(
+    admin: Submitter, queue: Callable[[str, str], None]
+) -> None:
+    queue("ours", f"all-{admin.settings.namespace}")
+    asked: list[Any] = []
+    with client.listening(asked.append):
+        admin.require()
+        admin.require()
+        assert len(asked) == 2
+        admin.require(queue="ours")
+        admin.require(queue="ours")
+        assert len(asked) == 5
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------
+
+
+def test_a_user_without_rights_is_refused_with_the_command_that_grants_them(
+    plane: Any, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody = Submitter(plane.user_kubeconfig("nobody"), namespace, monkeypatch)
+    told = nobody.refusal()
+    assert "nothing was submitted" in told
+    assert "create jobsets.jobset.x-k8s.io: hosts cannot be requested" in told
+    assert "delete jobsets.jobset.x-k8s.io: hosts could be requested and not be released" in told
+    assert "ko doctor --role user:NAME | kubectl apply -f -" in told
+    found = nobody.findings()
+    assert {name for name, finding in found.items() if finding.state == FAILED} == {"rights", "dry run"}, found
+
+
+def test_the_printed_role_is_enough_and_each_right_that_is_missing_is_named(
+    plane: Any, namespace: str, queue: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue("ours", f"all-{namespace}")
+    every = rights.of(secrets=False, queue=True)
+    grant(plane, namespace, f"serviceaccount:{namespace}/default", every)
+    worker = Submitter(plane.account_kubeconfig(namespace, "default"), namespace, monkeypatch)
+
+    def missing() -> Finding:
+        return worker.findings(queue="ours")["rights"]
+
+    wait_until(lambda: missing().state == OK, missing)  # the server hears of a Role a moment later
+    worker.require(queue="ours")
+    for right in every:
+        role, _ = rights.role([one for one in every if one != right], namespace, "user:x")
+        plane.api.patch(f"{RBAC}/namespaces/{namespace}/roles/{rights.ROLE}", {"rules": role["rules"]})
+        told = f"missing in {namespace}: {right}: {right.lack}"
+        wait_until(lambda told=told: missing().found == told, missing)  # type: ignore[misc]
+        assert missing().state == (FAILED if right.is_needed else WARNING)
+        preflight._passed.clear()
+        if right.is_needed:
+            assert str(right) in worker.refusal(queue="ours")
+        else:
+            worker.require(queue="ours")
+
+
+def test_a_namespace_that_is_not_there(plane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = Submitter(plane.kubeconfig, "nowhere", monkeypatch)
+    assert "tests has no namespace nowhere. Make it: kubectl create namespace nowhere" in lost.refusal()
+    found = lost.findings()
+    assert found["namespace"].state == found["pod"].state == FAILED
+
+
+def test_a_queue_that_is_not_there_and_one_that_is_not_active(
+    admin: Submitter, queue: Callable[[str, str], None]
+) -> None:
+    assert "has no queue nowhere" in admin.refusal(queue="nowhere")
+    queue("dead", "no-such-cluster-queue")
+    told = admin.refusal(queue="dead")
+    assert "dead is not active" in told
+    assert "kubectl describe clusterqueue no-such-cluster-queue" in told
+    queue("ours", f"all-{admin.settings.namespace}")
+    found = admin.findings(queue="ours", priority_class="no-such-class")
+    assert found["queue"].state == OK, found["queue"]
+    assert found["priority"].state == FAILED
+
+
+def test_a_service_account_that_is_not_there(admin: Submitter) -> None:
+    found = admin.findings(service_account="trainer")
+    assert found["service account"].state == FAILED
+    assert "kubectl create serviceaccount trainer" in found["service account"].fix
+    assert found["pod"].state == FAILED
+    assert "error looking up service account" in found["pod"].found
+
+
+def test_a_quota_and_pod_security_are_met_by_a_pod_that_is_only_tried(admin: Submitter, plane: Any) -> None:
+    where = f"/api/v1/namespaces/{admin.settings.namespace}"
+    plane.api.create(f"{where}/resourcequotas", {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}})
+    wait_until(lambda: plane.api.get(f"{where}/resourcequotas/none").get("status", {}).get("hard"))
+    refused = admin.findings()["pod"]
+    assert refused.state == FAILED
+    assert "The ResourceQuota none of the namespace leaves no room" in refused.fix
+    plane.api.delete(f"{where}/resourcequotas/none")
+
+    def enforce(level: str) -> None:
+        plane.api.patch(where, {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": level}}})
+
+    enforce("restricted")
+    wait_until(lambda: "PodSecurity" in admin.findings()["pod"].found, lambda: admin.findings()["pod"])
+    enforce("baseline")
+    wait_until(lambda: admin.findings()["pod"].state == OK, lambda: admin.findings()["pod"])
+
+
+def test_admission_that_refuses_the_set_is_told_before_anything_is_made(admin: Submitter, plane: Any) -> None:
+    where = f"/api/v1/namespaces/{admin.settings.namespace}"
+    hard = {"count/jobsets.jobset.x-k8s.io": "0"}
+    plane.api.create(f"{where}/resourcequotas", {"metadata": {"name": "none"}, "spec": {"hard": hard}})
+
+    def found() -> Finding:
+        return admin.findings()["dry run"]
+
+    wait_until(lambda: found().state == WARNING, found)
+    assert "quota: none" in found().found  # exceeded, or not counted yet: that takes a controller minutes
+    admin.require()  # a quota is waited for
+    plane.api.delete(f"{where}/resourcequotas/none")
+    wait_until(lambda: found().state == OK, found)
+    assert "refuses the JobSet: admission webhook" in admin.refusal(queue="No_Name_Of_Kueue")
+
+
+# ---- a cluster that lacks something, or is not there -----------------------------------------------------------
+
+
+def test_a_cluster_without_jobset_and_kueue(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.support.kubernetes.control_plane import ControlPlane
+
+    with ControlPlane(tmp_path / "bare", built, jobset=False, kueue=False) as bare:
+        admin = Submitter(bare.kubeconfig, "default", monkeypatch)
+        told = admin.refusal(queue="ours")
+        assert "kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/download/v" in told
+        assert "ours is asked for, and tests has no Kueue" in told
+        found = admin.findings(queue="ours")
+        assert found["JobSet"].state == found["queue"].state == FAILED
+        assert found["priority"].state == OK
+
+
+def test_a_server_that_does_not_answer_is_given_up_within_seconds(
+    kubeconfig: Callable[..., Path], namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "HURRY", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"https://127.0.0.1:{silent.getsockname()[1]}"
+        lost = Submitter(kubeconfig(server=address), namespace, monkeypatch)
+        began = time.monotonic()
+        told = lost.refusal()
+        assert time.monotonic() - began < 6.0
+        assert "nothing was submitted" in told
+        assert "nothing came in 1 s" in told
+        [only] = lost.findings().values()
+    assert (only.name, only.state) == ("cluster", FAILED)
+
+
+def test_a_certificate_of_another_authority_is_told_with_what_is_shown(
+    kubeconfig: Callable[..., Path], namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import base64
+
+    another = base64.b64encode(Authority().pem.encode()).decode()
+    path = kubeconfig(**{"certificate-authority-data": another})
+    told = Submitter(path, namespace, monkeypatch).refusal()
+    assert "is not trusted, so nothing was asked" in told
+    assert "write the kubeconfig anew" in told
+
+
+def test_an_identity_that_is_not_accepted(
+    plane: Any, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = json.loads(plane.kubeconfig.read_text(encoding="utf-8"))
+    config["users"][0]["user"] = {"token": "of-another-cluster"}
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    stranger = Submitter(path, namespace, monkeypatch)
+    with pytest.raises(CredentialsError, match="kubectl auth whoami"):
+        stranger.require()
+    [only] = stranger.findings().values()
+    assert only.state == FAILED
+
+
+# ---- nodes -----------------------------------------------------------------------------------------------------
+
+
+def test_no_node_for_it_is_a_warning_with_what_gives_one(
+    admin: Submitter, nodes: Any, kubeconfig: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes.add(*tpu_pool("small", 1, topology="4x4", chips=1))
+    found = admin.findings()["nodes"]
+    assert found.state == WARNING
+    assert "none of 1 can run a host of v5e-16" in found.found
+    assert "4 of google.com/tpu, cloud.google.com/gke-tpu-accelerator=tpu-v5-lite-podslice" in found.fix
+    admin.require()  # a pool may be empty until a pod waits
+    context = kubeconfig("gke_my-project_us-west4-a_my-cluster")
+    found = Submitter(context, admin.settings.namespace, monkeypatch).findings()["nodes"]
+    assert "gcloud container node-pools create" in found.fix
+    assert "--cluster=my-cluster" in found.fix
+
+
+def test_a_cluster_with_an_autoscaler_may_have_no_node(admin: Submitter, plane: Any) -> None:
+    maps = "/api/v1/namespaces/kube-system/configmaps"
+    plane.api.create(maps, {"metadata": {"name": "cluster-autoscaler-status"}})
+    try:
+        found = admin.findings()["nodes"]
+        assert found.state == OK
+        assert "the cluster's autoscaler may make some" in found.found
+    finally:
+        plane.api.delete(f"{maps}/cluster-autoscaler-status")

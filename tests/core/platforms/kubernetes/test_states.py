@@ -1,0 +1,206 @@
+"""What JobSets, Jobs and pods mean for an attempt, in the form in which a real control plane has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kinetic_orchestration.plan.hardware.accelerators import parse
+from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, PROVISIONING, QUEUED
+from kinetic_orchestration.platforms.kubernetes import gke, states
+from kinetic_orchestration.platforms.kubernetes.gke import Cluster
+from kinetic_orchestration.platforms.kubernetes.states import Seen, judge
+from kinetic_orchestration.protocol import wire
+
+pytestmark = pytest.mark.fast
+
+Object = dict[str, Any]
+
+PLACEMENT = {"zone": "context/team", "name": "x", "hosts": 2, "slices": 1}
+RULE = "matching FailJob rule at index"
+
+
+def jobset(*conditions: Object, suspend: bool = False) -> Object:
+    return {"spec": {"suspend": suspend}, "status": {"conditions": list(conditions)}}
+
+
+def condition(kind: str, reason: str, message: str = "", status: str = "True") -> Object:
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+def pod(phase: str, name: str = "x-s-0-0-abcde", *, node: str = "n", **status: Any) -> Object:
+    began = {} if phase == "Pending" else {"startTime": "2026-11-27T19:43:18Z"}
+    spec = {"nodeName": node} if node else {}
+    return {"metadata": {"name": name}, "spec": spec, "status": {"phase": phase, **began, **status}}
+
+
+def died(code: int, reason: str = "Error", **status: Any) -> Object:
+    return pod("Failed", containerStatuses=[{"state": {"terminated": {"exitCode": code, "reason": reason}}}], **status)
+
+
+FAILED = condition(
+    "Failed", "FailedJobs", "jobset failed due to one or more job failures (first failed job: x-s-0)"
+)  # all that a set says, whatever happened
+
+
+def job(reason: str, message: str) -> Object:
+    return {
+        "status": {"conditions": [condition("FailureTarget", reason, message), condition("Failed", reason, message)]}
+    }
+
+
+def exit_of(code: int) -> Object:
+    return job("PodFailurePolicy", f"Container host for pod team/x-s-0-1-abcde failed with exit code {code} {RULE} 1")
+
+
+DISRUPTED = job("PodFailurePolicy", f"Pod team/x-s-0-1-abcde has condition DisruptionTarget {RULE} 0")
+EVICTED = "The node was low on resource: ephemeral-storage. "
+
+
+@pytest.mark.parametrize(
+    ("seen", "cause", "told"),
+    [
+        (Seen(jobset(FAILED), [died(64)], [exit_of(64)]), wire.USER, "failed with exit code 64"),
+        (Seen(jobset(FAILED), [], [exit_of(70)]), wire.STALL, "failed with exit code 70"),
+        (Seen(jobset(FAILED), [died(69)], [exit_of(69)]), wire.CONFIGURATION, "exit code 69"),
+        (Seen(jobset(FAILED), [died(137)], [exit_of(137)]), wire.INFRASTRUCTURE, "died or was deleted"),
+        (Seen(jobset(FAILED), [], [exit_of(143)]), wire.INFRASTRUCTURE, "died or was deleted"),
+        (Seen(jobset(FAILED), [died(137, "OOMKilled")], [exit_of(137)]), wire.USER, "more memory than there is"),
+        (Seen(jobset(FAILED), [], [DISRUPTED]), wire.PREEMPTION, "a pod was taken away: Pod team/x-s-0-1-abcde"),
+        (
+            Seen(
+                jobset(FAILED),
+                [died(137, conditions=[condition("DisruptionTarget", "DeletionByTaintManager", "Taint manager: …")])],
+                [DISRUPTED],
+            ),
+            wire.PREEMPTION,
+            "taken away (DeletionByTaintManager: Taint manager: …)",
+        ),
+        (
+            Seen(jobset(FAILED), [died(137, status_reason="Evicted", message=EVICTED)], [DISRUPTED]),
+            wire.INFRASTRUCTURE,
+            "(Evicted): The node was low on resource: ephemeral-storage; the job and its environment may need more disk",
+        ),
+        (
+            Seen(
+                jobset(FAILED),
+                [died(137, status_reason="Terminated", message="Pod was terminated in response to imminent node shutdown.")],
+                [DISRUPTED],
+            ),
+            wire.PREEMPTION,
+            "in response to imminent node shutdown",
+        ),
+        (
+            Seen(jobset(FAILED), [], [job("DeadlineExceeded", "Job was active longer than specified deadline")]),
+            wire.DEADLINE,
+            "Job was active longer than specified deadline",
+        ),
+        (
+            Seen(
+                jobset(FAILED),
+                [died(137, status_reason="DeadlineExceeded", message="Pod was active on the node longer than the specified deadline")],
+                [exit_of(137)],
+            ),
+            wire.DEADLINE,
+            "Pod was active on the node longer",
+        ),
+        (
+            Seen(jobset(FAILED), [], [job("BackoffLimitExceeded", "Job has reached the specified backoff limit")]),
+            wire.INFRASTRUCTURE,
+            "reached the specified backoff limit",
+        ),
+        (Seen(jobset(FAILED)), wire.INFRASTRUCTURE, "jobset failed due to"),
+    ],
+)  # fmt: skip
+def test_a_set_that_failed_says_of_what(seen: Seen, cause: str, told: str) -> None:
+    for one in seen.pods:
+        if "status_reason" in one["status"]:
+            one["status"]["reason"] = one["status"].pop("status_reason")
+    found = judge(PLACEMENT, seen).observation
+    assert (found.state, found.cause) == (GONE, cause)
+    assert told in found.message
+    assert "rule at index" not in found.message
+
+
+def test_a_set_that_is_completed_is_gone_without_a_cause() -> None:
+    found = judge(PLACEMENT, Seen(jobset(condition("Completed", "AllJobsCompleted")), [pod("Succeeded")])).observation
+    assert (found.state, found.cause) == (GONE, "")
+
+
+def test_without_a_set_there_is_nothing_unless_its_pods_are_ending() -> None:
+    assert judge(PLACEMENT, Seen(None)).observation.state == ABSENT
+    assert judge(PLACEMENT, Seen(None, [pod("Failed")])).observation.state == ABSENT
+    assert judge(PLACEMENT, Seen(None, [pod("Running")])).observation.state == PRESENT
+
+
+def test_a_set_is_present_once_all_of_its_pods_run() -> None:
+    both = [pod("Running"), pod("Succeeded", "x-s-0-1-abcde")]
+    assert judge(PLACEMENT, Seen(jobset(), both)).observation.state == PRESENT
+    half = judge(PLACEMENT, Seen(jobset(), [*both[:1], pod("Pending", node="")])).observation
+    assert (half.state, half.message) == (PROVISIONING, "context/team: 1 of 2 pods run")
+    placed = judge(PLACEMENT, Seen(jobset(), [pod("Pending")])).observation
+    assert placed.state == PROVISIONING
+    assert judge(PLACEMENT, Seen(jobset(), [pod("Pending", node="")])).observation.state == QUEUED
+    assert judge(PLACEMENT, Seen(jobset())).observation.state == QUEUED
+
+
+def test_a_failed_condition_that_does_not_hold_is_no_end() -> None:
+    seen = Seen(jobset(condition("Failed", "", status="False"), condition("Completed", "", status="False")))
+    assert judge(PLACEMENT, seen).observation.state == QUEUED
+
+
+def test_nobody_is_charged_before_the_first_pod_began() -> None:
+    later = pod("Running", startTime="2026-11-27T19:44:00Z")
+    found = judge(PLACEMENT, Seen(jobset(), [later, pod("Running", "x-s-0-1-abcde")])).observation
+    assert found.charged == states.seconds("2026-11-27T19:43:18Z") > 0
+    assert judge(PLACEMENT, Seen(jobset(), [pod("Pending")])).observation.charged == 0.0
+
+
+def test_a_suspended_set_waits_in_its_queue_with_its_place() -> None:
+    workload = {"spec": {"queueName": "research"}, "status": {}}
+    found = judge(PLACEMENT, Seen(jobset(suspend=True), workload=workload, position=2))
+    assert found.observation.state == QUEUED
+    assert found.observation.message == "context/team: it waits in the queue research, place 2 in it"
+    assert found.observation.hint == "kubectl describe jobset x -n team"
+
+
+def test_why_hosts_are_waited_for_is_told_beside_how_many_there_are() -> None:
+    unscheduled = pod("Pending", node="", conditions=[condition("PodScheduled", "Unschedulable", "no", "False")])
+    found = judge(PLACEMENT, Seen(jobset(), [pod("Running", "x-s-0-1-abcde"), unscheduled]))
+    assert found.observation.message == "context/team: 1 of 2 pods run; no node for pod x-s-0-0-abcde: no"
+    assert found.why is not None and not found.why.cause
+
+
+# The name of a cluster
+
+
+@pytest.mark.parametrize(
+    ("place", "cluster"),
+    [
+        ("gke_my-project_us-central1-a_research/team", Cluster("my-project", "us-central1-a", "research")),
+        ("gke_example.com:ours_europe-west4_tpus", Cluster("example.com:ours", "europe-west4", "tpus")),
+        ("kind-local/default", None),
+        ("gke_incomplete/team", None),
+        ("arn:aws:eks:eu-west-1:1:cluster/gke_a_b_c", None),
+    ],
+)
+def test_a_context_of_gcloud_names_project_location_and_cluster(place: str, cluster: Cluster | None) -> None:
+    assert gke.cluster_of(place) == cluster
+
+
+def test_a_pool_is_made_by_one_line_for_this_cluster() -> None:
+    line = gke.pool_command(parse("v5e-16:spot"), "gke_ours_us-central1-a_research/team")
+    for flag in ("--project=ours", "--cluster=research", "--location=us-central1-a", "--node-locations=us-central1-a"):
+        assert f" {flag} " in line
+    assert line.startswith("gcloud container node-pools create ko-v5e-16-spot ") and "--spot" in line
+    assert "\n" not in gke.pool_command(parse("tpu7x-16"), "gke_ours_us-central1_research/team")
+
+
+def test_without_a_name_of_gcloud_a_pool_of_tpus_has_words_to_replace_and_of_gpus_is_unknown() -> None:
+    line = gke.pool_command(parse("v5e-16"), "mine/team")
+    assert "--project=PROJECT --cluster=CLUSTER --location=LOCATION --node-locations=LOCATION-ZONE" in line
+    assert gke.pool_command(parse("l4"), "mine/team") == ""
+    assert "type=nvidia-l4" in gke.pool_command(parse("l4"), "gke_ours_us-central1-a_research/team")
+    for name in ("gpu:2", "cpu", "gb200x4"):
+        assert gke.pool_command(parse(name), "gke_ours_us-central1-a_research/team") == ""

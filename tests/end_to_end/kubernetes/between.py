@@ -1,0 +1,105 @@
+"""A plain proxy in front of an API server, on which a test lets requests and answers get lost."""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import json
+import ssl
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+from urllib.parse import urlsplit
+
+from tests.support.kubernetes.api import _text
+
+REQUEST = "request"  # it never arrives
+ANSWER = "answer"  # what was asked is done, and nobody hears of it
+
+
+class Loss(NamedTuple):
+    """What is lost of the requests of a method whose path ends so, once or several times."""
+
+    method: str
+    ending: str
+    what: str
+    times: int
+
+
+class Between:
+    """The proxy, from a `with` on. `before` may do something before a request is passed on."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        told = json.loads(kubeconfig.read_text(encoding="utf-8"))
+        cluster, user = told["clusters"][0]["cluster"], told["users"][0]["user"]
+        self._address = urlsplit(cluster["server"]).netloc
+        self._context = ssl.create_default_context(cadata=_text(cluster["certificate-authority-data"]))
+        pair = kubeconfig.with_suffix(".pair")
+        pair.write_text(_text(user["client-certificate-data"]) + _text(user["client-key-data"]))
+        self._context.load_cert_chain(pair)
+        self._losses: list[Loss] = []
+        self.before: Callable[[str, str, Any], object] = lambda method, path, body: None
+        self.lost = 0
+        self._gone = False
+        between = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                between._pass(self)
+
+            do_POST = do_DELETE = do_PATCH = do_GET
+
+            def log_message(self, *_: object) -> None:
+                """It says nothing."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Be no longer there, as a cluster that somebody deleted; kept connections are of no use, either."""
+        self._gone = True
+        self._server.shutdown()
+        self._server.server_close()
+
+    def lose(self, method: str, ending: str, what: str, times: int = 1) -> None:
+        self._losses.append(Loss(method, ending, what, times))
+
+    def _pass(self, handler: http.server.BaseHTTPRequestHandler) -> None:
+        path = urlsplit(handler.path).path
+        body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0)) or None
+        self.before(handler.command, path, body and json.loads(body))
+        lost = REQUEST if self._gone else self._take(handler.command, path)
+        if lost != REQUEST:
+            upstream = http.client.HTTPSConnection(self._address, timeout=60, context=self._context)
+            kind = {"Content-Type": handler.headers["Content-Type"]} if body else {}
+            upstream.request(handler.command, handler.path, body, {"Accept": "application/json", **kind})
+            answer = upstream.getresponse()
+            data = answer.read()
+            upstream.close()
+        if lost:
+            self.lost += 1
+            handler.close_connection = True
+            return
+        handler.send_response(answer.status)
+        handler.send_header("Content-Type", answer.headers["Content-Type"])
+        handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        handler.wfile.write(data)
+
+    def _take(self, method: str, path: str) -> str:
+        for index, loss in enumerate(self._losses):
+            if loss.method == method and path.endswith(loss.ending) and loss.times:
+                self._losses[index] = loss._replace(times=loss.times - 1)
+                return loss.what
+        return ""

@@ -1,0 +1,198 @@
+"""Shared parts of the tests of jobs on a real control plane: its objects as a test sees them, and processes of pods."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.handle import JobHandle
+from kinetic_orchestration.plan.values import Change, Event, Output
+from kinetic_orchestration.platforms.kubernetes import manifest
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.system import processes
+from kinetic_orchestration.protocol.wire import Beat
+from tests.support.kubernetes.api import Object
+from tests.support.kubernetes.control_plane import ControlPlane
+from tests.support.kubernetes.nodes import Node, Nodes, tpu_pool
+from tests.support.waits import wait_until
+
+WITHIN = 150.0  # for whatever has to come: the machine may be busy
+GONE_WITHIN = 60.0
+TWO_HOSTS = "v4-8"
+ONE_HOST = "v5e-1"
+NONE = kinetic.Retry(infra=0, preemption=0)
+
+_COMPLETION = "batch.kubernetes.io/job-completion-index"
+_SLICE = "jobset.sigs.k8s.io/job-index"
+_SETS = "jobset.sigs.k8s.io/jobset-name"
+
+
+class Cluster:
+    """A namespace of a control plane, with the nodes of one test."""
+
+    def __init__(self, plane: ControlPlane, namespace: str, nodes: Nodes, machine: Mapping[str, str]) -> None:
+        self.plane, self.api, self.namespace, self.nodes = plane, plane.api, namespace, nodes
+        self._machine = machine
+
+    def pools(self, *names: str, spot: bool = False) -> None:
+        """Add nodes for one slice of two hosts in each of these pools."""
+        for name in names or ("pool",):
+            found = tpu_pool(f"{self.namespace}-{name}", 2, topology="2x2x2", **self._machine)
+            labels = {"cloud.google.com/gke-tpu-accelerator": "tpu-v4-podslice"}
+            labels |= {"cloud.google.com/gke-spot": "true"} if spot else {}
+            self.nodes.add(*(replace(node, labels={**node.labels, **labels}) for node in found))
+
+    def single(self, count: int = 1) -> None:
+        """Add nodes for slices of one host."""
+        self.nodes.add(*tpu_pool(f"{self.namespace}-single", count, topology="1x1", chips=1, **self._machine))
+
+    def add(self, *nodes: Node) -> None:
+        self.nodes.add(*nodes)
+
+    # What there is
+
+    def list(self, kind: str, api: str = "/api/v1") -> list[Object]:
+        return list(self.api.get(f"{api}/namespaces/{self.namespace}/{kind}")["items"])
+
+    def sets(self) -> list[Object]:
+        return self.list("jobsets", f"/apis/{manifest.API}")
+
+    def jobs(self) -> list[Object]:
+        return self.list("jobs", "/apis/batch/v1")
+
+    def workloads(self) -> list[Object]:
+        return self.list("workloads", "/apis/kueue.x-k8s.io/v1beta2")
+
+    def pods(self, job: JobHandle[Any], attempt: int = 1) -> dict[int, Object]:
+        """The pods of an attempt, by host."""
+        placement = placements(job)[attempt - 1]
+        each, found = placement["hosts"] // placement["slices"], {}
+        for pod in self.list("pods"):
+            labels = pod["metadata"]["labels"]
+            if labels.get(_SETS) == placement["name"]:
+                found[int(labels[_SLICE]) * each + int(labels[_COMPLETION])] = pod
+        return found
+
+    def is_empty(self) -> bool:
+        """Return True if nothing is left of any job: no JobSet, Job, pod, Secret, workload."""
+        return not (
+            self.sets() or self.jobs() or self.list("pods") or self.list("secrets") or self.workloads()
+            or list(self.processes())
+        )  # fmt: skip
+
+    def wait_until_empty(self) -> None:
+        wait_until(
+            self.is_empty, lambda: f"nothing left in {self.namespace}: {self._left()}", within=GONE_WITHIN, pause=0.1
+        )
+
+    def _left(self) -> list[str]:
+        found = [*self.sets(), *self.jobs(), *self.list("pods"), *self.list("secrets"), *self.workloads()]
+        return [one["metadata"]["name"] for one in found] + [str(process) for process in self.processes()]
+
+    # What becomes of it
+
+    def delete(self, pod: Object, **options: Any) -> None:
+        self.api.delete(f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}", **options)
+
+    def delete_set(self, name: str) -> None:
+        self.api.delete(f"/apis/{manifest.API}/namespaces/{self.namespace}/jobsets/{name}")
+
+    def evict(self, pod: Object) -> None:
+        """Have the eviction API take a pod away, as a drain does."""
+        name = pod["metadata"]["name"]
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+        self.api.create(f"/api/v1/namespaces/{self.namespace}/pods/{name}/eviction", body)
+
+    # Processes of its pods
+
+    def processes(self, pod: Object | None = None) -> Iterator[int]:
+        """The processes of a pod, or of all pods on this test's nodes, in the order of their beginnings."""
+        root = str(self.nodes.folder) if pod is None else str(self.nodes.root(pod["metadata"]["uid"]))
+        wanted = f"KINETIC_ROOT={root}".encode()
+        for entry in sorted(filter(str.isdigit, os.listdir("/proc")), key=int):
+            try:
+                if wanted in Path(f"/proc/{entry}/environ").read_bytes():
+                    yield int(entry)
+            except OSError:
+                continue
+
+    def process(self, pod: Object, name: str) -> int:
+        """One process of a pod: `kinetic-agent`, `kinetic-guard`, or `first`, of which the container is made."""
+        found = list(self.processes(pod))
+        if name == "first":
+            return next(pid for pid in found if _pid_inside(pid) == "1")
+        return next(pid for pid in found if Path(f"/proc/{pid}/comm").read_text().strip() == name)
+
+    def kill(self, pod: Object, name: str) -> None:
+        assert processes.send(self.process(pod, name), signal.SIGKILL)
+
+
+def _pid_inside(pid: int) -> str:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1]
+
+
+def run(function: Any, *arguments: Any, **options: Any) -> JobHandle[Any]:
+    """A job on two hosts, or on what `options` say, that has been submitted."""
+    return kinetic.run(**{"accelerator": TWO_HOSTS, **options})(function).run_async(*arguments)
+
+
+def beats(job: JobHandle[Any], attempt: int = 1) -> dict[int, Beat]:
+    """The heartbeat of each host."""
+    prefix = f"{names.beats_of(job.job_id)}{attempt}/"
+    found = {int(signal.name.rsplit("/", 1)[1]): Beat.read(signal.data) for signal in job._job.store.signals(prefix)}
+    return {host: beat for host, beat in found.items() if beat is not None}
+
+
+def wait_running(job: JobHandle[Any], attempt: int = 1) -> None:
+    def is_running() -> bool:
+        states = [beat.state for beat in beats(job, attempt).values()]
+        return len(states) == job.hosts and set(states) == {wire.RUNNING}
+
+    wait_until(is_running, lambda: f"attempt {attempt} of {job.job_id} runs: {beats(job, attempt)}", pause=0.05)
+
+
+def told(job: JobHandle[Any]) -> list[Event]:
+    """All that a follower hears until the job ends."""
+    events: list[Event] = []
+    assert job.follow(events.append, timeout=WITHIN) is not None, f"{job.job_id} did not end within {WITHIN:g} s"
+    return events
+
+
+def changes(events: list[Event]) -> list[str]:
+    return [f"{event.phase}: {event.message}" for event in events if isinstance(event, Change)]
+
+
+def lines(events: list[Event], host: int = 0) -> str:
+    return b"".join(
+        event.text for event in events if isinstance(event, Output) and event.host == host and event.kind == "o"
+    ).decode()
+
+
+def placements(job: JobHandle[Any]) -> list[dict[str, Any]]:
+    """The placement of each attempt."""
+    found, attempt = [], 1
+    while (record := job._job.store.read(names.intent(job.job_id, attempt))) is not None:
+        found.append(wire.decode(record.data)["placement"])
+        attempt += 1
+    return found
+
+
+def verdict_of(job: JobHandle[Any], attempt: int = 1) -> wire.Verdict | None:
+    record = job._job.store.read(names.verdict(job.job_id, attempt))
+    return None if record is None else wire.Verdict.decode(record.data)
+
+
+def wait_for_verdict(job: JobHandle[Any], attempt: int = 1) -> wire.Verdict:
+    """The verdict of an attempt that no client closes."""
+    return wait_until(lambda: verdict_of(job, attempt), f"the verdict of attempt {attempt}", pause=0.05)
+
+
+def condition(thing: Object, kind: str) -> Object:
+    """The condition of that type, {} if there is none."""
+    return next((one for one in thing.get("status", {}).get("conditions", ()) if one["type"] == kind), {})

@@ -1,0 +1,132 @@
+"""A real control plane whose nodes run pods as processes of this machine, and a bucket of an emulated Cloud Storage."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.testing import Emulator
+from tests.end_to_end.kubernetes.between import Between
+from tests.end_to_end.kubernetes.cases import Cluster
+from tests.support.faults import break_hosts, load_jobs
+from tests.support.kubernetes.control_plane import ControlPlane
+from tests.support.kubernetes.nodes import Nodes
+
+KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+KEY = "a-signing-key-of-the-tests"
+
+
+@pytest.fixture(scope="session")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Functions to run as jobs, from a small project that needs no package."""
+    return load_jobs(tmp_path_factory.mktemp("kubernetes") / "project", "kubernetes_jobs")
+
+
+@pytest.fixture
+def hosts_break(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Hosts from now on run these lines before all else; they know the agent's modules."""
+    return functools.partial(break_hosts, monkeypatch)
+
+
+@pytest.fixture
+def bucket(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
+    """An emulated Cloud Storage, which this process and all pods use."""
+    with Emulator(python=sys.executable) as emulated:
+        environ = emulated.environ()
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", environ["STORAGE_EMULATOR_HOST"])
+        monkeypatch.setenv("KINETIC_STORE", environ["KINETIC_STORE"])
+        monkeypatch.setenv("KINETIC_DEPLOYMENT", "prod")
+        monkeypatch.setenv("KINETIC_SIGNING_KEY", KEY)
+        yield emulated
+
+
+@pytest.fixture
+def machine(bucket: Emulator) -> dict[str, str]:
+    """What the machine of a node gives to all pods."""
+    return {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "STORAGE_EMULATOR_HOST": os.environ["STORAGE_EMULATOR_HOST"],
+    }
+
+
+@pytest.fixture
+def cluster(
+    plane: ControlPlane,
+    namespace: str,
+    nodes: Nodes,
+    machine: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Iterator[Cluster]:
+    """A namespace, to which this process's kubeconfig leads, and in which no test may leave anything. It has no nodes."""
+    monkeypatch.setenv("KUBECONFIG", str(_kubeconfig(plane, namespace, tmp_path / "kubeconfig")))
+    monkeypatch.setenv("KINETIC_BACKEND", "kubernetes")
+    found, failed = Cluster(plane, namespace, nodes, machine), request.session.testsfailed
+    yield found
+    if request.session.testsfailed == failed:
+        found.wait_until_empty()
+
+
+@pytest.fixture
+def between(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
+    """What this process's requests to the cluster pass through."""
+    with Between(cluster.plane.kubeconfig) as between:
+        path = _kubeconfig(cluster.plane, cluster.namespace, tmp_path / "kubeconfig-between", server=between.url)
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        yield between
+
+
+@pytest.fixture(scope="session")
+def submitters(jobs: Any) -> Iterator[Any]:
+    """Processes of their own that submit and may be killed at any line."""
+    from tests.end_to_end.cloud.submitter import Submitters
+
+    with Submitters(jobs) as found:
+        yield found
+
+
+def _kubeconfig(plane: ControlPlane, namespace: str, path: Path, **cluster: Any) -> Path:
+    config = json.loads(plane.kubeconfig.read_text(encoding="utf-8"))
+    emulated = [{"name": "kinetic-orchestration", "extension": {"emulated": True}}]
+    config["clusters"][0]["cluster"] |= {"extensions": emulated, **cluster}
+    config["contexts"][0]["context"]["namespace"] = namespace
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def queue(cluster: Cluster) -> Iterator[Callable[..., kinetic.Kubernetes]]:
+    """The options for a place in a queue with quota for one slice; jobs of the class `high` take those of `low` out."""
+    api, name = cluster.api, cluster.namespace
+    resources = [{"name": "google.com/tpu", "nominalQuota": "8"}]
+    spec = {
+        "namespaceSelector": {}, "preemption": {"withinClusterQueue": "LowerPriority"},
+        "resourceGroups": [
+            {"coveredResources": ["google.com/tpu"], "flavors": [{"name": name, "resources": resources}]}
+        ],
+    }  # fmt: skip
+    api.create(f"{KUEUE}/resourceflavors", _named("ResourceFlavor", name))
+    api.create(f"{KUEUE}/clusterqueues", _named("ClusterQueue", name, spec=spec))
+    api.create(f"{KUEUE}/namespaces/{name}/localqueues", _named("LocalQueue", "queue", spec={"clusterQueue": name}))
+    created = [f"{KUEUE}/clusterqueues/{name}", f"{KUEUE}/resourceflavors/{name}"]
+    for priority, value in (("low", 1), ("high", 100)):
+        body = _named("WorkloadPriorityClass", f"{name}-{priority}", value=value)
+        api.create(f"{KUEUE}/workloadpriorityclasses", body)
+        created.append(f"{KUEUE}/workloadpriorityclasses/{name}-{priority}")
+    cluster.pools()
+    yield lambda priority="low": kinetic.Kubernetes(queue="queue", priority_class=f"{name}-{priority}")
+    for path in created:
+        api.delete(path)
+
+
+def _named(kind: str, name: str, **fields: Any) -> dict[str, Any]:
+    return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}, **fields}

@@ -1,0 +1,155 @@
+"""Ends without a client, or without a cluster: deadlines, what is left and found again, and an API server that is away."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.opening import place_of
+from kinetic_orchestration.errors import JobError, JobTimedOut
+from kinetic_orchestration.jobs.cleanup import reaper
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.values import Freed, JobStatus
+from kinetic_orchestration.platforms.kubernetes import manifest
+from kinetic_orchestration.platforms.kubernetes.api import client
+from kinetic_orchestration.platforms.shared import ownership
+from kinetic_orchestration.protocol import wire
+from tests.end_to_end.kubernetes.between import Between
+from tests.end_to_end.kubernetes.cases import (
+    NONE,
+    ONE_HOST,
+    WITHIN,
+    Cluster,
+    condition,
+    placements,
+    run,
+    told,
+    wait_for_verdict,
+    wait_running,
+)
+from tests.support.kubernetes.fixtures import CONFORMANCE
+from tests.support.waits import wait_until
+
+pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(3)]
+
+
+def reap(**changes: Any) -> list[reaper.Reaped]:
+    store, backend, _ = place_of()
+    return reaper.reap(store, backend, settings.load(**changes), patience=20.0)
+
+
+# ---- deadlines ---------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_runs_for_too_long_ends_with_its_limit(cluster: Cluster, jobs: Any, tmp_path: Path) -> None:
+    cluster.pools()
+    job = run(jobs.until, str(tmp_path / "never"), limits=kinetic.Limits(run=2.0))
+    with pytest.raises(JobTimedOut, match="the attempt ran longer than its limit of 2 s"):
+        job.result(timeout=WITHIN)
+
+
+def test_a_set_that_nobody_releases_goes_by_itself_and_the_value_stays(
+    cluster: Cluster, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "KEPT_SECONDS", 1)
+    cluster.single()
+    job = run(jobs.leaves_mark, str(tmp_path / "marks"), accelerator=ONE_HOST)
+    assert wait_for_verdict(job).kind == wire.COMMITTED
+    cluster.wait_until_empty()
+    assert job.result(timeout=WITHIN) in (tmp_path / "marks").read_text()
+
+
+# ---- what is left ------------------------------------------------------------------------------------------------
+
+
+def test_what_a_dead_client_left_is_found_by_its_labels_and_nothing_else_is_touched(
+    cluster: Cluster, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaper, "SETTLED", -60.0)  # so old a verdict has to be
+    cluster.single()
+    left = run(jobs.leaves_mark, str(tmp_path / "marks"), accelerator=ONE_HOST)
+    wait_for_verdict(left)
+    (name,) = {placement["name"] for placement in placements(left)}
+    live = run(jobs.until, str(tmp_path / "go"), accelerator=ONE_HOST)
+    path = f"/apis/{manifest.API}/namespaces/{cluster.namespace}/jobsets"
+    (mine,) = (one for one in cluster.sets() if one["metadata"]["name"] == name)
+    kind = {"apiVersion": mine["apiVersion"], "kind": "JobSet", "spec": {**mine["spec"], "suspend": True}}
+    for called, labels in (("unlabelled", {}), ("foreign", {**mine["metadata"]["labels"], ownership.MARK: "another"})):
+        cluster.api.create(path, {"metadata": {"name": called, "labels": labels}, **kind})
+    cluster.api.create(path, {"metadata": {"name": "forged", "labels": mine["metadata"]["labels"]}, **kind})
+    assert [(found.name, found.result) for found in reap() if found.what == "placement"] == [(name, reaper.REMOVED)]
+    kept = {one["metadata"]["name"] for one in cluster.sets()}
+    assert kept == {"unlabelled", "foreign", "forged", placements(live)[0]["name"]}
+    (tmp_path / "go").touch()
+    assert live.result(timeout=WITHIN) == 1
+    for called in ("unlabelled", "foreign", "forged"):
+        cluster.delete_set(called)
+
+
+@pytest.mark.turn(0)
+def test_a_namespace_that_is_deleted_under_a_running_job_is_told(
+    cluster: Cluster, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"{cluster.namespace}-other"
+    cluster.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    cluster.plane.await_account(name)
+    monkeypatch.setenv("KINETIC_NAMESPACE", name)
+    cluster.single()
+    job = run(jobs.until, str(tmp_path / "never"), accelerator=ONE_HOST, retry=kinetic.Retry(infra=1, preemption=1))
+    wait_running(job)
+    cluster.api.delete(f"/api/v1/namespaces/{name}")
+    wait_for_verdict(job)
+    with pytest.raises(JobError, match=name):
+        job.result(timeout=WITHIN)
+    wait_until(lambda: cluster.api.found(f"/api/v1/namespaces/{name}") is None, "its end", pause=0.1)
+
+
+# ---- an API server that is away ----------------------------------------------------------------------------------
+
+
+@pytest.mark.turn(1)
+def test_a_job_finishes_while_the_api_server_is_away_and_nobody_calls_it_gone(
+    cluster: Cluster, jobs: Any, tmp_path: Path
+) -> None:
+    cluster.pools()
+    job = run(jobs.until, str(tmp_path / "go"), retry=NONE)
+    wait_running(job)
+    events: list[Any] = []
+    reader = threading.Thread(target=lambda: events.extend(told(job)))
+    cluster.plane.interrupt("kube-apiserver")
+    try:
+        reader.start()
+        wait_until(lambda: job.peek().said.startswith("GET"), lambda: f"no answer: {job.peek()}", pause=0.2)
+        assert job.peek().status is JobStatus.RUNNING
+        (tmp_path / "go").touch()
+        assert wait_for_verdict(job).kind == wire.COMMITTED
+    finally:
+        cluster.plane.resume("kube-apiserver")
+    reader.join(WITHIN)
+    assert job.result(timeout=WITHIN) == 1
+    assert len(placements(job)) == 1
+
+
+def test_a_cluster_that_is_no_longer_there_is_told_within_seconds_and_nothing_counts_as_freed(
+    cluster: Cluster, jobs: Any, tmp_path: Path, between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PAUSES", (0.1,))
+    cluster.single()
+    job = run(jobs.until, str(tmp_path / "go"), accelerator=ONE_HOST, retry=NONE)
+    wait_running(job)
+    between.stop()
+    said = wait_until(lambda: job.peek().said, "its absence", within=10.0, pause=0.2)
+    assert "Is the cluster there, and this machine in a network that reaches it?" in said
+    assert job.peek().status is JobStatus.RUNNING
+    assert actions.release(job._job, 1) is Freed.REFUSED
+    assert [(found.what, found.result) for found in reap()] == [("zone", reaper.UNREAD)]
+    (tmp_path / "go").touch()
+    assert wait_for_verdict(job).kind == wire.COMMITTED
+    (left,) = cluster.sets()
+    wait_until(lambda: condition(cluster.sets()[0], "Completed"), "its end", pause=0.1)
+    cluster.delete_set(left["metadata"]["name"])

@@ -1,0 +1,63 @@
+"""GKE: a cluster that is found through Google's container API, and then asked like any other."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from typing import Any
+
+import pytest
+from google.oauth2.credentials import Credentials
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.errors import BackendError, UsageError
+from kinetic_orchestration.platforms.google.credentials import handed_in
+from kinetic_orchestration.testing import Emulator
+from tests.support.kubernetes.control_plane import ControlPlane
+from tests.support.kubernetes.fixtures import CONFORMANCE
+from tests.support.kubernetes.nodes import Nodes, tpu_pool
+
+pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(0)]
+
+
+@pytest.fixture
+def google(plane: ControlPlane, bucket: Emulator, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Emulator:
+    """An emulated Google Cloud that has the cluster, and this process's settings for it."""
+    config = json.loads(plane.kubeconfig.read_text(encoding="utf-8"))["clusters"][0]["cluster"]
+    authority = base64.b64decode(config["certificate-authority-data"]).decode()
+    bucket.add_cluster("prod", config["server"].removeprefix("https://"), authority)
+    for name, value in bucket.environ().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("KINETIC_BACKEND", "gke")
+    monkeypatch.setenv("KINETIC_CLUSTER", "prod")
+    monkeypatch.setenv("KINETIC_NAMESPACE", namespace)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    return bucket
+
+
+def test_a_function_runs_on_a_cluster_that_is_found_by_its_name(
+    plane: ControlPlane, google: Emulator, nodes: Nodes, namespace: str, jobs: Any, machine: dict[str, str]
+) -> None:
+    config = json.loads(plane.account_kubeconfig(namespace, "default").read_text(encoding="utf-8"))
+    plane.kubectl(
+        "create", "rolebinding", "everything", "--clusterrole=cluster-admin",
+        f"--serviceaccount={namespace}:default", "-n", namespace,
+    )  # fmt: skip
+    nodes.add(*tpu_pool("pool", 1, topology="2x4", chips=8, **machine, KINETIC_EMULATOR=os.environ["KINETIC_EMULATOR"]))
+    google.add_secret("token", "the token")
+    token = config["users"][0]["user"]["token"]
+    with handed_in(Credentials(token)):
+        job = kinetic.run(accelerator="v5e-8", secrets={"TOKEN": "token"})(jobs.of_host_0).run_async()
+        assert job.result(timeout=100) == "of host 0"
+
+
+def test_a_cluster_that_does_not_exist_is_told_with_those_that_do(google: Emulator, jobs: Any) -> None:
+    with pytest.raises(BackendError, match=r"has no cluster prd; it has prod\. Name one with cluster="):
+        kinetic.run(accelerator="v5e-8", cluster="prd")(jobs.of_host_0)()
+
+
+def test_a_cluster_has_to_be_named(google: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KINETIC_CLUSTER")
+    with pytest.raises(UsageError, match="needs a cluster: name it with cluster= or KINETIC_CLUSTER"):
+        kinetic.run(accelerator="v5e-8")(jobs.of_host_0)()

@@ -1,0 +1,178 @@
+"""Jobs on a real control plane, from the call to the last pod: what they give back, say, and leave."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.errors import JobCancelled
+from kinetic_orchestration.plan.values import JobStatus
+from kinetic_orchestration.platforms.kubernetes import waiting
+from tests.end_to_end.kubernetes.cases import (
+    NONE,
+    ONE_HOST,
+    WITHIN,
+    Cluster,
+    changes,
+    lines,
+    placements,
+    run,
+    told,
+    verdict_of,
+    wait_running,
+)
+from tests.support.kubernetes.fixtures import CONFORMANCE
+from tests.support.waits import wait_until
+
+pytestmark = [pytest.mark.slow, *CONFORMANCE]
+
+
+def test_a_function_runs_on_every_host_and_its_value_comes_back(cluster: Cluster, jobs: Any, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    cluster.pools()
+    job = run(jobs.leaves_mark, str(marks))
+    value = job.result(timeout=WITHIN)
+    assert value in marks.read_text().split()
+    assert len(marks.read_text().split()) == 2
+    assert job.status() is JobStatus.SUCCEEDED
+    cluster.wait_until_empty()
+
+
+def test_the_slices_of_a_job_are_counted_through(cluster: Cluster, jobs: Any) -> None:
+    cluster.single(2)
+    job = run(jobs.writes_lines, 3, accelerator=ONE_HOST, cloud=kinetic.Kubernetes(num_slices=2))
+    events = told(job)
+    assert job.result(timeout=WITHIN) == 3
+    for host in range(2):
+        assert lines(events, host) == "".join(f"line {number} of host {host}\n" for number in range(3))
+
+
+def test_lines_of_every_host_arrive_while_it_runs_in_the_pods_logs_as_well_and_outlive_the_pods(
+    cluster: Cluster, jobs: Any, tmp_path: Path
+) -> None:
+    cluster.pools()
+    job = run(jobs.writes_lines, 20, str(tmp_path / "go"))
+    wait_running(job)
+    wait_until(lambda: all(f"line 10 of host {host}" in (job.logs() or "") for host in range(2)), "both halves")
+    for host, pod in cluster.pods(job).items():
+        said = cluster.plane.kubectl("logs", pod["metadata"]["name"], "-n", cluster.namespace)
+        assert f"line 10 of host {host}\n" in said
+    (tmp_path / "go").touch()
+    assert job.result(timeout=WITHIN) == 20
+    cluster.wait_until_empty()
+    events = told(kinetic.attach(job.job_id))
+    for host in range(2):
+        assert lines(events, host) == "".join(f"line {number} of host {host}\n" for number in range(20))
+
+
+def test_the_users_exception_comes_back_as_itself_from_the_host_that_raised_it(
+    cluster: Cluster, jobs: Any, tmp_path: Path
+) -> None:
+    cluster.pools()
+    job = run(jobs.echoes, str(tmp_path), 1, 0.5)
+    with pytest.raises(ValueError, match="the learning rate is negative") as caught:
+        job.result(timeout=WITHIN)
+    assert "on host 1" in caught.value.__notes__[0]
+    assert "raise ValueError" in "".join(caught.value.__notes__)
+
+
+def test_a_command_runs_in_the_projects_folder(cluster: Cluster, jobs: Any) -> None:
+    cluster.pools()
+    project = Path(jobs.__file__).parent
+    job = kinetic.command(["sh", "-c", "ls; echo $KINETIC_HOST_INDEX"], cwd=project, accelerator="v4-8")
+    events = told(job)
+    assert job.status() is JobStatus.SUCCEEDED
+    assert [lines(events, host).split()[-1] for host in range(2)] == ["0", "1"]
+    assert Path(jobs.__file__).name in lines(events)
+
+
+def test_a_secret_is_in_no_manifest_and_goes_with_its_jobset(
+    cluster: Cluster, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is this process's own, the other lies in the namespace already, where it stays."""
+    monkeypatch.setenv("HF_TOKEN", "hf_of-this-process")
+    own = {"metadata": {"name": "tracker"}, "stringData": {"API_KEY": "of-the-cluster", "other": "x"}}
+    cluster.api.create(f"/api/v1/namespaces/{cluster.namespace}/secrets", own)
+    cluster.pools()
+    job = run(
+        jobs.fingerprint, ["HF_TOKEN", "API_KEY"], str(tmp_path / "go"),
+        capture_env_vars=["HF_TOKEN"], secrets={"API_KEY": "tracker/API_KEY"},
+    )  # fmt: skip
+    wait_running(job)
+    (name,) = {placement["name"] for placement in placements(job)}
+    (kept,) = (secret for secret in cluster.list("secrets") if secret["metadata"]["name"] == name)
+    assert [owner["kind"] for owner in kept["metadata"]["ownerReferences"]] == ["JobSet"]
+    assert "of-this-process" not in json.dumps([cluster.sets(), cluster.jobs(), cluster.list("pods")])
+    (tmp_path / "go").touch()
+    digests = {
+        variable: hashlib.sha256(value.encode()).hexdigest()
+        for variable, value in (("HF_TOKEN", "hf_of-this-process"), ("API_KEY", "of-the-cluster"))
+    }
+    assert job.result(timeout=WITHIN) == digests
+    wait_until(lambda: [each["metadata"]["name"] for each in cluster.list("secrets")] == ["tracker"], "its Secret goes")
+    cluster.api.delete(f"/api/v1/namespaces/{cluster.namespace}/secrets/tracker")
+
+
+def test_a_secret_that_is_not_there_ends_the_job_with_its_name(
+    cluster: Cluster, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "CreateContainerConfigError"
+    monkeypatch.setitem(waiting._CONTAINER, reason, waiting._CONTAINER[reason]._replace(patience=2.0))
+    cluster.pools()
+    job = run(jobs.fingerprint, ["API_KEY"], str(tmp_path / "go"), secrets={"API_KEY": "nowhere/key"})
+    assert "failed" in changes(told(job))[-1]
+    verdict = verdict_of(job)
+    assert verdict is not None
+    assert verdict.cause == "configuration"
+    assert 'secret "nowhere" not found' in verdict.reason
+
+
+def test_a_job_is_cancelled_while_it_runs(cluster: Cluster, jobs: Any, tmp_path: Path) -> None:
+    cluster.pools()
+    job = run(jobs.until, str(tmp_path / "never"))
+    wait_running(job)
+    job.cancel("enough")
+    with pytest.raises(JobCancelled, match="enough"):
+        job.result(timeout=WITHIN)
+
+
+def test_a_job_is_cancelled_while_it_waits_for_nodes_and_no_pod_comes_later(
+    cluster: Cluster, jobs: Any, tmp_path: Path
+) -> None:
+    marks = tmp_path / "marks"
+    job = run(jobs.leaves_mark, str(marks))
+    wait_until(lambda: job.peek().phase == "queued", lambda: f"it waits: {job.peek()}", pause=0.1)
+    job.cancel("enough")
+    with pytest.raises(JobCancelled):
+        job.result(timeout=WITHIN)
+    cluster.wait_until_empty()
+    cluster.pools()
+    assert not marks.exists()
+
+
+OTHER = """
+import sys
+import kinetic_orchestration as kinetic
+
+print(kinetic.attach(sys.argv[1]).result(timeout=150))
+"""
+
+
+def test_another_process_with_the_same_signing_key_collects_the_value(
+    cluster: Cluster, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another machine, whose home has never heard of the job. Without the key it is not even unpickled."""
+    cluster.pools()
+    job = run(jobs.leaves_mark, str(tmp_path / "marks"), retry=NONE)
+    monkeypatch.setenv("KINETIC_HOME", str(tmp_path / "another home"))
+    other = [sys.executable, "-c", OTHER, job.job_id]
+    done = subprocess.run(other, capture_output=True, text=True, timeout=WITHIN, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in (tmp_path / "marks").read_text().split()

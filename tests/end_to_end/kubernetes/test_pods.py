@@ -1,0 +1,273 @@
+"""What becomes of pods and of their processes while a job runs: one verdict with its cause, and another attempt if the
+budget says so."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.errors import JobError, JobLost
+from kinetic_orchestration.jobs import lifecycle
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.plan.values import JobStatus
+from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.protocol.system import processes
+from tests.end_to_end.kubernetes.cases import (
+    NONE,
+    WITHIN,
+    Cluster,
+    beats,
+    condition,
+    placements,
+    run,
+    verdict_of,
+    wait_for_verdict,
+    wait_running,
+)
+from tests.support.kubernetes.fixtures import CONFORMANCE
+from tests.support.kubernetes.nodes import KILLED, OOM_KILLED
+from tests.support.waits import wait_until
+
+pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(4)]
+
+Break = Callable[[str], None]
+BRIEF = "self_delete.LATE, attempt_rules.SIBLING_GRACE = 2.0, 0.5"  # patience of host 0 with hosts that are dead
+ONE_PREEMPTION = kinetic.Retry(infra=0, preemption=1)
+ONE_LOSS = kinetic.Retry(infra=1, preemption=0)
+
+
+def ended(job: Any, cluster: Cluster, kind: str) -> str:
+    """The sentence of the Job of an attempt, once its JobSet has come to that end, whatever clients do."""
+    (name,) = {placement["name"] for placement in placements(job)}
+
+    def is_so() -> bool:
+        return any(
+            one["metadata"]["name"] == name and condition(one, kind).get("status") == "True" for one in cluster.sets()
+        )
+
+    wait_until(is_so, lambda: f"{name} is {kind}: {cluster.sets()}", pause=0.1)
+    return str(condition(cluster.jobs()[0], "Failed").get("message", ""))
+
+
+# ---- what the cluster tells, when no client is there ------------------------------------------------------------
+
+
+def test_a_jobset_whose_job_succeeded_is_completed(cluster: Cluster, jobs: Any, tmp_path: Path) -> None:
+    cluster.pools()
+    job = run(jobs.leaves_mark, str(tmp_path / "marks"))
+    assert ended(job, cluster, "Completed") == ""
+    verdict = verdict_of(job)
+    assert verdict is not None
+    assert verdict.kind == wire.COMMITTED
+    assert job.result(timeout=WITHIN) in (tmp_path / "marks").read_text()
+
+
+def test_a_jobset_tells_the_users_exception_by_its_exit_code_and_all_last_words_are_there(
+    cluster: Cluster, jobs: Any, tmp_path: Path
+) -> None:
+    """Host 1 raised it; the code is that of host 0's pod, which leaves last, so that no pod is ended before its word."""
+    cluster.pools()
+    job = run(jobs.echoes, str(tmp_path), 1, 0.2)
+    message = ended(job, cluster, "Failed")
+    assert "failed with exit code 64 matching FailJob rule" in message
+    assert f"{placements(job)[0]['name']}-s-0-0-" in message
+    assert {host: beat.state for host, beat in beats(job).items()} == {0: wire.DONE, 1: wire.DONE}
+    with pytest.raises(ValueError, match="the learning rate is negative"):
+        job.result(timeout=WITHIN)
+
+
+# ---- pods that are taken away ------------------------------------------------------------------------------------
+
+
+def deleted(cluster: Cluster, pod: Any) -> None:
+    cluster.delete(pod)
+
+
+def evicted(cluster: Cluster, pod: Any) -> None:
+    cluster.evict(pod)
+
+
+def tainted(cluster: Cluster, pod: Any) -> None:
+    """The machines of a spot slice are about to go, that of this pod first."""
+    taint = {"key": "cloud.google.com/impending-node-termination", "effect": "NoExecute"}
+    first = pod["spec"]["nodeName"]
+    pool = first.rpartition("-")[0]
+    for name in sorted((f"{pool}-0", f"{pool}-1"), key=lambda name: name != first):
+        cluster.api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": [taint]}})
+
+
+@pytest.mark.parametrize("taken", [deleted, evicted, tainted])
+def test_a_pod_that_is_taken_away_is_a_preemption_and_another_attempt_follows(
+    cluster: Cluster, jobs: Any, tmp_path: Path, taken: Callable[[Cluster, Any], None]
+) -> None:
+    cluster.pools("one", "two")
+    job = run(jobs.until, str(tmp_path / "go"), retry=ONE_PREEMPTION)
+    wait_running(job)
+    pod = cluster.pods(job)[1]
+    pool = pod["spec"]["nodeName"].rpartition("-")[0]
+    taken(cluster, pod)
+    first = wait_for_verdict(job)
+    if taken is tainted:
+        wait_until(lambda: not cluster.pods(job), "the end of its pods", pause=0.1)
+        cluster.nodes.remove(f"{pool}-0", f"{pool}-1")
+    (tmp_path / "go").touch()
+    assert job.result(timeout=WITHIN) == 2
+    assert (first.kind, first.cause) == (wire.ABORTED, wire.PREEMPTION), first.reason
+    assert first.host == 1 or taken is tainted
+    assert "SIGTERM" in first.reason
+
+
+@pytest.mark.turn(2)
+def test_a_pod_that_is_taken_away_before_its_agent_is_there_ends_at_once(
+    cluster: Cluster, jobs: Any, tmp_path: Path, bucket: Any
+) -> None:
+    """As the first process of its container it hears only what it handles, and would be there until the grace is over."""
+    cluster.pools("one", "two")
+    bucket.storage.fail("get *blobs/*", 503, times=None)
+    job = run(jobs.until, str(tmp_path / "go"), retry=ONE_PREEMPTION)
+
+    def waits(pod: Any) -> bool:
+        return any(processes.catches(pid, signal.SIGTERM) for pid in cluster.processes(pod))
+
+    wait_until(lambda: len(found := cluster.pods(job)) == 2 and all(map(waits, found.values())), "its pods", pause=0.1)
+    cluster.delete(cluster.pods(job)[1])
+    first = wait_for_verdict(job)
+    bucket.storage.heal()
+    assert (first.cause, first.host) == (wire.PREEMPTION, 1), first.reason
+    assert "it received SIGTERM, before its agent was there" in first.reason
+    (tmp_path / "go").touch()
+    assert job.result(timeout=WITHIN) == 2
+
+
+def test_a_program_that_is_told_of_its_end_saves_and_the_next_attempt_goes_on_from_there(
+    cluster: Cluster, jobs: Any, tmp_path: Path
+) -> None:
+    cluster.pools("one", "two")
+    job = run(jobs.resumes, str(tmp_path), retry=ONE_PREEMPTION)
+    wait_running(job)
+    wait_until(lambda: (job.logs() or "").count("running") == 2, "their handlers", pause=0.1)
+    cluster.delete(cluster.pods(job)[0])
+    assert job.result(timeout=WITHIN) == ["saved by attempt 1"]
+
+
+# ---- pods that die -----------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_is_killed_for_its_memory_is_the_users_failure(
+    cluster: Cluster, jobs: Any, tmp_path: Path, hosts_break: Break
+) -> None:
+    """And not a preemption of the other host, which would be tried again a hundred times."""
+    hosts_break(BRIEF)
+    cluster.pools()
+    job = run(jobs.until, str(tmp_path / "go"))
+    wait_running(job)
+    cluster.nodes.end(cluster.pods(job)[1], OOM_KILLED)
+    with pytest.raises(JobError, match="OOMKilled"):
+        job.result(timeout=WITHIN)
+    verdict = verdict_of(job)
+    assert verdict is not None
+    assert verdict.cause == wire.USER
+
+
+@pytest.mark.parametrize(
+    "killed",
+    [
+        "kinetic-agent",
+        pytest.param("kinetic-guard", marks=pytest.mark.turn(3)),
+        pytest.param("first", marks=pytest.mark.turn(4)),
+        "all",
+    ],
+)
+def test_a_host_of_which_a_process_is_killed_is_lost_and_another_attempt_follows(
+    cluster: Cluster, jobs: Any, tmp_path: Path, killed: str, hosts_break: Break
+) -> None:
+    hosts_break(BRIEF)
+    cluster.pools("one", "two")
+    job = run(jobs.until, str(tmp_path / "go"), retry=ONE_LOSS)
+    wait_running(job)
+    pod = cluster.pods(job)[1]
+    if killed == "all":
+        cluster.nodes.end(pod, KILLED)
+    else:
+        cluster.kill(pod, killed)
+    (tmp_path / "go").touch()
+    assert job.result(timeout=WITHIN) == 2
+    first = verdict_of(job)
+    assert first is not None
+    assert first.cause == wire.INFRASTRUCTURE, first.reason
+    told_by = "the agent of host 1 was ended by SIGKILL" if killed == "kinetic-agent" else "exit code 137"
+    assert told_by in first.reason
+
+
+@pytest.mark.turn(0)
+def test_a_lost_node_is_missed_by_the_other_host_long_before_kubernetes_says_so(
+    cluster: Cluster, jobs: Any, tmp_path: Path, hosts_break: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts_break("""
+        attempt_rules.LOST, peers.BEATS_PACE, bucket.WATCHED, bucket.UNWATCHED = 12.0, 0.5, 0.7, 0.7
+        self_delete.LATE, attempt_rules.SIBLING_GRACE = 0.3, 0.5
+    """)
+    monkeypatch.setattr(lifecycle, "SETTLE_PATIENCE", 2.0)
+    cluster.pools("one", "two")
+    job = run(jobs.until, str(tmp_path / "go"), retry=ONE_LOSS)
+    wait_running(job)
+    pod = cluster.pods(job)[1]
+    cluster.nodes.lose(pod["spec"]["nodeName"])
+    first = wait_for_verdict(job)
+    assert (first.kind, first.cause, first.host) == (wire.ABORTED, wire.INFRASTRUCTURE, 1)
+    assert "host 1 has given no sign of life" in first.reason
+    (tmp_path / "go").touch()
+    assert job.result(timeout=WITHIN) == 2
+    cluster.nodes.remove(pod["spec"]["nodeName"])  # or its pod is shown for minutes
+    cluster.delete(pod, grace=0)
+
+
+def test_a_silent_node_does_not_end_the_job_of_its_pods(cluster: Cluster, jobs: Any, tmp_path: Path) -> None:
+    """Nobody hears of it, and its host goes on: the store says so. Its pod is shown until the node is back."""
+    cluster.pools()
+    job = run(jobs.until, str(tmp_path / "go"), retry=NONE)
+    wait_running(job)
+    node = cluster.pods(job)[1]["spec"]["nodeName"]
+    cluster.nodes.silence(node)
+    (tmp_path / "go").touch()
+    assert job.result(timeout=WITHIN) == 1
+    assert job.status() is JobStatus.SUCCEEDED
+    cluster.nodes.restore(node)
+
+
+def test_a_zombie_on_a_silent_node_ends_itself_and_its_attempt_has_no_second_verdict(
+    cluster: Cluster, jobs: Any, tmp_path: Path
+) -> None:
+    cluster.pools("one", "two")
+    job = run(jobs.until, str(tmp_path / "go"), retry=ONE_LOSS)
+    wait_running(job)
+    pods = cluster.pods(job)
+    silent = [pod["spec"]["nodeName"] for pod in pods.values()]
+    cluster.nodes.silence(*silent)
+    actions.close(job._job, 1, wire.INFRASTRUCTURE, "given up")
+    (tmp_path / "go").touch()
+    assert job.result(timeout=WITHIN) == 2
+    wait_until(lambda: not any(list(cluster.processes(pod)) for pod in pods.values()), "the zombies end", pause=0.1)
+    first = verdict_of(job)
+    assert first is not None
+    assert (first.kind, first.reason) == (wire.CLOSED, "given up")
+    cluster.nodes.restore(*silent)
+
+
+# ---- pods that are not what they were made for -------------------------------------------------------------------
+
+
+def test_a_pod_to_which_gke_gave_another_place_in_the_slice_runs_nothing(
+    cluster: Cluster, jobs: Any, tmp_path: Path
+) -> None:
+    cluster.pools()
+    cluster.nodes.inject({"TPU_WORKER_ID": "1"})
+    job = run(jobs.leaves_mark, str(tmp_path / "marks"), retry=NONE)
+    with pytest.raises(JobLost, match=r"GKE made this pod worker 1 of 2 .*, and it was started as pod 0 of 2"):
+        job.result(timeout=WITHIN)
+    assert not (tmp_path / "marks").exists()
