@@ -121,6 +121,7 @@ class KubernetesConfig(_Group):
     tolerations: list[str] = Field(default=[], description="Further taints: key, key=value or key=value:NoSchedule.")
     env_from: list[str] = Field(default=[], description="Secrets whose entries become variables of the pods.")
     image_pull_secrets: list[str] = Field(default=[], description="Secrets with which a private image is pulled.")
+    run_as_user: int = Field(default=0, description="Number of the user as whom pods run; 0 for the image's own.")
     labels: dict[str, str] = Field(default={}, description="Labels of the cluster's objects.")
 
     def to_core(self) -> Kubernetes:

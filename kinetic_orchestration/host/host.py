@@ -60,8 +60,7 @@ class Host:
         self.supervisor = Supervisor(assignment, self.scratch, self.log, self.reports.hear)
         if started is not None:
             self.supervisor.adopt(started)
-        self.preempted = ""  # the notice
-        self.cancelled = ""  # the reason
+        self.preempted = self.cancelled = ""  # the notice; the reason
         self.shares_machine = True  # with the other hosts, also where each is an imitation of a machine
         self._preparation: Preparation | None = None
         self.exit: attempt_rules.Exit | None = None
@@ -243,9 +242,7 @@ class Host:
                 self.exit = attempt_rules.Exit(code or 1, wire.INFRASTRUCTURE, reason)
             return
         if self.exit is None:
-            self.exit = self._blamed(
-                attempt_rules.exit_of(code, self.supervisor.report(), command=bool(self.task.argv))
-            )
+            self.exit = self._blamed(attempt_rules.exit_of(code, self._report(), command=bool(self.task.argv)))
         self._record_exit()
         self._set_state(wire.ENDING)
 
@@ -263,7 +260,10 @@ class Host:
         if exit_.code == 0 or exit_.cause != wire.USER or not self.machine.is_own:
             return exit_
         self.preempted = self.preempted or self.machine.notice()
-        return outcome.blame_driver(exit_, self.supervisor.report(), self.supervisor.tail)
+        return outcome.blame_driver(exit_, self._report(), self.supervisor.tail)
+
+    def _report(self) -> attempt_rules.Report | None:
+        return self.supervisor.report()
 
     # ---- poll and decide ---------------------------------------------------------------------------------
 
@@ -290,7 +290,7 @@ class Host:
 
     def _read_report(self) -> None:
         """Read the report of a program that has not exited yet, and may never exit if its function failed."""
-        report = self.supervisor.report()
+        report = self._report()
         if report is not None and report.code != 0:
             self.exit = self._blamed(attempt_rules.exit_of_report(report))
             self._record_exit()
@@ -335,12 +335,12 @@ class Host:
     def _is_echo(self) -> bool:
         if self.exit is None or self.exit.code == 0:
             return False
-        return outcome.is_echo(self.exit, self.supervisor.report(), self.supervisor.tail, self.at.hosts)
+        return outcome.is_echo(self.exit, self._report(), self.supervisor.tail, self.at.hosts)
 
     def _decide(self, cause: str, reason: str, host: int) -> None:
         failure = None
         if host == self.at.host and cause in (wire.USER, wire.CONFIGURATION, wire.INFRASTRUCTURE):
-            report = self.supervisor.report()
+            report = self._report()
             if report is not None and report.kind == "tampered":
                 self.preparation.discard_payload()
             failure = self.outcome.failure(
@@ -352,7 +352,7 @@ class Host:
 
     def _commit(self) -> None:
         _, ended = self.peers.exits[self.at.host]
-        self.outcome.try_to_commit(self.supervisor.report(), ended, self.supervisor.files["outcome"])
+        self.outcome.try_to_commit(self._report(), ended, self.supervisor.files["outcome"])
 
     def write_verdict(self, verdict: wire.Verdict) -> None:
         """Write a verdict for a host whose agent no longer can, from a process that never opened the host."""
@@ -402,8 +402,6 @@ class Host:
         spans = {} if self._preparation is None else self._preparation.spans()
         prepared = {what: [began + offset, ended + offset] for what, (began, ended) in spans.items()}
         return {"prepared": prepared, "spent": self.supervisor.spent}
-
-    # ---- small things ------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
         (at, before), news = self.beaten, (self.state, self.supervisor.lacks_room())

@@ -266,8 +266,8 @@ def backend_of(options: Options, settings: Settings) -> str:
     asked = named_backend(options.backend, settings, has_cluster=has_cluster)
     if options.backend and asked is None:
         warn_once(
-            f"backend={options.backend!r}: no cluster of GKE is named: this job runs on {settings.backend}. GKE takes "
-            "KINETIC_PROJECT, KINETIC_CLUSTER (or cluster=) and a store in a bucket"
+            f"backend={options.backend!r}: no cluster of GKE is named, so this job runs on {settings.backend}. "
+            "GKE takes KINETIC_PROJECT, KINETIC_CLUSTER (or cluster=) and a store in a bucket"
         )
     backend = asked or settings.backend
     if traits_of(backend) is not None:

@@ -145,13 +145,13 @@ PLANTED = (
     ),
     Planted(
         "the label of the deadline is missing",
-        "platforms/google/tpu/request.py",
+        "platforms/shared/ownership.py",
         "        EXPIRES: str(int(intent.deadline)),\n",
         "",
     ),
     Planted(
         "a later attempt's slice has the label of a deadline in the past",
-        "platforms/google/tpu/request.py",
+        "platforms/shared/ownership.py",
         "        EXPIRES: str(int(intent.deadline)),\n",
         "        EXPIRES: str(int(intent.deadline) if intent.attempt == 1 else 1),\n",
     ),
@@ -204,8 +204,8 @@ PLANTED = (
     Planted(
         "when host 0 is dead nobody deletes the slice",
         "host/attempt/self_delete.py",
-        "    if at.host:\n",
-        "    if at.host:\n        return\n    if at.host:\n",
+        "    if at.host:\n        time.sleep(",
+        "    if at.host:\n        return\n        time.sleep(",
     ),
     Planted(
         "a watcher looks ten times a second",

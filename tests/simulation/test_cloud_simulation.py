@@ -264,7 +264,7 @@ def _as_if_each_attempt_had_hosts(cursor: Any) -> int:
     return int(cursor.attempt)
 
 
-def _at_once(_at: Any) -> None:
+def _at_once(*_: Any) -> None:
     pass
 
 

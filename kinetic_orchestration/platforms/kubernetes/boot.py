@@ -26,6 +26,7 @@ _ON_S3 = (
     *(f"host/machine/s3/{name}.py" for name in ("refusals", "requests", "signature")),
     "protocol/names.py",
     *(f"protocol/records/{name}.py" for name in ("base", "bucket_metadata")),
+    "protocol/system/copies.py",
     "protocol/system/parallel.py",
 )
 

@@ -28,7 +28,7 @@ from kinetic_orchestration.plan.values import Freed, Intent, JobStatus
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.google.rest import secret_manager
 from kinetic_orchestration.platforms.google.tpu.backend import MOST_UNLISTED
-from kinetic_orchestration.platforms.google.tpu.request import JOB, MARK
+from kinetic_orchestration.platforms.shared.ownership import JOB, MARK
 from kinetic_orchestration.platforms.shared.read_only import ReadOnlyBackend
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator

@@ -19,6 +19,7 @@ from urllib.parse import urlencode, urlsplit
 
 from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.protocol.records.base import RecordsError
+from kinetic_orchestration.protocol.system import copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -67,7 +68,7 @@ class Chain:
             due = found is None or found is stale or (found.expires and now > found.expires - EARLY)
             if due:
                 try:
-                    self._found = find(os.environ)
+                    self._found = find(copies.environ())
                 except Unavailable:
                     if found is None or found is stale or now > found.expires:
                         raise

@@ -18,6 +18,7 @@ from kinetic_orchestration.host.machine.s3 import refusals, signature
 from kinetic_orchestration.host.machine.s3.credentials import Chain
 from kinetic_orchestration.host.machine.s3.place import FIRST, Place, place_of
 from kinetic_orchestration.protocol.records.bucket_metadata import Clock
+from kinetic_orchestration.protocol.system import copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -162,7 +163,7 @@ class Requests:
 def requests_of(bucket: str) -> Requests:
     """Return the requests of this process to a bucket, by the settings as they are now. Raises ValueError for an
     endpoint that is no address."""
-    settings = {name: value for name, value in os.environ.items() if name.startswith("AWS_") or name == "HOME"}
+    settings = {name: value for name, value in copies.environ().items() if name.startswith("AWS_") or name == "HOME"}
     return _requests(place_of(bucket, settings), os.getpid(), tuple(sorted(settings.items())))
 
 

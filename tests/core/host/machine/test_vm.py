@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.host.machine import bootstrap, bucket_records, self_delete, vm
+from kinetic_orchestration.host.attempt import self_delete
+from kinetic_orchestration.host.machine import bootstrap, bucket_records, vm
 from kinetic_orchestration.host.view import bucket, segments
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.platforms.shared import agent_zip

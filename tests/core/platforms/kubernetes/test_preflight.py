@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.core.platforms.kubernetes.scripted_server import Authority
 
 from kinetic_orchestration.errors import BackendError, CredentialsError
 from kinetic_orchestration.plan.configuration.settings import Settings, load
@@ -23,6 +22,7 @@ from kinetic_orchestration.platforms.kubernetes.api import client
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
+from tests.core.platforms.kubernetes.api.scripted_server import Authority
 from tests.support.kubernetes.fixtures import CONFORMANCE
 from tests.support.kubernetes.nodes import tpu_pool
 from tests.support.waits import wait_until

@@ -41,14 +41,12 @@ def test_the_same_sources_give_the_same_bytes_from_a_copy_with_other_times_and_m
     for path in copy.rglob("*.py"):
         os.utime(path, (1_000_000_000, 1_000_000_000))
         os.chmod(path, 0o600)
-    program = (
-        "from kinetic_orchestration.platforms import agent_zip as agent; print(agent.__file__, agent.build().digest)"
-    )
+    program = "from kinetic_orchestration.platforms.shared import agent_zip as agent; print(agent.__file__, agent.build().digest)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True,
         cwd=copy, env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
-    assert done.stdout.split() == [str(copy / PACKAGE.name / "platforms" / "agent_zip.py"), here.digest]
+    assert done.stdout.split() == [str(copy / PACKAGE.name / "platforms" / "shared" / "agent_zip.py"), here.digest]
 
 
 def test_it_holds_the_pure_package_and_cloudpickle_and_nothing_else(packed: Path) -> None:
@@ -385,7 +383,7 @@ def test_byte_code_that_a_full_disk_has_cut_is_not_kept(tmp_path: Path, monkeypa
 
 @pytest.mark.slow
 def test_eight_first_jobs_at_once_unpack_it_whole(tmp_path: Path) -> None:
-    program = f"from pathlib import Path; from kinetic_orchestration.platforms import agent_zip as agent; print(agent.unpacked(Path({str(tmp_path)!r})))"
+    program = f"from pathlib import Path; from kinetic_orchestration.platforms.shared import agent_zip as agent; print(agent.unpacked(Path({str(tmp_path)!r})))"
     racers = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(8)]
     answers = {racer.communicate(timeout=60)[0].strip() for racer in racers}
     assert answers == {str(agent_zip.unpacked(tmp_path))}

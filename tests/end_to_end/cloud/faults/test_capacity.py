@@ -78,7 +78,7 @@ def test_f06_a_quota_of_0_everywhere_ends_the_job_with_the_quotas_name(cloud: Em
     for zone in ZONES:
         cloud.quota(zone, 0)
     job = run(jobs.attempt)
-    with pytest.raises(JobError, match=r"(?s)no zone is left to try.*[Ll]imit:? 0"):
+    with pytest.raises(JobError, match=r"(?s)no place is left to try.*[Ll]imit:? 0"):
         job.result(timeout=60)
 
 

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.core.platforms.kubernetes.scripted_server import (
+
+from kinetic_orchestration import __version__
+from kinetic_orchestration.errors import CredentialsError
+from kinetic_orchestration.platforms.kubernetes.api import answers, client
+from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Cause
+from kinetic_orchestration.platforms.kubernetes.api.client import Api, Exchange, listening
+from kinetic_orchestration.platforms.shared.cluster_access import Access, Pair
+from tests.core.platforms.kubernetes.api.scripted_server import (
     Answer,
     Authority,
     Request,
@@ -26,13 +33,6 @@ from tests.core.platforms.kubernetes.scripted_server import (
     serving,
     status,
 )
-
-from kinetic_orchestration import __version__
-from kinetic_orchestration.errors import CredentialsError
-from kinetic_orchestration.platforms.kubernetes.api import answers, client
-from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Cause
-from kinetic_orchestration.platforms.kubernetes.api.client import Api, Exchange, listening
-from kinetic_orchestration.platforms.shared.cluster_access import Access, Pair
 
 PODS = "/api/v1/namespaces/default/pods"
 TOO_OLD = status(410, "Expired", "The provided continue parameter is too old")

@@ -12,13 +12,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.core.platforms.kubernetes.scripted_server import Authority
 
 from kinetic_orchestration.errors import CredentialsError
 from kinetic_orchestration.platforms.kubernetes.api import answers, kubeconfig
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Object
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.shared.cluster_access import Access, no_pair
+from tests.core.platforms.kubernetes.api.scripted_server import Authority
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.turn(3)]

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kinetic_orchestration.host.machine import bootstrap, self_delete
+from kinetic_orchestration.host.attempt import self_delete
+from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
