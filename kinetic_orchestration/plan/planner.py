@@ -213,6 +213,7 @@ def _cloud(
             "project": settings.project if traits.in_project else "",
             "zones": _clusters(cloud, settings) if isinstance(cloud, Kubernetes) else (),
             "cloud": {} if cloud is None else _fields_of(cloud),
+            "zone_patience": settings.zone_patience if traits.options is Kubernetes else 0.0,
             "affordable": _affordable(options.limits.cost, slice_, (), slices, settings, spot=spot),
         }
     cloud = options.cloud if isinstance(options.cloud, TpuVm) else TpuVm()

@@ -161,7 +161,8 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
         environ = {**environ, **indexes.for_hosts(environ)[1]}
     unset = [name for name in plan.secrets if name not in environ]
     if unset:
-        if seen.now - seen.intent.created < SECRETS_PATIENCE:  # a process that has them may be about to submit
+        # A process that has them may be about to submit.
+        if seen.now - seen.intent.created - seen.intent.wait < SECRETS_PATIENCE:
             return f"waiting for a process that has {', '.join(unset)} in its environment"
         reason = (
             f"{', '.join(unset)} must come from the environment of the process that starts attempt {attempt}, and is "

@@ -41,10 +41,14 @@ class GkeClusters:
     def emulated(self, cluster: str) -> bool:
         return bool(self._settings.emulator)
 
-    def access(self, cluster: str) -> Access:
+    def mark(self, cluster: str) -> str:
+        return ""  # its project's name and its own are enough
+
+    def access(self, cluster: str, project: str = "") -> Access:
         """Return the cluster's DNS endpoint if it admits traffic from outside, else its address with its own
         authority."""
-        found = self._find(cluster)
+        project = project or self._settings.project
+        found = self._find(cluster, project)
         outside = found.get("controlPlaneEndpointsConfig", {}).get("dnsEndpointConfig", {})
         if outside.get("allowExternalTraffic") and outside.get("endpoint"):
             server, authority = str(outside["endpoint"]), ""
@@ -53,14 +57,13 @@ class GkeClusters:
             authority = base64.b64decode(found.get("masterAuth", {}).get("clusterCaCertificate", "")).decode()
         return Access(
             f"https://{server}",
-            f"the cluster {cluster} of {self._settings.project} in {found.get('location', '')}",
+            f"the cluster {cluster} of {project} in {found.get('location', '')}",
             authority=authority,
             token=self._token,
-            find=partial(self.access, cluster),  # its address and authority may have changed
+            find=partial(self.access, cluster, project),  # its address and authority may have changed
         )
 
-    def _find(self, cluster: str) -> Mapping[str, Any]:
-        project = self._settings.project
+    def _find(self, cluster: str, project: str) -> Mapping[str, Any]:
         with self._acting(), google(self._settings) as api:
             answer = api.call("GET", SERVICE, f"v1/projects/{project}/locations/-/clusters")
         if not answer.ok:
@@ -92,6 +95,8 @@ class GkeClusters:
                     identity.refresh(Request())
                 except exceptions.RefreshError as error:
                     raise credentials.refused(error) from error
+                except exceptions.TransportError as error:
+                    raise BackendError(f"Google gave no new token: {error}", wire.INTERNAL) from error
         return str(identity.token or "")
 
 

@@ -23,7 +23,7 @@ from kinetic_orchestration.errors import (
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import accelerators, nodes
 from kinetic_orchestration.plan.hardware.accelerators import Slice
-from kinetic_orchestration.plan.values import GONE, UNKNOWN, Freed, Observation, Past, Plan
+from kinetic_orchestration.plan.values import GONE, PROVISIONING, QUEUED, UNKNOWN, Freed, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
 from kinetic_orchestration.platforms.kubernetes import gke, manifest, preflight, states, waiting
 from kinetic_orchestration.platforms.kubernetes.api import answers
@@ -39,6 +39,8 @@ from kinetic_orchestration.protocol.system.parallel import REQUESTS
 
 Object = Mapping[str, Any]
 
+REFUSED_SECONDS = 60.0  # for which a right may be missing by mistake
+KUEUE_JOB = "kueue.x-k8s.io/job-uid"  # label of a workload
 EVENTS_SECONDS = 5.0  # events and positions are read no more often: they only explain
 NO_CLUSTER = "no cluster is known: name a context of the kubeconfig with cluster= or KINETIC_CLUSTER"
 JOBSET = "jobset.sigs.k8s.io/jobset-name"  # label of all that a JobSet makes
@@ -65,9 +67,12 @@ class KubernetesBackend:
         self._clusters = clusters
         self._vault = vault
         self._mark = names.mark(settings.store, settings.deployment)
-        self._apis: dict[str, Api] = {}
+        self._apis: dict[tuple[str, str], Api] = {}
         self._opening = threading.Lock()
-        self._since: dict[tuple[str, str], float] = {}  # a set and why it waits → when that was first seen
+        self._known: set[tuple[str, str, str]] = set()  # clusters that are those of placements
+        self._noting = threading.Lock()
+        self._since: dict[str, dict[str, float]] = {}  # a set → why it waits → when that was first seen
+        self._shown: set[str] = set()  # sets that this process has seen, and not released
         weakref.finalize(self, _close, self._apis)
         # A place and which of its events → when they were read, and they.
         self._explained: dict[tuple[str, str], tuple[float, list[Object]]] = {}
@@ -126,12 +131,16 @@ class KubernetesBackend:
             gone = (previous.placement["zone"],) if waiting.NEVER in previous.reason else ()
             seed, refusal = f"{job_id}-{attempt}", places.Refusal(gone=gone)
             choice = places.following(plan.zones, previous, seed, refusal, patience=plan.zone_patience)
+        others = len(plan.zones) > 1 + len(choice.dropped)
         return {
             "backend": self.kind,
+            "project": plan.project,
+            "cluster": self._clusters.mark(_parts(choice.place)[0]),
             "zone": choice.place,
             "name": names.slice_of(plan.store, plan.deployment, job_id, attempt),
             "hosts": plan.hosts,
             "slices": plan.slices,
+            "patience": plan.zone_patience if others else 0.0,
             **places.history(choice, previous),
         }
 
@@ -139,24 +148,23 @@ class KubernetesBackend:
 
     def submit(self, asked: Submission) -> str:
         placement = asked.intent.placement
+        try:
+            api, where = self._api(placement), _namespace(placement)
+        except CredentialsError as error:  # its submitter's machine has them
+            return f"waiting for a process that reaches the cluster {placement['zone']}: {error}"
         if self._vault is not None:
             self._vault.keep(asked)
-        api, where = self._api(placement), _namespace(placement)
         try:
-            made = api.create(_jobsets(where), manifest.render(asked))
+            made = _created(api, where, asked)
         except ApiError as error:
-            if error.kind == answers.EXISTS:
-                made = api.get(f"{_jobsets(where)}/{placement['name']}")
-                _adopt(made, asked)
-            elif error.kind in (answers.BUSY, answers.UNREACHABLE):
+            if error.kind in _LATER:
                 return f"waiting: {error}"
-            else:
-                raise _refused(error, placement) from error
+            raise _refused(error, placement) from error
         if self._vault is None and (kept := manifest.secret(asked, made["metadata"]["uid"])) is not None:
             try:
                 api.create(f"/api/v1/namespaces/{where}/secrets", kept)
             except ApiError as error:
-                if error.kind in (answers.BUSY, answers.UNREACHABLE):
+                if error.kind in _LATER:
                     return f"waiting: {error}"
                 if error.kind != answers.EXISTS:
                     raise _refused(error, placement) from error
@@ -166,18 +174,35 @@ class KubernetesBackend:
 
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
         """One list of JobSets and one of pods for each namespace, however many placements."""
-        groups: dict[str, list[int]] = {}
+        groups: dict[tuple[str, ...], list[int]] = {}
         for index, placement in enumerate(placements):
-            groups.setdefault(placement["zone"], []).append(index)
+            groups.setdefault(_where(placement), []).append(index)
         seen: dict[int, Observation] = {}
         for indices in groups.values():
             mine = [placements[index] for index in indices]
             try:
                 seen.update(zip(indices, self._observe(mine), strict=True))
-            except (ApiError, CredentialsError) as error:
-                refused = _cause(error) if isinstance(error, ApiError) and error.kind in _FINAL else ""
-                seen.update((index, Observation(UNKNOWN, str(error), refused)) for index in indices)
+            except KineticError as error:
+                seen.update((index, self._unseen(placements[index], error)) for index in indices)
         return [seen[index] for index in range(len(placements))]
+
+    def _unseen(self, placement: Mapping[str, Any], error: KineticError) -> Observation:
+        """Return what is known of a set that cannot be read. A refusal has a cause once it has lasted, unless this
+        process has seen the set: an API server that starts refuses everything for a while."""
+        if not isinstance(error, ApiError) or error.kind not in _FINAL:
+            return Observation(UNKNOWN, str(error))
+        lasts = self._lasts(placement["name"], error.kind) > REFUSED_SECONDS
+        cause = _cause(error) if lasts and placement["name"] not in self._shown else ""
+        return Observation(UNKNOWN, str(error), cause)
+
+    def _lasts(self, name: str, why: str) -> float:
+        """Return the seconds for which this process has seen a reason of a set, and forget its others; "" is none."""
+        now = time.monotonic()
+        with self._noting:
+            since = self._since.pop(name, {}).get(why, now)
+            if why:
+                self._since[name] = {why: since}
+        return now - since
 
     def _observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
         api, where = self._api(placements[0]), _namespace(placements[0])
@@ -202,15 +227,19 @@ class KubernetesBackend:
 
     def _judge(self, placement: Mapping[str, Any], seen: Seen) -> Observation:
         judged = states.judge(placement, seen, _wanted(placement, seen))
-        name = placement["name"]
-        if judged.why is None or not judged.why.cause:
-            for key in [key for key in self._since if key[0] == name]:
-                del self._since[key]
-            return judged.observation
-        key, now = (name, judged.why.cause), time.monotonic()
-        if now - self._since.setdefault(key, now) < judged.why.patience:
-            return judged.observation
-        return judged.observation._replace(state=GONE, cause=judged.why.cause)
+        observation, why = judged.observation, judged.why
+        if seen.set is not None:
+            with self._noting:
+                self._shown.add(placement["name"])
+        if why is not None and why.cause:
+            lasts = self._lasts(placement["name"], why.cause)
+            return observation if lasts < why.patience else observation._replace(state=GONE, cause=why.cause)
+        self._lasts(placement["name"], "")
+        patience = float(placement.get("patience") or 0.0)
+        if patience and observation.state in (QUEUED, PROVISIONING) and states.age(seen.set) > patience:
+            told = f"nothing became free within {patience:g} s; {observation.message}"
+            return observation._replace(state=GONE, cause=wire.STOCKOUT, message=told)
+        return observation
 
     def _read_jobs(self, api: Api, where: str, seen: dict[str, Seen]) -> None:
         """The Jobs of sets that have failed: only their conditions tell of what."""
@@ -225,8 +254,9 @@ class KubernetesBackend:
         if not held:
             return
         by_uid = {found["metadata"]["uid"]: name for name, found in held.items()}
+        one = f"{KUEUE_JOB}={next(iter(by_uid))}" if len(by_uid) == 1 else ""
         try:
-            workloads = api.list(f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{where}/workloads")
+            workloads = api.list(f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{where}/workloads", labels=one)
         except ApiError as error:
             if error.kind not in (answers.UNSERVED, answers.FORBIDDEN):
                 raise
@@ -294,11 +324,12 @@ class KubernetesBackend:
         return None
 
     def names_place(self, placement: Mapping[str, Any]) -> bool:
-        cluster, namespace = _parts(str(placement.get("zone", "")))
         try:
-            return bool(namespace) and self._clusters.access(cluster) is not None
+            usual = self.usual_place()
         except KineticError:
             return False
+        ours = (placement.get("project") or "") in ("", self._settings.project)
+        return ours and bool(placement.get("name")) and placement.get("zone") == usual
 
     def cancel(self, placement: Mapping[str, Any]) -> None:
         """Hosts see the cancel record by themselves; what waits in a queue is released once the attempt is closed."""
@@ -320,29 +351,36 @@ class KubernetesBackend:
                         return Freed.REFUSED
             labels = f"{ownership.MARK}={self._mark},{JOBSET}={placement['name']}"
             left = api.list(f"/api/v1/namespaces/{where}/pods", labels=labels)
-            return Freed.UNDER_WAY if found is not None or left else Freed.DONE
-        except (ApiError, CredentialsError):
+        except KineticError:
             return Freed.REFUSED
+        if found is not None or left:
+            return Freed.UNDER_WAY
+        with self._noting:
+            self._shown.discard(placement["name"])
+            self._since.pop(placement["name"], None)
+        return Freed.DONE
 
     def leftovers(self) -> Iterator[dict[str, Any]]:
         """All JobSets of this deployment, in each namespace that this process's settings name."""
-        for place in [self.usual_place()]:
-            api, where = self._api({"zone": place}), _parts(place)[1]
-            try:
-                sets = api.list(_jobsets(where), labels=f"{ownership.MARK}={self._mark}")
-            except (ApiError, CredentialsError) as error:
-                yield {"zone": place, "unread": str(error)}
-                continue
-            for found in sets:
-                owned = ownership.owned(found["metadata"].get("labels", {}))
-                if owned is not None and self._is_ours(found):
-                    yield self._leftover(place, found, owned)
+        place = ""
+        try:
+            place = self.usual_place()
+            api, where = self._api({"zone": place, "project": self._settings.project}), _parts(place)[1]
+            sets = api.list(_jobsets(where), labels=f"{ownership.MARK}={self._mark}")
+        except KineticError as error:
+            yield {"zone": place, "unread": str(error)}
+            return
+        for found in sets:
+            owned = ownership.owned(found["metadata"].get("labels", {}))
+            if owned is not None and self._is_ours(found):
+                yield self._leftover(place, found, owned)
 
     def _leftover(self, place: str, found: Object, owned: ownership.Owned) -> dict[str, Any]:
         metadata = found["metadata"]
         state = "DELETING" if metadata.get("deletionTimestamp") else found.get("status", {}).get("terminalState", "")
         return {
-            "backend": self.kind, "zone": place, "name": metadata["name"], "hosts": _hosts(found),
+            "backend": self.kind, "project": self._settings.project if self._vault is not None else "", "zone": place,
+            "name": metadata["name"], "hosts": _hosts(found),
             "slices": int(metadata["labels"].get(ownership.SLICES, "1")), "job": owned.job, "attempt": owned.attempt,
             "created": states.seconds(metadata.get("creationTimestamp")), "expires": owned.expires,
             "state": state or "ACTIVE", "deployment": owned.deployment,
@@ -371,19 +409,46 @@ class KubernetesBackend:
         return self._clusters.place(self._settings.cluster, self._settings.namespace)
 
     def _api(self, placement: Mapping[str, Any]) -> Api:
-        cluster = _parts(placement["zone"])[0]
+        """Return the API of a placement's cluster. Raises CredentialsError if its name means another cluster here."""
+        project, cluster = _where(placement)[:2]
+        mark = placement.get("cluster") or ""
+        if mark and (project, cluster, mark) not in self._known and self._clusters.mark(cluster) != mark:
+            raise CredentialsError(
+                f"the cluster {cluster} is another one here than where the job was submitted: its certificate "
+                "authority differs. Name clusters alike on all machines of a deployment, by contexts of kubeconfigs"
+            )
+        self._known.add((project, cluster, mark))
         with self._opening:
-            if cluster not in self._apis:
-                self._apis[cluster] = Api(self._clusters.access(cluster))
-            return self._apis[cluster]
+            if (project, cluster) not in self._apis:
+                self._apis[project, cluster] = Api(self._clusters.access(cluster, project))
+            return self._apis[project, cluster]
 
 
 _CREATION = ("reason=FailedCreate", "reason=JobCreationFailed")  # events of the controllers of Jobs and of JobSets
 _AUTOSCALER = "source=cluster-autoscaler"
+_LATER = (answers.BUSY, answers.UNREACHABLE, answers.CONFLICT)
 _FINAL = (answers.FORBIDDEN, answers.UNSERVED, answers.INVALID)
 
 
-def _close(apis: Mapping[str, Api]) -> None:
+def _where(placement: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Return the project, the cluster, the namespace and the cluster's mark of a placement."""
+    cluster, namespace = _parts(placement["zone"])
+    return str(placement.get("project") or ""), cluster, namespace, str(placement.get("cluster") or "")
+
+
+def _created(api: Api, where: str, asked: Submission) -> Object:
+    """Return the set of an attempt, created or found. Raises ApiError, and BackendError for another's."""
+    try:
+        return api.create(_jobsets(where), manifest.render(asked))
+    except ApiError as error:
+        if error.kind != answers.EXISTS:
+            raise
+    made = api.get(f"{_jobsets(where)}/{asked.intent.placement['name']}")
+    _adopt(made, asked)
+    return made
+
+
+def _close(apis: Mapping[tuple[str, str], Api]) -> None:
     for api in apis.values():
         api.close()
 

@@ -7,6 +7,7 @@ looks like one that crashed, and a node that is lost looks well for minutes. Wha
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -75,7 +76,7 @@ def _held(placement: Mapping[str, Any], seen: Seen, wanted: Wanted) -> Judged:
 
 
 def _begun(placement: Mapping[str, Any], seen: Seen, wanted: Wanted) -> Judged:
-    if dead := [pod for pod in seen.pods if _phase(pod) == "Failed"]:
+    if dead := [pod for pod in seen.pods if _is_dead(pod)]:
         return Judged(Observation(WOUNDED, *_fate(dead[0])))
     alive = [pod for pod in seen.pods if _phase(pod) in ("Running", "Succeeded")]
     if len(alive) >= placement["hosts"]:
@@ -83,7 +84,12 @@ def _begun(placement: Mapping[str, Any], seen: Seen, wanted: Wanted) -> Judged:
     pending = [pod for pod in seen.pods if _phase(pod) == "Pending"]
     if any(_lacks_secret(pod, placement["name"]) for pod in pending):  # its submitter died in between
         return Judged(Observation(PARTIAL, "the pods wait for the Secret of their set, which is made once more"))
-    why = waiting.of_set(pending, seen.events, wanted)
+    creating = len(seen.pods) < placement["hosts"]  # else what once kept pods from being created is over
+    events = [event for event in seen.events if creating or waiting.is_of_autoscaler(event)]
+    why = waiting.of_set(pending, events, wanted)
+    if alive and any(map(waiting.is_unscheduled, pending)) and (why is None or not why.cause):
+        said = f"; {why.message}" if why else ""
+        why = Why(f"hosts that run hold chips while others have no node{said}", wire.STOCKOUT, waiting.GANG)
     state = PROVISIONING if alive or any(map(_has_node, pending)) else QUEUED
     counted = f"{placement['zone']}: {len(alive)} of {placement['hosts']} pods run"
     return Judged(Observation(state, f"{counted}; {why.message}" if why else counted), why)
@@ -159,12 +165,22 @@ def _phase(pod: Object) -> str:
     return str(pod.get("status", {}).get("phase", ""))
 
 
+def _is_dead(pod: Object) -> bool:
+    """Return True for a pod that died, and not for one that was taken back before it had begun."""
+    return _phase(pod) == "Failed" and (bool(_terminated(pod)) or "deletionTimestamp" not in pod["metadata"])
+
+
 def _is_alive(pod: Object) -> bool:
     return _phase(pod) not in ("Succeeded", "Failed")
 
 
 def _has_node(pod: Object) -> bool:
     return bool(pod.get("spec", {}).get("nodeName"))
+
+
+def age(found: Object | None) -> float:
+    """Return the seconds since an object was created; 0 for none."""
+    return 0.0 if found is None else max(0.0, time.time() - seconds(found["metadata"].get("creationTimestamp")))
 
 
 def seconds(moment: str | None) -> float:

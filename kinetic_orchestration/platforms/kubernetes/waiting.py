@@ -17,6 +17,7 @@ Object = Mapping[str, Any]
 
 AT_ONCE = 0.0
 SOON = 20.0  # seconds in which what is created after the pods, such as their Secret, has come
+GANG = 600.0  # for which hosts may hold chips while nodes of the others are made
 HALF = 30.0  # for which a part of the hosts may hold chips while the others get none
 ELSEWHERE = 60.0  # in which an autoscaler asks for the same machines in another zone
 IMAGE = 120.0  # a registry may be out of order for that long
@@ -304,6 +305,11 @@ def condition(thing: Object, kind: str) -> Object | None:
     """Return an object's condition of that type, or None."""
     conditions = thing.get("status", {}).get("conditions", ())
     return next((one for one in conditions if one.get("type") == kind), None)
+
+
+def is_of_autoscaler(event: Object) -> bool:
+    """Return True for an event that tells what an autoscaler does for a pod."""
+    return event.get("reason") in _SCALING
 
 
 def is_unscheduled(pod: Object) -> bool:

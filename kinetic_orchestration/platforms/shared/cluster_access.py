@@ -73,8 +73,12 @@ class Clusters(Protocol):
         """Return True if the pods of a cluster are processes of one machine, which imitate their accelerators. Sends
         nothing."""
 
-    def access(self, cluster: str) -> Access:
-        """Return how the API of a cluster is reached. May send requests.
+    def mark(self, cluster: str) -> str:
+        """Return what tells a cluster from others of its name on other machines; "" if its name does, or it is not
+        known here. Sends nothing."""
+
+    def access(self, cluster: str, project: str = "") -> Access:
+        """Return how the API of a cluster is reached. May send requests. `project`: its placement's, if it has one.
 
         Raises:
             BackendError: There is no such cluster.

@@ -182,6 +182,8 @@ PLACEMENT = schema.Fields(
         "machine": schema.line(),
         "project": schema.project,
         "zone": schema.place,
+        "cluster": schema.token,
+        "patience": schema.seconds,
         "name": schema.resource,
         "hosts": schema.whole(0, schema.MOST_HOSTS),
         "slices": schema.slices,

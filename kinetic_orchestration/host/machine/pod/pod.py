@@ -58,13 +58,14 @@ class Pod(Machine):
         """Return the names of all pods, once each has an address. They are known before there is any pod."""
         found = [self._name_of(host) for host in range(self._at.hosts)]
         missing = found
-        for _ in bootstrap.tries(COMPANY):
+        patience = task.provision or COMPANY  # as the barrier has it: some pods may wait for nodes
+        for _ in bootstrap.tries(patience):
             missing = [host for host in missing if not _is_known(host)]
             if not missing:
                 return found
         raise Unanswered(
-            f"the cluster's DNS gave no address for {', '.join(missing[:4])} within {COMPANY:.0f} s: see that its DNS "
-            "runs and that no network policy keeps pods from it"
+            f"the cluster's DNS gave no address for {', '.join(missing[:4])} within {patience:.0f} s: they "
+            "have no node yet, its DNS does not run, or a network policy keeps pods from it"
         )
 
     def begin(self, task: Task) -> None:

@@ -120,7 +120,10 @@ def _abort(orders: Mapping[str, Any], host: int, reason: str, cause: str) -> Non
     if records is None:
         bootstrap.abort(orders, host, reason, cause)
     else:
-        records.create(bootstrap.verdict_name(orders), bootstrap.verdict(orders, host, reason, cause))
+        try:
+            records.create(bootstrap.verdict_name(orders), bootstrap.verdict(orders, host, reason, cause))
+        except OSError as error:  # this pod's exit code says it, too
+            bootstrap.say(f"the attempt could not be ended: {error}")
 
 
 def _forget_agent(orders: Mapping[str, Any]) -> None:

@@ -168,6 +168,10 @@ class Api:
                 return answers.read(reply, f"{method} {access.server}{path}")
             except ApiError as error:
                 if error.kind == answers.UNAUTHENTICATED:
+                    if renewed and not sought:
+                        sought = True
+                        if self._changed(access):
+                            continue
                     if renewed:
                         raise _not_let_in(access, error) from error
                     renewed = True
@@ -198,6 +202,13 @@ class Api:
                 if found.way == access.way:
                     return False
                 self._access = found
+            return self._access is not access
+
+    def _changed(self, access: Access) -> bool:
+        """True if the identity or the cluster is configured anew, which is then used from now on."""
+        with self._renewing:
+            if self._access is access and access.find is not None:
+                self._access = access.find()
             return self._access is not access
 
     # ---- one exchange ------------------------------------------------------------------------------------------

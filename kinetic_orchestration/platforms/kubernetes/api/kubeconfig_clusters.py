@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+
+from kinetic_orchestration.errors import CredentialsError
 from kinetic_orchestration.platforms.kubernetes.api import kubeconfig
 from kinetic_orchestration.platforms.shared.cluster_access import Access
 from kinetic_orchestration.protocol.system import copies
@@ -17,7 +20,14 @@ class KubeconfigClusters:
     def emulated(self, cluster: str) -> bool:
         return kubeconfig.noted(copies.environ(), cluster).get("emulated") in (True, "true")
 
-    def access(self, cluster: str) -> Access:
+    def mark(self, cluster: str) -> str:
+        try:
+            found = self.access(cluster)
+        except CredentialsError:
+            return ""
+        return hashlib.sha256("".join(found.authority.split()).encode() or found.server.encode()).hexdigest()[:16]
+
+    def access(self, cluster: str, project: str = "") -> Access:
         environ = copies.environ()
         if cluster == IN_CLUSTER:
             return kubeconfig.in_cluster(environ)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.plan.hardware.accelerators import parse
-from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, PROVISIONING, QUEUED
-from kinetic_orchestration.platforms.kubernetes import gke, states
+from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, PROVISIONING, QUEUED, WOUNDED
+from kinetic_orchestration.platforms.kubernetes import gke, states, waiting
 from kinetic_orchestration.platforms.kubernetes.gke import Cluster
 from kinetic_orchestration.platforms.kubernetes.states import Seen, judge
 from kinetic_orchestration.protocol import wire
@@ -168,8 +168,30 @@ def test_a_suspended_set_waits_in_its_queue_with_its_place() -> None:
 def test_why_hosts_are_waited_for_is_told_beside_how_many_there_are() -> None:
     unscheduled = pod("Pending", node="", conditions=[condition("PodScheduled", "Unschedulable", "no", "False")])
     found = judge(PLACEMENT, Seen(jobset(), [pod("Running", "x-s-0-1-abcde"), unscheduled]))
-    assert found.observation.message == "context/team: 1 of 2 pods run; no node for pod x-s-0-0-abcde: no"
-    assert found.why is not None and not found.why.cause
+    held = "hosts that run hold chips while others have no node"
+    assert found.observation.message == f"context/team: 1 of 2 pods run; {held}; no node for pod x-s-0-0-abcde: no"
+    assert found.why is not None and (found.why.cause, found.why.patience) == (wire.STOCKOUT, waiting.GANG)
+    alone = judge(PLACEMENT, Seen(jobset(), [unscheduled]))
+    assert alone.why is not None and not alone.why.cause
+
+
+QUOTA = "forbidden: exceeded quota: q, requested: google.com/tpu=4, used: google.com/tpu=8, limited: google.com/tpu=8"
+
+
+def test_what_once_kept_pods_from_being_created_is_over_when_all_are_there() -> None:
+    quota = {"reason": "FailedCreate", "message": QUOTA}
+    unscheduled = pod("Pending", node="", conditions=[condition("PodScheduled", "Unschedulable", "no", "False")])
+    lacking = judge(PLACEMENT, Seen(jobset(), [unscheduled], events=[quota]))
+    whole = judge(PLACEMENT, Seen(jobset(), [unscheduled, unscheduled], events=[quota]))
+    assert lacking.why is not None and lacking.why.cause == wire.QUOTA
+    assert whole.why is not None and not whole.why.cause
+
+
+def test_a_pod_that_was_taken_back_before_it_began_is_no_death() -> None:
+    taken = pod("Failed")
+    taken["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert judge(PLACEMENT, Seen(jobset(), [taken])).observation.state != WOUNDED
+    assert judge(PLACEMENT, Seen(jobset(), [pod("Failed")])).observation.state == WOUNDED
 
 
 # The name of a cluster
