@@ -50,7 +50,8 @@ class Connections:
         into: Callable[[bytes], object] | None = None,
         most: int | None = None,
     ) -> bootstrap.Reply:
-        """Send one request and return the answer. Its body goes to `into` if it is a good one, and that is given.
+        """Send one request and return the answer. Its body goes to `into` if it is a good one, and that is given; a
+        whole object is no good answer if `headers` ask for a part that begins later.
 
         Without an answer, the status is 0 and the data says why, or is `STALE`. Raises TooMuch if the answer has more
         than `most` bytes, and what `into` raises.
@@ -66,6 +67,7 @@ class Connections:
             if date := answer.headers.get("Date"):
                 self.clock.observe(date, asked)
             if into is not None and answer.status in (200, 206):
+                _check_part(answer.status, headers)
                 while piece := answer.read(CHUNK):
                     into(piece)
                 if answer.length:
@@ -111,6 +113,12 @@ class Connections:
             context = _context(self._certificates)
             return http.client.HTTPSConnection(self.base.netloc, timeout=TIMEOUT, context=context), False
         return http.client.HTTPConnection(self.base.netloc, timeout=TIMEOUT), False
+
+
+def _check_part(status: int, headers: Mapping[str, str]) -> None:
+    """Raise HTTPException if a good answer is the whole of an object of which a later part was asked for."""
+    if status == 200 and not headers.get("Range", "bytes=0-").startswith("bytes=0-"):
+        raise http.client.HTTPException("it sends the whole, of which a part was asked for")
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
 from kinetic_orchestration.host.machine import bootstrap
+from kinetic_orchestration.host.machine.s3 import refusals
 from kinetic_orchestration.protocol.records.base import RecordsError
 from kinetic_orchestration.protocol.system import copies
 
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 EARLY = 300.0  # seconds before they expire, new ones are asked for
+AGAIN = 30.0  # seconds until they are asked for once more, while the old ones are valid
 PATIENCE = 10.0
 MACHINE = "http://169.254.169.254"
 CONTAINER = "http://169.254.170.2"
 PLAIN_HOSTS = ("169.254.170.2", "169.254.170.23", "fd00:ec2::23", "localhost", "127.0.0.1", "::1")
+_PASSING = refusals.PASSING | {"IDPCommunicationError"}  # STS says them with the status 400
 _BY_TOOLS = ("sso_session", "sso_start_url", "source_profile", "role_arn")
 ELSEWHERE = (
     "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE for a profile of ~/.aws, or run it with a role "
@@ -59,21 +62,34 @@ class Chain:
 
     def __init__(self) -> None:
         self._found: Credentials | None = None
+        self._again = 0.0  # by the monotonic clock: until then, none are asked for in place of valid ones
         self._lock = threading.Lock()
 
     def get(self, *, stale: Credentials | None = None) -> Credentials:
-        """Return credentials, others than `stale` if there are any. Raises Unavailable."""
-        with self._lock:
-            now, found = time.time(), self._found
-            due = found is None or found is stale or (found.expires and now > found.expires - EARLY)
-            if due:
-                try:
-                    self._found = find(copies.environ())
-                except Unavailable:
-                    if found is None or found is stale or now > found.expires:
-                        raise
-            assert self._found is not None
-            return self._found
+        """Return credentials, others than `stale` if there are any. Raises Unavailable.
+
+        While the old ones are valid, one thread alone asks for new ones; the others go on with the old.
+        """
+        now, found = time.time(), self._found
+        valid = found is not None and found is not stale and not (found.expires and now > found.expires)
+        if found is not None and valid:
+            early = found.expires and now > found.expires - EARLY and time.monotonic() > self._again
+            if not early or not self._lock.acquire(blocking=False):
+                return found
+        else:
+            self._lock.acquire()
+        try:
+            if self._found is found or self._found is None:  # else another thread has just found others
+                if valid:
+                    self._again = time.monotonic() + AGAIN
+                self._found = find(copies.environ())
+        except Unavailable:
+            if not valid:
+                raise
+        finally:
+            self._lock.release()
+        assert self._found is not None
+        return self._found
 
 
 def find(environ: Mapping[str, str]) -> Credentials:
@@ -185,6 +201,11 @@ def _profile(environ: Mapping[str, str]) -> Credentials | None:
             f'by variables: eval "$(aws configure export-credentials --profile {name} --format env)"; or, so that they '
             f"are renewed, by a profile with credential_process = aws configure export-credentials --profile {name}."
         )
+    if not found and name != "default":
+        raise Unavailable(
+            f"Neither ~/.aws/config nor ~/.aws/credentials has the profile {name!r}, which AWS_PROFILE names. "
+            f"`aws configure list-profiles` lists those that there are. {ELSEWHERE}."
+        )
     return None
 
 
@@ -261,7 +282,7 @@ def _patiently(ask: Callable[[], bootstrap.Reply]) -> bootstrap.Reply:
     reply = bootstrap.Reply(0, {}, b"")
     for _ in bootstrap.tries(PATIENCE):
         reply = ask()
-        if reply.status not in bootstrap.PASSING:
+        if reply.status not in bootstrap.PASSING and refusals.read(reply).code not in _PASSING:
             break
     return reply
 

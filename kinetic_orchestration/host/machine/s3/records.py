@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 import zlib
 from collections import namedtuple
 from datetime import datetime
@@ -101,6 +102,7 @@ class S3Records:
         self._prefix = f"{prefix}/" if prefix else ""
         self._plain = plain
         self._heard: dict[str, tuple[str, bytes]] = {}  # signals that were read, with their ETags
+        self._lock = threading.Lock()  # of what was heard
         try:
             self.requests = requests_of(bucket)
         except ValueError as error:
@@ -136,17 +138,22 @@ class S3Records:
         thousand, and one for each that was written since it was last read here.
         """
         listed = list(self._listed(prefix))
-        new = [item for item in listed if self._heard.get(item.name, ("",))[0] != item.etag]
+        with self._lock:
+            heard = dict(self._heard)
+        new = [item for item in listed if heard.get(item.name, ("",))[0] != item.etag]
         records: dict[str, Record | None] = dict(zip([item.name for item in new], self._read_signals(new), strict=True))
+        there = {item.name for item in listed}
+        with self._lock:
+            for name in [name for name in self._heard if name.startswith(prefix) and name not in there]:
+                del self._heard[name]
+            for name, record in records.items():
+                if record is not None:
+                    self._heard[name] = _text(record.generation), record.data
         for item in listed:
             if item.name not in records:
-                yield Signal(item.name, self._heard[item.name][1], number_of(item.etag), item.updated)
+                yield Signal(item.name, heard[item.name][1], number_of(item.etag), item.updated)
             elif (record := records[item.name]) is not None:
-                self._heard[item.name] = _text(record.generation), record.data
                 yield Signal(item.name, *record)
-        there = {item.name for item in listed}
-        for name in [name for name in self._heard if name.startswith(prefix) and name not in there]:
-            self._heard.pop(name, None)
 
     def read(self, name: str, start: int = 0, end: int | None = None, *, limit: int | None = None) -> Record | None:
         """Return the bytes from start to end (neither negative), or None if there is no such object."""
@@ -290,8 +297,8 @@ class S3Records:
         told = refusals.read(reply)
         failed = reply.status == 412 or (conditional and told.absent)
         ended = told.code == "NoSuchUpload"  # by an earlier try, or since another write came between
-        if conditional and (ended or ((failed or told.passes) and unsure)):
-            there = self._facts(name)  # the existing object may be our own
+        if conditional and (ended or reply.status == 412 or ((failed or told.passes) and unsure)):
+            there = self._facts(name)  # may be our own: something between here and the server may have sent it twice
             if there is not None and there.note is not None and there.note.mark == mark:
                 return there.etag
             failed = failed or (ended and there is not None)
@@ -350,16 +357,18 @@ class S3Records:
         while piece := os.pread(file.fileno(), CHUNK, at):
             checksum, at = zlib.crc32(piece, checksum), at + len(piece)
         note = Note(mark.hex(), checksum, len(tail))
-        step = max(PART, -(-size // MOST_PARTS))
+        total = size + len(tail)
+        step = max(PART, -(-total // MOST_PARTS))  # of all parts but the last, which may only be smaller
 
         def part(number: int) -> tuple[Body, dict[str, str]]:
             start = (number - 1) * step
-            data = os.pread(file.fileno(), step, start)
-            if len(data) != min(step, size - start):
+            asked = max(0, min(step, size - start))
+            data = os.pread(file.fileno(), asked, start)
+            if len(data) != asked:
                 raise self.refusal(errno.EIO, "write", name, "the file became shorter meanwhile")
-            return Body(data + tail if start + step >= size else data), {}
+            return Body(data + tail[max(0, start - size) : max(0, start + step - size)]), {}
 
-        return self._assemble(name, note, -(-size // step), part, {"If-None-Match": "*"}) is not None
+        return self._assemble(name, note, -(-total // step), part, {"If-None-Match": "*"}) is not None
 
     def _assemble(
         self,

@@ -30,7 +30,7 @@ PASSING = frozenset(
 )
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"})
 NOT_CARRIED_OUT = PASSING - {"InternalError", "OperationAborted", "ServiceUnavailable"}
-NO_OBJECT = frozenset({"NoSuchKey", "NoSuchVersion", "NotFound", ""})
+NO_OBJECT = frozenset({"NoSuchKey", "NoSuchVersion", "NotFound"})
 
 _UNKNOWN_KEY = "InvalidAccessKeyId|InvalidClientTokenId|UnrecognizedClientException"
 _ROWS = [
@@ -97,8 +97,10 @@ class Refusal(namedtuple("Refusal", "status code message region")):
 
     @property
     def passes(self) -> bool:
-        """True if the same request may succeed later."""
-        return self.status in bootstrap.PASSING or self.code in PASSING
+        """True if the same request may succeed later. A 404 without a code is no word of S3: a proxy says it whose
+        server is not there.
+        """
+        return self.status in bootstrap.PASSING or self.code in PASSING or (self.status == 404 and not self.code)
 
     @property
     def unsure(self) -> bool:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import threading
+from collections import namedtuple
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.machine import bootstrap
@@ -48,6 +50,14 @@ class Body:
 NOTHING = Body()
 
 
+class Aim(namedtuple("Aim", "region connections")):
+    """The region for which a request is signed, and the connections to its server."""
+
+    __slots__ = ()
+    region: str
+    connections: Connections
+
+
 class Requests:
     """Requests to one bucket, from any thread."""
 
@@ -55,8 +65,13 @@ class Requests:
         self.place = place
         self.chain = chain
         self.clock = Clock()
-        self.region = place.region or FIRST
-        self._connections = self._connected()
+        self._aim = self._at(place.region or FIRST)
+        self._lock = threading.Lock()
+
+    @property
+    def region(self) -> str:
+        """The region of the bucket, as far as it is known."""
+        return self._aim.region
 
     def ask(
         self,
@@ -91,31 +106,31 @@ class Requests:
         reply = bootstrap.Reply(0, {}, b"")
         for _ in bootstrap.tries(PATIENCE if patience is None else patience):
             while True:
-                used = self.chain.get(stale=stale)
-                reply = self._once(method, key, query, headers or {}, body, used, into, most)
+                aim, used = self._aim, self.chain.get(stale=stale)
+                reply = self._once(aim, method, key, query, headers or {}, body, used, into, most)
                 if reply.status == 0 and reply.data == STALE:
                     unsure = True
-                    reply = self._once(method, key, query, headers or {}, body, used, into, most)
+                    reply = self._once(aim, method, key, query, headers or {}, body, used, into, most)
                 told = refusals.read(reply) if reply.status >= 300 or not reply.status else None
-                if told is not None and told.region and told.region != self.region and moved < 2:
+                if told is not None and told.region and told.region != aim.region and moved < 2:
                     moved += 1
-                    self._move(told.region)
+                    self._move(aim, told.region)
                     continue
                 if told is not None and told.code in refusals.EXPIRED and stale is None:
                     stale = used
                     continue
                 break
             if told is None and check is not None:
-                reply = _checked(reply, check, self._connections.base.netloc)
+                reply = _checked(reply, check, aim.connections.base.netloc)
                 told = None if reply.status else refusals.read(reply)
-            if told is None or not told.passes:
+            if told is None or not told.passes or (method == "HEAD" and told.status == 404):  # which has no words
                 break
             unsure = unsure or told.unsure
         return reply, unsure
 
     def close(self) -> None:
         """Close the connections that are not in use."""
-        self._connections.close()
+        self._aim.connections.close()
 
     def source(self) -> str:
         """Return where the credentials come from, for users."""
@@ -123,6 +138,7 @@ class Requests:
 
     def _once(
         self,
+        aim: Aim,
         method: str,
         key: str,
         query: Sequence[tuple[str, str]],
@@ -132,7 +148,7 @@ class Requests:
         into: Callable[[bytes], object] | None,
         most: int | None,
     ) -> bootstrap.Reply:
-        connections = self._connections
+        connections = aim.connections
         path = connections.base.path + "/" + signature.encoded(key, path=True) if key else connections.base.path or "/"
         asked = signature.query_of(query)
         signed = signature.signed(
@@ -142,7 +158,7 @@ class Requests:
             {"Host": connections.base.netloc, **headers},
             body.digest,
             used,  # type: ignore[arg-type]
-            self.region,
+            aim.region,
             self.clock.now(),
         )
         if method in ("PUT", "POST"):
@@ -150,14 +166,18 @@ class Requests:
         data = body.sent() if body.size else None
         return connections.send(method, path + (f"?{asked}" if asked else ""), signed, data, into=into, most=most)
 
-    def _move(self, region: str) -> None:
-        self.region = region
-        if self.place.base(region) != self._connections.base.geturl():
-            self._connections.close()
-            self._connections = self._connected()
+    def _move(self, aim: Aim, region: str) -> None:
+        """Turn to another region, unless another thread has done so since a request was made with that aim."""
+        with self._lock:
+            if self._aim is not aim:
+                return
+            same = self.place.base(region) == self.place.base(aim.region)
+            self._aim = Aim(region, aim.connections) if same else self._at(region)
+        if not same:
+            aim.connections.close()
 
-    def _connected(self) -> Connections:
-        return Connections(self.place.base(self.region), self.clock, self.place.certificates)
+    def _at(self, region: str) -> Aim:
+        return Aim(region, Connections(self.place.base(region), self.clock, self.place.certificates))
 
 
 def requests_of(bucket: str) -> Requests:

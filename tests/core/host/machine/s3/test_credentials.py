@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -178,6 +179,57 @@ def test_credentials_are_asked_for_again_before_they_expire(
     assert len(server.asked) == 2
     server.given["GET /a"] = (500, "")
     assert chain.get(stale=first).key == "second"
+
+
+def test_valid_credentials_outlast_a_refresh_that_fails(
+    server: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other thread waits for it, and it is not tried again at once."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_ROLE_ARN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{server.url}/a")
+    monkeypatch.setattr(credentials, "PATIENCE", 1.5)
+    soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + credentials.EARLY / 2))
+    server.given["GET /a"] = (200, told(soon))
+    chain = Chain()
+    first = chain.get()
+    server.given["GET /a"] = (500, "")
+    refreshing = threading.Thread(target=chain.get)
+    refreshing.start()
+    while len(server.asked) < 2:
+        time.sleep(0.01)
+    assert chain.get() is first
+    assert refreshing.is_alive()
+    refreshing.join()
+    tried = len(server.asked)
+    assert chain.get() is first
+    assert len(server.asked) == tried
+    with pytest.raises(Unavailable):
+        chain.get(stale=first)
+
+
+@pytest.mark.parametrize("code", ["Throttling", "IDPCommunicationError"])
+def test_a_role_is_asked_for_again_while_the_refusal_may_pass(server: Answers, tmp_path: Path, code: str) -> None:
+    (tmp_path / "token").write_text("of the cluster\n")
+    server.given["POST /"] = (400, f"<ErrorResponse><Error><Code>{code}</Code></Error></ErrorResponse>")
+    given = {
+        "AWS_ROLE_ARN": "arn:aws:iam::1:role/jobs",
+        "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"),
+        "AWS_ENDPOINT_URL_STS": server.url,
+    }
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(find, given)
+        while not server.asked:
+            time.sleep(0.01)
+        server.given["POST /"] = (200, ROLE)
+        assert found.result().key == "k"
+
+
+def test_a_profile_that_no_file_has_is_told(aws: Path) -> None:
+    (aws / "credentials").write_text("[team]\naws_access_key_id = k\naws_secret_access_key = s\n")
+    with pytest.raises(Unavailable, match=r"Neither .* has the profile 'taem', which AWS_PROFILE names"):
+        find({"HOME": str(aws.parent), "AWS_PROFILE": "taem", **OFF})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ import pytest
 from kinetic_orchestration.host.machine.s3 import records as s3_records
 from kinetic_orchestration.host.machine.s3 import requests as s3_requests
 from kinetic_orchestration.host.machine.s3.records import S3Records
+from kinetic_orchestration.host.machine.s3.requests import Body
 from kinetic_orchestration.protocol.records.base import RecordsError
 from kinetic_orchestration.testing.contracts.store import RecordsContract
+from kinetic_orchestration.testing.storage_server.proxy import Answer, Fault, Request
 from tests.support.s3_server import FIRST_BUILDS, S3Server, s3, s3_server
 
 __all__ = ["s3", "s3_server"]
@@ -112,6 +116,120 @@ def test_a_region_that_the_settings_do_not_know_is_found_out(
     s3.fail("GET *", 400, body=f"<Error><Code>{code}</Code></Error>", times=9)
     with pytest.raises(RecordsError, match="is in another region than eu-north-1: set AWS_REGION to its own"):
         records.read("a")
+
+
+def test_threads_that_are_told_the_region_at_once_all_go_there(
+    s3: S3Server, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each compares what it is told with the region that its own request was signed for."""
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    records = S3Records(address)
+    told = b"<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-north-1</Region></Error>"
+    all_are_signed = threading.Barrier(8, timeout=20)
+
+    def elsewhere(request: Request) -> Fault:
+        if "/eu-central-1/s3/" not in request.headers["authorization"]:
+            return Fault()
+        all_are_signed.wait()
+        return Fault(answer=Answer(400, told, "application/xml"))
+
+    monkeypatch.setattr(s3, "meet", elsewhere)
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda n: records.create(f"a{n}", b"x"), range(8)))
+    assert None not in made
+    assert records.requests.region == "eu-north-1"
+    assert sorted(call.status for call in s3.calls if "/prod/" in call.key) == [200] * 8 + [400] * 8
+
+
+@pytest.mark.parametrize("verb", ["GET", "PUT", "LIST"])
+def test_a_404_that_is_no_word_of_s3_is_asked_again(records: S3Records, s3: S3Server, verb: str) -> None:
+    """As a proxy answers whose server is being started again."""
+    made = records.create("a", b"x") or 0
+    s3.fail(f"{verb} *", 404, body="404 page not found", times=2)
+    calls = {
+        "GET": lambda: records.read("a"),
+        "PUT": lambda: records.swap("a", b"y", made),
+        "LIST": lambda: list(records.list("a")),
+    }
+    s3.forget()
+    assert calls[verb]()
+    assert [call.status for call in s3.calls if call.verb == verb] == [404, 404, 200]
+
+
+def test_a_404_that_stays_is_no_missing_object(
+    records: S3Records, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_requests, "PATIENCE", 0.3)
+    records.create("a", b"x")
+    s3.fail("*", 404, body="404 page not found", times=99)
+    for call in (lambda: records.read("a"), lambda: records.delete("a"), lambda: list(records.list("a"))):
+        with pytest.raises(RecordsError, match="404 page not found, for "):
+            call()
+
+
+def test_signals_may_be_read_by_many_threads(records: S3Records, s3: S3Server) -> None:
+    """One that takes its time over a signal does not see what another reads meanwhile."""
+    for n in range(3):
+        records.signal(f"beats/{n}", b"first")
+    slow = records.signals("beats/")
+    assert next(slow).data == b"first"
+    records.delete("beats/1")
+    records.signal("beats/2", b"second")
+    assert [signal.data for signal in records.signals("beats/")] == [b"first", b"second"]
+    assert [signal.data for signal in slow] == [b"first", b"first"]
+    s3.forget()
+    assert [signal.data for signal in records.signals("beats/")] == [b"first", b"second"]
+    assert [call.verb for call in s3.calls] == ["LIST"]
+
+
+def test_a_write_that_something_on_the_way_sends_twice_has_won(records: S3Records, s3: S3Server) -> None:
+    """The writer itself lost no answer: that of the second is all that it sees."""
+    s3.fail("PUT *", 412, "PreconditionFailed", after=True)
+    made = records.create("a", b"x")
+    assert made is not None
+    s3.fail("PUT *", 412, "PreconditionFailed", after=True)
+    second = records.swap("a", b"y", made)
+    assert second not in (None, made)
+    assert records.swap("a", b"z", made) is None
+
+
+@pytest.mark.parametrize("more", [-64, -16, 0, 16])
+def test_no_part_of_an_upload_is_larger_than_the_first(
+    records: S3Records, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    """Cloudflare's R2 refuses others."""
+    monkeypatch.setattr(s3_records, "LARGE", 1 << 20)
+    monkeypatch.setattr(s3_records, "PART", 5 << 20)
+    sizes: dict[str, int] = {}
+    meet = s3.meet
+
+    def noted(request: Request) -> Fault:
+        if number := request.query("partNumber"):
+            sizes[number] = int(request.headers["content-length"])
+        return meet(request)
+
+    monkeypatch.setattr(s3, "meet", noted)
+    data = os.urandom((10 << 20) + more)
+    (tmp_path / "file").write_bytes(data)
+    assert records.upload("large", str(tmp_path / "file"))
+    assert sizes.pop("1") == sizes.pop("2") if more >= 0 else sizes.pop("1") >= sizes.pop("2")
+    assert sum(sizes.values()) == max(0, more + s3_records.TAIL)
+    records.download("large", str(tmp_path / "copy"))
+    assert (tmp_path / "copy").read_bytes() == data
+
+
+def test_the_whole_of_an_object_is_not_taken_for_a_part(
+    records: S3Records, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an object of another tool, which has no checksum."""
+    monkeypatch.setattr(s3_records, "LARGE", 1 << 20)
+    monkeypatch.setattr(s3_records, "PART", 1 << 20)
+    data = os.urandom(3 << 20)
+    reply, _ = records.requests.ask("PUT", "a prefix/prod/theirs", body=Body(data))
+    assert reply.status == 200
+    s3.fail("GET *theirs", 200, skip=1, body="the whole")
+    records.download("theirs", str(tmp_path / "copy"))
+    assert (tmp_path / "copy").read_bytes() == data
 
 
 def test_expired_credentials_are_asked_for_again(
