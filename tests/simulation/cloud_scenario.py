@@ -338,7 +338,7 @@ class CloudJudge(Judge):
         if "who may start attempt" in verdict.reason:
             self.world.reached.add("nobody who may start an attempt did")
             return True
-        if "reservation" in verdict.reason or "zone is left" in verdict.reason:
+        if "reservation" in verdict.reason or "place is left" in verdict.reason:
             self.world.reached.add("no zone was left")
             if "reservation" in self.plan.cloud:
                 return bool(truth.harm or self.ground.truth(job, attempt - 1).harm)

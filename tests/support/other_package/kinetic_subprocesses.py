@@ -162,7 +162,7 @@ class SubprocessBackend:
         if found := [*processes.marked(_marker(placement["run"])), *self._guards(placement)]:
             for process in found:
                 processes.send(process.pid, signal.SIGKILL)
-            return Freed.UNDER_WAY
+            return Freed.REFUSED  # asked for once more, it removes the folder
         shutil.rmtree(placement["run"], ignore_errors=True)
         return Freed.DONE
 

@@ -96,7 +96,7 @@ def test_a_profile_is_read_from_both_files(aws: Path) -> None:
 def test_a_command_of_a_profile_gives_them(aws: Path) -> None:
     program = aws / "give.py"
     program.write_text(f"print({told(SessionToken='t2')!r})")
-    (aws / "config").write_text(f"[default]\ncredential_process = {sys.executable} {program}\n")
+    (aws / "config").write_text(f'[default]\ncredential_process = "{sys.executable}" "{program}"\n')
     found = find({"HOME": str(aws.parent), **OFF})
     assert found[:3] == ("k", "s", "t2")
     program.write_text("import sys; sys.exit('the device is locked')")

@@ -257,7 +257,9 @@ def test_an_access_is_shown_without_secrets(load: Any) -> None:
 
 # ---- programs that give credentials ----------------------------------------------------------------------------
 
-PROGRAM = """#!{python}
+PROGRAM = """#!/bin/sh
+'''exec' "{python}" "$0" "$@"  # the path may have a space, which a first line takes for the end of a word
+'''
 import json, os, pathlib, sys, time
 folder = pathlib.Path(__file__).parent
 runs = folder / "runs"

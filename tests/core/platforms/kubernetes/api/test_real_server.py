@@ -156,7 +156,7 @@ def test_who_is_not_known(access: Access, pods: str) -> None:
         return "wrong"
 
     says = r"does not accept the identity of context .*Unauthorized"
-    with Api(access._replace(token=token, pair=no_pair)) as api, pytest.raises(CredentialsError, match=says):
+    with Api(access._replace(token=token, pair=no_pair, find=None)) as api, pytest.raises(CredentialsError, match=says):
         api.get(pods)
     assert asked.count(True) == 1
 
