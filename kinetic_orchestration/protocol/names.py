@@ -46,6 +46,14 @@ def slice_of(store: str, deployment: str, job_id: str, attempt: int) -> str:
     return f"kinetic-{mark(store, deployment)}-{job_id.removeprefix('job-')}-{attempt}"
 
 
+JOBS_OF_SET = "s"  # the one replicated job of a JobSet, of which each Job is a slice
+
+
+def pod(jobset: str, slice_: int, host: int) -> str:
+    """A pod of a JobSet, without the letters at its end: its host name, too."""
+    return f"{jobset}-{JOBS_OF_SET}-{slice_}-{host}"
+
+
 def mark(store: str, deployment: str) -> str:
     """Eight letters that identify the resources of this deployment of this store among all others in a project."""
     from hashlib import sha256

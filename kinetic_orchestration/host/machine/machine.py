@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.records.base import read_bounded
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -56,8 +59,16 @@ class Machine:
         self._at = at
 
     def promise(self, records: Records) -> Promise | None:
-        """Return the facts of the attempt's intent, if a host needs them."""
-        return None
+        """Return the facts of the attempt's intent, if the machine is the attempt's own: all else that a host must know
+        came with the machine."""
+        found = read_bounded(records, names.intent(self._at.job, self._at.attempt)) if self.is_own else None
+        if found is None:
+            return None
+        try:
+            intent = wire.fields_of(found, wire.INTENT, "the intent")
+        except (wire.Unreadable, wire.Newer):
+            return None
+        return Promise(intent.get("affordable") or 0.0, intent["placement"].get("moved", 0))
 
     def address(self) -> str:
         """Return the address by which the other hosts reach this one. Raises Unplaced."""

@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from kinetic_orchestration.host.machine import bootstrap
-from kinetic_orchestration.host.machine.machine import Machine, Promise, Unanswered, Unauthorized, Unplaced
-from kinetic_orchestration.protocol import names, schema, wire
-from kinetic_orchestration.protocol.records.base import read_bounded
+from kinetic_orchestration.host.machine.machine import Machine, Unanswered, Unauthorized, Unplaced
+from kinetic_orchestration.protocol import schema
 from kinetic_orchestration.protocol.system.parallel import Ahead, Several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kinetic_orchestration.host.view.view import Records
     from kinetic_orchestration.protocol.assignment import Assignment
     from kinetic_orchestration.protocol.wire.task import Task
 
@@ -48,16 +46,6 @@ class Vm(Machine):
         super().__init__(at)
         self.requests_address = at.hosts > 1
         self._rights: tuple[Ahead[str], Ahead[dict[str, str]]] | None = None
-
-    def promise(self, records: Records) -> Promise | None:
-        found = read_bounded(records, names.intent(self._at.job, self._at.attempt))
-        if found is None:
-            return None
-        try:
-            intent = wire.fields_of(found, wire.INTENT, "the intent")
-        except (wire.Unreadable, wire.Newer):  # all that a host must know came with its metadata
-            return None
-        return Promise(intent.get("affordable") or 0.0, intent["placement"].get("moved", 0))
 
     def address(self) -> str:
         if self._at.hosts == 1:

@@ -26,7 +26,7 @@ PAGE = "docs/develop/add-a-platform.md"
 
 
 class Platform(NamedTuple):
-    """What the entry point of a backend leads to.
+    """The object that the entry point of a backend leads to.
 
     Attributes:
         traits: Properties of its hosts.

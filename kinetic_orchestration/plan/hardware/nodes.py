@@ -1,4 +1,4 @@
-"""What a node of a Kubernetes cluster must have for one host of a slice, and the pool of GKE that has such nodes. Pure.
+"""The node of a Kubernetes cluster that suits one host of a slice, and the pool of GKE that has such nodes. Pure.
 
 A slice becomes a `Node`: the resource a pod requests, the labels it selects, the machine whose shape it may fill. This
 module does not know a cluster, a queue or a manifest, nor whether capacity is free.
@@ -33,7 +33,7 @@ GpuDirect = Literal["", "tcpx", "tcpxo", "rdma"]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What one host of a slice needs of its node. Fields about a machine are empty where no machine of GKE is known."""
+    """The needs of one host of a slice. Fields about a machine are empty where no machine of GKE is known."""
 
     resource: str  # that the pod requests; "" for a slice without accelerators
     count: int  # of the resource

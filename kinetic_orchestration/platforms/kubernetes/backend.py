@@ -483,7 +483,7 @@ def _hosts(found: Object) -> int:
 
 def _is_about(event: Object, name: str) -> bool:
     about = str(event.get("involvedObject", {}).get("name", ""))
-    return about == name or about.startswith(f"{name}-{manifest.SLICES}-")
+    return about == name or about.startswith(f"{name}-{names.JOBS_OF_SET}-")
 
 
 def _wanted(placement: Mapping[str, Any], seen: Seen) -> Wanted:

@@ -24,7 +24,6 @@ from kinetic_orchestration.platforms.shared.orders import orders_of
 from kinetic_orchestration.protocol import attempt_rules, names
 
 API = "jobset.x-k8s.io/v1alpha2"
-SLICES = "s"  # the one replicated job, of which each Job is a slice
 CONTAINER = "host"
 HOME = "/var/lib/kinetic"  # of the agent, as on any other machine
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -88,7 +87,7 @@ def render(asked: Submission) -> dict[str, Any]:
             "ttlSecondsAfterFinished": KEPT_SECONDS,
             "replicatedJobs": [
                 {
-                    "name": SLICES,
+                    "name": names.JOBS_OF_SET,
                     "replicas": placement["slices"],
                     "template": {"metadata": {"labels": labels}, "spec": job},
                 }
@@ -254,14 +253,6 @@ def secret_key(variable: str, reference: str) -> dict[str, str]:
     """Return the entry of a Secret that `NAME/KEY` means, or `NAME` for the key that is called as the variable."""
     name, slash, key = reference.partition("/")
     return {"name": name, "key": key if slash else variable}
-
-
-def host_names(placement: Mapping[str, Any]) -> list[str]:
-    """Return the names of all pods, in the order of the hosts, without the letters at their ends."""
-    each = placement["hosts"] // placement["slices"]
-    return [
-        f"{placement['name']}-{SLICES}-{slice_}-{host}" for slice_ in range(placement["slices"]) for host in range(each)
-    ]
 
 
 def wanted(pod: Mapping[str, Any]) -> str:

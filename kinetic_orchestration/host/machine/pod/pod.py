@@ -11,17 +11,15 @@ import socket
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.machine import bootstrap
-from kinetic_orchestration.host.machine.machine import Machine, Promise, Unanswered
+from kinetic_orchestration.host.machine.machine import Machine, Unanswered
 from kinetic_orchestration.host.machine.pod import start as pod_start
 from kinetic_orchestration.host.machine.vm import secrets_of
-from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.protocol.records.base import read_bounded
+from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.system.parallel import Ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kinetic_orchestration.host.view.view import Records
     from kinetic_orchestration.protocol.assignment import Assignment
     from kinetic_orchestration.protocol.wire.task import Task
 
@@ -32,23 +30,13 @@ class Pod(Machine):
     """A pod. Its own end is its cluster's to tell: SIGTERM is the notice."""
 
     is_own = True
-    keeps = ("TPU_",)  # by which libtpu finds its slice, from GKE; no topology of another machine can be there
+    keeps = ("TPU_",)  # by which libtpu finds its slice: GKE gives them to the pods that ask for chips
     hides = ("KUBERNETES_SERVICE_HOST", pod_start.ORDERS)  # with the first, JAX asks the cluster's API who it is
 
     def __init__(self, at: Assignment) -> None:
         super().__init__(at)
         self._orders = json.loads(os.environ[pod_start.ORDERS])
         self._kept: Ahead[dict[str, str]] | None = None
-
-    def promise(self, records: Records) -> Promise | None:
-        found = read_bounded(records, names.intent(self._at.job, self._at.attempt))
-        if found is None:
-            return None
-        try:
-            intent = wire.fields_of(found, wire.INTENT, "the intent")
-        except (wire.Unreadable, wire.Newer):  # all that a host must know came with its manifest
-            return None
-        return Promise(intent.get("affordable") or 0.0, intent["placement"].get("moved", 0))
 
     def address(self) -> str:
         """Return this pod's name. The pods of an emulated cluster share one machine."""
@@ -87,7 +75,7 @@ class Pod(Machine):
 
     def _name_of(self, host: int) -> str:
         name, each = self._orders["name"], self._orders["hosts_per_slice"]
-        return f"{name}-s-{host // each}-{host % each}.{name}"
+        return f"{names.pod(name, *divmod(host, each))}.{name}"
 
     def _check_place(self) -> None:
         """Raise Unanswered if GKE gave this pod another place in its slice than the one it was started for."""

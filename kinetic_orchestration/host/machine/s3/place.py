@@ -1,4 +1,4 @@
-"""Where a bucket is: the server, and how its address names the bucket. Pure, by the standard variables and profile."""
+"""The place of a bucket: its server, and the form of addresses there. Pure, by the standard variables and profile."""
 
 from __future__ import annotations
 

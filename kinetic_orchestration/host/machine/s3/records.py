@@ -57,7 +57,7 @@ _BLANKS = b" \t\n\r"
 
 
 class Note(namedtuple("Note", "mark checksum tail")):
-    """What an object's metadata says of it: its writer's mark, its content's CRC-32, the bytes after its content."""
+    """The metadata of an object: its writer's mark, its content's CRC-32, the bytes after its content."""
 
     __slots__ = ()
     mark: str
@@ -69,7 +69,7 @@ class Note(namedtuple("Note", "mark checksum tail")):
 
 
 class Facts(namedtuple("Facts", "etag size updated note")):
-    """What the headers of an answer say of an object. `note`: None of one that another program wrote."""
+    """The facts of an object, from the headers of an answer. `note`: None of one that another program wrote."""
 
     __slots__ = ()
     etag: str

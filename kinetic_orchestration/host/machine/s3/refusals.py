@@ -1,5 +1,5 @@
-"""What a server that speaks S3's API says when it refuses, and the sentence for users. Pure: it does not know which
-request is sent again, nor how often.
+"""Refusals by a server that speaks S3's API, and the sentences for users. Pure: it does not know which request is sent
+again, nor how often.
 """
 
 from __future__ import annotations

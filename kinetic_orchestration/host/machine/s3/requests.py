@@ -30,7 +30,7 @@ UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
 
 class Body:
-    """What a request sends: bytes, or what `pieces` gives anew for each try."""
+    """The body of a request: bytes, or pieces that `pieces` gives anew for each try."""
 
     def __init__(self, data: bytes = b"", pieces: Callable[[], Iterable[bytes]] | None = None, size: int = 0) -> None:
         self.size = len(data) if pieces is None else size
