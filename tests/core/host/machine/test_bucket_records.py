@@ -17,8 +17,8 @@ from kinetic_orchestration.host.machine import bootstrap, bucket_records
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.records.base import Record, RecordsError, read_intact
-from kinetic_orchestration.testing.contracts.store import RecordsContract
 from kinetic_orchestration.testing.storage_server.server import StorageServer
+from tests.core.host.machine.contract import HostRecordsContract
 
 NOTHING = Record(b"", 0, 0.0)
 
@@ -38,36 +38,9 @@ def records(address: str) -> Iterator[CloudRecords]:
     opened.close()
 
 
-class TestCloudRecords(RecordsContract):
+class TestCloudRecords(HostRecordsContract):
     opener = "kinetic_orchestration.host.machine.bucket_records:CloudRecords"
-    rounds = 40
-    many = 250
-    # A host's records are no store: nothing asks them what their calls cost.
-    test_calls_that_are_requests_are_worth_making_side_by_side_and_nothing_rings = None
-
-    @pytest.fixture(autouse=True)
-    def small_pages(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Set pages of a hundred instead of a thousand objects."""
-        monkeypatch.setattr(bucket_records, "PAGE", 100)
-
-    @pytest.fixture
-    def where(self, address: str) -> list[Any]:
-        return [address]
-
-    @pytest.fixture
-    def store(self, records: CloudRecords) -> CloudRecords:  # type: ignore[override]
-        return records
-
-    def test_what_does_not_exist_is_an_answer(self, store: CloudRecords, tmp_path: Path) -> None:  # type: ignore[override]
-        """The same as in the contract, in which a refusal is the client's."""
-        store.create("jobs/a", b"x")
-        for name in ("nothing", "jobs/b", "jobs/a/below", "jobs"):
-            assert store.read(name) is None
-            assert store.delete(name) is False
-            assert store.swap(name, b"y", 1) is None
-        with pytest.raises(FileNotFoundError, match=r"Cannot read nothing .*: there is no such object"):
-            store.download("nothing", str(tmp_path / "file"))
-        assert list(tmp_path.glob("file*")) == []
+    paging = bucket_records
 
 
 # Answers that are lost, and refusals that pass.

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,8 +16,8 @@ from kinetic_orchestration.host.machine.s3 import requests as s3_requests
 from kinetic_orchestration.host.machine.s3.records import S3Records
 from kinetic_orchestration.host.machine.s3.requests import Body
 from kinetic_orchestration.protocol.records.base import RecordsError
-from kinetic_orchestration.testing.contracts.store import RecordsContract
 from kinetic_orchestration.testing.storage_server.proxy import Answer, Fault, Request
+from tests.core.host.machine.contract import HostRecordsContract
 from tests.support.s3_server import FIRST_BUILDS, S3Server, s3, s3_server
 
 __all__ = ["s3", "s3_server"]
@@ -38,36 +37,9 @@ def records(address: str) -> Iterator[S3Records]:
     opened.close()
 
 
-class TestS3Records(RecordsContract):
+class TestS3Records(HostRecordsContract):
     opener = "kinetic_orchestration.host.machine.s3.records:S3Records"
-    rounds = 40
-    many = 250
-    # A host's records are no store: nothing asks them what their calls cost.
-    test_calls_that_are_requests_are_worth_making_side_by_side_and_nothing_rings = None
-
-    @pytest.fixture(autouse=True)
-    def small_pages(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Set pages of a hundred instead of a thousand objects."""
-        monkeypatch.setattr(s3_records, "PAGE", 100)
-
-    @pytest.fixture
-    def where(self, address: str) -> list[Any]:
-        return [address]
-
-    @pytest.fixture
-    def store(self, records: S3Records) -> S3Records:  # type: ignore[override]
-        return records
-
-    def test_what_does_not_exist_is_an_answer(self, store: S3Records, tmp_path: Path) -> None:  # type: ignore[override]
-        """The same as in the contract, in which a refusal is the client's."""
-        store.create("jobs/a", b"x")
-        for name in ("nothing", "jobs/b", "jobs/a/below", "jobs"):
-            assert store.read(name) is None
-            assert store.delete(name) is False
-            assert store.swap(name, b"y", 1) is None
-        with pytest.raises(FileNotFoundError, match=r"Cannot read nothing .*: there is no such object"):
-            store.download("nothing", str(tmp_path / "file"))
-        assert list(tmp_path.glob("file*")) == []
+    paging = s3_records
 
 
 @pytest.mark.parametrize(
