@@ -46,6 +46,11 @@ def slice_of(store: str, deployment: str, job_id: str, attempt: int) -> str:
     return f"kinetic-{mark(store, deployment)}-{job_id.removeprefix('job-')}-{attempt}"
 
 
+def job_of_slice(name: str) -> str:
+    """Return the id of the job of which an attempt's slice has that name."""
+    return f"job-{name.rpartition('-')[0].rpartition('-')[2]}"
+
+
 def mark(store: str, deployment: str) -> str:
     """Eight letters that identify the resources of this deployment of this store among all others in a project."""
     from hashlib import sha256

@@ -264,6 +264,11 @@ def host_names(placement: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def set_of(pod: str) -> str:
+    """Return the name of the set whose pod has that name."""
+    return pod.rsplit("-", 4)[0]
+
+
 def wanted(pod: Mapping[str, Any]) -> str:
     """Return the labels that a pod's spec asks of its node, for users; "" for none."""
     found = [f"{key}={value}" for key, value in pod.get("nodeSelector", {}).items()]

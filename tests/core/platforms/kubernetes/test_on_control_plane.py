@@ -12,7 +12,7 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.values import GONE, QUEUED, Observation, Plan
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.kubernetes import backend as kubernetes
+from kinetic_orchestration.platforms.kubernetes import boot, observing
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.protocol import wire
@@ -100,7 +100,7 @@ class Placed:
 @pytest.fixture
 def placed(plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Placed]:
     monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
-    monkeypatch.setattr(kubernetes, "EVENTS_SECONDS", 0.5)
+    monkeypatch.setattr(observing, "EXPLAINED_SECONDS", 0.5)
     placed = Placed(plane, namespace)
     yield placed
     for api in placed.backend._apis.values():
@@ -144,7 +144,7 @@ def test_a_pod_that_died_is_named_with_what_it_died_of(
     plane: ControlPlane, namespace: str, nodes: Nodes, placed: Placed, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that is gone: the rule for every exit code has its Job keep that."""
-    monkeypatch.setattr(kubernetes.manifest.boot, "LOADER", FOREVER)
+    monkeypatch.setattr(boot, "LOADER", FOREVER)
     nodes.add(*tpu_pool(namespace, 4, topology="4x4"))
     attempt = placed.submit("v5e-16")
     pods = placed.running(4)
