@@ -54,6 +54,16 @@ def pod(jobset: str, slice_: int, host: int) -> str:
     return f"{jobset}-{JOBS_OF_SET}-{slice_}-{host}"
 
 
+def set_of(pod: str) -> str:
+    """The JobSet whose pod has that whole name."""
+    return pod.rsplit("-", 4)[0]
+
+
+def job_of_slice(name: str) -> str:
+    """Return the id of the job of which an attempt's slice has that name."""
+    return f"job-{name.rpartition('-')[0].rpartition('-')[2]}"
+
+
 def mark(store: str, deployment: str) -> str:
     """Eight letters that identify the resources of this deployment of this store among all others in a project."""
     from hashlib import sha256

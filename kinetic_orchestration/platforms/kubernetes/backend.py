@@ -29,6 +29,7 @@ from kinetic_orchestration.platforms.kubernetes import gke, manifest, preflight,
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
+from kinetic_orchestration.platforms.kubernetes.observing import JOBSET, Observer, jobsets
 from kinetic_orchestration.platforms.kubernetes.states import Seen
 from kinetic_orchestration.platforms.kubernetes.waiting import Wanted
 from kinetic_orchestration.platforms.shared import ownership, places
@@ -40,10 +41,7 @@ from kinetic_orchestration.protocol.system.parallel import REQUESTS
 Object = Mapping[str, Any]
 
 REFUSED_SECONDS = 60.0  # for which a right may be missing by mistake
-KUEUE_JOB = "kueue.x-k8s.io/job-uid"  # label of a workload
-EVENTS_SECONDS = 5.0  # events and positions are read no more often: they only explain
 NO_CLUSTER = "no cluster is known: name a context of the kubeconfig with cluster= or KINETIC_CLUSTER"
-JOBSET = "jobset.sigs.k8s.io/jobset-name"  # label of all that a JobSet makes
 
 
 class Vault(Protocol):
@@ -74,8 +72,7 @@ class KubernetesBackend:
         self._since: dict[str, dict[str, float]] = {}  # a set → why it waits → when that was first seen
         self._shown: set[str] = set()  # sets that this process has seen, and not released
         weakref.finalize(self, _close, self._apis)
-        # A place and which of its events → when they were read, and they.
-        self._explained: dict[tuple[str, str], tuple[float, list[Object]]] = {}
+        self._observer = Observer(self._mark)
 
     # ---- before the create call
 
@@ -173,7 +170,7 @@ class KubernetesBackend:
     # ---- observing
 
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
-        """One list of JobSets and one of pods for each namespace, however many placements."""
+        """Observe the placements of each namespace together."""
         groups: dict[tuple[str, ...], list[int]] = {}
         for index, placement in enumerate(placements):
             groups.setdefault(_where(placement), []).append(index)
@@ -181,7 +178,7 @@ class KubernetesBackend:
         for indices in groups.values():
             mine = [placements[index] for index in indices]
             try:
-                seen.update(zip(indices, self._observe(mine), strict=True))
+                seen.update(zip(indices, self._observer.observe(self._api(mine[0]), mine, self._judge), strict=True))
             except KineticError as error:
                 seen.update((index, self._unseen(placements[index], error)) for index in indices)
         return [seen[index] for index in range(len(placements))]
@@ -204,27 +201,6 @@ class KubernetesBackend:
                 self._since[name] = {why: since}
         return now - since
 
-    def _observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
-        api, where = self._api(placements[0]), _namespace(placements[0])
-        labels = f"{ownership.MARK}={self._mark}"
-        if len(placements) == 1:
-            labels += f",{JOBSET}={placements[0]['name']}"
-            sets = list(filter(None, [_find(api, f"{_jobsets(where)}/{placements[0]['name']}")]))
-        else:
-            sets = list(api.list(_jobsets(where), labels=f"{ownership.MARK}={self._mark}"))
-        named = {found["metadata"]["name"]: found for found in sets}
-        pods: dict[str, list[Object]] = {}
-        for pod in api.list(f"/api/v1/namespaces/{where}/pods", labels=labels):
-            pods.setdefault(pod["metadata"]["labels"].get(JOBSET, ""), []).append(pod)
-        seen = {
-            placement["name"]: Seen(named.get(placement["name"]), pods.get(placement["name"], ()))
-            for placement in placements
-        }
-        self._read_jobs(api, where, seen)
-        self._read_queue(api, where, seen)
-        self._read_events(api, where, seen, placements)
-        return [self._judge(placement, seen[placement["name"]]) for placement in placements]
-
     def _judge(self, placement: Mapping[str, Any], seen: Seen) -> Observation:
         judged = states.judge(placement, seen, _wanted(placement, seen))
         observation, why = judged.observation, judged.why
@@ -240,85 +216,6 @@ class KubernetesBackend:
             told = f"nothing became free within {patience:g} s; {observation.message}"
             return observation._replace(state=GONE, cause=wire.STOCKOUT, message=told)
         return observation
-
-    def _read_jobs(self, api: Api, where: str, seen: dict[str, Seen]) -> None:
-        """The Jobs of sets that have failed: only their conditions tell of what."""
-        failed = [name for name, one in seen.items() if one.set is not None and waiting.condition(one.set, "Failed")]
-        for name in failed:
-            jobs = api.list(f"/apis/batch/v1/namespaces/{where}/jobs", labels=f"{JOBSET}={name}")
-            seen[name] = seen[name]._replace(jobs=jobs)
-
-    def _read_queue(self, api: Api, where: str, seen: dict[str, Seen]) -> None:
-        """The workloads of suspended sets, and their places in the queue where these are shown."""
-        held = {name: one.set for name, one in seen.items() if one.set is not None and one.set["spec"].get("suspend")}
-        if not held:
-            return
-        by_uid = {found["metadata"]["uid"]: name for name, found in held.items()}
-        one = f"{KUEUE_JOB}={next(iter(by_uid))}" if len(by_uid) == 1 else ""
-        try:
-            workloads = api.list(f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{where}/workloads", labels=one)
-        except ApiError as error:
-            if error.kind not in (answers.UNSERVED, answers.FORBIDDEN):
-                raise
-            return  # without Kueue, or the right to read from it, only the suspension is known
-        positions = self._positions(api, where, workloads, by_uid)
-        for workload in workloads:
-            for owner in workload["metadata"].get("ownerReferences", ()):
-                if (name := by_uid.get(owner.get("uid"))) is not None:
-                    position = positions.get(workload["metadata"]["name"])
-                    seen[name] = seen[name]._replace(workload=workload, position=position)
-
-    def _positions(self, api: Api, where: str, workloads: Sequence[Object], ours: Mapping[str, str]) -> dict[str, int]:
-        queues = {
-            workload["spec"].get("queueName", "")
-            for workload in workloads
-            if any(owner.get("uid") in ours for owner in workload["metadata"].get("ownerReferences", ()))
-        }
-        found: dict[str, int] = {}
-        for queue in filter(None, queues):
-            path = f"/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/{where}/localqueues/{queue}/pendingworkloads"
-            try:
-                pending = api.get(path).get("items", ())
-            except ApiError:  # it is not shown, or not to us
-                continue
-            found |= {one["metadata"]["name"]: int(one.get("positionInLocalQueue", 0)) + 1 for one in pending}
-        return found
-
-    def _read_events(
-        self, api: Api, where: str, seen: dict[str, Seen], placements: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """What keeps controllers from creating pods, of sets that lack some, and what autoscalers do for the others."""
-        lacking = [
-            placement
-            for placement in placements
-            if (one := seen[placement["name"]]).set is not None
-            and not one.set["spec"].get("suspend")
-            and not waiting.condition(one.set, "Failed")
-            and (len(one.pods) < placement["hosts"] or any(map(waiting.is_unscheduled, one.pods)))
-        ]
-        if not lacking:
-            return
-        fields = list(_CREATION)
-        if any(waiting.is_unscheduled(pod) for placement in lacking for pod in seen[placement["name"]].pods):
-            fields.append(_AUTOSCALER)
-        events = [event for field in fields for event in self._events(api, where, lacking[0]["zone"], field)]
-        for placement in lacking:
-            name = placement["name"]
-            own = [event for event in events if _is_about(event, name)]
-            seen[name] = seen[name]._replace(events=own)
-
-    def _events(self, api: Api, where: str, place: str, field: str) -> list[Object]:
-        """The events of a namespace with this field, as read in the last seconds; none without the right to."""
-        read, events = self._explained.get((place, field), (0.0, []))
-        if not read or time.monotonic() - read > EVENTS_SECONDS:
-            try:
-                events = list(api.list(f"/api/v1/namespaces/{where}/events", fields=field))
-            except ApiError as error:
-                if error.kind != answers.FORBIDDEN:
-                    raise
-                events = []
-            self._explained[place, field] = (time.monotonic(), events)
-        return events
 
     def rate_limit(self, placement: Mapping[str, Any]) -> RateLimit | None:
         return None
@@ -340,12 +237,12 @@ class KubernetesBackend:
         """Gone is what has neither a JobSet nor a pod. Under way: a deletion that the cluster has accepted."""
         try:
             api, where = self._api(placement), _namespace(placement)
-            found = _find(api, f"{_jobsets(where)}/{placement['name']}")
+            found = _find(api, f"{jobsets(where)}/{placement['name']}")
             if found is not None and not self._is_ours(found):
                 return Freed.DONE  # another owner's set of this name: this placement was never created
             if found is not None and not found["metadata"].get("deletionTimestamp"):
                 try:
-                    api.delete(f"{_jobsets(where)}/{placement['name']}", uid=found["metadata"]["uid"])
+                    api.delete(f"{jobsets(where)}/{placement['name']}", uid=found["metadata"]["uid"])
                 except ApiError as error:
                     if error.kind not in (answers.ABSENT, answers.CONFLICT):
                         return Freed.REFUSED
@@ -355,6 +252,7 @@ class KubernetesBackend:
             return Freed.REFUSED
         if found is not None or left:
             return Freed.UNDER_WAY
+        self._observer.forget(placement["name"])
         with self._noting:
             self._shown.discard(placement["name"])
             self._since.pop(placement["name"], None)
@@ -366,7 +264,7 @@ class KubernetesBackend:
         try:
             place = self.usual_place()
             api, where = self._api({"zone": place, "project": self._settings.project}), _parts(place)[1]
-            sets = api.list(_jobsets(where), labels=f"{ownership.MARK}={self._mark}")
+            sets = api.list(jobsets(where), labels=f"{ownership.MARK}={self._mark}")
         except KineticError as error:
             yield {"zone": place, "unread": str(error)}
             return
@@ -424,8 +322,6 @@ class KubernetesBackend:
             return self._apis[project, cluster]
 
 
-_CREATION = ("reason=FailedCreate", "reason=JobCreationFailed")  # events of the controllers of Jobs and of JobSets
-_AUTOSCALER = "source=cluster-autoscaler"
 _LATER = (answers.BUSY, answers.UNREACHABLE, answers.CONFLICT)
 _FINAL = (answers.FORBIDDEN, answers.UNSERVED, answers.INVALID)
 
@@ -439,11 +335,11 @@ def _where(placement: Mapping[str, Any]) -> tuple[str, str, str, str]:
 def _created(api: Api, where: str, asked: Submission) -> Object:
     """Return the set of an attempt, created or found. Raises ApiError, and BackendError for another's."""
     try:
-        return api.create(_jobsets(where), manifest.render(asked))
+        return api.create(jobsets(where), manifest.render(asked))
     except ApiError as error:
         if error.kind != answers.EXISTS:
             raise
-    made = api.get(f"{_jobsets(where)}/{asked.intent.placement['name']}")
+    made = api.get(f"{jobsets(where)}/{asked.intent.placement['name']}")
     _adopt(made, asked)
     return made
 
@@ -462,10 +358,6 @@ def _namespace(placement: Mapping[str, Any]) -> str:
     return _parts(placement["zone"])[1]
 
 
-def _jobsets(namespace: str) -> str:
-    return f"/apis/{manifest.API}/namespaces/{namespace}/jobsets"
-
-
 def _find(api: Api, path: str) -> Object | None:
     try:
         return api.get(path)
@@ -479,11 +371,6 @@ def _hosts(found: Object) -> int:
     """Return the number of pods that a set is to have."""
     each = found["spec"]["replicatedJobs"]
     return sum(int(one.get("replicas", 1)) * int(one["template"]["spec"].get("parallelism", 1)) for one in each)
-
-
-def _is_about(event: Object, name: str) -> bool:
-    about = str(event.get("involvedObject", {}).get("name", ""))
-    return about == name or about.startswith(f"{name}-{names.JOBS_OF_SET}-")
 
 
 def _wanted(placement: Mapping[str, Any], seen: Seen) -> Wanted:

@@ -95,6 +95,12 @@ def _begun(placement: Mapping[str, Any], seen: Seen, wanted: Wanted) -> Judged:
     return Judged(Observation(state, f"{counted}; {why.message}" if why else counted), why)
 
 
+def runs(placement: Mapping[str, Any], seen: Seen) -> bool:
+    """Return True if all pods run: until their rows change, nothing else is to be said."""
+    alive = [pod for pod in seen.pods if _phase(pod) == "Running"]
+    return seen.set is not None and len(seen.pods) == len(alive) >= placement["hosts"]
+
+
 def is_true(found: Object | None) -> bool:
     """Return True if there is such a condition and it holds."""
     return found is not None and found.get("status") == "True"

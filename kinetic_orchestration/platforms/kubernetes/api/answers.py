@@ -97,6 +97,18 @@ class ApiError(KineticError):
         )
 
 
+class Row(NamedTuple):
+    """An object as kubectl prints it.
+
+    Attributes:
+        name: Its name.
+        cells: What else is printed, without its age; of a server that makes no tables, its version.
+    """
+
+    name: str
+    cells: tuple[str, ...]
+
+
 class Reply(NamedTuple):
     """An answer of HTTP."""
 
@@ -120,6 +132,20 @@ def read(reply: Reply, asked: str) -> Object:
     if reply.status in _PLAIN or reply.status >= 500:
         raise _refusal(reply, {"message": _quoted(reply.body)}, asked)
     raise foreign(reply, asked)
+
+
+def rows(page: Object) -> list[Row]:
+    """Return the rows of a table, or of a list of objects."""
+    if page.get("kind") != "Table":
+        found = [one["metadata"] for one in page.get("items") or ()]
+        return [Row(one["name"], (str(one.get("resourceVersion")),)) for one in found]
+    columns = [column["name"] for column in page["columnDefinitions"]]
+    name = columns.index("Name")
+    kept = [at for at, column in enumerate(columns) if column not in ("Name", "Age")]
+    return [
+        Row(cells[name], tuple(str(cells[at]) for at in kept))
+        for cells in (row["cells"] for row in page.get("rows") or ())
+    ]
 
 
 def foreign(reply: Reply, asked: str) -> ApiError:

@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlencode, urlsplit
 from kinetic_orchestration import __version__
 from kinetic_orchestration.errors import CredentialsError
 from kinetic_orchestration.platforms.kubernetes.api import answers
-from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Object, Reply
+from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Object, Reply, Row
 from kinetic_orchestration.platforms.shared.cluster_access import Access, Pair
 
 TIMEOUT = 20.0
@@ -35,6 +35,8 @@ LARGEST = 64 << 20  # bytes of an answer: a page of 500 pods has about 5 MiB
 RESTARTS: Final = 2  # of a list in pages; the last is in one piece, which cannot expire
 IDLE = 60.0  # seconds after which a connection is not used again: something on the way may have forgotten it
 AGENT: Final = f"kinetic-orchestration/{__version__}"
+JSON: Final = "application/json"
+TABLE: Final = f"{JSON};as=Table;v=v1;g=meta.k8s.io,{JSON}"  # or objects, of a server that makes no tables
 # How a kept connection shows that the server has closed it.
 _BROKEN: Final = (ConnectionError, http.client.BadStatusLine, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 _NEVER: Final = float("inf")
@@ -96,17 +98,13 @@ class Api:
 
         `cached`: the server may answer from its memory, which is cheap, and may lack what was just created.
         """
-        selectors = {"labelSelector": labels, "fieldSelector": fields}
-        chosen = {name: value for name, value in selectors.items() if value}
-        if cached:
-            chosen["resourceVersion"] = "0"
-        for _ in range(RESTARTS):
-            try:
-                return self._pages(path, chosen, limit)
-            except ApiError as error:
-                if error.kind != answers.GONE:
-                    raise
-        return self._pages(path, chosen, 0)
+        chosen = {"labelSelector": labels, "fieldSelector": fields, "resourceVersion": "0" if cached else ""}
+        return [one for page in self._pages(path, chosen, limit, JSON) for one in page.get("items") or ()]
+
+    def rows(self, path: str, *, labels: str = "", cached: bool = False) -> Sequence[Row]:
+        """Return one row for each object that the selector matches, which has a hundredth of its bytes."""
+        chosen = {"labelSelector": labels, "resourceVersion": "0" if cached else "", "includeObject": "None"}
+        return [row for page in self._pages(path, chosen, 500, TABLE) for row in answers.rows(page)]
 
     def create(self, path: str, body: Mapping[str, Any], *, dry_run: bool = False) -> Object:
         """Create an object in the collection `path`; with `dry_run`, it passes admission and is not stored.
@@ -142,20 +140,33 @@ class Api:
 
     # ---- pages and repetitions ---------------------------------------------------------------------------------
 
-    def _pages(self, path: str, chosen: Mapping[str, str], limit: int) -> Sequence[Object]:
+    def _pages(self, path: str, chosen: Mapping[str, str], limit: int, form: str) -> Sequence[Object]:
+        query = {name: value for name, value in chosen.items() if value}
+        for _ in range(RESTARTS):
+            try:
+                return self._paged(path, {**query, "limit": str(limit)}, form)
+            except ApiError as error:
+                if error.kind != answers.GONE:
+                    raise
+        return self._paged(path, query, form)
+
+    def _paged(self, path: str, query: Mapping[str, str], form: str) -> Sequence[Object]:
         found: list[Object] = []
-        query = {**chosen, "limit": str(limit)} if limit else dict(chosen)
         while True:
-            page = self._call("GET", path, query)
-            found += page.get("items") or ()
-            token = (page.get("metadata") or {}).get("continue")
+            found.append(self._call("GET", path, query, form=form))
+            token = (found[-1].get("metadata") or {}).get("continue")
             if not token:
                 return found
             query = {**query, "continue": token}
             query.pop("resourceVersion", None)  # which the token has
 
     def _call(
-        self, method: str, path: str, query: Mapping[str, str] | None = None, body: Object | None = None
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        form: str = JSON,
     ) -> Object:
         target = f"{path}?{urlencode(query)}" if query else path
         deadline, pauses = time.monotonic() + self._patience, iter(PAUSES)
@@ -164,7 +175,7 @@ class Api:
             access = self._access
             token = access.token(False)
             try:
-                reply = self._exchange(access, token, method, target, body)
+                reply = self._exchange(access, token, method, target, body, form)
                 return answers.read(reply, f"{method} {access.server}{path}")
             except ApiError as error:
                 if error.kind == answers.UNAUTHENTICATED:
@@ -213,18 +224,19 @@ class Api:
 
     # ---- one exchange ------------------------------------------------------------------------------------------
 
-    def _exchange(self, access: Access, token: str, method: str, target: str, body: Object | None) -> Reply:
+    def _exchange(self, access: Access, token: str, method: str, target: str, body: Object | None, form: str) -> Reply:
         began, reply = time.monotonic(), Reply(0, {}, b"")
         try:
-            reply = self._sent(access, token, method, target, body)
+            reply = self._sent(access, method, target, body, _headers(access, token, body, form))
         finally:
             for listener in tuple(_listeners):
                 listener(Exchange(method, target, body or {}, reply.status, reply.body, time.monotonic() - began))
         return reply
 
-    def _sent(self, access: Access, token: str, method: str, target: str, body: Object | None) -> Reply:
+    def _sent(
+        self, access: Access, method: str, target: str, body: Object | None, headers: Sequence[tuple[str, str]]
+    ) -> Reply:
         key = _Key(access.way, access.pair())
-        headers = _headers(access, token, body)
         content = None if body is None else json.dumps(body).encode()
         connection = self._kept(key)
         try:
@@ -393,10 +405,10 @@ def _load_pair(context: ssl.SSLContext, pair: Pair, access: Access) -> None:
             ) from error
 
 
-def _headers(access: Access, token: str, body: Object | None) -> Sequence[tuple[str, str]]:
-    headers = [("User-Agent", AGENT), ("Accept", "application/json"), *access.headers]
+def _headers(access: Access, token: str, body: Object | None, form: str) -> Sequence[tuple[str, str]]:
+    headers = [("User-Agent", AGENT), ("Accept", form), *access.headers]
     if body is not None:
-        headers.append(("Content-Type", "application/json"))
+        headers.append(("Content-Type", JSON))
     if token:
         if not (token.isascii() and token.isprintable()):  # or the error would quote it
             raise CredentialsError(f"The token of {access.origin} has characters that no token has. Write it anew.")

@@ -10,9 +10,9 @@ import pytest
 
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
-from kinetic_orchestration.plan.values import GONE, QUEUED, Observation, Plan
+from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, QUEUED, Observation, Plan
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.kubernetes import backend as kubernetes
+from kinetic_orchestration.platforms.kubernetes import boot, observing
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.protocol import wire
@@ -53,16 +53,23 @@ class Placed:
             home=Path("/nowhere"), store="gs://bucket/kinetic", deployment="Production EU", backend="kubernetes"
         )
         self.backend = KubernetesBackend(settings, KubeconfigClusters())
+        self.beside = KubernetesBackend(settings, KubeconfigClusters())  # which keeps nothing between two looks
 
-    def submit(self, accelerator: str, **more: Any) -> Submission:
+    def submit(self, accelerator: str, number: int = 1, **more: Any) -> Submission:
         plan: Plan = plan_of(accelerator, zone=f"tests/{self._namespace}", **more)
-        attempt = attempt_of(plan)
+        attempt = attempt_of(plan, number)
         assert self.backend.submit(attempt) == ""
         return attempt
 
     def observed(self, attempt: Submission) -> Observation:
         [found] = self.backend.observe([attempt.intent.placement])
         return found
+
+    def is_seen_alike(self, *attempts: Submission) -> bool:
+        """True if what rows say of some attempts, and has been kept, is what their objects say now."""
+        placements = [attempt.intent.placement for attempt in attempts]
+        self.beside._observer._kept.clear()
+        return self.backend.observe(placements) == self.beside.observe(placements)
 
     def await_told(self, attempt: Submission, *words: str, state: str = QUEUED) -> Observation:
         found: list[Observation] = []
@@ -100,11 +107,12 @@ class Placed:
 @pytest.fixture
 def placed(plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Placed]:
     monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
-    monkeypatch.setattr(kubernetes, "EVENTS_SECONDS", 0.5)
+    monkeypatch.setattr(observing, "EXPLAINED_SECONDS", 0.5)
     placed = Placed(plane, namespace)
     yield placed
-    for api in placed.backend._apis.values():
-        api.close()
+    for backend in (placed.backend, placed.beside):
+        for api in backend._apis.values():
+            api.close()
 
 
 def test_what_the_scheduler_and_an_autoscaler_say_is_told_with_the_pool_that_is_needed(placed: Placed) -> None:
@@ -144,7 +152,7 @@ def test_a_pod_that_died_is_named_with_what_it_died_of(
     plane: ControlPlane, namespace: str, nodes: Nodes, placed: Placed, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that is gone: the rule for every exit code has its Job keep that."""
-    monkeypatch.setattr(kubernetes.manifest.boot, "LOADER", FOREVER)
+    monkeypatch.setattr(boot, "LOADER", FOREVER)
     nodes.add(*tpu_pool(namespace, 4, topology="4x4"))
     attempt = placed.submit("v5e-16")
     pods = placed.running(4)
@@ -155,3 +163,44 @@ def test_a_pod_that_died_is_named_with_what_it_died_of(
     found = placed.await_told(attempt, "failed with exit code 137", state=GONE)
     assert found.cause == wire.INFRASTRUCTURE
     assert pods[1]["metadata"]["name"] in found.message
+
+
+def test_rows_tell_of_every_turn_in_the_life_of_sets(
+    plane: ControlPlane, namespace: str, nodes: Nodes, placed: Placed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that runs, nothing is read for its own sake: a row has to change with each turn."""
+    monkeypatch.setattr(boot, "LOADER", FOREVER)
+    monkeypatch.setattr(observing, "EXPLAINED_SECONDS", 3600.0)
+    sets, pods = f"{JOBSETS}/namespaces/{namespace}/jobsets", f"/api/v1/namespaces/{namespace}/pods"
+    first = placed.submit("v5e-8")
+    second = placed.submit("v5e-8", 2)
+    both = (first, second)
+
+    def turned(*states: str) -> None:
+        def seen() -> bool:
+            found = [placed.observed(attempt).state for attempt in both]
+            return found == list(states) and placed.is_seen_alike(*both) and placed.is_seen_alike(first)
+
+        wait_until(seen, lambda: [placed.observed(attempt) for attempt in both], within=60, pause=0.1)
+
+    def name(attempt: Submission) -> str:
+        return str(attempt.intent.placement["name"])
+
+    def pod_of(attempt: Submission) -> Object:
+        return next(pod for pod in placed.pods() if pod["metadata"]["name"].startswith(name(attempt)))
+
+    turned(QUEUED, QUEUED)
+    nodes.add(*tpu_pool(namespace, 2, chips=8))
+    turned(PRESENT, PRESENT)
+    nodes.end(pod_of(first), KILLED)
+    turned(GONE, PRESENT)
+    plane.api.delete(f"{sets}/{name(first)}")
+    turned(ABSENT, PRESENT)
+    plane.api.patch(f"{sets}/{name(second)}", {"spec": {"suspend": True}})
+    turned(ABSENT, QUEUED)
+    plane.remove_pods(namespace)
+    turned(ABSENT, QUEUED)
+    plane.api.patch(f"{sets}/{name(second)}", {"spec": {"suspend": False}})
+    turned(ABSENT, PRESENT)
+    plane.api.delete(f"{pods}/{pod_of(second)['metadata']['name']}", grace=1)
+    turned(ABSENT, GONE)
