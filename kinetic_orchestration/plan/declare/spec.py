@@ -214,11 +214,8 @@ def _check_conflicts(options: Options) -> None:
             f"backend={options.backend!r} runs on other machines, and the store {options.store} is a folder of this "
             "one, which they cannot reach: name a bucket, as store='gs://my-bucket/kinetic', or leave backend out"
         )
-    if isinstance(options.cloud, Kubernetes) and options.cluster and options.cloud.clusters:
-        raise ConflictingSettings(
-            f"both cluster={options.cluster!r} and cloud=Kubernetes(clusters={list(options.cloud.clusters)!r}) say "
-            "where: keep one"
-        )
+    if isinstance(options.cloud, Kubernetes):
+        _check_pods(options, options.cloud)
     if isinstance(options.cloud, TpuVm):
         if options.cloud.accelerator_type and options.accelerator != DEFAULT_ACCELERATOR:
             raise ConflictingSettings(
@@ -233,6 +230,17 @@ def _check_conflicts(options: Options) -> None:
             raise ConflictingSettings(
                 f"spot=True and the reservation {options.cloud.reservation!r} exclude each other: reserved hardware is "
                 "never a spot slice; keep one"
+            )
+
+
+def _check_pods(options: Options, cloud: Kubernetes) -> None:
+    for name in ("clusters", "namespaces"):
+        one, several = getattr(options, name[:-1]), getattr(cloud, name)
+        if isinstance(several, str):
+            raise UsageError(f"cloud=Kubernetes({name}={several!r}) is a list: write [{several!r}]")
+        if one and several:
+            raise ConflictingSettings(
+                f"both {name[:-1]}={one!r} and cloud=Kubernetes({name}={list(several)!r}) say where: keep one"
             )
 
 

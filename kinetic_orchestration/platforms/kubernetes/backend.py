@@ -21,6 +21,7 @@ from kinetic_orchestration.errors import (
     UsageError,
 )
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.cloud import queues_of
 from kinetic_orchestration.plan.hardware import accelerators, nodes
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.values import GONE, PROVISIONING, QUEUED, UNKNOWN, Freed, Observation, Past, Plan
@@ -120,23 +121,30 @@ class KubernetesBackend:
             return False
 
     def dry_run(self, plan: Plan) -> str:
-        """Return the JobSet of the first attempt as YAML."""
+        """Return the JobSet of the first attempt as YAML, and the places of the next ones."""
         placement = self.place(plan, "job-000000000000", 1)
         shown = manifest.shown(preflight.rendered(plan, placement))
-        return f"the JobSet that is created in {placement['zone']}\n{shown}"
+        others = ", ".join(list(_places(plan))[1:])
+        then = f"; without capacity there, in turn in {others}" if others else ""
+        return f"the JobSet that is created in {placement['zone']}{then}\n{shown}"
 
     def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
-        choice = places.first(plan.zones, NO_CLUSTER)
+        among = _places(plan)
+        choice = places.first(tuple(among), NO_CLUSTER)
         if previous is not None:
-            gone = (previous.placement["zone"],) if waiting.NEVER in previous.reason else ()
-            seed, refusal = f"{job_id}-{attempt}", places.Refusal(gone=gone)
-            choice = places.following(plan.zones, previous, seed, refusal, patience=plan.zone_patience)
-        others = len(plan.zones) > 1 + len(choice.dropped)
+            before = _place(previous.placement["zone"], previous.placement.get("queue", ""))
+            past = previous._replace(placement={**previous.placement, "zone": before})
+            refusal = places.Refusal(gone=(before,) if waiting.NEVER in previous.reason else ())
+            seed = f"{job_id}-{attempt}"
+            choice = places.following(tuple(among), past, seed, refusal, patience=plan.zone_patience)
+        zone, queue = among[choice.place]
+        others = len(among) > 1 + len(choice.dropped)
         return {
             "backend": self.kind,
             "project": plan.project,
-            "cluster": self._clusters.mark(_parts(choice.place)[0]),
-            "zone": choice.place,
+            "cluster": self._clusters.mark(_parts(zone)[0]),
+            "zone": zone,
+            "queue": queue,
             "name": names.slice_of(plan.store, plan.deployment, job_id, attempt),
             "hosts": plan.hosts,
             "slices": plan.slices,
@@ -451,6 +459,16 @@ def _created(api: Api, where: str, asked: Submission) -> Object:
 def _close(apis: Mapping[tuple[str, str], Api]) -> None:
     for api in apis.values():
         api.close()
+
+
+def _places(plan: Plan) -> dict[str, tuple[str, str]]:
+    """Return the namespace, and the queue in it, of each place that a plan names, in the order of their trial."""
+    queues = queues_of(plan.cloud["queue"]) or ("",)
+    return {_place(zone, queue): (zone, queue) for zone in plan.zones for queue in queues}
+
+
+def _place(zone: str, queue: str) -> str:
+    return f"{zone}:{queue}" if queue else zone
 
 
 def _parts(place: str) -> tuple[str, str]:

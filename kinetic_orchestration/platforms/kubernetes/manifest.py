@@ -64,9 +64,8 @@ def render(asked: Submission) -> dict[str, Any]:
     annotations = {ACCELERATOR: f"{plan.slice.name}{':spot' if plan.spot or plan.slice.spot else ''}"}
     if node.resource == nodes.TPU and hosts > 1:
         annotations[TOPOLOGY] = NODE_POOL
-    queue = {
-        key: plan.cloud[name] for key, name in ((QUEUE, "queue"), (PRIORITY, "priority_class")) if plan.cloud[name]
-    }
+    named = ((QUEUE, placement.get("queue")), (PRIORITY, plan.cloud["priority_class"]))
+    queue = {key: name for key, name in named if name}
     job = {
         "parallelism": hosts,
         "completions": hosts,
@@ -186,7 +185,7 @@ def _resources(asked: Submission, node: Node) -> dict[str, Any]:
     is_gke = node.resource == nodes.TPU or named
     rest = nodes.requests(node if is_gke else nodes.elsewhere(node))
     chips = {node.resource: str(node.count)}
-    return {"requests": chips if is_gke and asked.plan.cloud["queue"] else {**rest, **chips}, "limits": chips}
+    return {"requests": chips if is_gke and asked.intent.placement.get("queue") else {**rest, **chips}, "limits": chips}
 
 
 def _affinity(plan: Plan, node: Node) -> dict[str, Any]:

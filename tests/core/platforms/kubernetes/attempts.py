@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from kinetic_orchestration.plan.declare.cloud import Kubernetes
+from kinetic_orchestration.plan.declare.cloud import Kubernetes, queues_of
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import Intent, Limits, Plan, Retry, Staged
 from kinetic_orchestration.platforms.backend import Submission
@@ -24,7 +24,7 @@ GKE = "gke_ours_us-central1-a_research/team"
 def plan_of(accelerator: str, *, cloud: Kubernetes | None = None, zone: str = GKE, **fields: Any) -> Plan:
     slice_ = accelerators.parse(accelerator)
     options = cloud or Kubernetes()
-    own = asdict(options)
+    own = {name: value for name, value in asdict(options).items() if name not in ("clusters", "namespaces")}
     plan = Plan(
         name="train",
         slice=slice_,
@@ -46,6 +46,7 @@ def attempt_of(plan: Plan, number: int = 1, *, deadline: float = CREATED + 30 * 
     placement = {
         "backend": "kubernetes",
         "zone": plan.zones[0],
+        "queue": next(iter(queues_of(plan.cloud["queue"])), ""),
         "name": slice_of(plan.store, plan.deployment, JOB, number),
         "hosts": plan.hosts,
         "slices": plan.slices,
