@@ -117,6 +117,7 @@ class KubernetesConfig(_Group):
     namespaces: list[str] = Field(default=[], description="Namespaces to try in each of them, in order.")
     queue: str = Field(default="", description="Kueue's local queue that admits the pods; several: a,b.")
     priority_class: str = Field(default="", description="Kueue's priority class in that queue.")
+    reservation: str = Field(default="", description="A reservation of GKE to take machines from.")
     service_account: str = Field(default="", description="The Kubernetes service account of the pods.")
     node_selector: dict[str, str] | None = Field(default=None, description="Labels that nodes must have.")
     tolerations: list[str] = Field(default=[], description="Further taints: key, key=value or key=value:NoSchedule.")

@@ -275,8 +275,9 @@ def within(plan: Plan) -> Within:
 
 
 def reserved_zone(plan: Plan) -> str:
-    """Return the zone of a reservation that is given by its whole path; "" for any other."""
-    parts = str(plan.cloud.get("reservation") or "").split("/")
+    """Return the zone of a reservation that is given by its whole path; "" for any other, and where places are not
+    zones."""
+    parts = str((plan.traits.in_zones and plan.cloud.get("reservation")) or "").split("/")
     return parts[3] if len(parts) > 4 else ""
 
 

@@ -107,6 +107,7 @@ class Kubernetes(CloudOptions):
         queue: Kueue's local queue that admits the pods, or several to try, in order, which each of the namespaces has;
             by default pods are scheduled at once. As text, several have commas between them.
         priority_class: Kueue's priority class in that queue.
+        reservation: Reservation of GKE to take machines from: its name, or its whole path if another project shares it.
         service_account: Kubernetes service account of the pods.
         node_selector: Labels that nodes must have. For GPUs of a named model they replace the labels that are looked
             for otherwise.
@@ -125,6 +126,7 @@ class Kubernetes(CloudOptions):
     namespaces: Sequence[str] = ()
     queue: str | Sequence[str] = ""
     priority_class: str = ""
+    reservation: str = ""
     service_account: str = ""
     node_selector: Mapping[str, str] | None = None
     tolerations: Sequence[str] = ()

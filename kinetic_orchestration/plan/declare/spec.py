@@ -226,11 +226,15 @@ def _check_conflicts(options: Options) -> None:
             raise ConflictingSettings(
                 f"both zone={options.zone!r} and cloud=TpuVm(zones={list(options.cloud.zones)!r}) say where: keep one"
             )
-        if options.spot and options.cloud.reservation:
-            raise ConflictingSettings(
-                f"spot=True and the reservation {options.cloud.reservation!r} exclude each other: reserved hardware is "
-                "never a spot slice; keep one"
-            )
+    if isinstance(options.cloud, TpuVm | Kubernetes) and options.cloud.reservation and _is_spot(options):
+        raise ConflictingSettings(
+            f"spot=True and the reservation {options.cloud.reservation!r} exclude each other: reserved hardware is "
+            "never a spot slice; keep one"
+        )
+
+
+def _is_spot(options: Options) -> bool:
+    return options.spot or slice_of(options).spot
 
 
 def _check_pods(options: Options, cloud: Kubernetes) -> None:

@@ -26,7 +26,7 @@ from kinetic_orchestration.plan.hardware import accelerators, nodes
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.values import GONE, PROVISIONING, QUEUED, UNKNOWN, Freed, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
-from kinetic_orchestration.platforms.kubernetes import gke, manifest, preflight, states, waiting
+from kinetic_orchestration.platforms.kubernetes import capacity, gke, manifest, preflight, states, waiting
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
@@ -86,6 +86,7 @@ class KubernetesBackend:
 
     def check(self, plan: Plan) -> None:
         node = nodes.node(plan.slice)
+        capacity.check(plan)
         for text in plan.cloud["tolerations"]:
             manifest.toleration(text)
         if plan.slices > 1 and node.resource != nodes.TPU:
@@ -508,12 +509,13 @@ def _wanted(placement: Mapping[str, Any], seen: Seen) -> Wanted:
     """Return what a set's pods ask of their nodes, for users."""
     if seen.set is None:
         return Wanted()
-    labels = manifest.wanted(seen.set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"])
+    pod = seen.set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    labels = manifest.wanted(pod)
     try:
         slice_ = accelerators.parse(seen.set["metadata"].get("annotations", {}).get(manifest.ACCELERATOR, ""))
     except UnknownAccelerator:  # of a later version
         return Wanted(labels)
-    command = gke.pool_command(slice_, placement["zone"])
+    command = gke.pool_command(slice_, placement["zone"], **capacity.of_pod(pod)._asdict())
     return Wanted(labels, f"make a pool of such nodes with: {command}" if command else "")
 
 

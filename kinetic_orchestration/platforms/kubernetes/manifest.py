@@ -18,7 +18,7 @@ from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.hardware.nodes import Node
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.kubernetes import boot, gke
+from kinetic_orchestration.platforms.kubernetes import boot, capacity, gke
 from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.platforms.shared.orders import orders_of
 from kinetic_orchestration.protocol import attempt_rules, names
@@ -127,6 +127,7 @@ def _pod(asked: Submission, node: Node) -> dict[str, Any]:
     plan, cloud = asked.plan, asked.plan.cloud
     is_tpu, is_spot = node.resource == nodes.TPU, plan.spot or plan.slice.spot
     selector = dict([*(node.labels.items() if is_tpu else ()), *([GKE_SPOT] if is_tpu and is_spot else ())])
+    selector |= capacity.labels(plan, asked.intent.placement["zone"])
     selector |= cloud["node_selector"] or {}
     affinity = _affinity(plan, node)
     account, pull, user = cloud["service_account"], cloud["image_pull_secrets"], cloud["run_as_user"]

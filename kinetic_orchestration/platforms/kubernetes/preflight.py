@@ -21,7 +21,7 @@ from kinetic_orchestration.plan.declare.cloud import queues_of
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.values import Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.kubernetes import manifest, rights, waiting
+from kinetic_orchestration.platforms.kubernetes import capacity, manifest, rights, waiting
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
@@ -443,7 +443,12 @@ def _pool(place: Place, pod: Object) -> str:
         zone = location if location.count("-") > 1 else f"{location}-ZONE"
         try:
             command = nodes.pool_command(
-                place.plan.slice, cluster=cluster, location=location, zone=zone, project=project
+                place.plan.slice,
+                cluster=cluster,
+                location=location,
+                zone=zone,
+                project=project,
+                **capacity.of_pod(pod)._asdict(),
             )
         except KineticError as error:
             return str(error)

@@ -86,11 +86,13 @@ EVERYTHING = Kubernetes(
     run_as_user=1000,
     labels={"Team": "Rank & Reco"},
 )
+RESERVED = "projects/shared/zones/us-central1-a/reservations/quarter"
 CASES = {
     "tpu": plan_of("v5e-8"),
     "tpu-hosts": plan_of("v5p-32"),
     "tpu-spot-slices": plan_of("v6e-16", cloud=Kubernetes(num_slices=2), spot=True),
     "gpu": plan_of("h100x8"),
+    "gpu-reserved": plan_of("h100x8", cloud=Kubernetes(reservation=RESERVED)),
     "gpu-spot-elsewhere": plan_of("a100x4", zone="on-premises/team", spot=True),
     "gpu-any": plan_of("gpu:2", zone="on-premises/team"),
     "cpu": plan_of("cpu:8"),
