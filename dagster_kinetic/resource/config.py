@@ -118,6 +118,8 @@ class KubernetesConfig(_Group):
     queue: str = Field(default="", description="Kueue's local queue that admits the pods; several: a,b.")
     priority_class: str = Field(default="", description="Kueue's priority class in that queue.")
     reservation: str = Field(default="", description="A reservation of GKE to take machines from.")
+    flex_start: bool = Field(default=False, description="Whether GKE gives machines when it has some, for 7 days.")
+    queued_provisioning: bool = Field(default=False, description="Whether the queue asks for all of these at once.")
     service_account: str = Field(default="", description="The Kubernetes service account of the pods.")
     node_selector: dict[str, str] | None = Field(default=None, description="Labels that nodes must have.")
     tolerations: list[str] = Field(default=[], description="Further taints: key, key=value or key=value:NoSchedule.")

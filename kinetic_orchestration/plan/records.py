@@ -85,6 +85,7 @@ CLOUD = Fields(
         "quota_project": schema.project,
         **dict.fromkeys(("owner", "pipeline", "step", "run"), text()),
         "queue": _queues,
+        **dict.fromkeys(("flex_start", "queued_provisioning"), flag),
         "priority_class": maybe(schema.resource, ""),
         "node_selector": maybe(table(line(), line(), 100)),
         "tolerations": many(line(), 100),

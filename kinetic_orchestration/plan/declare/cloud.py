@@ -108,6 +108,8 @@ class Kubernetes(CloudOptions):
             by default pods are scheduled at once. As text, several have commas between them.
         priority_class: Kueue's priority class in that queue.
         reservation: Reservation of GKE to take machines from: its name, or its whole path if another project shares it.
+        flex_start: Take machines of GKE by flex-start: Google gives them when it has some, for 7 days at most.
+        queued_provisioning: Take all machines of flex-start at once: an admission check of the queue asks for them.
         service_account: Kubernetes service account of the pods.
         node_selector: Labels that nodes must have. For GPUs of a named model they replace the labels that are looked
             for otherwise.
@@ -127,6 +129,8 @@ class Kubernetes(CloudOptions):
     queue: str | Sequence[str] = ""
     priority_class: str = ""
     reservation: str = ""
+    flex_start: bool = False
+    queued_provisioning: bool = False
     service_account: str = ""
     node_selector: Mapping[str, str] | None = None
     tolerations: Sequence[str] = ()

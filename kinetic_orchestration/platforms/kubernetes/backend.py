@@ -245,7 +245,8 @@ class KubernetesBackend:
             return observation if lasts < why.patience else observation._replace(state=GONE, cause=why.cause)
         self._lasts(placement["name"], "")
         patience = float(placement.get("patience") or 0.0)
-        if patience and observation.state in (QUEUED, PROVISIONING) and states.age(seen.set) > patience:
+        waits = observation.state in (QUEUED, PROVISIONING) and not _is_asked_for(seen)
+        if patience and waits and states.age(seen.set) > patience:
             told = f"nothing became free within {patience:g} s; {observation.message}"
             return observation._replace(state=GONE, cause=wire.STOCKOUT, message=told)
         return observation
@@ -505,11 +506,19 @@ def _is_about(event: Object, name: str) -> bool:
     return about == name or about.startswith(f"{name}-{manifest.SLICES}-")
 
 
+def _is_asked_for(seen: Seen) -> bool:
+    """Return True if a request of flex-start is with Google: elsewhere, a new one would be behind all others."""
+    if seen.set is None or not capacity.of_pod(manifest.pod_spec(seen.set)).flex_start:
+        return False
+    reserved = waiting.condition(seen.workload or {}, "QuotaReserved") or {}
+    return reserved.get("status") != "False"
+
+
 def _wanted(placement: Mapping[str, Any], seen: Seen) -> Wanted:
     """Return what a set's pods ask of their nodes, for users."""
     if seen.set is None:
         return Wanted()
-    pod = seen.set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    pod = manifest.pod_spec(seen.set)
     labels = manifest.wanted(pod)
     try:
         slice_ = accelerators.parse(seen.set["metadata"].get("annotations", {}).get(manifest.ACCELERATOR, ""))

@@ -66,6 +66,7 @@ def render(asked: Submission) -> dict[str, Any]:
         annotations[TOPOLOGY] = NODE_POOL
     named = ((QUEUE, placement.get("queue")), (PRIORITY, plan.cloud["priority_class"]))
     queue = {key: name for key, name in named if name}
+    annotations |= capacity.annotations(plan)
     job = {
         "parallelism": hosts,
         "completions": hosts,
@@ -216,6 +217,7 @@ def _tolerations(plan: Plan, node: Node) -> list[dict[str, str]]:
     if plan.spot or plan.slice.spot:
         known = [GKE_SPOT] if node.resource == nodes.TPU else SPOT
         found += [{"key": key, "operator": "Equal", "value": value} for key, value in known]
+    found += [{"key": key, "operator": "Equal", "value": value} for key, value in capacity.taints(plan)]
     return [*found, *map(toleration, plan.cloud["tolerations"])]
 
 
@@ -262,6 +264,12 @@ def host_names(placement: Mapping[str, Any]) -> list[str]:
     return [
         f"{placement['name']}-{SLICES}-{slice_}-{host}" for slice_ in range(placement["slices"]) for host in range(each)
     ]
+
+
+def pod_spec(jobset: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the spec of a set's pods."""
+    found: dict[str, Any] = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    return found
 
 
 def wanted(pod: Mapping[str, Any]) -> str:

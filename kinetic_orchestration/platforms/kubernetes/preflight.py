@@ -356,7 +356,7 @@ def _pod(place: Place) -> Finding:
     if not _may(place, rights.Right("", "pods", "create", "")):
         told = "you may not create pods yourself, so quota and Pod Security are met only by those of a job"
         return Finding("pod", OK, f"not tried: {told}")
-    spec = _pod_spec(_sample(place))
+    spec = manifest.pod_spec(_sample(place))
     metadata = {"generateName": "ko-doctor-", "labels": {}}
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     try:
@@ -373,16 +373,11 @@ def _pod(place: Place) -> Finding:
     return Finding("pod", OK, f"{place.namespace} accepts a pod of the set; none was stored")
 
 
-def _pod_spec(jobset: Object) -> dict[str, Any]:
-    found: dict[str, Any] = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    return found
-
-
 # ---- nodes -----------------------------------------------------------------------------------------------------
 
 
 def _nodes(place: Place) -> Finding:
-    pod, wanted = _pod_spec(_sample(place)), place.plan.hosts
+    pod, wanted = manifest.pod_spec(_sample(place)), place.plan.hosts
     try:
         there = place.api.list("/api/v1/nodes", cached=True)
     except ApiError as error:

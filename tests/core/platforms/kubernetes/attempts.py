@@ -93,6 +93,10 @@ CASES = {
     "tpu-spot-slices": plan_of("v6e-16", cloud=Kubernetes(num_slices=2), spot=True),
     "gpu": plan_of("h100x8"),
     "gpu-reserved": plan_of("h100x8", cloud=Kubernetes(reservation=RESERVED)),
+    "gpu-flex-start": plan_of("a100-80gbx8", cloud=Kubernetes(flex_start=True)),
+    "tpu-queued-flex-start": plan_of(
+        "v6e-16", cloud=Kubernetes(queue="research", flex_start=True, queued_provisioning=True)
+    ),
     "gpu-spot-elsewhere": plan_of("a100x4", zone="on-premises/team", spot=True),
     "gpu-any": plan_of("gpu:2", zone="on-premises/team"),
     "cpu": plan_of("cpu:8"),
