@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import dagster as dg
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from kinetic_orchestration.errors import KineticError, UsageError
 from kinetic_orchestration.plan.declare import profile
@@ -114,8 +114,12 @@ class KubernetesConfig(_Group):
     """Options of the kubernetes and gke backends shared by a deployment's jobs."""
 
     clusters: list[str] = Field(default=[], description="Contexts of the kubeconfig, the first choice first.")
-    queue: str = Field(default="", description="Kueue's local queue that admits the pods.")
+    namespaces: list[str] = Field(default=[], description="Namespaces to try in each of them, in order.")
+    queue: str = Field(default="", description="Kueue's local queue that admits the pods; several: a,b.")
     priority_class: str = Field(default="", description="Kueue's priority class in that queue.")
+    reservation: str = Field(default="", description="A reservation of GKE to take machines from.")
+    flex_start: bool = Field(default=False, description="Whether GKE gives machines when it has some, for 7 days.")
+    queued_provisioning: bool = Field(default=False, description="Whether the queue asks for all of these at once.")
     service_account: str = Field(default="", description="The Kubernetes service account of the pods.")
     node_selector: dict[str, str] | None = Field(default=None, description="Labels that nodes must have.")
     tolerations: list[str] = Field(default=[], description="Further taints: key, key=value or key=value:NoSchedule.")
@@ -123,6 +127,11 @@ class KubernetesConfig(_Group):
     image_pull_secrets: list[str] = Field(default=[], description="Secrets with which a private image is pulled.")
     run_as_user: int = Field(default=0, description="Number of the user as whom pods run; 0 for the image's own.")
     labels: dict[str, str] = Field(default={}, description="Labels of the cluster's objects.")
+
+    @field_validator("queue", mode="before")
+    @classmethod
+    def _joined(cls, queue: Any) -> Any:
+        return ",".join(queue) if isinstance(queue, list | tuple) else queue
 
     def to_core(self) -> Kubernetes:
         return Kubernetes(**_given(self))

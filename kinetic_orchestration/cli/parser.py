@@ -67,7 +67,9 @@ def _planning(commands: Any) -> None:
         "target", nargs="?", metavar="FILE:FUNCTION", help="on Kubernetes: check what jobs of this function need"
     )
     command.add_argument("--accelerator", metavar="NAME", help="on Kubernetes: check for this one")
-    command.add_argument("--queue", metavar="NAME", help="on Kubernetes: check for jobs of this queue of Kueue")
+    command.add_argument(
+        "--queue", metavar="NAME", help="on Kubernetes: check for jobs of this queue of Kueue; several: a,b"
+    )
     command.add_argument(
         "--role", metavar="WHO",
         help="on Kubernetes: only print the Role that such jobs need, as YAML, bound to user:NAME, group:NAME or "

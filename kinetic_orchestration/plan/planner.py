@@ -38,7 +38,7 @@ KINETIC_BACKENDS = ("gke", "pathways")
 GKE = "gke"
 
 OF_ANY_BACKEND = ("accelerator_type", "num_slices", "labels")  # of `cloud=`
-_EVERYWHERE = ("zones", "clusters", *OF_ANY_BACKEND)  # fields of a plan of their own
+_EVERYWHERE = ("zones", "clusters", "namespaces", *OF_ANY_BACKEND)  # fields of a plan of their own
 DAY = 86400.0
 PROVISION = 6 * 3600.0  # a slice that costs money has limits: without them, these
 RUN = DAY
@@ -248,8 +248,10 @@ def _as_json(value: Any) -> Any:
 
 
 def _clusters(cloud: Kubernetes, settings: Settings) -> tuple[str, ...]:
-    """The clusters to try, each with its namespace; what is not named is known to the kubeconfig."""
-    return tuple(f"{cluster}/{settings.namespace}" for cluster in tuple(cloud.clusters) or (settings.cluster,))
+    """The namespaces to try, each of its cluster; what is not named is known to the kubeconfig."""
+    namespaces = tuple(cloud.namespaces) or (settings.namespace,)
+    clusters = tuple(cloud.clusters) or (settings.cluster,)
+    return tuple(dict.fromkeys(f"{cluster}/{namespace}" for cluster in clusters for namespace in namespaces))
 
 
 def _affordable(

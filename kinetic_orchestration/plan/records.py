@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import Corrupt, NewerWire, StoreError
+from kinetic_orchestration.plan.declare.cloud import queues_of
 from kinetic_orchestration.plan.values import Before, Cancel, Intent, Plan, Spent
 from kinetic_orchestration.protocol import names, schema, wire
 from kinetic_orchestration.protocol.records.base import Record
@@ -40,6 +41,13 @@ from kinetic_orchestration.protocol.wire.task import DATA_PIECE, ENVIRONMENT, PA
 MOST_JOBS = 1 << 20  # of a batch
 
 _key = schema.matching(r"[0-9a-f]{8,64}")
+
+
+def _queues(value: object) -> None:
+    """Accept the name of a queue, or of several: a text with commas between them, or a list."""
+    several = value.split(",") if isinstance(value, str) and "," in value else value
+    (many(schema.resource, 100) if isinstance(several, list) else maybe(schema.resource, ""))(several)
+
 
 SLICE = Fields(
     {
@@ -76,7 +84,9 @@ CLOUD = Fields(
         "data_disks": many(plain(), 100),
         "quota_project": schema.project,
         **dict.fromkeys(("owner", "pipeline", "step", "run"), text()),
-        **dict.fromkeys(("queue", "priority_class"), maybe(schema.resource, "")),
+        "queue": _queues,
+        **dict.fromkeys(("flex_start", "queued_provisioning"), flag),
+        "priority_class": maybe(schema.resource, ""),
         "node_selector": maybe(table(line(), line(), 100)),
         "tolerations": many(line(), 100),
         **dict.fromkeys(("env_from", "image_pull_secrets"), many(schema.resource, 100)),
@@ -224,6 +234,7 @@ class Within(NamedTuple):
     slices: int
     store: str
     deployment: str
+    queues: tuple[str, ...] = ()
 
     def checked(self, placement: dict[str, Any], job_id: str, attempt: int) -> dict[str, Any]:
         """A place that a record names, if the plan leads there; what names decide is taken from them."""
@@ -242,6 +253,8 @@ class Within(NamedTuple):
             known = own
             if (where := placement.get("zone")) not in self.zones:
                 raise Wrong(where, "placement.zone", f"is {schema.short(where)}, which the job's plan does not have")
+            if (queue := placement.get("queue", "")) and queue not in self.queues:
+                raise Wrong(queue, "placement.queue", f"is {schema.short(queue)}, which the job's plan does not have")
         for part, value in own.items():
             if placement.get(part, value) != value:
                 raise Wrong(None, f"placement.{part}", f"is {schema.short(placement[part])}, and not this attempt's")
@@ -256,12 +269,16 @@ def _shared(within: Within) -> Within:
 
 def within(plan: Plan) -> Within:
     zones = (*plan.zones, *filter(None, (reserved_zone(plan),)))
-    return _shared(Within(plan.backend, plan.project, zones, plan.hosts, plan.slices, plan.store, plan.deployment))
+    queues = queues_of(plan.cloud.get("queue") or "")
+    return _shared(
+        Within(plan.backend, plan.project, zones, plan.hosts, plan.slices, plan.store, plan.deployment, queues)
+    )
 
 
 def reserved_zone(plan: Plan) -> str:
-    """Return the zone of a reservation that is given by its whole path; "" for any other."""
-    parts = str(plan.cloud.get("reservation") or "").split("/")
+    """Return the zone of a reservation that is given by its whole path; "" for any other, and where places are not
+    zones."""
+    parts = str((plan.traits.in_zones and plan.cloud.get("reservation")) or "").split("/")
     return parts[3] if len(parts) > 4 else ""
 
 

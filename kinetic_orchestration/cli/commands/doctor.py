@@ -12,7 +12,7 @@ from kinetic_orchestration.cli import doctor as checks
 from kinetic_orchestration.cli.output import note, show_json, show_table, working
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.plan.configuration.settings import load
-from kinetic_orchestration.plan.declare.cloud import Kubernetes
+from kinetic_orchestration.plan.declare.cloud import Kubernetes, queues_of
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.protocol.system import copies
 
@@ -83,7 +83,7 @@ def _print_role(arguments: Namespace, spec: JobSpec | None) -> int:
     backend = open_backend(name if name == "gke" else "kubernetes", settings)
     assert isinstance(backend, KubernetesBackend)
     secrets = bool(options.capture_env_vars) and name != "gke"  # which has Secret Manager
-    queue = isinstance(options.cloud, Kubernetes) and bool(options.cloud.queue)
+    queue = isinstance(options.cloud, Kubernetes) and bool(queues_of(options.cloud.queue))
     granted = rights.of(secrets=secrets, queue=queue)
     printed = rights.role(granted, backend.usual_place().rpartition("/")[2], arguments.role)
     if arguments.json:

@@ -102,9 +102,14 @@ class Kubernetes(CloudOptions):
 
     Attributes:
         clusters: Clusters to try, in order: contexts of the kubeconfig. By default `cluster`, else the current context.
+        namespaces: Namespaces to try in each of them, in order. By default `namespace`, else that of the context.
         num_slices: Number of slices that are requested together and joined (multislice).
-        queue: Kueue's local queue that admits the pods; by default they are scheduled at once.
+        queue: Kueue's local queue that admits the pods, or several to try, in order, which each of the namespaces has;
+            by default pods are scheduled at once. As text, several have commas between them.
         priority_class: Kueue's priority class in that queue.
+        reservation: Reservation of GKE to take machines from: its name, or its whole path if another project shares it.
+        flex_start: Take machines of GKE by flex-start: Google gives them when it has some, for 7 days at most.
+        queued_provisioning: Take all machines of flex-start at once: an admission check of the queue asks for them.
         service_account: Kubernetes service account of the pods.
         node_selector: Labels that nodes must have. For GPUs of a named model they replace the labels that are looked
             for otherwise.
@@ -120,11 +125,21 @@ class Kubernetes(CloudOptions):
     """
 
     clusters: Sequence[str] = ()
-    queue: str = ""
+    namespaces: Sequence[str] = ()
+    queue: str | Sequence[str] = ""
     priority_class: str = ""
+    reservation: str = ""
+    flex_start: bool = False
+    queued_provisioning: bool = False
     service_account: str = ""
     node_selector: Mapping[str, str] | None = None
     tolerations: Sequence[str] = ()
     env_from: Sequence[str] = ()
     image_pull_secrets: Sequence[str] = ()
     run_as_user: int = 0
+
+
+def queues_of(asked: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the queues that the option `queue` names, in the order in which they are tried."""
+    names = asked.split(",") if isinstance(asked, str) else asked
+    return tuple(dict.fromkeys(filter(None, map(str.strip, names))))

@@ -13,7 +13,7 @@ from typing import Any
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, Unsupported, UsageError
 from kinetic_orchestration.plan.configuration import settings, store_address
 from kinetic_orchestration.plan.declare import profile
-from kinetic_orchestration.plan.declare.cloud import CloudOptions, Kubernetes, TpuVm
+from kinetic_orchestration.plan.declare.cloud import CloudOptions, Kubernetes, TpuVm, queues_of
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
@@ -214,11 +214,8 @@ def _check_conflicts(options: Options) -> None:
             f"backend={options.backend!r} runs on other machines, and the store {options.store} is a folder of this "
             "one, which they cannot reach: name a bucket, as store='gs://my-bucket/kinetic', or leave backend out"
         )
-    if isinstance(options.cloud, Kubernetes) and options.cluster and options.cloud.clusters:
-        raise ConflictingSettings(
-            f"both cluster={options.cluster!r} and cloud=Kubernetes(clusters={list(options.cloud.clusters)!r}) say "
-            "where: keep one"
-        )
+    if isinstance(options.cloud, Kubernetes):
+        _check_pods(options, options.cloud)
     if isinstance(options.cloud, TpuVm):
         if options.cloud.accelerator_type and options.accelerator != DEFAULT_ACCELERATOR:
             raise ConflictingSettings(
@@ -229,11 +226,38 @@ def _check_conflicts(options: Options) -> None:
             raise ConflictingSettings(
                 f"both zone={options.zone!r} and cloud=TpuVm(zones={list(options.cloud.zones)!r}) say where: keep one"
             )
-        if options.spot and options.cloud.reservation:
+    if isinstance(options.cloud, TpuVm | Kubernetes) and options.cloud.reservation and _is_spot(options):
+        raise ConflictingSettings(
+            f"spot=True and the reservation {options.cloud.reservation!r} exclude each other: reserved hardware is "
+            "never a spot slice; keep one"
+        )
+
+
+def _is_spot(options: Options) -> bool:
+    return options.spot or slice_of(options).spot
+
+
+def _check_pods(options: Options, cloud: Kubernetes) -> None:
+    for name in ("clusters", "namespaces"):
+        one, several = getattr(options, name[:-1]), getattr(cloud, name)
+        if isinstance(several, str):
+            raise UsageError(f"cloud=Kubernetes({name}={several!r}) is a list: write [{several!r}]")
+        if one and several:
             raise ConflictingSettings(
-                f"spot=True and the reservation {options.cloud.reservation!r} exclude each other: reserved hardware is "
-                "never a spot slice; keep one"
+                f"both {name[:-1]}={one!r} and cloud=Kubernetes({name}={list(several)!r}) say where: keep one"
             )
+
+    given = {"spot=True": _is_spot(options), f"reservation={cloud.reservation!r}": cloud.reservation}
+    if cloud.flex_start and any(given.values()):
+        other = next(name for name, value in given.items() if value)
+        raise ConflictingSettings(f"flex_start=True and {other} name two kinds of capacity: keep one")
+    if cloud.queued_provisioning and not cloud.flex_start:
+        raise UsageError("queued_provisioning=True is a way of flex-start: add flex_start=True")
+    if cloud.queued_provisioning and not queues_of(cloud.queue):
+        raise UsageError(
+            "queued_provisioning=True takes a queue, whose admission check of the controller "
+            "kueue.x-k8s.io/provisioning-request asks for the machines: name it with cloud=Kubernetes(queue=…)"
+        )
 
 
 def _check_names(options: Options) -> None:

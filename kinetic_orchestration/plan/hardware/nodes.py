@@ -265,12 +265,14 @@ def pool_command(
     zone: str,
     project: str,
     flex_start: bool = False,
+    queued_provisioning: bool = False,
     reservation: str = "",
 ) -> str:
     """Return the `gcloud` commands, one to a line, that make a pool of GKE for one slice, empty until a pod needs it.
 
-    Takes the cluster's location and the zone of the nodes. Their capacity is spot if the slice's is. Raises
-    UnknownAccelerator if GKE has no such machine, and UsageError if the machine is not given that way.
+    Takes the cluster's location and the zone of the nodes. Their capacity is spot if the slice's is; with
+    `queued_provisioning`, flex-start makes all of them at once, for a ProvisioningRequest. Raises UnknownAccelerator if
+    GKE has no such machine, and UsageError if the machine is not given that way.
     """
     needed = node(slice)
     if not needed.machine:
@@ -312,6 +314,7 @@ def pool_command(
         flags.append("--spot")
     if flex_start:
         flags += ["--flex-start", "--location-policy=ANY", "--reservation-affinity=none", "--no-enable-autorepair"]
+        flags += ["--enable-queued-provisioning"] if queued_provisioning else []
     if reservation:
         flags += ["--reservation-affinity=specific", f"--reservation={reservation}"]
     commands.append(f"gcloud container node-pools create ko-{slice.name}{capacity} {' '.join(flags)}")

@@ -21,11 +21,12 @@ from kinetic_orchestration.errors import (
     UsageError,
 )
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.cloud import queues_of
 from kinetic_orchestration.plan.hardware import accelerators, nodes
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.values import GONE, PROVISIONING, QUEUED, UNKNOWN, Freed, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
-from kinetic_orchestration.platforms.kubernetes import gke, manifest, preflight, states, waiting
+from kinetic_orchestration.platforms.kubernetes import capacity, gke, manifest, preflight, states, waiting
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
@@ -82,6 +83,7 @@ class KubernetesBackend:
 
     def check(self, plan: Plan) -> None:
         node = nodes.node(plan.slice)
+        capacity.check(plan)
         for text in plan.cloud["tolerations"]:
             manifest.toleration(text)
         if plan.slices > 1 and node.resource != nodes.TPU:
@@ -117,23 +119,30 @@ class KubernetesBackend:
             return False
 
     def dry_run(self, plan: Plan) -> str:
-        """Return the JobSet of the first attempt as YAML."""
+        """Return the JobSet of the first attempt as YAML, and the places of the next ones."""
         placement = self.place(plan, "job-000000000000", 1)
         shown = manifest.shown(preflight.rendered(plan, placement))
-        return f"the JobSet that is created in {placement['zone']}\n{shown}"
+        others = ", ".join(list(_places(plan))[1:])
+        then = f"; without capacity there, in turn in {others}" if others else ""
+        return f"the JobSet that is created in {placement['zone']}{then}\n{shown}"
 
     def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
-        choice = places.first(plan.zones, NO_CLUSTER)
+        among = _places(plan)
+        choice = places.first(tuple(among), NO_CLUSTER)
         if previous is not None:
-            gone = (previous.placement["zone"],) if waiting.NEVER in previous.reason else ()
-            seed, refusal = f"{job_id}-{attempt}", places.Refusal(gone=gone)
-            choice = places.following(plan.zones, previous, seed, refusal, patience=plan.zone_patience)
-        others = len(plan.zones) > 1 + len(choice.dropped)
+            before = _place(previous.placement["zone"], previous.placement.get("queue", ""))
+            past = previous._replace(placement={**previous.placement, "zone": before})
+            refusal = places.Refusal(gone=(before,) if waiting.NEVER in previous.reason else ())
+            seed = f"{job_id}-{attempt}"
+            choice = places.following(tuple(among), past, seed, refusal, patience=plan.zone_patience)
+        zone, queue = among[choice.place]
+        others = len(among) > 1 + len(choice.dropped)
         return {
             "backend": self.kind,
             "project": plan.project,
-            "cluster": self._clusters.mark(_parts(choice.place)[0]),
-            "zone": choice.place,
+            "cluster": self._clusters.mark(_parts(zone)[0]),
+            "zone": zone,
+            "queue": queue,
             "name": names.slice_of(plan.store, plan.deployment, job_id, attempt),
             "hosts": plan.hosts,
             "slices": plan.slices,
@@ -212,7 +221,8 @@ class KubernetesBackend:
             return observation if lasts < why.patience else observation._replace(state=GONE, cause=why.cause)
         self._lasts(placement["name"], "")
         patience = float(placement.get("patience") or 0.0)
-        if patience and observation.state in (QUEUED, PROVISIONING) and states.age(seen.set) > patience:
+        waits = observation.state in (QUEUED, PROVISIONING) and not _is_asked_for(seen)
+        if patience and waits and states.age(seen.set) > patience:
             told = f"nothing became free within {patience:g} s; {observation.message}"
             return observation._replace(state=GONE, cause=wire.STOCKOUT, message=told)
         return observation
@@ -349,6 +359,16 @@ def _close(apis: Mapping[tuple[str, str], Api]) -> None:
         api.close()
 
 
+def _places(plan: Plan) -> dict[str, tuple[str, str]]:
+    """Return the namespace, and the queue in it, of each place that a plan names, in the order of their trial."""
+    queues = queues_of(plan.cloud["queue"]) or ("",)
+    return {_place(zone, queue): (zone, queue) for zone in plan.zones for queue in queues}
+
+
+def _place(zone: str, queue: str) -> str:
+    return f"{zone}:{queue}" if queue else zone
+
+
 def _parts(place: str) -> tuple[str, str]:
     cluster, _, namespace = place.rpartition("/")
     return cluster, namespace
@@ -373,16 +393,25 @@ def _hosts(found: Object) -> int:
     return sum(int(one.get("replicas", 1)) * int(one["template"]["spec"].get("parallelism", 1)) for one in each)
 
 
+def _is_asked_for(seen: Seen) -> bool:
+    """Return True if a request of flex-start is with Google: elsewhere, a new one would be behind all others."""
+    if seen.set is None or not capacity.of_pod(manifest.pod_spec(seen.set)).flex_start:
+        return False
+    reserved = waiting.condition(seen.workload or {}, "QuotaReserved") or {}
+    return reserved.get("status") != "False"
+
+
 def _wanted(placement: Mapping[str, Any], seen: Seen) -> Wanted:
     """Return what a set's pods ask of their nodes, for users."""
     if seen.set is None:
         return Wanted()
-    labels = manifest.wanted(seen.set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"])
+    pod = manifest.pod_spec(seen.set)
+    labels = manifest.wanted(pod)
     try:
         slice_ = accelerators.parse(seen.set["metadata"].get("annotations", {}).get(manifest.ACCELERATOR, ""))
     except UnknownAccelerator:  # of a later version
         return Wanted(labels)
-    command = gke.pool_command(slice_, placement["zone"])
+    command = gke.pool_command(slice_, placement["zone"], **capacity.of_pod(pod)._asdict())
     return Wanted(labels, f"make a pool of such nodes with: {command}" if command else "")
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import UnknownAccelerator, UsageError
 from kinetic_orchestration.plan.hardware import nodes
@@ -35,10 +35,11 @@ def cluster_of(place: str) -> Cluster | None:
     return Cluster(*match.groups()) if match else None
 
 
-def pool_command(slice: Slice, place: str) -> str:
+def pool_command(slice: Slice, place: str, **capacity: Any) -> str:
     """Return the line that makes a pool of nodes for the slice; "" if the cluster is no GKE or has no such machine.
 
-    Only GKE has TPUs: where the name of the cluster is unknown, the line has words in capitals in its place.
+    Only GKE has TPUs: where the name of the cluster is unknown, the line has words in capitals in its place. `capacity`
+    is what `nodes.pool_command` takes of it.
     """
     known = cluster_of(place)
     if known is None and slice.kind != "tpu":
@@ -46,7 +47,7 @@ def pool_command(slice: Slice, place: str) -> str:
     project, location, name = known or Cluster("PROJECT", "LOCATION", "CLUSTER")
     zone = (known and known.zone) or f"{location}-ZONE"
     try:
-        lines = nodes.pool_command(slice, cluster=name, location=location, zone=zone, project=project)
+        lines = nodes.pool_command(slice, cluster=name, location=location, zone=zone, project=project, **capacity)
     except (UnknownAccelerator, UsageError):  # none of this name, or by reservation alone
         return ""
     return lines.replace("\n", " && ")

@@ -18,7 +18,7 @@ from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.hardware.nodes import Node
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.kubernetes import boot, gke
+from kinetic_orchestration.platforms.kubernetes import boot, capacity, gke
 from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.platforms.shared.orders import orders_of
 from kinetic_orchestration.protocol import attempt_rules, names
@@ -63,9 +63,9 @@ def render(asked: Submission) -> dict[str, Any]:
     annotations = {ACCELERATOR: f"{plan.slice.name}{':spot' if plan.spot or plan.slice.spot else ''}"}
     if node.resource == nodes.TPU and hosts > 1:
         annotations[TOPOLOGY] = NODE_POOL
-    queue = {
-        key: plan.cloud[name] for key, name in ((QUEUE, "queue"), (PRIORITY, "priority_class")) if plan.cloud[name]
-    }
+    named = ((QUEUE, placement.get("queue")), (PRIORITY, plan.cloud["priority_class"]))
+    queue = {key: name for key, name in named if name}
+    annotations |= capacity.annotations(plan)
     job = {
         "parallelism": hosts,
         "completions": hosts,
@@ -127,6 +127,7 @@ def _pod(asked: Submission, node: Node) -> dict[str, Any]:
     plan, cloud = asked.plan, asked.plan.cloud
     is_tpu, is_spot = node.resource == nodes.TPU, plan.spot or plan.slice.spot
     selector = dict([*(node.labels.items() if is_tpu else ()), *([GKE_SPOT] if is_tpu and is_spot else ())])
+    selector |= capacity.labels(plan, asked.intent.placement["zone"])
     selector |= cloud["node_selector"] or {}
     affinity = _affinity(plan, node)
     account, pull, user = cloud["service_account"], cloud["image_pull_secrets"], cloud["run_as_user"]
@@ -185,7 +186,7 @@ def _resources(asked: Submission, node: Node) -> dict[str, Any]:
     is_gke = node.resource == nodes.TPU or named
     rest = nodes.requests(node if is_gke else nodes.elsewhere(node))
     chips = {node.resource: str(node.count)}
-    return {"requests": chips if is_gke and asked.plan.cloud["queue"] else {**rest, **chips}, "limits": chips}
+    return {"requests": chips if is_gke and asked.intent.placement.get("queue") else {**rest, **chips}, "limits": chips}
 
 
 def _affinity(plan: Plan, node: Node) -> dict[str, Any]:
@@ -215,6 +216,7 @@ def _tolerations(plan: Plan, node: Node) -> list[dict[str, str]]:
     if plan.spot or plan.slice.spot:
         known = [GKE_SPOT] if node.resource == nodes.TPU else SPOT
         found += [{"key": key, "operator": "Equal", "value": value} for key, value in known]
+    found += [{"key": key, "operator": "Equal", "value": value} for key, value in capacity.taints(plan)]
     return [*found, *map(toleration, plan.cloud["tolerations"])]
 
 
@@ -253,6 +255,12 @@ def secret_key(variable: str, reference: str) -> dict[str, str]:
     """Return the entry of a Secret that `NAME/KEY` means, or `NAME` for the key that is called as the variable."""
     name, slash, key = reference.partition("/")
     return {"name": name, "key": key if slash else variable}
+
+
+def pod_spec(jobset: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the spec of a set's pods."""
+    found: dict[str, Any] = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    return found
 
 
 def wanted(pod: Mapping[str, Any]) -> str:

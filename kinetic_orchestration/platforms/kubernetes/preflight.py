@@ -17,10 +17,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import BackendError, CredentialsError, KineticError
+from kinetic_orchestration.plan.declare.cloud import queues_of
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.values import Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.kubernetes import manifest, rights, waiting
+from kinetic_orchestration.platforms.kubernetes import capacity, manifest, rights, waiting
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
@@ -78,7 +79,7 @@ def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
     """
     silent: list[ApiError] = []
     for where in plan.zones:
-        key = os.getpid(), plan.backend, where, plan.cloud["queue"], *_wanted(plan)
+        key = os.getpid(), plan.backend, where, queues_of(plan.cloud["queue"]), *_wanted(plan)
         with _lock:
             if time.monotonic() - _passed.get(key, -LASTS) < LASTS:
                 continue
@@ -108,7 +109,7 @@ def examine(plan: Plan, where: str, open_api: Callable[[str], Api]) -> Iterator[
         except (ApiError, CredentialsError) as error:
             yield Finding("cluster", FAILED, f"{place.cluster} cannot be asked", str(error))
             return
-        chosen = [_jobset, _namespace, _rights, *([_queue, _priority] if plan.cloud["queue"] else [])]
+        chosen = [_jobset, _namespace, _rights, *([_queues, _priority] if queues_of(plan.cloud["queue"]) else [])]
         checks = [*chosen, _account, _set, _pod, _nodes]
         found = at_once([partial(_tried, check, place) for check in checks], len(checks))
         yield from {finding.name: finding for finding in found}.values()  # the set may say of others what they lack
@@ -128,8 +129,8 @@ def _needed(place: Place) -> Iterator[Finding]:
     if granted.state != FAILED or "create jobsets" not in granted.found:
         yield made  # else the one follows from the other
     yield granted
-    if place.plan.cloud["queue"]:
-        yield _queue(place)
+    if queues_of(place.plan.cloud["queue"]):
+        yield _queues(place)
 
 
 # ---- the cluster -----------------------------------------------------------------------------------------------
@@ -203,7 +204,7 @@ def _no_namespace(place: Place) -> Finding:
 
 def _wanted(plan: Plan) -> Sequence[rights.Right]:
     secrets = bool(plan.secrets) and not plan.traits.secret_service
-    return rights.of(secrets=secrets, queue=bool(plan.cloud["queue"]))
+    return rights.of(secrets=secrets, queue=bool(queues_of(plan.cloud["queue"])))
 
 
 def _rights(place: Place) -> Finding:
@@ -218,7 +219,8 @@ def _rights(place: Place) -> Finding:
         return Finding("rights", OK, f"all that jobs need in {place.namespace}")
     state = FAILED if any(right.is_needed for right in missing) else WARNING
     told = "; ".join(f"{right}: {right.lack}" for right in missing)
-    queue = f" --queue {place.plan.cloud['queue']}" if place.plan.cloud["queue"] else ""
+    queues = queues_of(place.plan.cloud["queue"])
+    queue = f" --queue {','.join(queues)}" if queues else ""
     fix = f"Have an administrator grant them: ko doctor --role user:NAME{queue} | kubectl apply -f -"
     return Finding("rights", state, f"missing in {place.namespace}: {told}", fix)
 
@@ -238,8 +240,16 @@ def _review(kind: str, spec: Object) -> dict[str, Any]:
 # ---- Kueue -----------------------------------------------------------------------------------------------------
 
 
-def _queue(place: Place) -> Finding:
-    name = place.plan.cloud["queue"]
+def _queues(place: Place) -> Finding:
+    """Return one finding of all queues: one that lacks is told before a job has waited in those before it."""
+    found = [_queue(place, name) for name in queues_of(place.plan.cloud["queue"])]
+    worst = next((state for state in (FAILED, WARNING) if any(one.state == state for one in found)), OK)
+    counted = [one for one in found if one.state == worst]
+    fixes = dict.fromkeys(one.fix for one in counted if one.fix)
+    return Finding("queue", worst, "; ".join(one.found for one in counted), ". ".join(fixes))
+
+
+def _queue(place: Place, name: str) -> Finding:
     try:
         found = place.api.get(f"{_KUEUE}/namespaces/{place.namespace}/localqueues/{name}")
     except ApiError as error:
@@ -310,7 +320,8 @@ def rendered(plan: Plan, placement: Mapping[str, Any]) -> dict[str, Any]:
 def _sample(place: Place) -> dict[str, Any]:
     plan, zone = place.plan, f"{place.cluster}/{place.namespace}"
     name = names.slice_of(plan.store, plan.deployment, "job-000000000000", 1)
-    return rendered(plan, {"zone": zone, "name": name, "hosts": plan.hosts, "slices": plan.slices})
+    queue = next(iter(queues_of(plan.cloud["queue"])), "")
+    return rendered(plan, {"zone": zone, "name": name, "queue": queue, "hosts": plan.hosts, "slices": plan.slices})
 
 
 def _set(place: Place) -> Finding:
@@ -345,7 +356,7 @@ def _pod(place: Place) -> Finding:
     if not _may(place, rights.Right("", "pods", "create", "")):
         told = "you may not create pods yourself, so quota and Pod Security are met only by those of a job"
         return Finding("pod", OK, f"not tried: {told}")
-    spec = _pod_spec(_sample(place))
+    spec = manifest.pod_spec(_sample(place))
     metadata = {"generateName": "ko-doctor-", "labels": {}}
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     try:
@@ -362,16 +373,11 @@ def _pod(place: Place) -> Finding:
     return Finding("pod", OK, f"{place.namespace} accepts a pod of the set; none was stored")
 
 
-def _pod_spec(jobset: Object) -> dict[str, Any]:
-    found: dict[str, Any] = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    return found
-
-
 # ---- nodes -----------------------------------------------------------------------------------------------------
 
 
 def _nodes(place: Place) -> Finding:
-    pod, wanted = _pod_spec(_sample(place)), place.plan.hosts
+    pod, wanted = manifest.pod_spec(_sample(place)), place.plan.hosts
     try:
         there = place.api.list("/api/v1/nodes", cached=True)
     except ApiError as error:
@@ -432,7 +438,12 @@ def _pool(place: Place, pod: Object) -> str:
         zone = location if location.count("-") > 1 else f"{location}-ZONE"
         try:
             command = nodes.pool_command(
-                place.plan.slice, cluster=cluster, location=location, zone=zone, project=project
+                place.plan.slice,
+                cluster=cluster,
+                location=location,
+                zone=zone,
+                project=project,
+                **capacity.of_pod(pod)._asdict(),
             )
         except KineticError as error:
             return str(error)

@@ -183,6 +183,7 @@ PLACEMENT = schema.Fields(
         "project": schema.project,
         "zone": schema.place,
         "cluster": schema.token,
+        "queue": schema.maybe(schema.resource, ""),
         "patience": schema.seconds,
         "name": schema.resource,
         "hosts": schema.whole(0, schema.MOST_HOSTS),

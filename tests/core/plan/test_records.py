@@ -490,3 +490,23 @@ def test_a_plan_with_every_option_of_kubernetes_is_read() -> None:
     environ = {"KINETIC_BACKEND": "kubernetes", "KINETIC_STORE": "s3://bucket/prefix", "KINETIC_DEPLOYMENT": "prod"}
     plan = make_plan(JobSpec("train", options), load(environ=environ | {"KINETIC_NAMESPACE": "training"}))
     records.PLAN(json.loads(json.dumps(plan.to_json())))
+
+
+@pytest.mark.parametrize("queue", ["", "a", "a,b", ["a", "b"]])
+def test_an_attempt_is_in_a_queue_of_its_plan_and_in_no_other(queue: str | list[str]) -> None:
+    environ = {"KINETIC_BACKEND": "kubernetes", "KINETIC_STORE": "s3://bucket/prefix", "KINETIC_DEPLOYMENT": "prod"}
+    reserved = "projects/p/zones/us-a1-a/reservations/r"
+    cloud = Kubernetes(clusters=["prod"], namespaces=["ml"], queue=queue, reservation=reserved)
+    options = Options(accelerator="l4", cloud=cloud)
+    plan = make_plan(JobSpec("train", options), load(environ=environ))
+    written = json.loads(json.dumps(plan.to_json()))
+    records.PLAN(written)
+    allowed = records.within(Plan.from_json(written))
+    placement = {"zone": "prod/ml", "queue": "a" if queue else ""}
+    assert allowed.checked(placement, "job-1", 1)["queue"] == placement["queue"]
+    with pytest.raises(schema.Wrong, match="which the job's plan does not have"):
+        allowed.checked({**placement, "queue": "theirs"}, "job-1", 1)
+    with pytest.raises(schema.Wrong, match="which the job's plan does not have"):
+        allowed.checked({**placement, "zone": "us-a1-a"}, "job-1", 1)
+    with pytest.raises(schema.Wrong):
+        records.CLOUD({"queue": ["a", "../b"]})

@@ -128,5 +128,22 @@ def queue(cluster: Cluster) -> Iterator[Callable[..., kinetic.Kubernetes]]:
         api.delete(path)
 
 
+@pytest.fixture
+def second(cluster: Cluster, queue: Callable[..., kinetic.Kubernetes]) -> Iterator[str]:
+    """Another queue of the namespace, whose quota of one slice is its own."""
+    api, name = cluster.api, f"{cluster.namespace}-second"
+    resources = [{"name": "google.com/tpu", "nominalQuota": "8"}]
+    flavors = [{"name": cluster.namespace, "resources": resources}]
+    spec = {
+        "namespaceSelector": {},
+        "resourceGroups": [{"coveredResources": ["google.com/tpu"], "flavors": flavors}],
+    }
+    api.create(f"{KUEUE}/clusterqueues", _named("ClusterQueue", name, spec=spec))
+    local = _named("LocalQueue", "second", spec={"clusterQueue": name})
+    api.create(f"{KUEUE}/namespaces/{cluster.namespace}/localqueues", local)
+    yield "second"
+    api.delete(f"{KUEUE}/clusterqueues/{name}")
+
+
 def _named(kind: str, name: str, **fields: Any) -> dict[str, Any]:
     return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}, **fields}

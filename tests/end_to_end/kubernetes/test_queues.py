@@ -17,6 +17,7 @@ from kinetic_orchestration.plan.values import QUEUED, Event, Freed
 from kinetic_orchestration.platforms.kubernetes import waiting
 from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.protocol import wire
+from tests.end_to_end.kubernetes.between import Between
 from tests.end_to_end.kubernetes.cases import (
     WITHIN,
     Cluster,
@@ -24,6 +25,7 @@ from tests.end_to_end.kubernetes.cases import (
     condition,
     placements,
     run,
+    told,
     verdict_of,
     wait_for_verdict,
     wait_running,
@@ -56,6 +58,43 @@ def test_a_job_waits_its_turn_with_its_place_in_the_queue_and_begins_when_the_ot
     (tmp_path / "go").touch()
     assert first.result(timeout=WITHIN) == 1
     assert second.result(timeout=WITHIN) == 1
+
+
+def test_queues_are_tried_in_turn_and_each_is_left_before_the_next_is_asked(
+    cluster: Cluster,
+    between: Between,
+    jobs: Any,
+    tmp_path: Path,
+    queue: Queued,
+    second: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KINETIC_ZONE_PATIENCE", "3s")
+    other = run(jobs.until, str(tmp_path / "go"), cloud=queue())
+    wait_running(other)
+    cluster.pools("another")
+    there: list[list[str]] = []
+
+    def look(method: str, path: str, body: Any) -> None:
+        if method == "POST" and path.endswith("/jobsets"):
+            there.append([one["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] for one in cluster.sets()])
+
+    job = run(jobs.attempt, cloud=kinetic.Kubernetes(queue=["queue", second]))
+    between.before = look
+    events = told(job)
+    first, last = placements(job)
+    assert (first["queue"], last["queue"]) == ("queue", second)
+    assert first["name"] != last["name"]
+    assert there == [["queue"]]  # that of the other job, which runs
+    verdict = verdict_of(job)
+    assert verdict is not None
+    assert (verdict.kind, verdict.cause) == (wire.CLOSED, wire.STOCKOUT)
+    assert "nothing became free within 3 s" in verdict.reason
+    assert "other jobs hold what the queue has of google.com/tpu" in verdict.reason
+    assert job.result(timeout=WITHIN) == 1
+    assert not [said for said in changes(events) if "failed" in said]
+    (tmp_path / "go").touch()
+    assert other.result(timeout=WITHIN) == 1
 
 
 def test_a_job_that_waits_in_a_queue_is_cancelled_and_leaves_no_workload(

@@ -11,7 +11,7 @@ import pytest
 
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.plan.declare.cloud import CloudOptions, Kubernetes, TpuVm
+from kinetic_orchestration.plan.declare.cloud import CloudOptions, Kubernetes, TpuVm, queues_of
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.records import PLAN
@@ -48,9 +48,9 @@ def test_options_of_pods_are_fields_of_the_plan_and_its_record(tmp_path: Path) -
         {"team": "ml"},
     )
     assert plan.cloud == {
-        "queue": "tpus", "priority_class": "high", "service_account": "", "node_selector": {"pool": "mine"},
+        "queue": "tpus", "priority_class": "high", "reservation": "", "service_account": "", "node_selector": {"pool": "mine"},
         "tolerations": ["spare=true:NoSchedule"], "env_from": ["s3-keys"], "image_pull_secrets": ["registry"],
-        "run_as_user": 0,
+        "run_as_user": 0, "flex_start": False, "queued_provisioning": False,
     }  # fmt: skip
     record = json.loads(json.dumps(plan.to_json()))
     PLAN(record)
@@ -64,6 +64,8 @@ def test_options_of_pods_are_fields_of_the_plan_and_its_record(tmp_path: Path) -
         ({"KINETIC_CLUSTER": "prod", "KINETIC_NAMESPACE": "ml"}, {}, ("prod/ml",)),
         ({"KINETIC_CLUSTER": "prod"}, {"cluster": "own", "namespace": "mine"}, ("own/mine",)),
         ({"KINETIC_CLUSTER": "prod"}, {"cloud": Kubernetes(clusters=("x", "y"))}, ("x/", "y/")),
+        ({"KINETIC_NAMESPACE": "ml"}, {"cloud": Kubernetes(namespaces=("a", "b", "a"))}, ("/a", "/b")),
+        ({}, {"cloud": Kubernetes(clusters=("x", "y"), namespaces=["a", "b"])}, ("x/a", "x/b", "y/a", "y/b")),
     ],
 )
 def test_clusters_are_those_of_the_call_or_the_setting(
@@ -75,6 +77,18 @@ def test_clusters_are_those_of_the_call_or_the_setting(
 def test_a_cluster_is_named_in_one_way(tmp_path: Path) -> None:
     with pytest.raises(ConflictingSettings, match=r"both cluster='a' and cloud=Kubernetes\(clusters=\['b'\]\)"):
         planned(tmp_path, PODS, cluster="a", cloud=Kubernetes(clusters=["b"]))
+    with pytest.raises(ConflictingSettings, match=r"both namespace='a' and cloud=Kubernetes\(namespaces=\['b'\]\)"):
+        planned(tmp_path, PODS, namespace="a", cloud=Kubernetes(namespaces=["b"]))
+    with pytest.raises(UsageError, match=r"cloud=Kubernetes\(namespaces='b'\) is a list: write \['b'\]"):
+        planned(tmp_path, PODS, cloud=Kubernetes(namespaces="b"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "queues"),
+    [("", ()), ("a", ("a",)), ("a, b,", ("a", "b")), (["a", "b", "a"], ("a", "b")), ((), ())],
+)
+def test_queues_are_named_by_a_text_or_a_list(asked: Any, queues: tuple[str, ...]) -> None:
+    assert queues_of(asked) == queues
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from kinetic_orchestration.plan.declare.cloud import Kubernetes
+from kinetic_orchestration.plan.declare.cloud import Kubernetes, queues_of
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import Intent, Limits, Plan, Retry, Staged
 from kinetic_orchestration.platforms.backend import Submission
@@ -24,7 +24,7 @@ GKE = "gke_ours_us-central1-a_research/team"
 def plan_of(accelerator: str, *, cloud: Kubernetes | None = None, zone: str = GKE, **fields: Any) -> Plan:
     slice_ = accelerators.parse(accelerator)
     options = cloud or Kubernetes()
-    own = asdict(options)
+    own = {name: value for name, value in asdict(options).items() if name not in ("clusters", "namespaces")}
     plan = Plan(
         name="train",
         slice=slice_,
@@ -46,6 +46,7 @@ def attempt_of(plan: Plan, number: int = 1, *, deadline: float = CREATED + 30 * 
     placement = {
         "backend": "kubernetes",
         "zone": plan.zones[0],
+        "queue": next(iter(queues_of(plan.cloud["queue"])), ""),
         "name": slice_of(plan.store, plan.deployment, JOB, number),
         "hosts": plan.hosts,
         "slices": plan.slices,
@@ -85,11 +86,17 @@ EVERYTHING = Kubernetes(
     run_as_user=1000,
     labels={"Team": "Rank & Reco"},
 )
+RESERVED = "projects/shared/zones/us-central1-a/reservations/quarter"
 CASES = {
     "tpu": plan_of("v5e-8"),
     "tpu-hosts": plan_of("v5p-32"),
     "tpu-spot-slices": plan_of("v6e-16", cloud=Kubernetes(num_slices=2), spot=True),
     "gpu": plan_of("h100x8"),
+    "gpu-reserved": plan_of("h100x8", cloud=Kubernetes(reservation=RESERVED)),
+    "gpu-flex-start": plan_of("a100-80gbx8", cloud=Kubernetes(flex_start=True)),
+    "tpu-queued-flex-start": plan_of(
+        "v6e-16", cloud=Kubernetes(queue="research", flex_start=True, queued_provisioning=True)
+    ),
     "gpu-spot-elsewhere": plan_of("a100x4", zone="on-premises/team", spot=True),
     "gpu-any": plan_of("gpu:2", zone="on-premises/team"),
     "cpu": plan_of("cpu:8"),

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from kinetic_orchestration.errors import NoPlace
 from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.plan.values import UNKNOWN, Freed
+from kinetic_orchestration.plan.declare.cloud import Kubernetes
+from kinetic_orchestration.plan.values import UNKNOWN, Freed, Past, Plan
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
+from kinetic_orchestration.platforms.kubernetes.waiting import NEVER
+from kinetic_orchestration.protocol import wire
 from tests.core.platforms.kubernetes.attempts import attempt_of, plan_of
 
 pytestmark = pytest.mark.fast
@@ -76,3 +80,61 @@ def test_what_is_left_in_a_cluster_that_is_not_known_is_told(
     monkeypatch.setenv("HOME", str(tmp_path))
     [unread] = backend.leftovers()
     assert unread["unread"]
+
+
+# Places
+
+
+@pytest.fixture
+def backend(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubernetesBackend:
+    return configure(tmp_path / "ours", monkeypatch, a="https://127.0.0.1:1", b="https://127.0.0.1:2")
+
+
+def queued(*queues: str) -> Plan:
+    return plan_of("v5e-4", cloud=Kubernetes(queue=queues), zones=("a/ml", "b/ml"), zone_patience=60.0)
+
+
+def trial(backend: KubernetesBackend, plan: Plan, ends: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The namespace and the queue of each attempt, of which the ones before ended so."""
+    placement = backend.place(plan, "job-0123456789ab", 1)
+    found = [(placement["zone"], placement["queue"])]
+    for number, (cause, reason) in enumerate(ends, start=2):
+        placement = backend.place(plan, "job-0123456789ab", number, Past(placement, cause, reason, 1.0))
+        found.append((placement["zone"], placement["queue"]))
+    return found
+
+
+def test_each_queue_of_a_cluster_is_asked_before_the_next_cluster_and_then_the_first_again(
+    backend: KubernetesBackend,
+) -> None:
+    out = (wire.STOCKOUT, "nothing became free within 60 s")
+    assert trial(backend, queued("x", "y"), [out] * 4) == [
+        ("a/ml", "x"), ("a/ml", "y"), ("b/ml", "x"), ("b/ml", "y"), ("a/ml", "x"),
+    ]  # fmt: skip
+
+
+def test_a_job_that_is_taken_out_of_a_queue_waits_there_again(backend: KubernetesBackend) -> None:
+    ends = [(wire.QUOTA, "no room"), (wire.PREEMPTION, "Preempted"), (wire.PREEMPTION, "Preempted")]
+    assert trial(backend, queued("x", "y"), ends) == [("a/ml", "x"), ("a/ml", "y"), ("a/ml", "y"), ("a/ml", "y")]
+
+
+def test_a_queue_that_never_has_so_much_is_not_asked_again_and_others_of_its_namespace_are(
+    backend: KubernetesBackend,
+) -> None:
+    never, out = (wire.QUOTA, f"the queue {NEVER}"), (wire.STOCKOUT, "nothing became free")
+    plan = plan_of("v5e-4", cloud=Kubernetes(queue="x, y"), zone="a/ml")
+    assert trial(backend, plan, [never, out]) == [("a/ml", "x"), ("a/ml", "y"), ("a/ml", "y")]
+    with pytest.raises(NoPlace, match="no place is left to try of a/ml:x, a/ml:y"):
+        trial(backend, plan, [never, never])
+
+
+def test_only_a_place_that_has_others_is_left_for_want_of_patience(backend: KubernetesBackend) -> None:
+    for queues, patience in ((("x",), 0.0), (("x", "y"), 60.0)):
+        plan = plan_of("v5e-4", cloud=Kubernetes(queue=queues), zone="a/ml", zone_patience=60.0)
+        assert backend.place(plan, "job-0123456789ab", 1)["patience"] == patience
+
+
+def test_a_dry_run_names_the_places_that_follow(backend: KubernetesBackend) -> None:
+    said, _, printed = backend.dry_run(queued("x", "y")).partition("\n")
+    assert said.endswith("created in a/ml; without capacity there, in turn in a/ml:y, b/ml:x, b/ml:y")
+    assert 'kueue.x-k8s.io/queue-name: "x"' in printed

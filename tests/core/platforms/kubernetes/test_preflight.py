@@ -209,6 +209,11 @@ def test_a_queue_that_is_not_there_and_one_that_is_not_active(
     assert "dead is not active" in told
     assert "kubectl describe clusterqueue no-such-cluster-queue" in told
     queue("ours", f"all-{admin.settings.namespace}")
+    assert "has no queue nowhere" in admin.refusal(queue=["ours", "nowhere"])
+    both = admin.findings(queue="ours,nowhere,dead")["queue"]
+    assert both.state == FAILED
+    assert "has no queue nowhere; dead is not active" in both.found
+    assert "ours of the cluster queue" not in both.found
     found = admin.findings(queue="ours", priority_class="no-such-class")
     assert found["queue"].state == OK, found["queue"]
     assert found["priority"].state == FAILED
