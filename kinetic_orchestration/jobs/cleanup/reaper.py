@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, NewerWire, StoreError, Unreachable
 from kinetic_orchestration.host.prepare import environment
 from kinetic_orchestration.jobs import lifecycle, trust
+from kinetic_orchestration.jobs.cleanup import recorded
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.held_time import record_held
 from kinetic_orchestration.jobs.job import ME, open_job
@@ -31,7 +32,17 @@ from kinetic_orchestration.plan.identity import job_of
 from kinetic_orchestration.plan.messages import command, warn_once
 from kinetic_orchestration.plan.records import IDENTITY, SPEC, plan_of, spec_of, texts
 from kinetic_orchestration.plan.records import REAPED as REAPED_RECORD
-from kinetic_orchestration.plan.values import ELSEWHERE, GONE, PARTIAL, PRESENT, QUEUED, WOUNDED, Observation, Plan
+from kinetic_orchestration.plan.values import (
+    ELSEWHERE,
+    GONE,
+    PARTIAL,
+    PRESENT,
+    QUEUED,
+    UNKNOWN,
+    WOUNDED,
+    Observation,
+    Plan,
+)
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store, staging_parents
 from kinetic_orchestration.protocol import names, wire
@@ -71,7 +82,7 @@ def reap(
     a deletion is seen.
     """
     found = [
-        *_placements(store, backend, dry_run, settings, patience),
+        *_placements(store, backend, dry_run, settings, patience, believed=trust.of(settings)),
         *_secrets(store, backend, dry_run),
         *_beats(store, dry_run),
         *_records(store, settings, dry_run),
@@ -102,7 +113,7 @@ def reap_now_and_then(store: Store, backend: Backend, settings: Settings) -> Non
     if store.url in _at_it:
         return
     _at_it.add(store.url)
-    thread = threading.Thread(target=_pass, args=(store, backend, marker), name="kinetic-reap", daemon=True)
+    thread = threading.Thread(target=_pass, args=(store, backend, settings, marker), name="kinetic-reap", daemon=True)
     try:
         thread.start()
     except RuntimeError:  # too many threads, or the interpreter's end: the next submit makes it
@@ -112,15 +123,17 @@ def reap_now_and_then(store: Store, backend: Backend, settings: Settings) -> Non
         thread.join(LONGEST_WAIT)
 
 
-def _pass(store: Store, backend: Backend, marker: Path) -> None:
+def _pass(store: Store, backend: Backend, settings: Settings, marker: Path) -> None:
     try:
         claimed = _claim(store) if backend.shared else True
         if claimed:
-            for reaped in _placements(store, backend, dry_run=False):
+            for reaped in _placements(store, backend, dry_run=False, believed=trust.of(settings)):
                 if reaped.result == UNREAD:
                     warn_once(f"{reaped.what} {reaped.name} could not be looked at for leftovers: {reaped.why}")
             if store.metered:
                 list(_beats(store, dry_run=False))
+                with contextlib.suppress(StoreError):  # without the right to list uploads, `reap` says so
+                    store.sweep()
             if backend.shared:
                 store.put(names.REAPED, wire.encode({"writer": ME, "ended": True}))
         if claimed is not None:
@@ -152,22 +165,22 @@ def _claim(store: Store) -> bool | None:
 
 
 def _placements(
-    store: Store, backend: Backend, dry_run: bool, settings: Settings | None = None, patience: float = 0.0
+    store: Store,
+    backend: Backend,
+    dry_run: bool,
+    settings: Settings | None = None,
+    patience: float = 0.0,
+    believed: trust.Trust = trust.ALONE,
 ) -> Iterator[Reaped]:
-    listed = list(backend.leftovers())
-    for zone, why in dict.fromkeys((entry["zone"], entry["unread"]) for entry in listed if "unread" in entry):
-        yield Reaped("zone", zone, why, zone, result=UNREAD)
-    believed = trust.of(settings) if settings is not None else trust.ALONE
-    now = store.now()  # as everywhere: this machine's own clock may be off by more than UNCLAIMED
-    placements = [
-        {"age": max(0.0, now - entry.get("created", now)), **entry} for entry in listed if "unread" not in entry
-    ]
+    placements, unseen = _found(store, backend, believed)
+    yield from unseen
     going: list[tuple[dict[str, Any], Reaped]] = []
     late: list[dict[str, Any]] = []  # their hosts were charged for after their attempt's verdict
     for placement, seen in zip(placements, backend.observe(placements) if placements else (), strict=True):
         name = placement.get("name") or f"{placement['job']}-{placement['attempt']}"
         try:
-            why, cause = _unwanted(store, placement, seen)
+            is_idle = recorded.says_nothing(store, placement, seen, EXPIRED)
+            why, cause = ("", "") if is_idle else _unwanted(store, placement, seen)
             waits = _waits(store, placement, seen) if settings is not None and not why else ""  # else it is unused
             if not why and not waits:
                 continue
@@ -185,17 +198,33 @@ def _placements(
             continue
         if not cause and backend.charges and seen.state in (PRESENT, WOUNDED):
             late.append(placement)
-        going.append((placement, Reaped("placement", name, why, placement.get("zone", ""), placement["age"], usd)))
+        is_lost = recorded.RECORDED in placement and seen.state == UNKNOWN
+        result = LEFT if is_lost else DELETING  # if its release does not end, and no listing has it
+        zone = placement.get("zone", "")
+        going.append((placement, Reaped("placement", name, why, zone, placement["age"], usd, result)))
     left = [] if dry_run else _released(store, backend, [placement for placement, _ in going], patience)
     for placement in late if not dry_run else ():
         attempts.record_release(store, placement["job"], placement["attempt"], done=placement not in left)
     states = {_key(entry): entry.get("state") for entry in backend.leftovers()} if left and settings else {}
     for placement, reaped in going:
         if placement not in left:
-            yield reaped
+            yield reaped._replace(result=REMOVED)
+        elif state := states.get(_key(placement)):
+            yield reaped._replace(result=DELETING if state == "DELETING" else LEFT)
         else:
-            under_way = states.get(_key(placement), "DELETING") == "DELETING"
-            yield reaped._replace(result=DELETING if under_way else LEFT)
+            yield reaped
+
+
+def _found(store: Store, backend: Backend, believed: trust.Trust) -> tuple[list[dict[str, Any]], list[Reaped]]:
+    """Return all placements with their ages, and the zones that could not be read."""
+    listed = list(backend.leftovers())
+    unread = dict.fromkeys((entry["zone"], entry["unread"]) for entry in listed if "unread" in entry)
+    found = [entry for entry in listed if "unread" not in entry]
+    if backend.charges:
+        found += recorded.placements(store, backend, believed, {entry["job"] for entry in found})
+    now = store.now()  # as everywhere: this machine's own clock may be off by more than UNCLAIMED
+    placements = [{"age": max(0.0, now - entry.get("created", now)), **entry} for entry in found]
+    return placements, [Reaped("zone", zone, why, zone, result=UNREAD) for zone, why in unread]
 
 
 def _released(

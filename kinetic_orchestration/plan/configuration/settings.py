@@ -176,7 +176,17 @@ class Settings:
         "KINETIC_CLUSTER",
         "the cluster of the kubernetes backend: a context of the kubeconfig, by default the current one",
     )
+    clusters: tuple[str, ...] = _setting(
+        "KINETIC_CLUSTERS",
+        "all clusters in which jobs of the deployment may be, separated by commas: leftovers are looked for in each",
+        read=_several,
+    )
     namespace: str = _setting("KINETIC_NAMESPACE", "the Kubernetes namespace; by default that of the context")
+    namespaces: tuple[str, ...] = _setting(
+        "KINETIC_NAMESPACES",
+        "all namespaces in which jobs of the deployment may be, separated by commas, in each of the clusters",
+        read=_several,
+    )
     output_dir: str = _setting("KINETIC_OUTPUT_DIR", "where jobs write their outputs")
     distributed: bool = _setting(
         "KINETIC_DISTRIBUTED", "join the hosts of a slice right after the first import jax", "true", _boolean
@@ -205,7 +215,8 @@ SETTINGS: Mapping[str, Setting] = {
 }
 
 # Those that have an effect on every backend.
-VARIABLES = frozenset(row.variable for name, row in SETTINGS.items() if name not in ("cluster", "namespace"))
+_OF_CLUSTERS = ("cluster", "clusters", "namespace", "namespaces")
+VARIABLES = frozenset(row.variable for name, row in SETTINGS.items() if name not in _OF_CLUSTERS)
 
 
 def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
@@ -237,6 +248,9 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
     if values["zone"] and _of_profile(sources["zones"]) and not _of_profile(sources["zone"]):
         values["zones"], sources["zones"] = "", sources["zone"]  # the one zone that a variable names counts more
     values["zones"] = values["zones"] or values["zone"]
+    for usual, named in (("cluster", "clusters"), ("namespace", "namespaces")):
+        if not values[usual] and (several := _several(named, values[named])):
+            values[usual], sources[usual] = several[0], sources[named]
     read = {name: row.read(name, values[name]) for name, row in SETTINGS.items()}
     return Settings(**{**read, "home": home}, listed=price_list.read(home), sources=sources)
 

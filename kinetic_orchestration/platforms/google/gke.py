@@ -17,7 +17,7 @@ from kinetic_orchestration.plan.hardware.regions import region_of
 from kinetic_orchestration.platforms.google import api_errors, credentials
 from kinetic_orchestration.platforms.google.api_errors import CallContext
 from kinetic_orchestration.platforms.google.rest.client import google
-from kinetic_orchestration.platforms.shared.cluster_access import Access
+from kinetic_orchestration.platforms.shared.cluster_access import Access, ClusterGone
 from kinetic_orchestration.protocol import wire
 
 SERVICE = "container"
@@ -80,7 +80,9 @@ class GkeClusters:
         chosen = [one for one in named if one.get("location") in near] or named
         if len(chosen) == 1 and chosen[0].get("status") != GOING:
             return chosen[0]
-        raise BackendError(_not_one(cluster, project, listed, chosen), wire.CONFIGURATION)
+        # A location that did not answer may have it.
+        is_gone = not named and not answer.body.get("missingZones")
+        raise (ClusterGone if is_gone else BackendError)(_not_one(cluster, project, listed, chosen), wire.CONFIGURATION)
 
     def _token(self, fresh: bool) -> str:
         """Return an access token of this process's identity, which lasts for an hour."""

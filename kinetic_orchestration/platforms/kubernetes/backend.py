@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -34,10 +35,10 @@ from kinetic_orchestration.platforms.kubernetes.observing import JOBSET, Observe
 from kinetic_orchestration.platforms.kubernetes.states import Seen
 from kinetic_orchestration.platforms.kubernetes.waiting import Wanted
 from kinetic_orchestration.platforms.shared import ownership, places
-from kinetic_orchestration.platforms.shared.cluster_access import Clusters
+from kinetic_orchestration.platforms.shared.cluster_access import ClusterGone, Clusters
 from kinetic_orchestration.platforms.shared.findings import Finding
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.protocol.system.parallel import REQUESTS
+from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
 
 Object = Mapping[str, Any]
 
@@ -195,6 +196,8 @@ class KubernetesBackend:
     def _unseen(self, placement: Mapping[str, Any], error: KineticError) -> Observation:
         """Return what is known of a set that cannot be read. A refusal has a cause once it has lasted, unless this
         process has seen the set: an API server that starts refuses everything for a while."""
+        if isinstance(error, ClusterGone):
+            return Observation(GONE, str(error), wire.INFRASTRUCTURE)
         if not isinstance(error, ApiError) or error.kind not in _FINAL:
             return Observation(UNKNOWN, str(error))
         lasts = self._lasts(placement["name"], error.kind) > REFUSED_SECONDS
@@ -231,12 +234,15 @@ class KubernetesBackend:
         return None
 
     def names_place(self, placement: Mapping[str, Any]) -> bool:
-        try:
-            usual = self.usual_place()
-        except KineticError:
-            return False
         ours = (placement.get("project") or "") in ("", self._settings.project)
-        return ours and bool(placement.get("name")) and placement.get("zone") == usual
+        if not ours or not placement.get("name"):
+            return False
+        cluster, namespace = _parts(str(placement.get("zone")))
+        for place in self._named():
+            with suppress(KineticError):
+                if self._clusters.place(*place) == f"{cluster}/{namespace}":
+                    return True
+        return False
 
     def cancel(self, placement: Mapping[str, Any]) -> None:
         """Hosts see the cancel record by themselves; what waits in a queue is released once the attempt is closed."""
@@ -258,6 +264,8 @@ class KubernetesBackend:
                         return Freed.REFUSED
             labels = f"{ownership.MARK}={self._mark},{JOBSET}={placement['name']}"
             left = api.list(f"/api/v1/namespaces/{where}/pods", labels=labels)
+        except ClusterGone:
+            return Freed.DONE
         except KineticError:
             return Freed.REFUSED
         if found is not None or left:
@@ -269,19 +277,30 @@ class KubernetesBackend:
         return Freed.DONE
 
     def leftovers(self) -> Iterator[dict[str, Any]]:
-        """All JobSets of this deployment, in each namespace that this process's settings name."""
-        place = ""
+        """All JobSets of this deployment, in each namespace of each cluster that this process's settings name."""
+        for found in side_by_side(self._left_in, self._named(), self.parallel):
+            yield from found
+
+    def _named(self) -> list[tuple[str, str]]:
+        """The clusters and namespaces of the settings, the usual ones first."""
+        settings = self._settings
+        clusters = dict.fromkeys((settings.cluster, *settings.clusters))
+        namespaces = dict.fromkeys((settings.namespace, *settings.namespaces))
+        return [(cluster, namespace) for cluster in clusters for namespace in namespaces]
+
+    def _left_in(self, where: tuple[str, str]) -> list[dict[str, Any]]:
+        """The JobSets in one namespace; why it could not be read, for a cluster that cannot be reached."""
+        place = "/".join(where)
         try:
-            place = self.usual_place()
-            api, where = self._api({"zone": place, "project": self._settings.project}), _parts(place)[1]
-            sets = api.list(jobsets(where), labels=f"{ownership.MARK}={self._mark}")
+            place = self._clusters.place(*where)
+            api = self._api({"zone": place, "project": self._settings.project})
+            sets = api.list(jobsets(_parts(place)[1]), labels=f"{ownership.MARK}={self._mark}")
         except KineticError as error:
-            yield {"zone": place, "unread": str(error)}
-            return
-        for found in sets:
-            owned = ownership.owned(found["metadata"].get("labels", {}))
-            if owned is not None and self._is_ours(found):
-                yield self._leftover(place, found, owned)
+            return [{"zone": place, "unread": str(error)}]
+        owners = [(found, ownership.owned(found["metadata"].get("labels", {}))) for found in sets]
+        return [
+            self._leftover(place, found, owned) for found, owned in owners if owned is not None and self._is_ours(found)
+        ]
 
     def _leftover(self, place: str, found: Object, owned: ownership.Owned) -> dict[str, Any]:
         metadata = found["metadata"]

@@ -8,6 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from kinetic_orchestration.errors import BackendError
+
+
+class ClusterGone(BackendError):
+    """Whoever has all clusters says that there is none of this name: nothing of any job is left in it."""
+
 
 class Pair(NamedTuple):
     """A client certificate and its key, as PEM."""
@@ -81,6 +87,7 @@ class Clusters(Protocol):
         """Return how the API of a cluster is reached. May send requests. `project`: its placement's, if it has one.
 
         Raises:
-            BackendError: There is no such cluster.
+            BackendError: It is not known which cluster that is.
+            ClusterGone: There is no such cluster.
             CredentialsError: The caller has no credentials, or they are refused.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from kinetic_orchestration.api.opening import place_of
 from kinetic_orchestration.errors import JobError, JobTimedOut
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.watching import live_index
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Freed, JobStatus
 from kinetic_orchestration.platforms.kubernetes import manifest
@@ -107,6 +109,57 @@ def test_a_namespace_that_is_deleted_under_a_running_job_is_told(
     with pytest.raises(JobError, match=name):
         job.result(timeout=WITHIN)
     wait_until(lambda: cluster.api.found(f"/api/v1/namespaces/{name}") is None, "its end", pause=0.1)
+
+
+@pytest.fixture
+def other(cluster: Cluster) -> Iterator[str]:
+    """Another namespace of the cluster, which stays in deletion until the test is over."""
+    name = f"{cluster.namespace}-other"
+    cluster.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    cluster.plane.await_account(name)
+    holds = f"/api/v1/namespaces/{name}/configmaps"
+    cluster.api.create(holds, {"metadata": {"name": "holds", "finalizers": ["tests.example/holds"]}})
+    yield name
+    if "deletionTimestamp" not in cluster.api.get(f"/api/v1/namespaces/{name}")["metadata"]:
+        cluster.api.delete(f"/api/v1/namespaces/{name}")
+    cluster.api.patch(f"{holds}/holds", {"metadata": {"finalizers": None}})
+    wait_until(lambda: cluster.api.found(f"/api/v1/namespaces/{name}") is None, "its end", pause=0.1)
+
+
+@pytest.mark.parametrize("known", ["by the settings", "by the job's records"])
+def test_what_is_left_in_another_namespace_is_found(
+    cluster: Cluster, other: str, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: str
+) -> None:
+    monkeypatch.setattr(reaper, "SETTLED", -60.0)
+    cluster.single()
+    left = run(jobs.leaves_mark, str(tmp_path / "marks"), accelerator=ONE_HOST, namespace=other)
+    wait_for_verdict(left)
+    sets = f"/apis/{manifest.API}/namespaces/{other}/jobsets"
+    assert len(cluster.api.get(sets)["items"]) == 1
+    if known == "by the settings":  # then its records need not be found
+        monkeypatch.setenv("KINETIC_NAMESPACES", f"{cluster.namespace},{other}")
+        live_index.remove(left._job.store, left.job_id)
+    (found,) = (found for found in reap() if found.what in ("placement", "zone"))
+    assert found.name == placements(left)[0]["name"]
+    assert found.result in (reaper.REMOVED, reaper.DELETING)  # its pod may take its time
+    wait_until(lambda: cluster.api.get(sets)["items"] == [], "its end", pause=0.1)
+
+
+def test_a_namespace_that_stays_in_deletion_is_told_to_who_submits_and_hides_nothing(
+    cluster: Cluster, other: str, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.single()
+    job = run(jobs.until, str(tmp_path / "never"), accelerator=ONE_HOST, namespace=other, retry=NONE)
+    wait_running(job)
+    cluster.api.delete(f"/api/v1/namespaces/{other}")
+    with pytest.raises(JobError, match=r"deleted it|taken away|died|SIGTERM"):
+        job.result(timeout=WITHIN)
+    wait_until(lambda: actions.release(job._job, 1) is Freed.DONE, "its end", pause=0.1)
+    monkeypatch.setenv("KINETIC_NAMESPACES", f"{other},{cluster.namespace}")
+    assert [one for one in reap() if one.what in ("placement", "zone")] == []
+    late = run(jobs.until, str(tmp_path / "never"), accelerator=ONE_HOST, namespace=other)
+    with pytest.raises(JobError, match=r"because it is being terminated.* See 'kubectl get namespaces'"):
+        late.result(timeout=WITHIN)
 
 
 # ---- an API server that is away ----------------------------------------------------------------------------------

@@ -550,7 +550,8 @@ def test_each_machine_looks_for_its_own_leftovers_though_others_use_the_same_buc
             looked.append("here")
             return []
 
-    reaper._pass(store, Looked(tmp_path, 1, store.url, "test"), tmp_path / "marker")
+    backend = Looked(tmp_path, 1, store.url, "test")
+    reaper._pass(store, backend, settings.Settings(tmp_path, store.url, "test", "local"), tmp_path / "marker")
     assert looked
 
 

@@ -50,6 +50,16 @@ def test_googles_own_project_variable_comes_last(environ: dict[str, str], tmp_pa
     assert (here.project, here.sources["project"]) == ("googles", "GOOGLE_CLOUD_PROJECT")
 
 
+def test_the_first_of_several_clusters_and_namespaces_is_the_usual_one(environ: dict[str, str]) -> None:
+    several = environ | {"KINETIC_CLUSTERS": "east, west", "KINETIC_NAMESPACES": "a,b"}
+    here = load(several)
+    assert (here.clusters, here.namespaces) == (("east", "west"), ("a", "b"))
+    assert (here.cluster, here.namespace) == ("east", "a")
+    assert (here.sources["cluster"], here.sources["namespace"]) == ("KINETIC_CLUSTERS", "KINETIC_NAMESPACES")
+    here = load(several | {"KINETIC_CLUSTER": "west"}, namespace="c")
+    assert (here.cluster, here.namespace, here.clusters) == ("west", "c", ("east", "west"))
+
+
 def test_the_zone_of_a_variable_counts_more_than_the_zones_of_a_profile(tmp_path: Path) -> None:
     profiles = tmp_path / "profiles.toml"
     profiles.write_text('[default]\nzones = ["us-west4-a", "us-west4-b"]\n')

@@ -15,6 +15,9 @@ from kinetic_orchestration.errors import Corrupt, Denied, StoreError, Unreachabl
 from kinetic_orchestration.host.machine.s3 import records as s3_records
 from kinetic_orchestration.host.machine.s3 import requests as s3_requests
 from kinetic_orchestration.host.machine.s3.records import S3Records
+from kinetic_orchestration.jobs.cleanup import reaper
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.platforms.s3 import store as s3_store
 from kinetic_orchestration.platforms.s3.store import S3Store, open_s3
@@ -25,6 +28,11 @@ from tests.support.s3_server import FIRST_BUILDS, S3Server, s3, s3_server
 __all__ = ["s3", "s3_server"]
 
 pytestmark = [pytest.mark.slow, FIRST_BUILDS]
+
+BEGUN = (
+    "<ListMultipartUploadsResult><Upload><Key>a%20prefix/prod/x</Key><UploadId>gone</UploadId>"
+    "<Initiated>2020-01-01T00:00:00.000Z</Initiated></Upload></ListMultipartUploadsResult>"
+)
 
 
 @pytest.fixture
@@ -362,14 +370,24 @@ def test_a_machine_whose_clock_is_wrong_signs_by_the_servers(
 def test_interrupted_uploads_are_swept_where_the_server_lists_them(s3: S3Server, store: S3Store) -> None:
     """MinIO lists those of one exact name only, and removes them after a day by itself."""
     assert store.sweep() == 0
-    begun = (
-        "<ListMultipartUploadsResult><Upload><Key>a%20prefix/prod/x</Key><UploadId>gone</UploadId>"
-        "<Initiated>2020-01-01T00:00:00.000Z</Initiated></Upload></ListMultipartUploadsResult>"
-    )
-    s3.fail("GET ", 200, body=begun)
+    s3.fail("GET ", 200, body=BEGUN)
     s3.forget()
     assert store.sweep() == 1
     assert s3.calls[-1].verb == "DELETE"
+
+
+@pytest.mark.parametrize("may_list", [True, False])
+def test_now_and_then_a_submit_sweeps_them_too_or_does_without_if_it_may_not(
+    s3: S3Server, store: S3Store, tmp_path: Path, may_list: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    if may_list:
+        s3.fail("GET ", 200, body=BEGUN)
+    else:
+        s3.fail("GET ", 403, "AccessDenied", times=9)
+    known = Settings(tmp_path, store.url, "prod", "local")
+    reaper._pass(store, LocalBackend(tmp_path, 1, store.url, "prod"), known, tmp_path / "marker")
+    assert [call.key for call in s3.calls if call.verb == "DELETE"] == ["a%20prefix/prod/x"] * may_list
+    assert not recwarn.list and (tmp_path / "marker").exists()
 
 
 @pytest.fixture(autouse=True)
