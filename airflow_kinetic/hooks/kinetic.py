@@ -22,6 +22,9 @@ class KineticHook(Connection):
     :param store: the store of the jobs; by default as set for Airflow
     :param deployment: the prefix in it; by default as set for Airflow
     :param backend: the backend of the jobs; by default as set for Airflow
+    :param cluster: its cluster, for Kubernetes; by default, with a store in a bucket, the connection's, else as set for
+        Airflow
+    :param namespace: the namespace in it, by the same rule
     :param project_id: by default the connection's
     """
 
@@ -33,11 +36,16 @@ class KineticHook(Connection):
         store: str | None = None,
         deployment: str | None = None,
         backend: str | None = None,
+        cluster: str | None = None,
+        namespace: str | None = None,
         project_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(gcp_conn_id, impersonation_chain, **kwargs)
-        self._given = {"store": store, "deployment": deployment, "backend": backend, "project": project_id}
+        self._given = {
+            "store": store, "deployment": deployment, "backend": backend, "cluster": cluster, "namespace": namespace,
+            "project": project_id,
+        }  # fmt: skip
 
     def submit(
         self,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperatorLink
 
 from kinetic_orchestration.api import links
-from kinetic_orchestration.plan.declare.spec import LOCAL
+from kinetic_orchestration.plan.declare.spec import TPU_VM
 from kinetic_orchestration.protocol import names
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def urls_of(job_id: str, location: JobLocation) -> dict[str, str]:
         KineticJobLink.key: links.browse(store_url, names.job(job_id)),
         KineticLogLink.key: links.browse(store_url, f"{names.job(job_id)}out/"),
     }
-    if location.backend != LOCAL:
+    if location.backend == TPU_VM:
         urls[KineticConsoleLink.key] = links.tpus(location.project)
     return urls
 

@@ -56,6 +56,9 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         needs none, and a task that names one is not emulated because a store is missing (templated)
     :param impersonation_chain: the service account to act as, or a list that ends with it (templated)
     :param project_id: by default the connection's (templated)
+    :param cluster: the cluster of the backends `kubernetes` (a context of the kubeconfig) and `gke`; by default, with a
+        store in a bucket, the connection's, else as set for Airflow (templated)
+    :param namespace: the namespace in it, by the same rule (templated)
     :param deferrable: wait on a triggerer instead of on a worker
     :param durable: a retry finds the job of the previous try, if it runs or succeeded, instead of a second one. Only a
         task that waits on a worker may do without
@@ -72,8 +75,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     template_fields: Sequence[str] = (
         "op_args", "op_kwargs", "script", "accelerator", "name", "env", "zone", "zones", "project_id", "gcp_conn_id",
-        "impersonation_chain", "store", "deployment", "output_dir", "partition_key", "container_image", "labels",
-        "profile",
+        "impersonation_chain", "store", "deployment", "cluster", "namespace", "output_dir", "partition_key",
+        "container_image", "labels", "profile",
     )  # fmt: skip
     template_fields_renderers: ClassVar[dict[str, str]] = {"op_args": "py", "op_kwargs": "py", "env": "json"}
     shallow_copy_attrs: Sequence[str] = ("python_callable",)
@@ -108,6 +111,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         backend: str | None = None,
         store: str | None = None,
         deployment: str | None = None,
+        cluster: str | None = None,
+        namespace: str | None = None,
         cloud: CloudOptions | None = None,
         container_image: str | None = None,
         limits: Limits = Limits(),  # noqa: B008 - frozen
@@ -152,6 +157,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self.backend = backend
         self.store = store
         self.deployment = deployment
+        self.cluster = cluster
+        self.namespace = namespace
         self.cloud = cloud
         self.container_image = container_image
         self.limits = limits

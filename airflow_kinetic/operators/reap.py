@@ -27,12 +27,16 @@ class KineticReapOperator(BaseOperator):
     :param store: the deployment's store; by default as set for Airflow (templated)
     :param deployment: the prefix in it; by default as set for Airflow (templated)
     :param backend: the backend of its jobs; by default as set for Airflow
+    :param cluster: the cluster of its jobs; by default as for a task (templated)
+    :param namespace: the namespace in it (templated)
     :param project_id: by default the connection's (templated)
     :param gcp_conn_id: the connection to Google Cloud. Jobs on this machine need none (templated)
     :param impersonation_chain: the service account to act as, or a list that ends with it (templated)
     """
 
-    template_fields: Sequence[str] = ("store", "deployment", "project_id", "gcp_conn_id", "impersonation_chain")
+    template_fields: Sequence[str] = (
+        "store", "deployment", "cluster", "namespace", "project_id", "gcp_conn_id", "impersonation_chain",
+    )  # fmt: skip
     ui_color = "#e8f0fe"
 
     def __init__(
@@ -42,6 +46,8 @@ class KineticReapOperator(BaseOperator):
         store: str | None = None,
         deployment: str | None = None,
         backend: str | None = None,
+        cluster: str | None = None,
+        namespace: str | None = None,
         project_id: str | None = None,
         gcp_conn_id: str = DEFAULT_CONNECTION,
         impersonation_chain: str | Sequence[str] | None = None,
@@ -54,6 +60,8 @@ class KineticReapOperator(BaseOperator):
         self.store = store
         self.deployment = deployment
         self.backend = backend
+        self.cluster = cluster
+        self.namespace = namespace
         self.project_id = project_id
         self.gcp_conn_id = gcp_conn_id
         self.impersonation_chain = impersonation_chain
@@ -63,7 +71,10 @@ class KineticReapOperator(BaseOperator):
         from kinetic_orchestration.jobs.cleanup import reaper
 
         del context
-        location = JobLocation.of_task(self)
+        location = JobLocation.resolve(
+            self.gcp_conn_id, self.impersonation_chain, store=self.store, deployment=self.deployment,
+            backend=self.backend, cluster=self.cluster, namespace=self.namespace, project=self.project_id,
+        )  # fmt: skip
         with location.with_credentials():
             store, backend, here = place_of(**location.settings())
             found = reaper.reap(store, backend, here, dry_run=self.only_reports, patience=DELETION_PATIENCE)

@@ -14,7 +14,9 @@ from airflow_kinetic.shared.tries.task_identity import map_index
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.jobs.request import Draft, draft, settings_of
 from kinetic_orchestration.plan import emulation
+from kinetic_orchestration.plan.backend_choice import KINETIC_BACKENDS
 from kinetic_orchestration.plan.configuration.settings import with_project
+from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options, name_of
 
 if TYPE_CHECKING:
@@ -27,11 +29,14 @@ def draft_of(operator: KineticTPUOperator, context: Context) -> tuple[Draft, Job
     """Return the job with its project, and its location. The connection is opened only for Google Cloud."""
     spec = spec_of(operator, context)
     here = settings_of(spec)
-    emulation.check_slice(spec, here)  # before the connection is opened for nothing
-    location = JobLocation.of_task(operator, here)
-    if location.is_google:
+    if spec.options.backend not in KINETIC_BACKENDS:  # for which the connection may name a cluster
+        emulation.check_slice(spec, here)  # before the connection is opened for nothing
+    location = JobLocation.of_task(operator, here, on_cluster=isinstance(spec.options.cloud, Kubernetes))
+    if location.is_google and location.project:
         spec = dataclasses.replace(spec, options=dataclasses.replace(spec.options, project=location.project))
         here = with_project(here, location.project)
+    if location.cluster or location.namespace:  # the connection may have named them
+        here = dataclasses.replace(here, cluster=location.cluster, namespace=location.namespace)
     return draft(spec, here), location  # what is refused there is refused before anything is written down
 
 

@@ -1,4 +1,4 @@
-"""An Airflow connection to Google Cloud as the core understands it: credentials and a project.
+"""An Airflow connection to Google Cloud as the core understands it: credentials, a project, and perhaps a cluster.
 
 Knows connections. What is asked for with them is the core's.
 """
@@ -106,6 +106,10 @@ class Connection(GoogleBaseHook):
         """The credential files and their versions, to detect changes."""
         named = [*(self._get_field(name) for name in _FILES), os.environ.get(_DEFAULT)]
         return [(name, _changed(name)) for name in named if isinstance(name, str) and name]
+
+    def setting(self, name: str) -> str:
+        """A setting of jobs that the connection's extra may hold, such as `cluster`, or ""."""
+        return str(self._get_field(name) or "")
 
     def project_of(self, given: str | None, otherwise: str) -> str:
         """The project to work in: the given one, the connection's, or the one in the settings. Never none."""

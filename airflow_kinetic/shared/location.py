@@ -9,14 +9,15 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
+from kinetic_orchestration.plan.backend_choice import named_backend
 from kinetic_orchestration.plan.configuration import settings, store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.planner import named_backend
+from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.values import Traits, traits_of
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.google import credentials
@@ -25,6 +26,8 @@ from kinetic_orchestration.platforms.store import Store
 
 if TYPE_CHECKING:
     from kinetic_orchestration.jobs.job import Job
+
+_IN_CLUSTER = ("cluster", "namespace")
 
 # Shared by open jobs, as long as one of them is: a triggerer has a thousand of the same location.
 _stores: WeakValueDictionary[tuple[Any, ...], Store] = WeakValueDictionary()
@@ -38,50 +41,72 @@ class JobLocation(NamedTuple):
     project: str = ""
     gcp_conn_id: str = DEFAULT_CONNECTION
     impersonation_chain: str | list[str] | None = None
+    cluster: str = ""
+    namespace: str = ""
 
     @classmethod
     def resolve(
         cls, gcp_conn_id: str, impersonation_chain: str | Sequence[str] | None, **given: str | None
     ) -> JobLocation:
-        """Resolve the location by the given values, the connection's project and the settings of this process."""
+        """Resolve the location by the given values, the connection's and the settings of this process."""
         backend = given.pop("backend", None)
         loaded = settings.load(None, **given)
         return cls._of(loaded, gcp_conn_id, impersonation_chain, backend, given.get("project"))
 
     @classmethod
-    def of_task(cls, operator: Any, loaded: Settings | None = None) -> JobLocation:
-        """Resolve the location by the parameters of an operator or a sensor. `loaded`: the settings with its store,
-        deployment and project, if they are loaded already.
+    def of_task(cls, operator: Any, loaded: Settings | None = None, *, on_cluster: bool = False) -> JobLocation:
+        """Resolve the location by the parameters of an operator or a sensor.
+
+        Args:
+            operator: The operator or sensor.
+            loaded: The settings with its store, deployment, project, cluster and namespace, if they are loaded already.
+            on_cluster: True if its `cloud=` has options of a cluster.
         """
         if loaded is None:
             loaded = settings.load(
                 None, store=operator.store, deployment=operator.deployment, project=operator.project_id
             )
         return cls._of(
-            loaded, operator.gcp_conn_id, operator.impersonation_chain, operator.backend, operator.project_id
-        )
+            loaded, operator.gcp_conn_id, operator.impersonation_chain, operator.backend, operator.project_id,
+            on_cluster=on_cluster,
+        )  # fmt: skip
 
     @classmethod
     def _of(
         cls, loaded: Settings, gcp_conn_id: str, accounts: str | Sequence[str] | None, backend: str | None,
-        project: str | None,
+        project: str | None, *, on_cluster: bool = False,
     ) -> JobLocation:  # fmt: skip
-        named = named_backend(backend, loaded, has_cluster=bool(loaded.cluster))
+        named = named_backend(backend, loaded, has_cluster=on_cluster or bool(loaded.cluster))
         several = listed(accounts or ())
         chain = several[0] if len(several) == 1 else several or None
         location = cls(loaded.store, loaded.deployment, named or loaded.backend, loaded.project, gcp_conn_id, chain)
         if not location.is_google:
-            return location
+            return location._in_cluster(loaded)
         from airflow_kinetic.shared.connection import Connection
 
-        project = Connection(gcp_conn_id, chain).project_of(project, loaded.project)
-        return location._replace(project=project, backend=named or settings.with_project(loaded, project).backend)
+        connection = Connection(gcp_conn_id, chain)
+        own = {name: connection.setting(name) for name in _IN_CLUSTER if loaded.sources[name] != "argument"}
+        found = replace(loaded, **{name: value for name, value in own.items() if value})
+        if location._traits.options is Kubernetes and not location._traits.in_project:
+            return location._replace(project=project or "")._in_cluster(found)
+        found = settings.with_project(found, connection.project_of(project, loaded.project))
+        named = named_backend(backend, found, has_cluster=on_cluster or bool(found.cluster))
+        return location._replace(project=found.project, backend=named or found.backend)._in_cluster(found)
+
+    @property
+    def _traits(self) -> Traits:
+        return traits_of(self.backend) or Traits()
+
+    def _in_cluster(self, loaded: Settings) -> JobLocation:
+        """The same location, with the cluster and the namespace of the settings if its backend has any."""
+        names = [name for name in _IN_CLUSTER if name not in self._traits.ignored]
+        return self._replace(**{name: getattr(loaded, name) for name in names})
 
     @property
     def is_google(self) -> bool:
         """True if the store or the backend is on Google Cloud."""
         in_bucket = store_address.bucket_path(self.store) is not None
-        return in_bucket or (traits_of(self.backend) or Traits()).in_project
+        return in_bucket or self._traits.in_project
 
     def with_credentials(self) -> AbstractContextManager[None]:
         """Use the connection's credentials within the block. A location on this machine opens no connection."""
@@ -114,7 +139,8 @@ class JobLocation(NamedTuple):
     def settings(self) -> dict[str, str | None]:
         """The location as keyword arguments of the core."""
         named = {"store": self.store, "deployment": self.deployment, "backend": self.backend}
-        return {**named, "project": self.project or None}
+        others = ("project", *_IN_CLUSTER)
+        return {**named, **{name: getattr(self, name) or None for name in others}}
 
 
 def listed(value: str | Sequence[str]) -> list[str]:

@@ -174,6 +174,8 @@ class KineticRunConfig(dg.Config):
     accelerator: str | None = Field(default=None, description="Another slice, such as v5e-16.")
     spot: bool | None = Field(default=None, description="Whether to ask for spot capacity.")
     zones: list[str] = Field(default=[], description="Where to look for capacity, the first choice first.")
+    cluster: str | None = Field(default=None, description="Another cluster: a context of the kubeconfig, or of GKE.")
+    namespace: str | None = Field(default=None, description="Another namespace of the cluster.")
     limits: LimitsConfig = Field(default=LimitsConfig(), description="Other bounds; those not named stay.")
     profile: ProfileConfig = Field(default=ProfileConfig(), description="A trace of this run for XProf.")
 
@@ -194,6 +196,8 @@ class KineticRunConfig(dg.Config):
             "accelerator": self.accelerator,
             "spot": self.spot,
             "cloud": TpuVm(zones=tuple(self.zones)) if self.zones else None,
+            "cluster": self.cluster,
+            "namespace": self.namespace,
             "limits": Limits(**limits) if limits else None,
             "profile": self.profile.to_core(),
         }

@@ -31,6 +31,7 @@ from dagster_kinetic.resource.config import (
 )
 from kinetic_orchestration.api.decorator import RemoteCallable
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
+from kinetic_orchestration.plan.backend_choice import asked_backend
 from kinetic_orchestration.plan.configuration import settings, store_address
 from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.spec import (
@@ -283,6 +284,16 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         options = self._named(self._own())
         return {"project": options.project, "store": options.store, "deployment": options.deployment}
 
+    def hardware_places(self) -> list[dict[str, str | None]]:
+        """Settings of everything where this resource's jobs may have hosts, one for each cluster that it names."""
+        options, place = self._named(self._own()), self.place()
+        clusters = tuple(options.cloud.clusters) if isinstance(options.cloud, Kubernetes) else ()
+        found = []
+        for cluster in clusters or (options.cluster,):
+            where = {**place, "cluster": cluster, "namespace": options.namespace}
+            found.append({**where, "backend": asked_backend(options, settings.load(None, **where))})
+        return found
+
     def _spec(
         self,
         function: Callable[..., Any],
@@ -410,9 +421,15 @@ def _laid_over(options: Options, given: Mapping[str, Any]) -> Options:
     if given.get("zone"):  # it fixes the zone, so other zones do not apply
         cloud = merged.get("cloud") or options.cloud
         merged["cloud"] = replace(cloud if isinstance(cloud, TpuVm) else TpuVm(), zones=())
+    if given.get("cluster"):  # as it names one cluster, others do not apply
+        cloud = merged.get("cloud", options.cloud)
+        own = getattr(given.get("cloud"), "clusters", ())  # the same call's: the two are refused together
+        merged |= {"cloud": replace(cloud, clusters=own)} if isinstance(cloud, Kubernetes) else {}
     cloud = given.get("cloud")
     if isinstance(cloud, TpuVm) and cloud.zones:
         merged.setdefault("zone", None)
+    if isinstance(cloud, Kubernetes) and cloud.clusters:
+        merged.setdefault("cluster", None)
     return replace(options, **merged)
 
 

@@ -13,6 +13,7 @@ import dagster as dg
 from dagster_kinetic.resource.kinetic_resource import resource_of
 from dagster_kinetic.sensors.branches import Branches, some
 from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.plan.messages import warn
 
 if TYPE_CHECKING:
     from kinetic_orchestration.jobs.cleanup.reaper import Reaped
@@ -33,14 +34,14 @@ def build_kinetic_reaper_sensor(
     """
 
     def evaluate(context: dg.SensorEvaluationContext, **resources: Any) -> dg.SensorResult:
-        own = resource_of(context, resources, resource_key).place()
+        places = resource_of(context, resources, resource_key).hardware_places()
         known = Branches.of(context.cursor)
-        told = [_summary(_reaped(own))]
+        told = [_summary([each for place in places for each in _reaped(place)])]
         context.log.info(told[0])
         if branches is not None:
-            known = known.seen(set(branches()), str(own["deployment"] or ""))
+            known = known.seen(set(branches()), str(places[0]["deployment"] or ""))
             for branch in sorted(known.closing):
-                is_clear, line = _cleared({**own, "deployment": branch})
+                is_clear, line = _cleared([{**place, "deployment": branch} for place in places])
                 told.append(line)
                 context.log.info(line)
                 if is_clear:
@@ -57,14 +58,14 @@ def build_kinetic_reaper_sensor(
     )
 
 
-def _cleared(place: Mapping[str, str | None]) -> tuple[bool, str]:
-    """Clear a closed branch deployment. Returns True if nothing is left of it, and a summary."""
+def _cleared(places: Sequence[Mapping[str, str | None]]) -> tuple[bool, str]:
+    """Clear a closed branch deployment wherever it has hosts. Returns True if nothing is left of it, and a summary."""
     from kinetic_orchestration.jobs.cleanup.reaper import DELETING, LEFT, UNREAD
 
-    said = f"branch deployment {place['deployment']} is closed"
+    said = f"branch deployment {places[0]['deployment']} is closed"
     try:
-        cancelled, troubles = _cancel_all(place)
-        found = _reaped(place)
+        cancelled, troubles = _cancel_all(places[0])
+        found = [each for place in places for each in _reaped(place)]
     except KineticError as error:
         return False, f"{said}, and not all of it could be removed, which the next tick tries again: {error}"
     left = cancelled or troubles or any(each.result in (DELETING, LEFT, UNREAD) for each in found)
@@ -82,11 +83,11 @@ def _reaped(place: Mapping[str, str | None]) -> list[Reaped]:
 
 def _cancel_all(place: Mapping[str, str | None]) -> tuple[int, list[KineticError]]:
     """Cancel all jobs. Returns the number of cancelled jobs, and the errors of the others."""
-    from kinetic_orchestration.api.handle import list_jobs
+    from kinetic_orchestration.api.handle import live_jobs
     from kinetic_orchestration.jobs.following import actions
     from kinetic_orchestration.jobs.job import ME
 
-    live = list_jobs(**place)
+    live = [job for job, _ in live_jobs(warn, **place)]
     troubles: list[KineticError] = []
     for job in live:
         try:

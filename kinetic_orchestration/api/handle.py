@@ -403,9 +403,12 @@ class JobHandle(Generic[R]):
         return list(dict.fromkeys(stay.zone for stay in stays if stay.zone and stay.had_hosts))
 
     def links(self) -> dict[str, str]:
-        """Return the addresses of the console's pages of the records and the slices; empty on this machine."""
+        """Return the addresses of the console's pages of the records and of what runs the hosts; empty without a
+        project of Google Cloud."""
         plan = self._job.plan()
-        return links.of_job(self._job.store.url, self.job_id, plan.project) if plan.project else {}
+        if not plan.project:
+            return {}
+        return links.of_job(self._job.store.url, self.job_id, plan.project, in_cluster=not plan.traits.in_zones)
 
     def picture(self) -> bytes | None:
         """Return the job report (SVG) with its metrics and devices, or None as long as there is none."""

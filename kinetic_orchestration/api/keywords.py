@@ -21,7 +21,9 @@ class OfTask(TypedDict, total=False):
     container_image: str | None
     zone: str | None
     capture_env_vars: Sequence[str] | None
+    cluster: str | None
     backend: str | None
+    namespace: str | None
     volumes: Mapping[str, Data] | None
     spot: bool
     output_dir: str | None
@@ -47,8 +49,6 @@ class OfJob(OfTask, total=False):
 
     base_image_repo: str | None
     project: str | None
-    cluster: str | None
-    namespace: str | None
     debug: bool
 
 

@@ -40,9 +40,15 @@ def address_of(page: str) -> str:
     return page
 
 
-def of_job(store_url: str, job_id: str, project: str) -> dict[str, str]:
-    """The pages where a person finds a job's records and its slices."""
-    return {"records_url": browse(store_url, names.job(job_id)), "tpus_url": tpus(project)}
+def of_job(store_url: str, job_id: str, project: str, *, in_cluster: bool = False) -> dict[str, str]:
+    """The pages where a person finds a job's records, and its slices or the objects of the project's clusters."""
+    hosts = {"workloads_url": workloads(project)} if in_cluster else {"tpus_url": tpus(project)}
+    return {"records_url": browse(store_url, names.job(job_id)), **hosts}
+
+
+def workloads(project: str) -> str:
+    """The page of all workloads in the clusters of a project."""
+    return f"{CONSOLE}/kubernetes/workload/overview?project={quote(project)}"
 
 
 def tpus(project: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from kinetic_orchestration.errors import NotEmulated, Unsupported, UsageError
+from kinetic_orchestration.plan.backend_choice import asked_backend
 from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.cloud import TpuVm
@@ -31,8 +32,7 @@ _KINETICS = ("project", "zone", "spot")
 
 def check_slice(spec: JobSpec, settings: Settings) -> None:
     """Refuse a slice that Google Cloud cannot run, for a job that would run there. Makes no request."""
-    named = spec.options.backend
-    there = named == TPU_VM or (settings.backend == TPU_VM and named != LOCAL)
+    there = (asked_backend(spec.options, settings) or settings.backend) == TPU_VM
     if there and (reason := not_on_cloud(slice_of(spec.options))):
         raise Unsupported(reason)
 
@@ -42,7 +42,7 @@ def check(spec: JobSpec, settings: Settings) -> None:
     missing; and one that Google Cloud cannot run.
     """
     check_slice(spec, settings)
-    named = spec.options.backend
+    named = asked_backend(spec.options, settings)
     _check_class(spec.options, named if named is not None and traits_of(named) else settings.backend, settings)
     elsewhere = settings.backend != LOCAL or (named not in (None, TPU_VM) and traits_of(named) is not None)
     if elsewhere or is_asked_for(spec.options, settings):

@@ -10,7 +10,7 @@ from typing import Any
 
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.plan import emulation
-from kinetic_orchestration.plan.configuration import store_address
+from kinetic_orchestration.plan.backend_choice import GKE, KUBERNETES, asked_backend
 from kinetic_orchestration.plan.configuration.settings import VARIABLES, Settings, duration, seconds
 from kinetic_orchestration.plan.declare import profile
 from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm
@@ -33,9 +33,6 @@ from kinetic_orchestration.plan.hardware.regions import Location
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.messages import warn_once
 from kinetic_orchestration.plan.values import Plan, Traits, backends, traits_of
-
-KINETIC_BACKENDS = ("gke", "pathways")
-GKE = "gke"
 
 OF_ANY_BACKEND = ("accelerator_type", "num_slices", "labels")  # of `cloud=`
 _EVERYWHERE = ("zones", "clusters", "namespaces", *OF_ANY_BACKEND)  # fields of a plan of their own
@@ -208,11 +205,12 @@ def _cloud(
     if not traits.in_zones:
         given = options.cloud if isinstance(options.cloud, traits.options or ()) else None
         cloud: Any = given if given is not None or traits.options is None else traits.options()
+        who = {"owner": _owner(environ)} if isinstance(cloud, Kubernetes) else {}
         return {
             **common,
             "project": settings.project if traits.in_project else "",
             "zones": _clusters(cloud, settings) if isinstance(cloud, Kubernetes) else (),
-            "cloud": {} if cloud is None else _fields_of(cloud),
+            "cloud": {} if cloud is None else {**_fields_of(cloud), **who},
             "zone_patience": settings.zone_patience if traits.options is Kubernetes else 0.0,
             "affordable": _affordable(options.limits.cost, slice_, (), slices, settings, spot=spot),
         }
@@ -223,7 +221,7 @@ def _cloud(
         "subnetwork": cloud.subnetwork or settings.subnetwork,
         "service_account": cloud.service_account or settings.service_account,
         "quota_project": cloud.quota_project or settings.quota_project,
-        "owner": environ.get("USER") or environ.get("LOGNAME") or "",
+        "owner": _owner(environ),
     }
     return {
         **common,
@@ -233,6 +231,10 @@ def _cloud(
         "affordable": _affordable(options.limits.cost, slice_, zones, cloud.num_slices, settings, spot=spot),
         "zone_patience": settings.zone_patience,
     }
+
+
+def _owner(environ: Mapping[str, str]) -> str:
+    return environ.get("USER") or environ.get("LOGNAME") or ""
 
 
 def _fields_of(cloud: Any) -> dict[str, Any]:
@@ -265,9 +267,8 @@ def _affordable(
 
 
 def backend_of(options: Options, settings: Settings) -> str:
-    has_cluster = bool(settings.cluster or isinstance(options.cloud, Kubernetes))
-    asked = named_backend(options.backend, settings, has_cluster=has_cluster)
-    if options.backend and asked is None:
+    asked = asked_backend(options, settings)
+    if options.backend and asked is None and settings.backend not in (GKE, KUBERNETES):
         warn_once(
             f"backend={options.backend!r}: no cluster of GKE is named, so this job runs on {settings.backend}. "
             "GKE takes KINETIC_PROJECT, KINETIC_CLUSTER (or cluster=) and a store in a bucket"
@@ -276,17 +277,6 @@ def backend_of(options: Options, settings: Settings) -> str:
     if traits_of(backend) is not None:
         return backend
     raise UsageError(f"there is no backend {backend!r}; there is {', '.join(backends())}")
-
-
-def named_backend(asked: str | None, settings: Settings, *, has_cluster: bool) -> str | None:
-    """Return the backend that a call's option means; None to leave it to the settings.
-
-    Keras Kinetic's words mean GKE where all is named that it takes. Its programs run without that, too.
-    """
-    if asked not in KINETIC_BACKENDS:
-        return asked
-    in_bucket = store_address.bucket_path(settings.store) is not None
-    return GKE if in_bucket and settings.project and has_cluster else None
 
 
 def absolute(folder: str) -> str:

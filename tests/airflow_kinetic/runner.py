@@ -1162,6 +1162,31 @@ def images_of(words: list[str], accelerator: str) -> dict[str, Any]:
     return {"images": [make_plan(spec, settings_of(spec)).image for spec in specs]}
 
 
+def clusters_of(tasks: list[dict[str, Any]], extra: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+    """The backend and the places of each task's plan and what a trigger is told, by a connection with this extra.
+
+    `on_cluster` of a task: options of its `cloud=Kubernetes(…)`.
+    """
+    from airflow_kinetic.hooks.kinetic import KineticHook
+    from airflow_kinetic.operators.request import draft_of
+    from kinetic_orchestration import Kubernetes
+
+    os.environ["AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT"] = json.dumps(
+        {"conn_type": "google_cloud_platform", "extra": {"is_anonymous": True, **extra}}
+    )
+    found = []
+    for options in tasks:
+        on_cluster = options.pop("on_cluster", None)
+        cloud = None if on_cluster is None else Kubernetes(**on_cluster)
+        task = task_of(says_and_waits, op_args=["no marker"], accelerator="l4", cloud=cloud, **options)
+        task.render_template_fields({"params": params})
+        asked, location = draft_of(task, {})
+        place = [location.backend, location.project, location.cluster, location.namespace]
+        found.append({"backend": asked.plan.backend, "places": list(asked.plan.zones), "told": place})
+    hook = KineticHook(backend="gke", namespace="of-the-hook")
+    return {"found": found, "hook": hook._location().settings()}
+
+
 def rendered_arguments(options: dict[str, Any], params: dict[str, Any], native: bool = False) -> dict[str, Any]:
     from datetime import datetime
 
@@ -1590,6 +1615,7 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
         rendered_arguments,
         refused_elsewhere,
         images_of,
+        clusters_of,
         told_of_an_unreachable_store,
         connection,
         connections,

@@ -75,7 +75,7 @@ def test_the_operator_takes_the_options_of_run_as_they_are() -> None:
 
     own = inspect.signature(KineticTPUOperator.__init__).parameters
     stated = inspect.signature(Options).parameters
-    assert stated.keys() - own.keys() == {"base_image_repo", "cluster", "debug", "key", "namespace", "project"}
+    assert stated.keys() - own.keys() == {"base_image_repo", "debug", "key", "project"}
     for name in stated.keys() & own.keys():
         assert (own[name].annotation, own[name].default) == (stated[name].annotation, stated[name].default), name
 

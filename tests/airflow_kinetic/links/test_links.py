@@ -33,6 +33,11 @@ def test_a_job_in_the_cloud_has_three_links() -> None:
     }
 
 
+def test_a_job_of_a_cluster_has_no_page_of_tpus() -> None:
+    place = JobLocation("gs://bucket/kinetic", "production", "kubernetes", cluster="prod", namespace="training")
+    assert set(urls_of("job-1", place)) == {"job_link", "log_link"}
+
+
 def test_a_profile_in_a_bucket_has_the_consoles_page() -> None:
     page = "https://console.cloud.google.com/storage/browser/bucket/out/profile"
     assert browse("gs://bucket/out/profile") == page

@@ -85,6 +85,66 @@ def test_keras_kinetics_words_for_its_own_images_name_none(airflow: Airflow, hom
     assert done["images"] == ["", "", "eu.gcr.io/p/i"]
 
 
+BUCKET = {"KINETIC_STORE": "gs://no-bucket-is-asked-for/kinetic", "KINETIC_DEPLOYMENT": "d"}
+KEY = {"KINETIC_SIGNING_KEY": "a-key-of-the-tests-of-airflow"}
+
+
+def test_a_job_runs_in_the_cluster_that_its_task_or_else_its_connection_or_else_a_setting_names(
+    airflow: Airflow, home: Path, kubeconfig: dict[str, str]
+) -> None:
+    tasks = [
+        {"backend": "gke", "cluster": "{{ params.cluster }}", "namespace": "{{ params.namespace }}"},
+        {"backend": "gke"},
+        {"backend": "gke", "namespace": "own"},
+        {"backend": "kubernetes", "cluster": "of-a-kubeconfig"},
+        {"backend": "kubernetes", "namespace": "own", "on_cluster": {"clusters": ["a", "b"]}},
+    ]
+    environ = {**BUCKET, **KEY, **kubeconfig, "KINETIC_CLUSTER": "of-a-setting"}
+    extra = {"project": "p", "cluster": "of-the-connection", "namespace": "theirs"}
+    params = {"cluster": "of-the-task", "namespace": "own"}
+    done = airflow("clusters_of", home, environ=environ, tasks=tasks, extra=extra, params=params)
+    assert [each["places"] for each in done["found"]] == [
+        ["of-the-task/own"], ["of-the-connection/theirs"], ["of-the-connection/own"], ["of-a-kubeconfig/theirs"],
+        ["a/own", "b/own"],
+    ]  # fmt: skip
+    assert [each["backend"] for each in done["found"]] == ["gke"] * 3 + ["kubernetes"] * 2
+    assert [each["told"] for each in done["found"]] == [
+        ["gke", "p", "of-the-task", "own"],
+        ["gke", "p", "of-the-connection", "theirs"],
+        ["gke", "p", "of-the-connection", "own"],
+        ["kubernetes", "", "of-a-kubeconfig", "theirs"],
+        ["kubernetes", "", "of-the-connection", "own"],
+    ]
+    of_hook = {"backend": "gke", "project": "p", "cluster": "of-the-connection", "namespace": "of-the-hook"}
+    assert {name: done["hook"][name] for name in of_hook} == of_hook
+
+
+def test_a_cluster_of_a_kubeconfig_needs_no_project_for_its_store_in_a_bucket(
+    airflow: Airflow, home: Path, kubeconfig: dict[str, str]
+) -> None:
+    environ = {**BUCKET, **KEY, **kubeconfig, "KINETIC_BACKEND": "kubernetes", "KINETIC_PROJECT": ""}
+    done = airflow("clusters_of", home, environ=environ, tasks=[{}], extra={}, params={})
+    assert done["found"] == [
+        {"backend": "kubernetes", "places": ["of-a-kubeconfig/default"], "told": ["kubernetes", "", "", ""]}
+    ]
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> dict[str, str]:
+    """A kubeconfig whose clusters nobody asks anything."""
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [
+            {"name": name, "context": {"cluster": "c", "user": "u"}} for name in ("of-a-kubeconfig", "a", "b")
+        ],
+        "current-context": "of-a-kubeconfig",
+    }
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return {"KUBECONFIG": str(path)}
+
+
 def test_required_hardware_refuses_a_task(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="means_no_cloud", environ={"KINETIC_REQUIRE_HARDWARE": "true"})
     assert done["states"] == {"train": "failed", "deferred": "failed"}

@@ -16,6 +16,13 @@ def test_a_job_in_the_cloud_has_pages_of_its_records_and_of_its_slices():
     }
 
 
+def test_a_job_in_a_cluster_of_google_has_pages_of_its_records_and_of_the_clusters_workloads():
+    assert links.of_job("gs://bucket/kinetic/prod", "job-1", "my-project", in_cluster=True) == {
+        "records_url": "https://console.cloud.google.com/storage/browser/bucket/kinetic/prod/jobs/job-1/",
+        "workloads_url": "https://console.cloud.google.com/kubernetes/workload/overview?project=my-project",
+    }
+
+
 def test_what_is_odd_in_a_path_is_quoted():
     assert (
         links.browse("gs://bucket/a b", "ü") == "https://console.cloud.google.com/storage/browser/bucket/a%20b/%C3%BC"

@@ -17,7 +17,7 @@ from kinetic_orchestration.errors import NotEmulated, Unsupported, UsageError
 from kinetic_orchestration.jobs.request import draft
 from kinetic_orchestration.plan import emulation, messages
 from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.plan.declare.cloud import TpuVm
+from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, not_on_cloud
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.plan.planner import make_plan
@@ -52,7 +52,7 @@ def planned_with(environ: dict[str, str], home: Path, options: Options, *meant: 
 
 
 def _place(options: Options) -> dict[str, str | None]:
-    return {name: getattr(options, name) for name in ("store", "deployment", "project", "zone")}
+    return {name: getattr(options, name) for name in ("store", "deployment", "project", "zone", "cluster", "namespace")}
 
 
 # ---- refused instead of emulated ---------------------------------------------------------------------------
@@ -66,6 +66,36 @@ def test_a_backend_that_is_named_is_meant_whatever_is_set_for_google_cloud(
     assert planned_with(environ, home, Options(accelerator="v5e-1", backend="cluster")).backend == "cluster"
     with pytest.raises(NotEmulated):
         planned_with(environ, home, Options(accelerator="v5e-1"))
+
+
+IN_GOOGLE = {"KINETIC_PROJECT": "p", "KINETIC_STORE": "gs://b/k", "KINETIC_DEPLOYMENT": "d"}
+
+
+@pytest.mark.parametrize("word", ["gke", "pathways"])
+def test_keras_kinetics_words_with_a_cluster_mean_gke_and_its_gpus_though_the_settings_lead_to_cloud_tpu(
+    word: str, home: Path
+) -> None:
+    for more in ({"cloud": Kubernetes()}, {"cluster": "prod"}):
+        plan = planned_with(IN_GOOGLE, home, Options(accelerator="gpu-l4x4", backend=word, **more))
+        assert (plan.backend, plan.slice.name) == ("gke", "l4x4")
+    with pytest.raises(Unsupported, match="l4x4 is no TPU"):
+        planned_with(IN_GOOGLE, home, Options(accelerator="gpu-l4x4", backend=word))
+
+
+@pytest.mark.parametrize("word", ["gke", "pathways"])
+def test_keras_kinetics_words_mean_the_cluster_that_a_setting_names(
+    word: str, home: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    environ = {"KINETIC_BACKEND": "kubernetes", "KINETIC_STORE": "s3://b/k", "KINETIC_DEPLOYMENT": "d"}
+    plan = planned_with(environ, home, Options(accelerator="gpu-l4x4", backend=word, cluster="prod", namespace="ml"))
+    assert (plan.backend, plan.zones) == ("kubernetes", ("prod/ml",))
+    assert not recwarn.list
+
+
+def test_keras_kinetics_word_of_its_own_gives_way_to_a_backend_of_the_settings(home: Path) -> None:
+    environ = {**IN_GOOGLE, "KINETIC_BACKEND": "kubernetes", "KINETIC_CLUSTER": "prod"}
+    assert planned_with(environ, home, Options(accelerator="l4", backend="pathways")).backend == "kubernetes"
+    assert planned_with(environ, home, Options(accelerator="l4", backend="gke")).backend == "gke"
 
 
 def test_a_script_with_a_project_and_no_store_is_refused_with_the_line_that_is_missing(

@@ -16,7 +16,7 @@ from dagster_kinetic import (
     kinetic_op,
 )
 from dagster_kinetic.resource.config import TAG
-from kinetic_orchestration import Limits, TpuVm, attach
+from kinetic_orchestration import Kubernetes, Limits, TpuVm, attach
 from kinetic_orchestration.errors import KineticError, UsageError
 from kinetic_orchestration.plan.declare.spec import Options
 from tests.dagster_kinetic.stored import made_of
@@ -131,7 +131,9 @@ def test_an_op_and_a_direct_call_take_it_and_a_body_with_config_of_its_own_keeps
     assert trained.op.config_schema.config_type.fields.keys() == {"epochs"}
     assert old_style.op.config_schema.config_type.fields.keys() == {"epochs"}
     op = kinetic_op(accelerator="cpu", name="sized")(hosts)
-    assert set(op.config_schema.config_type.fields) == {"accelerator", "spot", "zones", "limits", "profile"}
+    assert set(op.config_schema.config_type.fields) == {
+        "accelerator", "spot", "zones", "cluster", "namespace", "limits", "profile",
+    }  # fmt: skip
     assert op(dg.build_op_context(resources=KINETIC, config={"accelerator": "v5e-16"})) == 4
     given = {"config": KineticRunConfig(accelerator="gpu", limits={"cost": 1}), "kinetic": KineticResource()}
     with pytest.raises(KineticError, match="GPU"):  # which says that the config was taken
@@ -149,6 +151,16 @@ def test_what_a_launch_says_of_the_place_replaces_every_other_word_of_it() -> No
     assert found.cloud == TpuVm(zones=("us-west4-a",), network="lan")
     found = options(KineticRunConfig(zones=["us-west4-a"], spot=False), accelerator="v6e-8", zone="b", spot=True)
     assert (found.zone, found.cloud, found.spot) == (None, TpuVm(zones=("us-west4-a",)), False)
+
+
+def test_the_cluster_of_a_launch_replaces_every_other_word_of_it() -> None:
+    several = Kubernetes(clusters=("east", "west"), queue="tpus")
+    found = options(KineticRunConfig(cluster="prod", namespace="night"), cloud=several, namespace="day")
+    assert (found.cluster, found.namespace, found.cloud) == ("prod", "night", Kubernetes(queue="tpus"))
+    found = options(KineticRunConfig(namespace="night"), cluster="prod", namespace="day")
+    assert (found.cluster, found.namespace) == ("prod", "night")
+    config = KineticRunConfig(cluster="prod", namespace="night")
+    assert json.loads(config.to_tags()[TAG]) == {"cluster": "prod", "namespace": "night"}
 
 
 def test_the_tag_says_what_was_given_and_nothing_else() -> None:

@@ -134,8 +134,32 @@ def test_options_of_kubernetes_come_from_their_group_or_from_the_cores_own_value
     assert options(core, accelerator="v5e-8", cloud=Kubernetes(queue="own")).cloud.tolerations == ["spare"]
     plain = options(KineticResource(**place), accelerator="v5e-8")
     assert plain.cloud is None
+    several = Kubernetes(clusters=["east", "west"])
+    assert options(KineticResource(**place), cloud=several).cluster is None
+    resource = KineticResource(backend="kubernetes", kubernetes={"clusters": ["east", "west"]})
+    assert options(resource, cluster="prod").cloud == Kubernetes()
+    with pytest.raises(ConflictingSettings, match="keep one"):
+        options(resource, cluster="prod", cloud=several)
     configured = KineticResource.configure_at_launch()
     assert options(resolved(configured, {**place, "kubernetes": group}), accelerator="v5e-8") == written
+
+
+@pytest.mark.parametrize(
+    "given, wanted",
+    [
+        ({"backend": "kubernetes", "cluster": "prod", "namespace": "ml"}, [("kubernetes", "prod", "ml")]),
+        (
+            {"backend": "kubernetes", "kubernetes": {"clusters": ["east", "west"]}},
+            [("kubernetes", "east", None), ("kubernetes", "west", None)],
+        ),
+        ({"backend": "pathways", "cluster": "prod", "project": "p"}, [("gke", "prod", None)]),
+        ({"backend": "gke", "project": "p"}, [(None, None, None)]),
+    ],
+)
+def test_hosts_are_looked_for_wherever_jobs_may_have_them(given, wanted):
+    found = KineticResource(store="gs://bucket/kinetic", **given).hardware_places()
+    assert [(place["backend"], place["cluster"], place["namespace"]) for place in found] == wanted
+    assert {(place["store"], place["deployment"]) for place in found} == {("gs://bucket/kinetic", "dagster")}
 
 
 def test_settings_come_from_run_config_and_from_the_environment(monkeypatch):

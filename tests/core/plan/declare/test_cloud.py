@@ -50,7 +50,7 @@ def test_options_of_pods_are_fields_of_the_plan_and_its_record(tmp_path: Path) -
     assert plan.cloud == {
         "queue": "tpus", "priority_class": "high", "reservation": "", "service_account": "", "node_selector": {"pool": "mine"},
         "tolerations": ["spare=true:NoSchedule"], "env_from": ["s3-keys"], "image_pull_secrets": ["registry"],
-        "run_as_user": 0, "flex_start": False, "queued_provisioning": False,
+        "run_as_user": 0, "flex_start": False, "queued_provisioning": False, "owner": "",
     }  # fmt: skip
     record = json.loads(json.dumps(plan.to_json()))
     PLAN(record)

@@ -14,9 +14,11 @@ import pytest
 import yaml
 
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan import planner
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.hardware.accelerators import Slice
+from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.platforms.shared import ownership
@@ -182,6 +184,20 @@ def test_everything_of_an_attempt_says_whose_it_is() -> None:
         assert labels["team"] == "rank"
         assert ownership.owned(labels) == ("production-eu", attempts.JOB, 1, CREATED + 30 * 3600, attempts.SPEC[:20])
         assert labels[ownership.MARK] == kept["metadata"]["labels"][ownership.MARK]
+
+
+def test_bills_are_grouped_by_the_step_of_an_orchestrator_that_an_attempt_serves() -> None:
+    """As on VMs: on everything that a bill may count."""
+    identity = Identity("prod", "airflow", "manual__2026-11-27T00:00:00+00:00", "nightly.training/fit")
+    plan = planner.completed(plan_of("v5e-8"), identity, ())
+    plan.cloud["owner"] = "Ada@example.com"
+    jobset, wanted = rendered(plan), {
+        "pipeline": "nightly-training", "step": "fit", "run": "manual__2026-11-27t00-00-00-00-00",
+        "owner": "ada-example-com",
+    }  # fmt: skip
+    [job] = jobset["spec"]["replicatedJobs"]
+    for labelled in (jobset, job["template"], job["template"]["spec"]["template"]):
+        assert {name: labelled["metadata"]["labels"].get(name) for name in wanted} == wanted
 
 
 def test_a_queue_is_named_on_the_set_and_its_priority_is_kueues_alone() -> None:
