@@ -29,9 +29,9 @@ def built() -> Path:
     return go_programs.control_plane()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # a start takes 8 s, and an idle one a tenth of a processor from all other tests
 def plane(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane with JobSet and Kueue, for all tests of a process; each leaves it as it was."""
+    """A control plane with JobSet and Kueue, for all tests of a file; each leaves it as it was."""
     from tests.support.kubernetes.control_plane import ControlPlane
 
     with ControlPlane(tmp_path_factory.mktemp("plane") / "plane", built) as plane:
