@@ -262,7 +262,9 @@ def test_a_server_that_is_killed_and_started_again_loses_no_increment(s3: S3Serv
             writer.join()
     record = store.read("counter")
     assert record is not None
-    assert int(record.data) == len(added) > 3
+    # Of a swap whose answer a kill took, and on whose value another writer built before it was asked again, nothing is
+    # left that tells its writer: it may count as refused.
+    assert 3 < len(added) <= int(record.data) <= len(added) + 3 * len(writers)
 
 
 # Content.
