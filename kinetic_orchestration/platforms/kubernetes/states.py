@@ -95,10 +95,10 @@ def _begun(placement: Mapping[str, Any], seen: Seen, wanted: Wanted) -> Judged:
     return Judged(Observation(state, f"{counted}; {why.message}" if why else counted), why)
 
 
-def runs(placement: Mapping[str, Any], seen: Seen) -> bool:
-    """Return True if all pods run: until their rows change, nothing else is to be said."""
-    alive = [pod for pod in seen.pods if _phase(pod) == "Running"]
-    return seen.set is not None and len(seen.pods) == len(alive) >= placement["hosts"]
+def all_run(placement: Mapping[str, Any], seen: Seen) -> bool:
+    """Return True if a set has all of its pods, and no other, and they run: nothing is to be explained."""
+    running = [pod for pod in seen.pods if _phase(pod) == "Running"]
+    return seen.set is not None and len(seen.pods) == len(running) == placement["hosts"]
 
 
 def is_true(found: Object | None) -> bool:
