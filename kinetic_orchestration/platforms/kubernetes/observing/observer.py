@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.plan.values import PRESENT, Observation
-from kinetic_orchestration.platforms.kubernetes import manifest, states, waiting
+from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Row
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
-from kinetic_orchestration.platforms.kubernetes.states import Seen, namespace_of
+from kinetic_orchestration.platforms.kubernetes.observing import states, waiting
+from kinetic_orchestration.platforms.kubernetes.observing.states import Seen, namespace_of
 from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.protocol import names
 

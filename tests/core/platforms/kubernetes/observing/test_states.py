@@ -8,9 +8,10 @@ import pytest
 
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, PROVISIONING, QUEUED, WOUNDED
-from kinetic_orchestration.platforms.kubernetes import gke, states, waiting
+from kinetic_orchestration.platforms.kubernetes import gke
 from kinetic_orchestration.platforms.kubernetes.gke import Cluster
-from kinetic_orchestration.platforms.kubernetes.states import Seen, judge
+from kinetic_orchestration.platforms.kubernetes.observing import states, waiting
+from kinetic_orchestration.platforms.kubernetes.observing.states import Seen, judge
 from kinetic_orchestration.protocol import wire
 
 pytestmark = pytest.mark.fast

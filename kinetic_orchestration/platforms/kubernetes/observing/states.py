@@ -13,9 +13,9 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.plan.values import ABSENT, GONE, PARTIAL, PRESENT, PROVISIONING, QUEUED, WOUNDED, Observation
-from kinetic_orchestration.platforms.kubernetes import waiting
 from kinetic_orchestration.platforms.kubernetes.api.answers import escaped
-from kinetic_orchestration.platforms.kubernetes.waiting import Wanted, Why, condition
+from kinetic_orchestration.platforms.kubernetes.observing import waiting
+from kinetic_orchestration.platforms.kubernetes.observing.waiting import Wanted, Why, condition
 from kinetic_orchestration.protocol import wire
 
 Object = Mapping[str, Any]
