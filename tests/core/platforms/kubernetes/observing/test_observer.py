@@ -209,6 +209,19 @@ def test_what_was_kept_of_sets_that_nobody_asks_for_is_dropped(
     assert kinds(whole(cluster.asked())) == ["jobsets", "pods"]
 
 
+@pytest.mark.parametrize("name", ["", "x", "other", "a) , b=(c-1"])
+def test_a_name_that_no_slice_has_selects_nothing_else(cluster: Cluster, look: Any, name: str) -> None:
+    """Records of others may have any."""
+    [mine] = cluster.add(1, "Running")
+    assert look([mine, {**mine, "name": name}]) == [PRESENT, ABSENT]
+    for request in cluster.asked():
+        assert re.fullmatch(r"[\w=,-]+ in \([a-z0-9,-]*\)", request.query["labelSelector"])
+
+
+def test_the_job_of_a_slice_is_in_its_name() -> None:
+    assert names.job_of_slice(names.slice_of("gs://b", "prod", "job-0123456789ab", 12)) == "job-0123456789ab"
+
+
 def test_the_age_of_a_row_is_no_part_of_it() -> None:
     columns = [{"name": name} for name in ("Name", "Status", "Age")]
     found = [

@@ -195,6 +195,18 @@ def test_a_pod_that_was_taken_back_before_it_began_is_no_death() -> None:
     assert judge(PLACEMENT, Seen(jobset(), [pod("Failed")])).observation.state == WOUNDED
 
 
+def test_nothing_is_to_be_explained_once_all_pods_run() -> None:
+    running, ended = pod("Running"), pod("Succeeded")
+    assert states.all_run(PLACEMENT, Seen(jobset(), [running, running]))
+    for seen in (
+        Seen(None, [running, running]),
+        Seen(jobset(), [running]),
+        Seen(jobset(), [running, ended]),
+        Seen(jobset(), [running, running, pod("Pending")]),
+    ):
+        assert not states.all_run(PLACEMENT, seen)
+
+
 # The name of a cluster
 
 
