@@ -27,6 +27,7 @@ SECTIONS = {
     "environment": "environment",
     "training": "training",
     "cloud": "cloud",
+    "kubernetes": "kubernetes",
     "dagster": "dagster",
     "airflow": "airflow",
     "peers": "peers",

@@ -27,13 +27,14 @@ from kinetic_orchestration.plan.hardware import accelerators, nodes
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.values import GONE, PROVISIONING, QUEUED, UNKNOWN, Freed, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
-from kinetic_orchestration.platforms.kubernetes import capacity, gke, manifest, preflight, states, waiting
+from kinetic_orchestration.platforms.kubernetes import capacity, gke, manifest, preflight
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
-from kinetic_orchestration.platforms.kubernetes.observing import JOBSET, Observer, jobsets
-from kinetic_orchestration.platforms.kubernetes.states import Seen
-from kinetic_orchestration.platforms.kubernetes.waiting import Wanted
+from kinetic_orchestration.platforms.kubernetes.observing import states, waiting
+from kinetic_orchestration.platforms.kubernetes.observing.observer import JOBSET, Observer, jobsets
+from kinetic_orchestration.platforms.kubernetes.observing.states import Seen
+from kinetic_orchestration.platforms.kubernetes.observing.waiting import Wanted
 from kinetic_orchestration.platforms.shared import ownership, places
 from kinetic_orchestration.platforms.shared.cluster_access import ClusterGone, Clusters
 from kinetic_orchestration.platforms.shared.findings import Finding

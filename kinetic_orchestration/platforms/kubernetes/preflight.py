@@ -21,10 +21,11 @@ from kinetic_orchestration.plan.declare.cloud import queues_of
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.values import Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.kubernetes import capacity, manifest, rights, waiting
+from kinetic_orchestration.platforms.kubernetes import capacity, manifest, rights
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
+from kinetic_orchestration.platforms.kubernetes.observing import waiting
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import at_once

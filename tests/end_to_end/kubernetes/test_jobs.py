@@ -14,7 +14,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import JobCancelled
 from kinetic_orchestration.plan.values import JobStatus
-from kinetic_orchestration.platforms.kubernetes import waiting
+from kinetic_orchestration.platforms.kubernetes.observing import waiting
 from tests.end_to_end.kubernetes.cases import (
     NONE,
     ONE_HOST,

@@ -14,7 +14,7 @@ from kinetic_orchestration.errors import JobCancelled, JobTimedOut
 from kinetic_orchestration.jobs.following import held_time
 from kinetic_orchestration.jobs.watching.look import look
 from kinetic_orchestration.plan.values import QUEUED, Event, Freed
-from kinetic_orchestration.platforms.kubernetes import waiting
+from kinetic_orchestration.platforms.kubernetes.observing import waiting
 from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.protocol import wire
 from tests.end_to_end.kubernetes.between import Between

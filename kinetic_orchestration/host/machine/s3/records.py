@@ -131,11 +131,15 @@ class S3Records:
         """Put something small that others read as soon as a listing shows that it is new."""
         if len(data) > SIGNAL_LIMIT:
             raise ValueError(f"a signal has at most {SIGNAL_LIMIT} bytes, and {name} would have {len(data)}")
-        return self.put(name, data)
+        generation = self.put(name, data)
+        with self._lock:
+            if name in self._heard:
+                self._heard[name] = _text(generation), data
+        return generation
 
     def signals(self, prefix: str) -> Iterator[Signal]:
         """Yield all signals below `prefix` with their data, which is empty for one that is too large: one request for a
-        thousand, and one for each that was written since it was last read here.
+        thousand, and one for each that others have written since it was last read here.
         """
         listed = list(self._listed(prefix))
         with self._lock:

@@ -15,7 +15,7 @@ from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.values import UNKNOWN, Freed, Past, Plan
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
-from kinetic_orchestration.platforms.kubernetes.waiting import NEVER
+from kinetic_orchestration.platforms.kubernetes.observing.waiting import NEVER
 from kinetic_orchestration.protocol import wire
 from tests.core.platforms.kubernetes.attempts import attempt_of, plan_of
 

@@ -12,9 +12,10 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, QUEUED, Observation, Plan
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.kubernetes import boot, observing
+from kinetic_orchestration.platforms.kubernetes import boot
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
+from kinetic_orchestration.platforms.kubernetes.observing import observer
 from kinetic_orchestration.protocol import wire
 from tests.core.platforms.kubernetes import attempts
 from tests.core.platforms.kubernetes.attempts import attempt_of, job_of, plan_of, pod_of, rendered
@@ -107,7 +108,7 @@ class Placed:
 @pytest.fixture
 def placed(plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Placed]:
     monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
-    monkeypatch.setattr(observing, "EXPLAINED_SECONDS", 0.5)
+    monkeypatch.setattr(observer, "EXPLAINED_SECONDS", 0.5)
     placed = Placed(plane, namespace)
     yield placed
     for backend in (placed.backend, placed.beside):
@@ -170,7 +171,7 @@ def test_rows_tell_of_every_turn_in_the_life_of_sets(
 ) -> None:
     """Of one that runs, nothing is read for its own sake: a row has to change with each turn."""
     monkeypatch.setattr(boot, "LOADER", FOREVER)
-    monkeypatch.setattr(observing, "EXPLAINED_SECONDS", 3600.0)
+    monkeypatch.setattr(observer, "EXPLAINED_SECONDS", 3600.0)
     sets, pods = f"{JOBSETS}/namespaces/{namespace}/jobsets", f"/api/v1/namespaces/{namespace}/pods"
     first = placed.submit("v5e-8")
     second = placed.submit("v5e-8", 2)

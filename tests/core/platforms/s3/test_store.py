@@ -330,6 +330,16 @@ def test_a_listing_of_signals_reads_only_those_that_are_new(s3: S3Server, store:
     assert [call.verb for call in s3.calls] == ["LIST", "GET"]
 
 
+def test_a_writer_of_signals_does_not_read_its_own_again(s3: S3Server, store: S3Store) -> None:
+    """A host's own beat is the only new one, if it is alone."""
+    store.signal("beats/job-1/1/0", b"first")
+    list(store.signals("beats/"))
+    s3.forget()
+    store.signal("beats/job-1/1/0", b"second")
+    assert [signal.data for signal in store.signals("beats/")] == [b"second"]
+    assert [call.verb for call in s3.calls] == ["PUT", "LIST"]
+
+
 @pytest.mark.parametrize("verb", ["create", "swap", "put", "read", "signal", "list"])
 def test_a_call_is_one_request(s3: S3Server, store: S3Store, verb: str) -> None:
     made = store.create("a", b"x") or 0

@@ -20,7 +20,7 @@ import pytest
 from kinetic_orchestration import __version__
 from kinetic_orchestration.errors import CredentialsError
 from kinetic_orchestration.platforms.kubernetes.api import answers, client
-from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Cause
+from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Cause, Row
 from kinetic_orchestration.platforms.kubernetes.api.client import Api, Exchange, listening
 from kinetic_orchestration.platforms.shared.cluster_access import Access, Pair
 from tests.core.platforms.kubernetes.api.scripted_server import (
@@ -147,6 +147,20 @@ def test_a_list_follows_its_pages(server: Server, api: Api) -> None:
         {**chosen, "resourceVersion": "0"},
         {**chosen, "continue": "next"},  # with which a server refuses a version
     ]
+
+
+def test_rows_are_asked_for_without_their_objects_and_follow_their_pages(server: Server, api: Api) -> None:
+    def table(name: str, **metadata: str) -> Answer:
+        columns = [{"name": column} for column in ("Name", "Status", "Age")]
+        rows = [{"cells": [name, "Running", "3s"], "object": None}]
+        return Answer(200, {"kind": "Table", "metadata": metadata, "columnDefinitions": columns, "rows": rows})
+
+    server.script(table("a", **{"continue": "next"}), table("b"))
+    assert api.rows(PODS, labels="app=x", cached=True) == [Row("a", ("Running",)), Row("b", ("Running",))]
+    assert {request.headers["Accept"] for request in server.requests} == {client.TABLE}
+    chosen = {"labelSelector": "app=x", "includeObject": "None", "limit": "500"}
+    asked = [request.query for request in server.requests]
+    assert asked == [{**chosen, "resourceVersion": "0"}, {**chosen, "continue": "next"}]
 
 
 def test_a_list_that_expired_begins_again_and_has_nothing_twice(server: Server, api: Api) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.platforms.kubernetes import waiting
-from kinetic_orchestration.platforms.kubernetes.waiting import NEVER, Wanted, Why
+from kinetic_orchestration.platforms.kubernetes.observing import waiting
+from kinetic_orchestration.platforms.kubernetes.observing.waiting import NEVER, Wanted, Why
 from kinetic_orchestration.protocol import wire
 
 pytestmark = pytest.mark.fast

@@ -8,9 +8,10 @@ import pytest
 
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, PROVISIONING, QUEUED, WOUNDED
-from kinetic_orchestration.platforms.kubernetes import gke, states, waiting
+from kinetic_orchestration.platforms.kubernetes import gke
 from kinetic_orchestration.platforms.kubernetes.gke import Cluster
-from kinetic_orchestration.platforms.kubernetes.states import Seen, judge
+from kinetic_orchestration.platforms.kubernetes.observing import states, waiting
+from kinetic_orchestration.platforms.kubernetes.observing.states import Seen, judge
 from kinetic_orchestration.protocol import wire
 
 pytestmark = pytest.mark.fast
@@ -192,6 +193,18 @@ def test_a_pod_that_was_taken_back_before_it_began_is_no_death() -> None:
     taken["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert judge(PLACEMENT, Seen(jobset(), [taken])).observation.state != WOUNDED
     assert judge(PLACEMENT, Seen(jobset(), [pod("Failed")])).observation.state == WOUNDED
+
+
+def test_nothing_is_to_be_explained_once_all_pods_run() -> None:
+    running, ended = pod("Running"), pod("Succeeded")
+    assert states.all_run(PLACEMENT, Seen(jobset(), [running, running]))
+    for seen in (
+        Seen(None, [running, running]),
+        Seen(jobset(), [running]),
+        Seen(jobset(), [running, ended]),
+        Seen(jobset(), [running, running, pod("Pending")]),
+    ):
+        assert not states.all_run(PLACEMENT, seen)
 
 
 # The name of a cluster

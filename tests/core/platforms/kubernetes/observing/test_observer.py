@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.plan.values import ABSENT, PRESENT, QUEUED, Observation
-from kinetic_orchestration.platforms.kubernetes import observing, states
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.client import TABLE, Api
-from kinetic_orchestration.platforms.kubernetes.observing import Observer
+from kinetic_orchestration.platforms.kubernetes.observing import observer, states
+from kinetic_orchestration.platforms.kubernetes.observing.observer import Observer
 from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.platforms.shared.cluster_access import Access
 from kinetic_orchestration.protocol import names
@@ -70,7 +70,7 @@ class Cluster:
         version = f"{name} {phase}"
         if kind == "jobsets":
             return {"metadata": {"name": name, "resourceVersion": version}, "spec": {}}
-        metadata = {"name": f"{name}-s-0-0-abcde", "resourceVersion": version, "labels": {observing.JOBSET: name}}
+        metadata = {"name": f"{name}-s-0-0-abcde", "resourceVersion": version, "labels": {observer.JOBSET: name}}
         return {"metadata": metadata, "spec": {}, "status": {"phase": phase}}
 
     def asked(self) -> list[Request]:
@@ -92,13 +92,13 @@ def cluster(authority: Authority, tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def look(cluster: Cluster, authority: Authority) -> Iterator[Any]:
-    observer = Observer(MARK)
+    mine = Observer(MARK)
 
     def judge(placement: Any, seen: states.Seen) -> Observation:
         return states.judge(placement, seen).observation
 
     with Api(Access(cluster.server.url, "the test", authority=authority.pem, token=lambda fresh: "x")) as api:
-        yield lambda placements: [one.state for one in observer.observe(api, placements, judge)]
+        yield lambda placements: [one.state for one in mine.observe(api, placements, judge)]
 
 
 def kinds(requests: list[Request]) -> list[str]:
@@ -150,8 +150,8 @@ def test_what_explains_a_wait_is_read_again_after_a_while(
     cluster.asked()
     assert look(placements) == [QUEUED] * 2
     assert whole(cluster.asked()) == []
-    monkeypatch.setattr(observing, "EXPLAINED_SECONDS", 0.0)
-    monkeypatch.setattr(observing, "EXPLAINED_PER_SECOND", 1e9)
+    monkeypatch.setattr(observer, "EXPLAINED_SECONDS", 0.0)
+    monkeypatch.setattr(observer, "EXPLAINED_PER_SECOND", 1e9)
     look(placements)
     assert kinds(whole(cluster.asked())) == ["jobsets", "pods"]
 
@@ -159,12 +159,12 @@ def test_what_explains_a_wait_is_read_again_after_a_while(
 def test_the_more_sets_wait_the_longer_an_explanation_stands(
     cluster: Cluster, look: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observing, "EXPLAINED_SECONDS", 0.0)
+    monkeypatch.setattr(observer, "EXPLAINED_SECONDS", 0.0)
     few, many = cluster.add(1, "Pending"), cluster.add(230, "Pending")
-    monkeypatch.setattr(observing, "EXPLAINED_PER_SECOND", 1e9)
+    monkeypatch.setattr(observer, "EXPLAINED_PER_SECOND", 1e9)
     look(few)
     look(many)
-    monkeypatch.setattr(observing, "EXPLAINED_PER_SECOND", 1)
+    monkeypatch.setattr(observer, "EXPLAINED_PER_SECOND", 1)
     cluster.asked()
     look(many)  # within 230 s
     assert whole(cluster.asked()) == []
@@ -196,7 +196,7 @@ def test_a_server_without_tables_is_read_by_the_versions_of_its_objects(cluster:
 def test_what_was_kept_of_sets_that_nobody_asks_for_is_dropped(
     cluster: Cluster, look: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observing, "SPARE", 2)
+    monkeypatch.setattr(observer, "SPARE", 2)
     first, others = cluster.add(1, "Running"), cluster.add(5, "Running")
     look(first)
     look(others[:2])
@@ -207,6 +207,19 @@ def test_what_was_kept_of_sets_that_nobody_asks_for_is_dropped(
     cluster.asked()
     look(first)
     assert kinds(whole(cluster.asked())) == ["jobsets", "pods"]
+
+
+@pytest.mark.parametrize("name", ["", "x", "other", "a) , b=(c-1"])
+def test_a_name_that_no_slice_has_selects_nothing_else(cluster: Cluster, look: Any, name: str) -> None:
+    """Records of others may have any."""
+    [mine] = cluster.add(1, "Running")
+    assert look([mine, {**mine, "name": name}]) == [PRESENT, ABSENT]
+    for request in cluster.asked():
+        assert re.fullmatch(r"[\w=,-]+ in \([a-z0-9,-]*\)", request.query["labelSelector"])
+
+
+def test_the_job_of_a_slice_is_in_its_name() -> None:
+    assert names.job_of_slice(names.slice_of("gs://b", "prod", "job-0123456789ab", 12)) == "job-0123456789ab"
 
 
 def test_the_age_of_a_row_is_no_part_of_it() -> None:

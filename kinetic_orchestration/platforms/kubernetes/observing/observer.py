@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.plan.values import Observation
-from kinetic_orchestration.platforms.kubernetes import manifest, states, waiting
+from kinetic_orchestration.plan.values import PRESENT, Observation
+from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Row
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
-from kinetic_orchestration.platforms.kubernetes.states import Seen, namespace_of
+from kinetic_orchestration.platforms.kubernetes.observing import states, waiting
+from kinetic_orchestration.platforms.kubernetes.observing.states import Seen, namespace_of
 from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.protocol import names
 
@@ -85,8 +86,9 @@ class Observer:
             seen = self._read(api, some, now)
             for placement in some:
                 name = placement["name"]
-                read = math.inf if states.runs(placement, seen[name]) else now
-                found[name] = Kept(rows.get(name, 0), judge(placement, seen[name]), read)
+                observation = judge(placement, seen[name])
+                is_steady = observation.state == PRESENT and states.all_run(placement, seen[name])
+                found[name] = Kept(rows.get(name, 0), observation, math.inf if is_steady else now)
         with self._lock:
             self._kept |= found
             if len(self._kept) > len(found) + SPARE:
@@ -113,7 +115,7 @@ class Observer:
             rows.setdefault(row.name, []).append(row)
         for row in api.rows(_pods(where), labels=labels, cached=True):
             rows.setdefault(names.set_of(row.name), []).append(row)
-        return {name: hash(tuple(mine)) for name, mine in rows.items()}
+        return {name: hash(tuple(sorted(mine))) for name, mine in rows.items()}
 
     def _read(self, api: Api, placements: Sequence[Placement], now: float) -> dict[str, Seen]:
         where, labels = namespace_of(placements[0]), self._selector(placements)

@@ -13,9 +13,9 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.plan.values import ABSENT, GONE, PARTIAL, PRESENT, PROVISIONING, QUEUED, WOUNDED, Observation
-from kinetic_orchestration.platforms.kubernetes import waiting
 from kinetic_orchestration.platforms.kubernetes.api.answers import escaped
-from kinetic_orchestration.platforms.kubernetes.waiting import Wanted, Why, condition
+from kinetic_orchestration.platforms.kubernetes.observing import waiting
+from kinetic_orchestration.platforms.kubernetes.observing.waiting import Wanted, Why, condition
 from kinetic_orchestration.protocol import wire
 
 Object = Mapping[str, Any]
@@ -95,10 +95,10 @@ def _begun(placement: Mapping[str, Any], seen: Seen, wanted: Wanted) -> Judged:
     return Judged(Observation(state, f"{counted}; {why.message}" if why else counted), why)
 
 
-def runs(placement: Mapping[str, Any], seen: Seen) -> bool:
-    """Return True if all pods run: until their rows change, nothing else is to be said."""
-    alive = [pod for pod in seen.pods if _phase(pod) == "Running"]
-    return seen.set is not None and len(seen.pods) == len(alive) >= placement["hosts"]
+def all_run(placement: Mapping[str, Any], seen: Seen) -> bool:
+    """Return True if a set has all of its pods, and no other, and they run: nothing is to be explained."""
+    running = [pod for pod in seen.pods if _phase(pod) == "Running"]
+    return seen.set is not None and len(seen.pods) == len(running) == placement["hosts"]
 
 
 def is_true(found: Object | None) -> bool:
