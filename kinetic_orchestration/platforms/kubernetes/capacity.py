@@ -96,7 +96,7 @@ def taints(plan: Plan) -> tuple[tuple[str, str], ...]:
     return (FLEX_START, QUEUED) if plan.cloud["queued_provisioning"] else (FLEX_START,)
 
 
-def annotations(plan: Plan) -> dict[str, str]:
+def of_set(plan: Plan) -> dict[str, str]:
     """Return the annotations of a JobSet by which Kueue asks for such capacity."""
     if not plan.cloud["queued_provisioning"]:
         return {}

@@ -66,7 +66,7 @@ def render(asked: Submission) -> dict[str, Any]:
         annotations[TOPOLOGY] = NODE_POOL
     named = ((QUEUE, placement.get("queue")), (PRIORITY, plan.cloud["priority_class"]))
     queue = {key: name for key, name in named if name}
-    annotations |= capacity.annotations(plan)
+    annotations |= capacity.of_set(plan)
     job = {
         "parallelism": hosts,
         "completions": hosts,
