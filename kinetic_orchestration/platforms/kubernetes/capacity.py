@@ -92,7 +92,7 @@ def labels(plan: Plan, place: str) -> dict[str, str]:
 
 def taints(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Return key and value of the taints that nodes of such capacity may have."""
-    named = (plan.cloud["node_selector"] or {}).get(COMPUTE_CLASS)
+    named = str((plan.cloud["node_selector"] or {}).get(COMPUTE_CLASS) or "")
     given = {
         FLEX_START: plan.cloud["flex_start"],
         QUEUED: plan.cloud["queued_provisioning"],

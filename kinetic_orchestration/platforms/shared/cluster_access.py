@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+EVERYTHING = "*"
+
 
 class Pair(NamedTuple):
     """A client certificate and its key, as PEM."""
@@ -47,6 +49,7 @@ class Access(NamedTuple):
     token: Callable[[bool], str] = no_token
     pair: Callable[[], Pair | None] = no_pair
     find: Callable[[], Access] | None = None
+    provisions: tuple[str, ...] = ()  # for what it makes nodes: EVERYTHING, or resources by their cloud's names
 
     @property
     def way(self) -> tuple[str, str, bool, str, str]:
