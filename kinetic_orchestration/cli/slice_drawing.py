@@ -127,14 +127,15 @@ def _joint(layer: int, shown: Sequence[int], layers: int) -> str:
 
 
 def _draw_host(slice: Slice) -> list[str]:
-    """The one host of GPUs or of CPU devices; more than sixteen are not all shown."""
-    digits = len(str(slice.chips - 1))
+    """The first host of GPUs or of CPU devices; more than sixteen are not all shown."""
+    chips = slice.chips // slice.machines
+    digits = len(str(chips - 1))
     most = min(16, _WIDTH // (digits + 4))
-    cells = [f"[{number:>{digits}}]" for number in range(min(slice.chips, most))]
-    if slice.chips > most:
-        cells[-2:] = ["⋯".center(digits + 2), f"[{slice.chips - 1}]"]
+    cells = [f"[{number:>{digits}}]" for number in range(min(chips, most))]
+    if chips > most:
+        cells[-2:] = ["⋯".center(digits + 2), f"[{chips - 1}]"]
     linked = bool(accelerators.link(slice))
-    pitch = digits + 2 + (4 if slice.chips <= 8 else 2)
+    pitch = digits + 2 + (4 if chips <= 8 else 2)
     used = pitch * (len(cells) - 1) + digits + 2
     width = max(14, min(used + 6, _WIDTH + 2))
     left = (width - used) // 2
@@ -187,6 +188,8 @@ def _legend(slice: Slice) -> list[str]:
         lines.append(f"[n] is a host with {slice.chips_per_host} chips ({shape}), linked to its neighbours.")
     if _layers(slice) > 1:
         lines.append("═ links every chip to the one at its place in the next layer.")
+    if slice.kind == "gpu" and slice.machines > 1:
+        lines.append(f"The other {_count(slice.machines - 1)} like it, joined over the network.")
     if slice.kind == "gpu" and accelerators.link(slice):
         lines.append(f"═ {accelerators.link(slice)}")
     wraps = accelerators.wraps(slice)
@@ -200,6 +203,10 @@ def _legend(slice: Slice) -> list[str]:
     if slice.hbm_gib_per_chip:
         lines.append(_capacity(slice))
     return lines
+
+
+def _count(hosts: int) -> str:
+    return "host is" if hosts == 1 else f"{hosts} hosts are"
 
 
 def _capacity(slice: Slice) -> str:

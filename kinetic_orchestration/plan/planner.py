@@ -25,8 +25,8 @@ from kinetic_orchestration.plan.declare.spec import (
     refuse,
     slice_of,
 )
-from kinetic_orchestration.plan.hardware import regions
-from kinetic_orchestration.plan.hardware.accelerators import Slice, by_process
+from kinetic_orchestration.plan.hardware import nodes, regions
+from kinetic_orchestration.plan.hardware.accelerators import Slice, by_process, on_hosts
 from kinetic_orchestration.plan.hardware.accelerators import zones as zones_of
 from kinetic_orchestration.plan.hardware.cost import affordable, check_usd
 from kinetic_orchestration.plan.hardware.regions import Location
@@ -35,7 +35,8 @@ from kinetic_orchestration.plan.messages import warn_once
 from kinetic_orchestration.plan.values import Plan, Traits, backends, traits_of
 
 OF_ANY_BACKEND = ("accelerator_type", "num_slices", "labels")  # of `cloud=`
-_EVERYWHERE = ("zones", "clusters", "namespaces", *OF_ANY_BACKEND)  # fields of a plan of their own
+_EVERYWHERE = ("zones", "clusters", *OF_ANY_BACKEND)  # fields of a plan of their own
+_OF_KUBERNETES = ("namespaces", "hosts")
 DAY = 86400.0
 PROVISION = 6 * 3600.0  # a slice that costs money has limits: without them, these
 RUN = DAY
@@ -64,6 +65,10 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
     assert traits is not None
     slice_ = slice_of(options)
     processes = processes_of(options, slice_)
+    if traits.options is Kubernetes and isinstance(options.cloud, Kubernetes) and options.cloud.hosts > 1:
+        slice_ = on_hosts(slice_, options.cloud.hosts)
+        if told := nodes.between_hosts(slice_):
+            warn_once(told)
     if traits.share_machine and processes > 1:
         slice_ = by_process(slice_)
     if unused := tuple(_ignored(options, traits)):
@@ -239,7 +244,8 @@ def _owner(environ: Mapping[str, str]) -> str:
 
 def _fields_of(cloud: Any) -> dict[str, Any]:
     """The options of `cloud=` as JSON, without those that a plan has for every backend."""
-    found = {entry.name: getattr(cloud, entry.name) for entry in fields(cloud) if entry.name not in _EVERYWHERE}
+    own = (*_EVERYWHERE, *(_OF_KUBERNETES if isinstance(cloud, Kubernetes) else ()))
+    found = {entry.name: getattr(cloud, entry.name) for entry in fields(cloud) if entry.name not in own}
     return {name: _as_json(value) for name, value in found.items()}
 
 

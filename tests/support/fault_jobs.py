@@ -153,6 +153,31 @@ def topology() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
 
 
+def meets() -> list[str]:
+    """Every host tells the first one its place, at the address that programs get for that; the first returns all."""
+    import socket
+
+    at = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    own, count = f"{os.environ['JAX_PROCESS_ID']} of {os.environ['JAX_NUM_PROCESSES']}", int(os.environ["WORLD_SIZE"])
+    if index():
+        for _ in range(600):
+            try:
+                with socket.create_connection(at) as leader:
+                    leader.sendall(own.encode())
+                return []
+            except ConnectionRefusedError:
+                time.sleep(0.1)
+        raise TimeoutError(f"nobody listens at {at}")
+    found = [own]
+    with socket.create_server(at) as server:
+        server.settimeout(60)
+        while len(found) < count:
+            follower, _ = server.accept()
+            with follower:
+                found.append(follower.recv(100).decode())
+    return sorted(found)
+
+
 def daemons(folder: str, names: str = "session daemon") -> None:
     """A child in a session of its own, and a daemon that forked twice and forgot its environment."""
     code = (

@@ -103,7 +103,8 @@ class Kubernetes(CloudOptions):
     Attributes:
         clusters: Clusters to try, in order: contexts of the kubeconfig. By default `cluster`, else the current context.
         namespaces: Namespaces to try in each of them, in order. By default `namespace`, else that of the context.
-        num_slices: Number of slices that are requested together and joined (multislice).
+        num_slices: Number of slices of TPUs that are requested together and joined (multislice).
+        hosts: Number of nodes that have the accelerator's GPUs each, requested together and joined over TCP.
         queue: Kueue's local queue that admits the pods, or several to try, in order, which each of the namespaces has;
             by default pods are scheduled at once. As text, several have commas between them.
         priority_class: Kueue's priority class in that queue.
@@ -126,6 +127,7 @@ class Kubernetes(CloudOptions):
 
     clusters: Sequence[str] = ()
     namespaces: Sequence[str] = ()
+    hosts: int = 1
     queue: str | Sequence[str] = ""
     priority_class: str = ""
     reservation: str = ""

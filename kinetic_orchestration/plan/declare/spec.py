@@ -18,6 +18,7 @@ from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
 from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.protocol.schema import MOST_HOSTS
 
 DEFAULT_ACCELERATOR = "tpu-v5e-1"
 LOCAL = "local"
@@ -247,6 +248,15 @@ def _check_pods(options: Options, cloud: Kubernetes) -> None:
                 f"both {name[:-1]}={one!r} and cloud=Kubernetes({name}={list(several)!r}) say where: keep one"
             )
 
+    if type(cloud.hosts) is not int or not 1 <= cloud.hosts <= MOST_HOSTS:
+        raise UsageError(f"cloud=Kubernetes(hosts={cloud.hosts!r}): it is a number of nodes, from 1 to {MOST_HOSTS}")
+    asked = slice_of(options)
+    if cloud.hosts > 1 and asked.kind != "gpu":
+        other = "; num_slices= joins several slices" if asked.kind == "tpu" else ""
+        raise UsageError(
+            f"cloud=Kubernetes(hosts={cloud.hosts}) is for nodes with GPUs, and {asked.name} has {asked.crew()}: leave "
+            f"hosts out{other}"
+        )
     given = {"spot=True": _is_spot(options), f"reservation={cloud.reservation!r}": cloud.reservation}
     if cloud.flex_start and any(given.values()):
         other = next(name for name, value in given.items() if value)

@@ -50,6 +50,11 @@ class Slice:
         return self.chips_per_host * self.devices_per_chip
 
     @property
+    def machines(self) -> int:
+        """The number of its machines: processes that share one are hosts, too."""
+        return 1 if self.api == "local" else self.hosts
+
+    @property
     def devices(self) -> int:
         return self.chips * self.devices_per_chip
 
@@ -59,11 +64,12 @@ class Slice:
         if self.kind == "tpu":
             hosts = f"{self.crew()} × {_count(self.chips_per_host, 'chip')}"
             return f"{self.name}: {_count(self.chips, 'chip')} ({self.topology}), {hosts}"
-        return f"{self.name}: {_count(self.chips, 'GPU' if self.kind == 'gpu' else 'device')}, {self.crew()}"
+        each = f" × {_count(self.chips_per_host, 'GPU')}" if self.machines > 1 else ""
+        return f"{self.name}: {_count(self.chips, 'GPU' if self.kind == 'gpu' else 'device')}, {self.crew()}{each}"
 
     def crew(self, slices: int = 1) -> str:
         """The hosts, or the processes of one host, that run the function on that number of slices, in words."""
-        if self.kind == "tpu":
+        if self.kind == "tpu" or self.machines > 1:
             return _count(self.hosts * slices, "host")
         return f"1 host, {self.hosts} processes" if self.hosts > 1 else "1 host"
 
@@ -283,7 +289,12 @@ def from_accelerator_type(name: str) -> Slice:
 
 def by_process(slice: Slice) -> Slice:
     """The same hardware with a process for each of its devices, as that many hosts on one machine."""
-    return replace(slice, hosts=slice.chips, chips_per_host=1)
+    return replace(slice, hosts=slice.chips, chips_per_host=1, api="local")
+
+
+def on_hosts(slice: Slice, hosts: int) -> Slice:
+    """The GPUs of a slice on each of so many machines, whose hosts are joined over a network."""
+    return replace(slice, hosts=hosts, chips=slice.chips_per_host * hosts)
 
 
 def catalogue() -> tuple[Slice, ...]:
@@ -315,8 +326,8 @@ def wraps(slice: Slice) -> tuple[bool, ...]:
 
 
 def link(slice: Slice) -> str:
-    """The interconnect of its chips: ICI, NVLink or PCIe; empty for a single chip."""
-    if slice.chips == 1 or slice.kind == "cpu":
+    """The interconnect of its chips: ICI, NVLink or PCIe; empty for a single chip of a machine."""
+    if slice.chips == slice.machines or slice.kind == "cpu":
         return ""
     if slice.kind == "tpu":
         return "ICI"
@@ -426,7 +437,10 @@ def _explain_number(kind: str, number: int) -> str:
 
 
 def _explain_gpus(gpu: _Gpu, count: int) -> str:
-    several = " GPUs of several hosts are not possible yet." if count > max(gpu.counts) else ""
+    hosts, rest = divmod(count, most := max(gpu.counts))
+    several = ""
+    if hosts > 1 and not rest:
+        several = f" {count} are {hosts} hosts: {gpu.slice(most).name} with cloud=Kubernetes(hosts={hosts})."
     near = ", ".join(gpu.slice(near).name for near in _near(count, gpu.counts))
     return f"{gpu.name} comes {_either(gpu.counts)} to a host.{several} Near: {near}."
 

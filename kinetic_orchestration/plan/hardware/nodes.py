@@ -190,13 +190,13 @@ def node(slice: Slice) -> Node:
 
 
 def _gpu_node(slice: Slice) -> Node:
-    known = _GPU_NODES.get(slice.generation)
+    known, each = _GPU_NODES.get(slice.generation), slice.chips // slice.machines
     if known is None:  # any model
-        return Node(GPU, slice.chips, {})
-    machine = known.machines.get(slice.chips, _Machine("", 0, 0))
+        return Node(GPU, each, {})
+    machine = known.machines.get(each, _Machine("", 0, 0))
     return Node(
         resource=GPU,
-        count=slice.chips,
+        count=each,
         labels={GPU_ACCELERATOR: known.label},
         products=known.products,
         machine=machine.name,
@@ -204,8 +204,23 @@ def _gpu_node(slice: Slice) -> Node:
         memory_gib=machine.memory_gib,
         arm=known.arm,
         gpudirect=known.gpudirect,
-        on_demand=slice.chips in known.on_demand,
+        on_demand=each in known.on_demand,
         flex_start=known.flex_start,
+    )
+
+
+_GPUDIRECT: dict[GpuDirect, str] = {"tcpx": "GPUDirect-TCPX", "tcpxo": "GPUDirect-TCPXO", "rdma": "GPUDirect RDMA"}
+
+
+def between_hosts(slice: Slice) -> str:
+    """Return by what hosts of GPUs are joined that could be faster, for users; "" if nothing is known to be."""
+    direct = node(slice).gpudirect if slice.kind == "gpu" and slice.machines > 1 else ""
+    if not direct:
+        return ""
+    return (
+        f"the {slice.machines} hosts of {slice.name} are joined over plain TCP. {_GPUDIRECT[direct]}, which their "
+        "machines have on GKE, takes networks and an installer in the cluster, which this package does not set up, so "
+        "steps that wait for the network are slower than they could be"
     )
 
 
@@ -309,7 +324,7 @@ def pool_command(
             f"--region={region_of(zone)} --type=HIGH_THROUGHPUT --accelerator-topology={policy}"
         )
         flags.append(f"--placement-policy={policy_name}")
-    flags += ["--num-nodes=0", "--enable-autoscaling", "--min-nodes=0", f"--max-nodes={_nodes(slice)}"]
+    flags += ["--num-nodes=0", "--enable-autoscaling", "--min-nodes=0", f"--max-nodes={slice.machines}"]
     if slice.spot:
         flags.append("--spot")
     if flex_start:
@@ -325,10 +340,6 @@ def _policy_topology(slice: Slice) -> str:
     if slice.kind == "gpu":
         return _GPU_NODES[slice.generation].policy_topology
     return slice.topology if slice.hosts > 1 and _TPU_NODES[slice.generation].workload_policy else ""
-
-
-def _nodes(slice: Slice) -> int:
-    return slice.hosts if slice.kind == "tpu" else 1
 
 
 def _no_machine(slice: Slice) -> str:

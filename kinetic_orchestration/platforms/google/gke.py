@@ -17,7 +17,7 @@ from kinetic_orchestration.plan.hardware.regions import region_of
 from kinetic_orchestration.platforms.google import api_errors, credentials
 from kinetic_orchestration.platforms.google.api_errors import CallContext
 from kinetic_orchestration.platforms.google.rest.client import google
-from kinetic_orchestration.platforms.shared.cluster_access import Access, ClusterGone
+from kinetic_orchestration.platforms.shared.cluster_access import EVERYTHING, Access, ClusterGone
 from kinetic_orchestration.protocol import wire
 
 SERVICE = "container"
@@ -61,6 +61,7 @@ class GkeClusters:
             authority=authority,
             token=self._token,
             find=partial(self.access, cluster, project),  # its address and authority may have changed
+            provisions=_provisions(found),
         )
 
     def _find(self, cluster: str, project: str) -> Mapping[str, Any]:
@@ -100,6 +101,15 @@ class GkeClusters:
                 except exceptions.TransportError as error:
                     raise BackendError(f"Google gave no new token: {error}", wire.INTERNAL) from error
         return str(identity.token or "")
+
+
+def _provisions(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return for what a cluster makes pools of nodes: Autopilot for all, auto-provisioning for what has a limit."""
+    if found.get("autopilot", {}).get("enabled"):
+        return (EVERYTHING,)
+    scaling = found.get("autoscaling", {})
+    limits = scaling.get("resourceLimits", ()) if scaling.get("enableNodeAutoprovisioning") else ()
+    return tuple(str(limit.get("resourceType", "")) for limit in limits)
 
 
 def _not_one(cluster: str, project: str, listed: list[dict[str, Any]], chosen: list[dict[str, Any]]) -> str:

@@ -89,7 +89,10 @@ class KubernetesBackend:
         for text in plan.cloud["tolerations"]:
             manifest.toleration(text)
         if plan.slices > 1 and node.resource != nodes.TPU:
-            raise UsageError(f"num_slices is {plan.slices}, and only slices of TPUs are joined: leave it out")
+            raise UsageError(
+                f"num_slices is {plan.slices}, and only slices of TPUs are joined: leave it out, or join nodes of GPUs "
+                "with hosts="
+            )
         if plan.cloud["priority_class"] and not plan.cloud["queue"]:
             raise UsageError("a priority_class orders the jobs of a queue: name one with cloud=Kubernetes(queue=…)")
         if not self._settings.signing_key and not self._settings.trust_store:
@@ -431,6 +434,8 @@ def _wanted(placement: Mapping[str, Any], seen: Seen) -> Wanted:
         slice_ = accelerators.parse(seen.set["metadata"].get("annotations", {}).get(manifest.ACCELERATOR, ""))
     except UnknownAccelerator:  # of a later version
         return Wanted(labels)
+    if slice_.kind == "gpu":
+        slice_ = accelerators.on_hosts(slice_, placement["hosts"])
     command = gke.pool_command(slice_, placement["zone"], **capacity.of_pod(pod)._asdict())
     return Wanted(labels, f"make a pool of such nodes with: {command}" if command else "")
 

@@ -20,6 +20,7 @@ RESERVATION = "cloud.google.com/reservation-name"
 RESERVATION_PROJECT = "cloud.google.com/reservation-project"
 FLEX_START = ("cloud.google.com/gke-flex-start", "true")
 QUEUED = ("cloud.google.com/gke-queued", "true")  # label and taint of nodes that one ProvisioningRequest makes
+COMPUTE_CLASS = "cloud.google.com/compute-class"  # whose nodes have it as a taint, too
 MAX_RUN = "provreq.kueue.x-k8s.io/maxRunDurationSeconds"  # Kueue makes a parameter of the request of it
 LONGEST = 7 * 86400.0  # seconds for which machines of flex-start are given
 AROUND = 3600.0  # seconds beyond a run in which images, environment and inputs come, and results leave
@@ -91,12 +92,16 @@ def labels(plan: Plan, place: str) -> dict[str, str]:
 
 def taints(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Return key and value of the taints that nodes of such capacity may have."""
-    if not plan.cloud["flex_start"]:
-        return ()
-    return (FLEX_START, QUEUED) if plan.cloud["queued_provisioning"] else (FLEX_START,)
+    named = str((plan.cloud["node_selector"] or {}).get(COMPUTE_CLASS) or "")
+    given = {
+        FLEX_START: plan.cloud["flex_start"],
+        QUEUED: plan.cloud["queued_provisioning"],
+        (COMPUTE_CLASS, named): named,
+    }
+    return tuple(taint for taint, has in given.items() if has)
 
 
-def annotations(plan: Plan) -> dict[str, str]:
+def of_set(plan: Plan) -> dict[str, str]:
     """Return the annotations of a JobSet by which Kueue asks for such capacity."""
     if not plan.cloud["queued_provisioning"]:
         return {}

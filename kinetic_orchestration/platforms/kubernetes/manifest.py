@@ -65,7 +65,7 @@ def render(asked: Submission) -> dict[str, Any]:
         annotations[TOPOLOGY] = NODE_POOL
     named = ((QUEUE, placement.get("queue")), (PRIORITY, plan.cloud["priority_class"]))
     queue = {key: name for key, name in named if name}
-    annotations |= capacity.annotations(plan)
+    annotations |= capacity.of_set(plan)
     job = {
         "parallelism": hosts,
         "completions": hosts,
@@ -125,11 +125,10 @@ def _failures() -> list[dict[str, Any]]:
 
 def _pod(asked: Submission, node: Node) -> dict[str, Any]:
     plan, cloud = asked.plan, asked.plan.cloud
-    is_tpu, is_spot = node.resource == nodes.TPU, plan.spot or plan.slice.spot
-    selector = dict([*(node.labels.items() if is_tpu else ()), *([GKE_SPOT] if is_tpu and is_spot else ())])
+    selector = _selector(asked, node)
     selector |= capacity.labels(plan, asked.intent.placement["zone"])
     selector |= cloud["node_selector"] or {}
-    affinity = _affinity(plan, node)
+    affinity = {} if _is_gke(asked, node) else _affinity(plan, node)
     account, pull, user = cloud["service_account"], cloud["image_pull_secrets"], cloud["run_as_user"]
     return {
         "restartPolicy": "Never",
@@ -141,7 +140,7 @@ def _pod(asked: Submission, node: Node) -> dict[str, Any]:
         **({"imagePullSecrets": [{"name": name} for name in pull]} if pull else {}),
         **({"nodeSelector": selector} if selector else {}),
         **({"affinity": affinity} if affinity else {}),
-        **({"tolerations": tolerated} if (tolerated := _tolerations(plan, node)) else {}),
+        **({"tolerations": tolerated} if (tolerated := _tolerations(asked, node)) else {}),
         "volumes": [{"name": "work", "emptyDir": {}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}],
         "containers": [_container(asked, node)],
     }
@@ -182,24 +181,36 @@ def _resources(asked: Submission, node: Node) -> dict[str, Any]:
     """
     if not node.resource:
         return {"requests": {"cpu": str(asked.plan.slice.chips), "memory": nodes.LEAST["memory"]}}
-    named = asked.plan.backend == "gke" or gke.cluster_of(asked.intent.placement["zone"]) is not None
-    is_gke = node.resource == nodes.TPU or named
+    is_gke = _is_gke(asked, node)
     rest = nodes.requests(node if is_gke else nodes.elsewhere(node))
     chips = {node.resource: str(node.count)}
     return {"requests": chips if is_gke and asked.intent.placement.get("queue") else {**rest, **chips}, "limits": chips}
 
 
-def _affinity(plan: Plan, node: Node) -> dict[str, Any]:
-    """Nodes of the GPU's model, by the label of GKE or of NVIDIA's GPU feature discovery, and of spot capacity.
+def _is_gke(asked: Submission, node: Node) -> bool:
+    """Return True if the pods are on GKE for sure: nothing else has TPUs."""
+    place = asked.intent.placement["zone"]
+    return node.resource == nodes.TPU or asked.plan.backend == "gke" or gke.cluster_of(place) is not None
 
-    TPUs are GKE's alone: a selector says both, which is what its autoscaler makes pools for.
-    """
+
+def _selector(asked: Submission, node: Node) -> dict[str, str]:
+    """The labels of GKE's nodes with the accelerator, and of spot capacity: for these, its Autopilot and its
+    auto-provisioning make nodes."""
+    plan = asked.plan
+    if not _is_gke(asked, node):
+        return {}
+    chosen = {} if node.resource == nodes.GPU and plan.cloud["node_selector"] is not None else node.labels
+    return dict([*chosen.items(), *([GKE_SPOT] if plan.spot or plan.slice.spot else ())])
+
+
+def _affinity(plan: Plan, node: Node) -> dict[str, Any]:
+    """Nodes of the GPU's model, by the label of GKE or of NVIDIA's GPU feature discovery, and of spot capacity, where
+    nobody knows whose cluster it is."""
     models: list[dict[str, Any]] = []
     if node.resource == nodes.GPU and plan.cloud["node_selector"] is None:
         models = [_is_in(key, [value]) for key, value in node.labels.items()]
         models += [_is_in(nodes.GPU_PRODUCT, node.products)] if node.products else []
-    is_spot = node.resource != nodes.TPU and (plan.spot or plan.slice.spot)
-    spots = [_is_in(key, [value]) for key, value in SPOT] if is_spot else []
+    spots = [_is_in(key, [value]) for key, value in SPOT] if plan.spot or plan.slice.spot else []
     chosen = [group for group in (models, spots) if group]
     if not chosen:
         return {}
@@ -211,10 +222,11 @@ def _is_in(key: str, values: Sequence[str]) -> dict[str, Any]:
     return {"key": key, "operator": "In", "values": list(values)}
 
 
-def _tolerations(plan: Plan, node: Node) -> list[dict[str, str]]:
+def _tolerations(asked: Submission, node: Node) -> list[dict[str, str]]:
+    plan = asked.plan
     found = [{"key": key, "operator": "Exists"} for key in node.taints]
     if plan.spot or plan.slice.spot:
-        known = [GKE_SPOT] if node.resource == nodes.TPU else SPOT
+        known = [GKE_SPOT] if _is_gke(asked, node) else SPOT
         found += [{"key": key, "operator": "Equal", "value": value} for key, value in known]
     found += [{"key": key, "operator": "Equal", "value": value} for key, value in capacity.taints(plan)]
     return [*found, *map(toleration, plan.cloud["tolerations"])]

@@ -26,6 +26,7 @@ from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.kubernetes.observing import waiting
+from kinetic_orchestration.platforms.shared.cluster_access import EVERYTHING
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import at_once
@@ -40,6 +41,7 @@ NEWEST_JOBSET = "v0.12.0"  # with which it was tried
 JOBSET_MANIFEST = "https://github.com/kubernetes-sigs/jobset/releases/download/{}/manifests.yaml"
 INSTALL = f"Install it, as an administrator: kubectl apply --server-side -f {JOBSET_MANIFEST.format(NEWEST_JOBSET)}"
 _KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+_OF_AUTOPILOT = "gk3-"  # how names of its nodes begin
 _GKE_CONTEXT = re.compile(r"gke_([^_]+)_([^_]+)_(.+)")  # as gcloud names them: project, location, cluster
 _NO_POD = ("NoSchedule", "NoExecute")  # effects of taints that keep pods away
 
@@ -390,8 +392,8 @@ def _nodes(place: Place) -> Finding:
         few = f"; {place.plan.slice.name} needs {wanted} at once" if fitting < wanted else ""
         return Finding("nodes", OK, f"{fitting} of {len(there)} can run a host of {place.plan.slice.name}{few}")
     found = f"none of {len(there)} can run a host of {place.plan.slice.name}"
-    if (scaler := _autoscaler(place.api, there)) is not None:
-        return Finding("nodes", OK, f"{found} now; {scaler} may make some")
+    if (maker := _maker(place, pod, there)) is not None:
+        return Finding("nodes", OK, f"{found} now; {maker} may make some")
     return Finding("nodes", WARNING, found, _pool(place, pod))
 
 
@@ -421,6 +423,28 @@ def _tolerates(pod: Object, taint: Object) -> bool:
     )
 
 
+def _maker(place: Place, pod: Object, there: Sequence[Object]) -> str | None:
+    """Return what makes nodes for such pods once one waits; None if nothing is known to."""
+    provisions, chosen = place.api.access.provisions, pod.get("nodeSelector", {})
+    if EVERYTHING in provisions or any(node["metadata"]["name"].startswith(_OF_AUTOPILOT) for node in there):
+        return "Autopilot"
+    if name := chosen.get(capacity.COMPUTE_CLASS):
+        try:
+            place.api.get(f"/apis/cloud.google.com/v1/computeclasses/{name}")
+        except ApiError as error:
+            return None if error.kind in (answers.ABSENT, answers.UNSERVED) else f"the compute class {name}"
+        return f"the compute class {name}"
+    if provisions and (_limited(place) in provisions or place.plan.slice.kind == "cpu"):
+        return "the cluster's auto-provisioning"
+    return _autoscaler(place.api, there)
+
+
+def _limited(place: Place) -> str:
+    """Return the type of an accelerator by which auto-provisioning is limited; "" for none."""
+    labels = nodes.node(place.plan.slice).labels
+    return labels.get(nodes.GPU_ACCELERATOR) or labels.get(nodes.TPU_ACCELERATOR) or ""
+
+
 def _autoscaler(api: Api, there: Sequence[Object]) -> str | None:
     """Return the name of an autoscaler that has left a trace."""
     if any("karpenter.sh/nodepool" in node["metadata"].get("labels", {}) for node in there):
@@ -434,6 +458,8 @@ def _autoscaler(api: Api, there: Sequence[Object]) -> str | None:
 
 def _pool(place: Place, pod: Object) -> str:
     """Return what gives the cluster such nodes: of GKE the command, elsewhere what they must have."""
+    if name := pod.get("nodeSelector", {}).get(capacity.COMPUTE_CLASS):
+        return f"There is no compute class {name} that makes them: see those there are: kubectl get computeclasses"
     if (found := _gke(place)) is not None:
         project, location, cluster = found
         zone = location if location.count("-") > 1 else f"{location}-ZONE"
@@ -448,7 +474,9 @@ def _pool(place: Place, pod: Object) -> str:
             )
         except KineticError as error:
             return str(error)
-        return f"A job would wait for ever. Make a pool that is empty until a pod needs it:\n{command}"
+        lacks = _limited(place) if place.api.access.provisions else ""
+        told = f"; or give auto-provisioning a limit for {lacks}, which it has none for" if lacks else ""
+        return f"A job would wait for ever. Make a pool that is empty until a pod needs it:\n{command}{told}"
     limits = pod["containers"][0]["resources"].get("limits", {})
     chips = [f"{count} of {resource}" for resource, count in limits.items()]
     asked = ", ".join([*chips, *filter(None, [manifest.wanted(pod)])]) or "no taint"

@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol
 
 from kinetic_orchestration.errors import BackendError
 
+EVERYTHING = "*"
+
 
 class ClusterGone(BackendError):
     """Whoever has all clusters says that there is none of this name: nothing of any job is left in it."""
@@ -53,6 +55,7 @@ class Access(NamedTuple):
     token: Callable[[bool], str] = no_token
     pair: Callable[[], Pair | None] = no_pair
     find: Callable[[], Access] | None = None
+    provisions: tuple[str, ...] = ()  # for what it makes nodes: EVERYTHING, or resources by their cloud's names
 
     @property
     def way(self) -> tuple[str, str, bool, str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kinetic_orchestration.cli.slice_drawing import draw
-from kinetic_orchestration.plan.hardware.accelerators import Slice, catalogue, parse
+from kinetic_orchestration.plan.hardware.accelerators import Slice, catalogue, on_hosts, parse
 
 pytestmark = pytest.mark.fast
 
@@ -125,3 +125,13 @@ def test_a_drawing_says_where_links_wrap_around_and_what_a_framework_sees() -> N
     assert "a torus" in draw(parse("v4-64"))
     assert "wrap" not in draw(parse("v5e-64"))
     assert "A framework sees 2 devices for each chip: 8 in all." in draw(parse("v3-4"))
+
+
+def test_of_several_hosts_of_gpus_the_first_is_drawn() -> None:
+    two, four = (draw(on_hosts(parse("h100x8"), hosts)) for hosts in (2, 4))
+    assert two.startswith("h100x8: 16 GPUs, 2 hosts × 8 GPUs\n")
+    assert two.splitlines()[2:7] == draw(parse("h100x8")).splitlines()[2:7]
+    assert "The other host is like it, joined over the network." in two
+    assert "The other 3 hosts are like it, joined over the network." in four
+    assert "1280 GiB" in two or "1.25 TiB" in two
+    assert "NVLink" not in draw(on_hosts(parse("a100"), 2))

@@ -5,18 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.plan.values import QUEUED
+from kinetic_orchestration.protocol import wire
 from tests.end_to_end.kubernetes.cases import (
     ONE_HOST,
     WITHIN,
     Cluster,
     placements,
     run,
+    verdict_of,
+    wait_for_verdict,
+    wait_running,
 )
 from tests.end_to_end.kubernetes.conftest import KUEUE
 from tests.support.kubernetes.api import Object
@@ -121,8 +126,56 @@ def test_a_queue_asks_for_all_machines_at_once_and_no_patience_ends_its_request(
     wait_until(lambda: job.status() and time.monotonic() > began + 2 * PATIENCE, "time", pause=0.2)
     seen = job.peek()
     assert (seen.attempt, seen.phase) == (1, QUEUED)
+    check = f"{cluster.namespace}-requesting"
+    assert f"the queue requesting, which has quota for it, for the admission check {check}" in seen.said
     assert not cluster.pods(job)
     answer(cluster, "Provisioned", "Provisioned", "Provisioning request was successfully provisioned.")
     flexible(cluster, 2, TAKEN, TAKEN, topology="2x2x2", labels=V5P)
     assert job.result(timeout=WITHIN) == 1
     assert [placement["queue"] for placement in placements(job)] == [requesting]
+
+
+@pytest.mark.parametrize("kind", ["Failed", "CapacityRevoked"])
+def test_machines_that_are_refused_or_taken_back_before_pods_run_are_asked_for_in_the_next_queue(
+    cluster: Cluster, jobs: Any, requesting: str, second: str, kind: str
+) -> None:
+    options = kinetic.Kubernetes(queue=[requesting, second], flex_start=True, queued_provisioning=True)
+    job = run(jobs.attempt, accelerator=TWO_HOSTS, cloud=options)
+    request(cluster)
+    if kind == "CapacityRevoked":
+        answer(cluster, "Provisioned", "Provisioned", "Provisioning request was successfully provisioned.")
+        wait_until(lambda: cluster.pods(job), "its pods", pause=0.1)
+    answer(cluster, kind, kind, "There are no such machines.")
+    wait_until(lambda: job.status() and verdict_of(job), lambda: f"its first verdict: {job.peek()}", pause=0.2)
+    first = verdict_of(job)
+    assert first is not None
+    assert (first.kind, first.cause) == (wire.CLOSED, wire.STOCKOUT)
+    assert "(There are no such machines.); the machines were not to be had" in first.reason
+    flexible(cluster, 2, TAKEN, TAKEN, topology="2x2x2", labels=V5P)
+    assert job.result(timeout=WITHIN) == 1
+    assert [placement["queue"] for placement in placements(job)] == [requesting, second]
+
+
+def test_machines_that_are_taken_back_from_a_running_job_are_a_preemption_and_asked_for_again(
+    cluster: Cluster, jobs: Any, tmp_path: Path, requesting: str
+) -> None:
+    flexible(cluster, 2, TAKEN, TAKEN, topology="2x2x2", labels=V5P)
+    options = kinetic.Kubernetes(queue=requesting, flex_start=True, queued_provisioning=True)
+    job = run(jobs.until, str(tmp_path / "go"), accelerator=TWO_HOSTS, cloud=options)
+    answer(cluster, "Provisioned", "Provisioned", "Provisioning request was successfully provisioned.")
+    wait_running(job)
+    before = request(cluster)["metadata"]["name"]
+    answer(cluster, "CapacityRevoked", "CapacityRevoked", "The machines are taken back.")
+    first = wait_for_verdict(job)
+    assert (first.kind, first.cause) == (wire.ABORTED, wire.PREEMPTION)
+    wait_until(
+        lambda: (
+            job.status()
+            and all(one["metadata"]["name"] != before for one in cluster.list("provisioningrequests", REQUESTS))
+        ),
+        "its request is gone",
+        pause=0.2,
+    )
+    answer(cluster, "Provisioned", "Provisioned", "Provisioning request was successfully provisioned.")
+    (tmp_path / "go").touch()
+    assert job.result(timeout=WITHIN) == 2

@@ -12,8 +12,14 @@ from google.oauth2.credentials import Credentials
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import BackendError, UsageError
+from kinetic_orchestration.plan.configuration.settings import load
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.platforms.google.credentials import handed_in
+from kinetic_orchestration.platforms.registry import open_backend
+from kinetic_orchestration.platforms.shared.findings import OK, WARNING
 from kinetic_orchestration.testing import Emulator
+from kinetic_orchestration.testing.emulator import PROJECT
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.fixtures import CONFORMANCE
 from tests.support.kubernetes.nodes import Nodes, tpu_pool
@@ -50,6 +56,50 @@ def test_a_function_runs_on_a_cluster_that_is_found_by_its_name(
     with handed_in(Credentials(token)):
         job = kinetic.run(accelerator="v5e-8", secrets={"TOKEN": "token"})(jobs.of_host_0).run_async()
         assert job.result(timeout=100) == "of host 0"
+
+
+AUTOMATIC = {"autoscaling": {"enableNodeAutoprovisioning": True, "resourceLimits": [{"resourceType": "cpu"}]}}
+WITH_L4 = {"autoscaling": {**AUTOMATIC["autoscaling"], "resourceLimits": [{"resourceType": "nvidia-l4"}]}}
+CLASS = {"cloud.google.com/compute-class": "training"}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options", "state", "told"),
+    [
+        ({}, {}, WARNING, "gcloud container node-pools create ko-l4 "),
+        ({"autopilot": {"enabled": True}}, {}, OK, "Autopilot may make some"),
+        (WITH_L4, {}, OK, "the cluster's auto-provisioning may make some"),
+        (AUTOMATIC, {}, WARNING, "; or give auto-provisioning a limit for nvidia-l4, which it has none for"),
+        (AUTOMATIC, {"accelerator": "cpu:4"}, OK, "the cluster's auto-provisioning may make some"),
+        ({}, {"cloud": kinetic.Kubernetes(node_selector=CLASS)}, WARNING, "There is no compute class training"),
+    ],
+)
+def test_a_cluster_that_makes_nodes_by_itself_counts_as_one_that_has_a_pool(
+    plane: ControlPlane,
+    google: Emulator,
+    cluster: dict[str, Any],
+    options: dict[str, Any],
+    state: str,
+    told: str,
+) -> None:
+    token = json.loads(plane.account_kubeconfig("default", "default").read_text(encoding="utf-8"))
+    at = json.loads(plane.kubeconfig.read_text(encoding="utf-8"))["clusters"][0]["cluster"]
+    plane.kubectl(
+        "create", "clusterrolebinding", "all", "--clusterrole=cluster-admin", "--serviceaccount=default:default"
+    )
+    try:
+        own: dict[str, Any] = {"endpoint": at["server"].removeprefix("https://")}
+        own["masterAuth"] = {"clusterCaCertificate": at["certificate-authority-data"]}
+        google.neighbours.add_cluster(PROJECT, "us-central1", {"name": "prod", **own, **cluster})
+        settings = load()
+        plan = make_plan(JobSpec("a job", Options(**{"accelerator": "l4", **options})), settings)
+        with handed_in(Credentials(token["users"][0]["user"]["token"])):
+            backend = open_backend("gke", settings)
+            found = {one.name: one for one in backend.examine(backend.resolve(plan))}["nodes"]
+    finally:
+        plane.kubectl("delete", "clusterrolebinding", "all")
+    assert found.state == state, found
+    assert told in f"{found.found} {found.fix}"
 
 
 def test_a_cluster_that_does_not_exist_is_told_with_those_that_do(google: Emulator, jobs: Any) -> None:

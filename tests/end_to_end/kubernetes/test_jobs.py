@@ -29,6 +29,7 @@ from tests.end_to_end.kubernetes.cases import (
     wait_running,
 )
 from tests.support.kubernetes.fixtures import CONFORMANCE
+from tests.support.kubernetes.nodes import Node
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, *CONFORMANCE]
@@ -52,6 +53,24 @@ def test_the_slices_of_a_job_are_counted_through(cluster: Cluster, jobs: Any) ->
     assert job.result(timeout=WITHIN) == 3
     for host in range(2):
         assert lines(events, host) == "".join(f"line {number} of host {host}\n" for number in range(3))
+
+
+def test_nodes_of_gpus_are_hosts_of_one_job_that_find_each_other(cluster: Cluster, jobs: Any) -> None:
+    """Of one set and one Job, on a node each. The GPUs are pretended, and the program computes without."""
+    taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    for number in range(2):
+        labels, has = {"nvidia.com/gpu.product": "NVIDIA-L4"}, {"nvidia.com/gpu": "2"}
+        cluster.add(Node(f"{cluster.namespace}-gpu-{number}", labels, (taint,), has, cluster.machine))
+    job = run(jobs.meets, accelerator="l4x2", cloud=kinetic.Kubernetes(hosts=2))
+    assert job.hosts == 2
+    pods = wait_until(lambda: len(found := cluster.pods(job)) == 2 and found, "two pods", pause=0.05)
+    assert job.result(timeout=WITHIN) == ["0 of 2", "1 of 2"]
+    (placement,) = placements(job)
+    assert (placement["hosts"], placement["slices"]) == (2, 1)
+    assert {pod["metadata"]["name"].rsplit("-", 1)[0] for pod in pods.values()} == {
+        f"{placement['name']}-s-0-0",
+        f"{placement['name']}-s-0-1",
+    }
 
 
 def test_lines_of_every_host_arrive_while_it_runs_in_the_pods_logs_as_well_and_outlive_the_pods(

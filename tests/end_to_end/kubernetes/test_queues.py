@@ -132,7 +132,9 @@ def test_a_job_that_a_higher_priority_takes_out_waits_as_its_next_attempt(
     reader.join(WITHIN)
     assert low.result(timeout=WITHIN) == 2
     (resumed,) = (said for said in changes(heard) if said.startswith("resuming"))
-    assert "it was evicted (Preempted to accommodate a workload" in resumed
+    assert (
+        f"it was evicted (Preempted to accommodate a workload of the cluster queue {cluster.namespace} due" in resumed
+    )
 
 
 def test_pods_of_an_attempt_that_kueue_admits_once_more_find_its_verdict_and_run_nothing(

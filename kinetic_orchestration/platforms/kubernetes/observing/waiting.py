@@ -85,6 +85,8 @@ _WORKLOAD = (
          "out of account (excludeResourcePrefixes)", wire.CONFIGURATION),
     _row(r"untolerated taint \{(\S+) (\S*) (\S*) [^}]*\} in flavor",
          f"the queue's nodes have the taint {{0}}={{1}}:{{2}}: {_TOLERATE}", wire.CONFIGURATION),
+    _row(r"topology \S+ doesn't allow to fit",
+         "the queue places all hosts near each other, and no part of its topology has room for them now"),
     _row(r"doesn't match node affinity",
          "no flavor of the queue has nodes with the labels that the pods ask for ({labels}): name a queue that has",
          wire.CONFIGURATION),
@@ -94,6 +96,20 @@ _RESERVED = {
     "NoMatchingFlavor": Why("no flavor of the queue has such nodes", wire.CONFIGURATION),
     "Misconfigured": Why("the queue's administrator has to mend it", wire.CONFIGURATION),
     "ExceedsMaxQuota": Why(f"the queue {NEVER}", wire.QUOTA),
+    "WaitingForQuota": Why("other jobs hold what the queue has"),
+    "WaitingForPreemptedWorkloads": Why("jobs of lower priority are ending to make room for it"),
+    "WaitingForPodsReady": Why("Kueue admits the next job when all pods of the ones before run"),
+    "TopologyPlacementFailed": Why("no part of the queue's topology has room for all hosts now"),
+    "PendingEvaluation": Why("Kueue has not looked at it yet"),
+}
+# Reasons of the condition Evicted for which it waits to be admitted again, where Kueue's words leave the rest open.
+_EVICTED = {
+    "PodsReadyTimeout": "in the time that the administrator of Kueue gives (waitForPodsReady) not all of its pods ran",
+    "NodeFailures": "a node of it failed, and the queue had no other one",
+    "ClusterQueueStopped": "its administrator starts the queue again",
+    "LocalQueueStopped": "its administrator starts the queue again",
+    "AdmissionCheck": "its machines could not be had, and are asked for once more",
+    "FlavorMigration": "the queue has capacity for it that it prefers",
 }
 # Reasons of the condition Evicted for which Kueue does not admit a workload again.
 _DEACTIVATED = {
@@ -181,6 +197,8 @@ _CONTAINER = {
     **dict.fromkeys(("CreateContainerError", "RunContainerError"), _START),
 }
 _ROOT = "runAsNonRoot"
+_INACTIVE = "the check is not active"
+_PREEMPTOR = re.compile(r"; preemptor path: (?:\S*/)?([^/;\s]+);")  # /COHORT/CLUSTER-QUEUE
 
 
 def of_workload(workload: Object | None, position: int | None = None, wanted: Wanted = Wanted()) -> Why:  # noqa: B008
@@ -201,12 +219,11 @@ def of_workload(workload: Object | None, position: int | None = None, wanted: Wa
     if evicted.get("status") == "True":
         if (known := _DEACTIVATED.get(str(evicted.get("reason")))) is not None:
             return known._replace(message=f"Kueue took it out of its queue: {said}; {known.message}")
-        queue = f"it was evicted ({said}), and {queue.removeprefix('it ')}"
+        why = ": ".join(filter(None, (said, _EVICTED.get(str(evicted.get("reason"))))))
+        queue = f"it was evicted ({why}), and {queue.removeprefix('it ')}{_again(workload)}"
     if reserved.get("status") != "False":
-        checks = workload.get("status", {}).get("admissionChecks", ())
-        told = [": ".join(filter(None, (one["name"], escaped(one.get("message"))))) for one in checks]
-        told += [said] if evicted and "AdmissionCheck" in said else []
-        return Why(f"{queue} for {'; '.join(told)}" if told else queue)
+        told = [*_checks(workload), *([said] if evicted and "AdmissionCheck" in said else [])]
+        return Why(f"{queue}, which has quota for it, {'; '.join(told)}" if told else queue)
     held = escaped(reserved.get("message"))
     if held == escaped(evicted.get("message")):  # until Kueue has looked at it again
         return Why(queue)
@@ -214,6 +231,26 @@ def of_workload(workload: Object | None, position: int | None = None, wanted: Wa
         return known
     reason = _RESERVED.get(str(reserved.get("reason")), Why(""))
     return reason._replace(message="; ".join(filter(None, (f"{queue}: {held}", reason.message))))
+
+
+def _checks(workload: Object) -> list[str]:
+    """Return what the admission checks say that have not passed, such as that of a ProvisioningRequest."""
+    found: list[str] = []
+    for one in workload.get("status", {}).get("admissionChecks", ()):
+        if one.get("state") == "Ready":
+            continue
+        name, said = escaped(one["name"]), escaped(one.get("message"))
+        told = f"for the admission check {name}{f': {said}' if said else ''}"
+        if said == _INACTIVE:
+            told += f"; its administrator sees why with kubectl describe admissioncheck {name}"
+        found.append(told)
+    return found
+
+
+def _again(workload: Object) -> str:
+    """Return when Kueue asks for an evicted workload's admission again, if it puts that off."""
+    moment = escaped(workload.get("status", {}).get("requeueState", {}).get("requeueAt"))
+    return f" again from {moment} on" if moment else ""
 
 
 def of_set(pods: Sequence[Object], events: Iterable[Object], wanted: Wanted) -> Why | None:
@@ -327,8 +364,10 @@ def _unscheduled(pod: Object) -> str | None:
 
 
 def _plain(said: object) -> str:
-    """Kueue's words without what names other objects by their UIDs."""
-    return re.sub(r" \(UID: [^)]*\)|; preemptor path:.*", "", escaped(said))
+    """Kueue's words without what names other objects by their UIDs, and with the cluster queue of who preempts."""
+    found = _PREEMPTOR.search(told := escaped(said))
+    whose = f" of the cluster queue {found[1]}" if found is not None else ""
+    return re.sub(r" \(UID: [^)]*\)", whose, re.sub(r"; preemptor path:.*", "", told))
 
 
 def _moment(event: Object) -> str:

@@ -155,3 +155,34 @@ def test_every_backend_states_what_it_is() -> None:
         assert traits.options is None or issubclass(traits.options, CloudOptions)
         assert traits.share_machine or (traits.service and traits.stores), f"users hear where {name} runs"
         assert not traits.in_zones or traits.in_project
+
+
+PLACED = {**PODS, "KINETIC_CLUSTER": "prod", "KINETIC_NAMESPACE": "ml"}
+
+
+def test_nodes_of_gpus_are_hosts_of_one_job(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="the 2 hosts of h100x8 are joined over plain TCP. GPUDirect-TCPX"):
+        plan = planned(tmp_path, PLACED, accelerator="h100x8", cloud=Kubernetes(hosts=2))
+    assert (plan.hosts, plan.slices, plan.slice.chips, plan.slice.chips_per_host) == (2, 1, 16, 8)
+    assert plan.hardware == "h100x8: 16 GPUs, 2 hosts × 8 GPUs, Kubernetes h100x8 of an emulated cloud"
+    assert plan.crew == "2 hosts"
+    assert "hosts" not in plan.cloud
+    record = json.loads(json.dumps(plan.to_json()))
+    PLAN(record)
+    assert Plan.from_json(record) == plan
+    one = planned(tmp_path, PODS, accelerator="h100x8")
+    assert (one.hosts, one.hardware) == (1, "h100x8: 8 GPUs, 1 host, Kubernetes h100x8 of an emulated cloud")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cloud": Kubernetes(hosts=2)}, "for nodes with GPUs, and v5e-16 has 4 hosts: .*num_slices= joins"),
+        ({"cloud": Kubernetes(hosts=2), "accelerator": "cpu:4"}, "for nodes with GPUs, and cpu:4 has 1 host: leave"),
+        ({"cloud": Kubernetes(hosts=0), "accelerator": "l4"}, r"hosts=0\): it is a number of nodes, from 1 to 65536"),
+        ({"cloud": Kubernetes(hosts="2"), "accelerator": "l4"}, r"hosts='2'\): it is a number of nodes"),  # type: ignore[arg-type]
+    ],
+)
+def test_only_nodes_of_gpus_are_counted(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        planned(tmp_path, PODS, **options)

@@ -254,8 +254,11 @@ def test_a_slice_written_by_a_later_version_can_be_read() -> None:
         ("v5lite-8", ["v5litepod-8", "accelerators` lists every size"]),
         ("h200", ["h200 comes 8 to a host. Near: h200x8."]),
         ("nvidia-gb200", ["gb200 comes 4 to a host. Near: gb200x4."]),
-        ("h100x16", ["1, 2, 4 or 8 to a host. GPUs of several hosts are not possible yet. Near: h100x4, h100x8."]),
-        ("gpu:b200x72", ["GPUs of several hosts are not possible yet. Near: b200x8."]),
+        (
+            "h100x16",
+            ["1, 2, 4 or 8 to a host. 16 are 2 hosts: h100x8 with cloud=Kubernetes(hosts=2). Near: h100x4, h100x8."],
+        ),
+        ("gpu:b200x72", ["72 are 9 hosts: b200x8 with cloud=Kubernetes(hosts=9). Near: b200x8."]),
         ("rtx-pro-6000x3", ["Near: rtx-pro-6000, rtx-pro-6000x2, rtx-pro-6000x4, rtx-pro-6000x8."]),
         ("tpu7-8", ["two machine types of GKE", "memory and its speed are not known", "tpu7x-8"]),
         ("tpu-7", ["no slice of it can be resolved"]),

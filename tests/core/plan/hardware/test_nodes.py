@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.errors import UnknownAccelerator, UsageError
-from kinetic_orchestration.plan.hardware.accelerators import Slice, by_process, catalogue, parse
+from kinetic_orchestration.plan.hardware.accelerators import Slice, by_process, catalogue, on_hosts, parse
 from kinetic_orchestration.plan.hardware.nodes import (
     GPU,
     GPU_ACCELERATOR,
@@ -17,6 +17,7 @@ from kinetic_orchestration.plan.hardware.nodes import (
     TPU_ACCELERATOR,
     TPU_TOPOLOGY,
     Node,
+    between_hosts,
     elsewhere,
     node,
     pool_command,
@@ -122,6 +123,25 @@ def test_on_another_cluster_a_node_is_found_by_its_product_and_its_shape_is_unkn
 
 def test_a_job_with_a_process_for_each_gpu_has_them_on_one_node() -> None:
     assert node(by_process(parse("l4x4"))) == node(parse("l4x4"))
+
+
+def test_each_of_several_hosts_of_gpus_has_a_node_of_the_same_machine() -> None:
+    two = on_hosts(parse("h100x8"), 2)
+    assert node(two) == node(parse("h100x8"))
+    assert "--max-nodes=2 " in f"{command(two)} "
+    assert node(on_hosts(parse("gpu:2"), 3)) == node(parse("gpu:2"))
+
+
+@pytest.mark.parametrize(
+    ("name", "technique"),
+    [("h100x8", "GPUDirect-TCPX,"), ("h100-megax8", "GPUDirect-TCPXO,"), ("b200x8", "GPUDirect RDMA,"), ("l4x4", "")],
+)
+def test_hosts_of_gpus_that_could_be_joined_faster_are_told_by_what(name: str, technique: str) -> None:
+    assert between_hosts(parse(name)) == between_hosts(parse("v5e-16")) == ""
+    told = between_hosts(on_hosts(parse(name), 2))
+    assert bool(told) == bool(technique)
+    assert technique in told
+    assert not told or told.startswith(f"the 2 hosts of {name} are joined over plain TCP. ")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ GKE = "gke_ours_us-central1-a_research/team"
 def plan_of(accelerator: str, *, cloud: Kubernetes | None = None, zone: str = GKE, **fields: Any) -> Plan:
     slice_ = accelerators.parse(accelerator)
     options = cloud or Kubernetes()
-    own = {name: value for name, value in asdict(options).items() if name not in ("clusters", "namespaces")}
+    own = {name: value for name, value in asdict(options).items() if name not in ("clusters", "namespaces", "hosts")}
     plan = Plan(
         name="train",
         slice=slice_,
@@ -92,6 +92,7 @@ CASES = {
     "tpu-hosts": plan_of("v5p-32"),
     "tpu-spot-slices": plan_of("v6e-16", cloud=Kubernetes(num_slices=2), spot=True),
     "gpu": plan_of("h100x8"),
+    "gpu-hosts": replace(plan_of("h100x8"), slice=accelerators.on_hosts(accelerators.parse("h100x8"), 2)),
     "gpu-reserved": plan_of("h100x8", cloud=Kubernetes(reservation=RESERVED)),
     "gpu-flex-start": plan_of("a100-80gbx8", cloud=Kubernetes(flex_start=True)),
     "tpu-queued-flex-start": plan_of(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.errors import NoPlace
+from kinetic_orchestration.errors import NoPlace, UsageError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.values import UNKNOWN, Freed, Past, Plan
@@ -80,6 +80,11 @@ def test_what_is_left_in_a_cluster_that_is_not_known_is_told(
     monkeypatch.setenv("HOME", str(tmp_path))
     [unread] = backend.leftovers()
     assert unread["unread"]
+
+
+def test_only_slices_of_tpus_are_counted(backend: KubernetesBackend) -> None:
+    with pytest.raises(UsageError, match="num_slices is 2, and only slices of TPUs are joined: leave it out"):
+        backend.check(plan_of("l4", slices=2))
 
 
 # Places

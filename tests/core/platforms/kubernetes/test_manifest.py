@@ -262,7 +262,10 @@ def test_a_gpu_asks_for_a_machine_of_gke_only_there() -> None:
 
 @pytest.mark.parametrize("name", ["v6e-16", "a100x4", "gpu:2", "cpu:4"])
 def test_spot_capacity_is_asked_for_and_tolerated(name: str) -> None:
-    pods = [pod_of(rendered(plan)) for plan in (plan_of(name, spot=True), plan_of(f"{name}:spot"))]
+    zone = "on-premises/team"
+    pods = [
+        pod_of(rendered(plan)) for plan in (plan_of(name, zone=zone, spot=True), plan_of(f"{name}:spot", zone=zone))
+    ]
     if name == "cpu:4":
         pods = pods[:1]  # no slice of processors has a price of spot capacity
     for pod in pods:
@@ -275,6 +278,29 @@ def test_spot_capacity_is_asked_for_and_tolerated(name: str) -> None:
             assert term[-1]["key"] in dict(manifest.SPOT)
     for plain in (pod_of(rendered(plan_of(name))),):
         assert "spot" not in json.dumps({**plain, "containers": []})
+    on_gke = pod_of(rendered(plan_of(name, spot=True)))
+    assert on_gke["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
+    assert [one["key"] for one in on_gke["tolerations"] if "spot" in one["key"]] == ["cloud.google.com/gke-spot"]
+    assert "affinity" not in on_gke
+
+
+def test_on_gke_a_selector_names_the_gpus_for_which_nodes_are_to_be_made() -> None:
+    """Its Autopilot and its auto-provisioning ask for no choice of labels."""
+    for plan in (plan_of("h100x8"), plan_of("h100x8", zone="prod/team", backend="gke", project="ours")):
+        pod = pod_of(rendered(plan))
+        assert pod["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
+        assert "affinity" not in pod
+        assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+
+
+@pytest.mark.parametrize("name", ["v5e-16", "l4", "cpu:4"])
+def test_a_compute_class_is_named_by_its_label_and_its_taint_tolerated(name: str) -> None:
+    chosen = {"cloud.google.com/compute-class": "training"}
+    pod = pod_of(rendered(plan_of(name, cloud=Kubernetes(node_selector=chosen))))
+    tpu = nodes.node(plan_of(name).slice).labels if name == "v5e-16" else {}
+    assert pod["nodeSelector"] == {**tpu, **chosen}
+    taint = {"key": "cloud.google.com/compute-class", "operator": "Equal", "value": "training"}
+    assert taint in pod["tolerations"]
 
 
 def terms_of(pod: dict[str, Any]) -> list[list[dict[str, Any]]]:

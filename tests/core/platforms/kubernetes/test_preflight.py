@@ -23,6 +23,7 @@ from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import K
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
 from tests.core.platforms.kubernetes.api.scripted_server import Authority
+from tests.support.kubernetes.api import Refused
 from tests.support.kubernetes.fixtures import CONFORMANCE
 from tests.support.kubernetes.nodes import tpu_pool
 from tests.support.waits import wait_until
@@ -346,3 +347,34 @@ def test_a_cluster_with_an_autoscaler_may_have_no_node(admin: Submitter, plane: 
         assert "the cluster's autoscaler may make some" in found.found
     finally:
         plane.api.delete(f"{maps}/cluster-autoscaler-status")
+
+
+def is_created(plane: Any, path: str, body: dict[str, Any]) -> bool:
+    """Whether an object is there, of a kind whose API may just be starting."""
+    try:
+        plane.api.create(path, body)
+    except Refused:
+        return False
+    return True
+
+
+def test_a_compute_class_that_is_there_makes_nodes(admin: Submitter, plane: Any) -> None:
+    chosen = {"node_selector": {"cloud.google.com/compute-class": "training"}}
+    lacking = admin.findings(**chosen)["nodes"]
+    assert lacking.state == WARNING
+    assert "There is no compute class training that makes them" in lacking.fix
+    names = {"plural": "computeclasses", "singular": "computeclass", "kind": "ComputeClass", "listKind": "Classes"}
+    anything = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    version = {"name": "v1", "served": True, "storage": True, "schema": anything}
+    spec = {"group": "cloud.google.com", "scope": "Cluster", "names": names, "versions": [version]}
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    defined = {"name": "computeclasses.cloud.google.com"}
+    plane.api.create(definitions, {"metadata": defined, "spec": spec})
+    try:
+        body = {"apiVersion": "cloud.google.com/v1", "kind": "ComputeClass", "metadata": {"name": "training"}}
+        wait_until(lambda: is_created(plane, "/apis/cloud.google.com/v1/computeclasses", body), "its API")
+        found = admin.findings(**chosen)["nodes"]
+        assert found.state == OK
+        assert "the compute class training may make some" in found.found
+    finally:
+        plane.api.delete(f"{definitions}/{defined['name']}")

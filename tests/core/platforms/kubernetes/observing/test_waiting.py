@@ -462,7 +462,18 @@ def test_a_container_that_is_being_made_is_no_reason() -> None:
         ("no such words are known", "NoMatchingFlavor", "no flavor of the queue has such nodes", wire.CONFIGURATION),
         ("no such words are known", "ExceedsMaxQuota", NEVER, wire.QUOTA),
         ("no such words are known", "Misconfigured", "administrator", wire.CONFIGURATION),
-        ("no such words are known", "WaitingForQuota", "no such words are known", ""),
+        ("no such words are known", "WaitingForQuota", "other jobs hold what the queue has", ""),
+        ("no such words are known", "WaitingForPreemptedWorkloads", "jobs of lower priority are ending", ""),
+        ("no such words are known", "WaitingForPodsReady", "when all pods of the ones before run", ""),
+        ("no such words are known", "TopologyPlacementFailed", "no part of the queue's topology", ""),
+        ("no such words are known", "PendingEvaluation", "has not looked at it yet", ""),
+        ("no such words are known", "OfALaterKueue", "no such words are known", ""),
+        (
+            f'{FLAVORS}topology "racks" doesn\'t allow to fit any of 4 pod(s)',
+            "Pending",
+            "no part of its topology has room for them now",
+            "",
+        ),
     ],
 )
 def test_kueue_says_why_it_holds_a_set_back(said: str, reason: str, advice: str, cause: str) -> None:
@@ -484,7 +495,7 @@ PREEMPTED = (
 
 
 def test_a_preempted_set_is_told_as_one_that_waits_again() -> None:
-    short = "Preempted to accommodate a workload due to prioritization in the ClusterQueue"
+    short = "Preempted to accommodate a workload of the cluster queue tpus due to prioritization in the ClusterQueue"
     evicted = ("True", "Preempted", PREEMPTED)
     at_once = waiting.of_workload(workload(PREEMPTED, Evicted=evicted))
     assert at_once == Why(f"it was evicted ({short}), and waits in the queue research")
@@ -517,17 +528,51 @@ def test_a_set_that_kueue_does_not_admit_again_says_why(reason: str, said: str, 
     assert found.cause == cause
 
 
-def test_a_stopped_queue_evicts_and_is_waited_for() -> None:
-    evicted = ("True", "ClusterQueueStopped", "The ClusterQueue is stopped")
-    found = waiting.of_workload(workload("ClusterQueue tpus is inactive", "Inadmissible", Evicted=evicted))
-    assert "it was evicted (The ClusterQueue is stopped), and waits in the queue research" in found.message
+def test_who_preempts_is_told_by_the_cluster_queue_also_of_a_cohort() -> None:
+    said = PREEMPTED.replace("preemptor path: /tpus", "preemptor path: /all/research/vision")
+    found = waiting.of_workload(workload(said, Evicted=("True", "Preempted", said)))
+    assert "a workload of the cluster queue vision due to" in found.message
+    older = "Preempted to accommodate a workload (UID: 1) due to prioritization in the ClusterQueue"
+    found = waiting.of_workload(workload(older, Evicted=("True", "Preempted", older)))
+    assert "to accommodate a workload due to prioritization" in found.message
+
+
+@pytest.mark.parametrize(
+    ("reason", "said", "told"),
+    [
+        ("PodsReadyTimeout", "Exceeded the PodsReady timeout ns/x", "(waitForPodsReady) not all of its pods ran"),
+        (
+            "NodeFailures",
+            "Workload was evicted as there was no replacement for unhealthy node(s): a",
+            "a node of it failed",
+        ),
+        ("ClusterQueueStopped", "The ClusterQueue is stopped", "its administrator starts the queue again"),
+        ("LocalQueueStopped", "The LocalQueue is stopped", "its administrator starts the queue again"),
+        (
+            "AdmissionCheck",
+            'At least one admission check is false: "dws" (Retrying after failure: no capacity)',
+            "its machines could not be had, and are asked for once more",
+        ),
+        ("FlavorMigration", "A preferred flavor is free", "capacity for it that it prefers"),
+        ("OfALaterKueue", "For another reason", "For another reason"),
+    ],
+)
+def test_an_eviction_is_told_as_what_it_is_and_is_waited_out(reason: str, said: str, told: str) -> None:
+    evicted = workload(said, Evicted=("True", reason, said))
+    found = waiting.of_workload(evicted, 2)
+    assert found.message.startswith(f"it was evicted ({said}")
+    assert told in found.message
+    assert found.message.endswith("), and waits in the queue research, place 2 in it")
     assert not found.cause
+    evicted["status"]["requeueState"] = {"count": 1, "requeueAt": "2026-11-27T23:42:00Z"}
+    assert waiting.of_workload(evicted).message.endswith("the queue research again from 2026-11-27T23:42:00Z on")
 
 
 def test_a_check_of_admission_is_named_with_why_it_failed_before() -> None:
     held = workload("", QuotaReserved=("True", "QuotaReserved", "Quota reserved in ClusterQueue tpus"))
     held["status"]["admissionChecks"] = [{"name": "dws", "state": "Pending", "message": ""}]
-    assert waiting.of_workload(held) == Why("it waits in the queue research for dws")
+    reserved = "it waits in the queue research, which has quota for it"
+    assert waiting.of_workload(held) == Why(f"{reserved}, for the admission check dws")
     before = (
         'Previously: Evicted due to AdmissionCheck in Retry state: "dws" (Retrying after failure: Max nodepool size '
         "reached)"
@@ -535,9 +580,29 @@ def test_a_check_of_admission_is_named_with_why_it_failed_before() -> None:
     held["status"]["admissionChecks"][0]["message"] = "Reset to Pending after eviction. Previously: Retry"
     held["status"]["conditions"] += conditions(Evicted=("False", "QuotaReserved", before))
     found = waiting.of_workload(held)
-    assert found == Why(
-        f"it waits in the queue research for dws: Reset to Pending after eviction. Previously: Retry; {before}"
-    )
+    reset = "Reset to Pending after eviction. Previously: Retry"
+    assert found == Why(f"{reserved}, for the admission check dws: {reset}; {before}")
+
+
+@pytest.mark.parametrize(
+    ("state", "said", "told"),
+    [
+        ("Pending", "", "for the admission check dws"),
+        ("Pending", "Waiting for resources. ETA: in 3 hours", "check dws: Waiting for resources. ETA: in 3 hours"),
+        ("Pending", "Quota 'GPUS_ALL_REGIONS' exceeded, waiting for quota", "waiting for quota"),
+        ("Retry", "Retrying after failure: no capacity in us-central1-a", "check dws: Retrying after failure: no"),
+        ("Retry", "Retrying after booking expired: nobody came", "check dws: Retrying after booking expired"),
+        ("Pending", "the check is not active", "sees why with kubectl describe admissioncheck dws"),
+    ],
+)
+def test_a_request_for_machines_that_waits_is_told_and_is_no_want_of_capacity(state: str, said: str, told: str) -> None:
+    held = workload("", QuotaReserved=("True", "QuotaReserved", "Quota reserved in ClusterQueue tpus"))
+    passed = {"name": "license", "state": "Ready", "message": "there is one"}
+    held["status"]["admissionChecks"] = [passed, {"name": "dws", "state": state, "message": said}]
+    found = waiting.of_workload(held)
+    assert told in found.message
+    assert "license" not in found.message
+    assert not found.cause
 
 
 def test_words_of_others_cannot_draw_on_a_terminal() -> None:
