@@ -37,19 +37,19 @@ class Cluster:
 
     def __init__(self, plane: ControlPlane, namespace: str, nodes: Nodes, machine: Mapping[str, str]) -> None:
         self.plane, self.api, self.namespace, self.nodes = plane, plane.api, namespace, nodes
-        self._machine = machine
+        self.machine = machine
 
     def pools(self, *names: str, spot: bool = False) -> None:
         """Add nodes for one slice of two hosts in each of these pools."""
         for name in names or ("pool",):
-            found = tpu_pool(f"{self.namespace}-{name}", 2, topology="2x2x2", **self._machine)
+            found = tpu_pool(f"{self.namespace}-{name}", 2, topology="2x2x2", **self.machine)
             labels = {"cloud.google.com/gke-tpu-accelerator": "tpu-v4-podslice"}
             labels |= {"cloud.google.com/gke-spot": "true"} if spot else {}
             self.nodes.add(*(replace(node, labels={**node.labels, **labels}) for node in found))
 
     def single(self, count: int = 1) -> None:
         """Add nodes for slices of one host."""
-        self.nodes.add(*tpu_pool(f"{self.namespace}-single", count, topology="1x1", chips=1, **self._machine))
+        self.nodes.add(*tpu_pool(f"{self.namespace}-single", count, topology="1x1", chips=1, **self.machine))
 
     def add(self, *nodes: Node) -> None:
         self.nodes.add(*nodes)
