@@ -12,9 +12,9 @@ from dataclasses import fields
 from typing import Any
 
 from kinetic_orchestration.errors import NotEmulated, Unsupported, UsageError
-from kinetic_orchestration.plan.backend_choice import asked_backend
 from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.backend_choice import asked_backend
 from kinetic_orchestration.plan.declare.cloud import TpuVm
 from kinetic_orchestration.plan.declare.spec import LOCAL, TPU_VM, JobSpec, Options, not_on_cloud, slice_of
 from kinetic_orchestration.plan.values import TRAITS, Plan, traits_of
