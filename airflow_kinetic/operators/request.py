@@ -14,8 +14,8 @@ from airflow_kinetic.shared.tries.task_identity import map_index
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.jobs.request import Draft, draft, settings_of
 from kinetic_orchestration.plan import emulation
-from kinetic_orchestration.plan.backend_choice import KINETIC_BACKENDS
 from kinetic_orchestration.plan.configuration.settings import with_project
+from kinetic_orchestration.plan.declare.backend_choice import KINETIC_BACKENDS
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options, name_of
 

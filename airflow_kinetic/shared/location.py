@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
-from kinetic_orchestration.plan.backend_choice import named_backend
 from kinetic_orchestration.plan.configuration import settings, store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.backend_choice import named_backend
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.values import Traits, traits_of
 from kinetic_orchestration.platforms.backend import Backend
@@ -86,7 +86,8 @@ class JobLocation(NamedTuple):
 
         connection = Connection(gcp_conn_id, chain)
         own = {name: connection.setting(name) for name in _IN_CLUSTER if loaded.sources[name] != "argument"}
-        found = replace(loaded, **{name: value for name, value in own.items() if value})
+        cluster, namespace = (own.get(name) or getattr(loaded, name) for name in _IN_CLUSTER)
+        found = replace(loaded, cluster=cluster, namespace=namespace)
         if location._traits.options is Kubernetes and not location._traits.in_project:
             return location._replace(project=project or "")._in_cluster(found)
         found = settings.with_project(found, connection.project_of(project, loaded.project))

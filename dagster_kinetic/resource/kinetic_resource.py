@@ -31,8 +31,8 @@ from dagster_kinetic.resource.config import (
 )
 from kinetic_orchestration.api.decorator import RemoteCallable
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
-from kinetic_orchestration.plan.backend_choice import asked_backend
 from kinetic_orchestration.plan.configuration import settings, store_address
+from kinetic_orchestration.plan.declare.backend_choice import asked_backend
 from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.spec import (
     OPTION_NAMES,

@@ -84,9 +84,11 @@ def run(options: Options) -> Decorate:
         zone: Zone of Google Cloud.
         project: Project of Google Cloud.
         capture_env_vars: Variables of this process that the job gets, such as `["NAME", "PREFIX_*"]`.
-        cluster: Without effect, with a warning.
-        backend: `"local"` or `"tpu-vm"`; by default the setting.
-        namespace: Without effect, with a warning.
+        cluster: Cluster of the backends `"kubernetes"` (a context of the kubeconfig) and `"gke"`; by default the
+            setting.
+        backend: `"local"`, `"tpu-vm"`, `"kubernetes"` or `"gke"`; by default the setting. `"pathways"` is a word of
+            Keras Kinetic's for a cluster, which slices of several hosts do not need.
+        namespace: Namespace in the cluster; by default the setting.
         volumes: Data by the absolute path at which hosts have them.
         spot: Request spot capacity.
         output_dir: Folder for outputs; by default one of the job's own in the store.

@@ -1,7 +1,8 @@
 """Emulation is never a fallback: the parts of a launch that mean Google Cloud, and the refusals in place of emulation.
 
-Pure. Keras Kinetic's own options (`project`, `zone`, `spot`) mean nothing by themselves in a program of its kind, which
-runs on the local backend unchanged. In an orchestrator's task they mean Google Cloud, and so does every setting.
+Pure. Keras Kinetic's own options (`project`, `zone`, `cluster`, `spot`) mean nothing by themselves in a program of its
+kind, which runs on the local backend unchanged. In an orchestrator's task they mean Google Cloud or a cluster, and so
+does every setting.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from dataclasses import fields
 from typing import Any
 
 from kinetic_orchestration.errors import NotEmulated, Unsupported, UsageError
-from kinetic_orchestration.plan.backend_choice import asked_backend
 from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.backend_choice import asked_backend
 from kinetic_orchestration.plan.declare.cloud import TpuVm
 from kinetic_orchestration.plan.declare.spec import LOCAL, TPU_VM, JobSpec, Options, not_on_cloud, slice_of
 from kinetic_orchestration.plan.values import TRAITS, Plan, traits_of
@@ -27,7 +28,7 @@ OF_THE_CLOUD = (
 _ELSEWHERE = ("default", "argument", "GOOGLE_CLOUD_PROJECT")
 UNSET = "unset KINETIC_EMULATOR, KINETIC_EMULATOR_GRPC and STORAGE_EMULATOR_HOST"
 HERE = "KINETIC_BACKEND=local (or backend='local')"
-_KINETICS = ("project", "zone", "spot")
+_KINETICS = ("project", "zone", "cluster", "spot")
 
 
 def check_slice(spec: JobSpec, settings: Settings) -> None:
@@ -47,6 +48,12 @@ def check(spec: JobSpec, settings: Settings) -> None:
     elsewhere = settings.backend != LOCAL or (named not in (None, TPU_VM) and traits_of(named) is not None)
     if elsewhere or is_asked_for(spec.options, settings):
         return
+    if cluster := next((text for text in spec.meant if text.startswith("cluster=")), ""):
+        raise NotEmulated(
+            f"{spec.name} was not run: {cluster} means a cluster, and no backend that has any is named, so it would "
+            "run on this machine instead. Name one: backend='kubernetes' or 'gke' (or KINETIC_BACKEND). To have it "
+            f"emulated here: {HERE}"
+        )
     bucket = store_address.bucket_path(settings.store) is not None
     found = [*spec.meant, *_of_options(spec.options), *_of_settings(settings)]
     if bucket:
@@ -90,7 +97,7 @@ def is_asked_for(options: Options, settings: Settings) -> bool:
 
 
 def kinetics_own(options: Options) -> tuple[str, ...]:
-    """The options of Keras Kinetic that mean Google Cloud, except in its own programs."""
+    """The options of Keras Kinetic that mean Google Cloud or a cluster, except in its own programs."""
     return tuple(_written(name, getattr(options, name)) for name in _KINETICS if getattr(options, name))
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.plan import emulation
-from kinetic_orchestration.plan.backend_choice import GKE, KUBERNETES, asked_backend
 from kinetic_orchestration.plan.configuration.settings import VARIABLES, Settings, duration, seconds
 from kinetic_orchestration.plan.declare import profile
+from kinetic_orchestration.plan.declare.backend_choice import GKE, KUBERNETES, asked_backend
 from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import (

@@ -19,6 +19,8 @@ from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
 from kinetic_orchestration.plan.values import (
     PRESENT,
+    PROVISIONING,
+    QUEUED,
     WOUNDED,
     Change,
     Cursor,
@@ -32,6 +34,7 @@ from kinetic_orchestration.protocol.system import copies
 
 STORE_PATIENCE = 900.0  # with a store that does not answer those who wait for a job
 RELEASE_PATIENCE = 60.0  # seconds after a job's verdict for which a refused release is retried: quotas are per minute
+EXPLAIN_PAUSE = 10.0  # seconds between two sentences that say why hosts are waited for
 LATE = 2.0  # seconds after a verdict: a later release is recorded, because hosts cost until then
 RELEASE_PAUSE = 2.0  # before it is asked for again; doubled each time,
 LONGEST_PAUSE = 600.0  # up to this
@@ -48,12 +51,19 @@ class PendingRelease(NamedTuple):
     holds: bool  # back the end of the job: not of an attempt that never had hosts
 
 
+class Explained(NamedTuple):
+    """Why hosts are waited for, as it was told last."""
+
+    why: str
+    at: float
+
+
 class Follower:
     """One process's view of one job: a cursor, and what was seen last."""
 
     __slots__ = (
-        "ahead", "cache", "cursor", "foreseen", "held", "job", "measured", "outcome", "refused", "saw_live", "seen",
-        "unreachable", "waiting",
+        "ahead", "cache", "cursor", "explained", "foreseen", "held", "job", "measured", "outcome", "refused",
+        "saw_live", "seen", "unreachable", "waiting",
     )  # fmt: skip
 
     def __init__(self, job: Job, cursor: Cursor | None = None) -> None:
@@ -72,6 +82,7 @@ class Follower:
         self.foreseen: Outcome | None = None  # once it is final
         self.held = False  # the outcome, while its hosts cannot be freed
         self.waiting = ""
+        self.explained = Explained("", 0.0)
         self.measured: Mapping[int, float] = NONE_MEASURED  # by host: the time of the newest sample that was emitted
         self.unreachable = 0.0  # since when the store has not answered
 
@@ -102,6 +113,8 @@ class Follower:
                 self._emit_logs(emit, attempt, seen, ends=step.outcome is not None or moves)
                 for change in step.changes:
                     emit(change)
+                    self.explained = Explained(change.message, seen.now)
+                self._explain(step.cursor, seen, emit)
             if step.outcome is not None:
                 self._forget()
             elif not (moves and self.ahead):  # else others have gone on long since, and released it before
@@ -166,6 +179,14 @@ class Follower:
             if decided:
                 self.cache.invalidate(self.job.store.now())
             self.cache.observe_now = any(isinstance(action, lifecycle.Intend) for action in decided)
+
+    def _explain(self, cursor: Cursor, seen: Glimpse, emit: Emit) -> None:
+        """Tell why hosts are waited for, if that is another sentence by now than the one that was told."""
+        why = seen.observation.message
+        waits = cursor.phase == seen.observation.state and cursor.phase in (QUEUED, PROVISIONING)
+        if waits and why not in ("", self.explained.why) and seen.now - self.explained.at >= EXPLAIN_PAUSE:
+            emit(Change(cursor.phase, why, cursor.attempt))
+            self.explained = Explained(why, seen.now)
 
     def _wait(self, phase: str, why: str, attempt: int, emit: Emit | None) -> None:
         if why and why != self.waiting and emit is not None:

@@ -39,14 +39,24 @@ class Group(NamedTuple):
 
 
 _NO_CLUSTER = "there is no cluster: a job runs on VMs of its own, or on this machine"
-_IGNORED = "on `kubernetes` and `gke`; elsewhere accepted and warned about once, without effect: there is no cluster"
+_ELSEWHERE = "elsewhere warned about once, without effect"
+_CLUSTER = f"on `gke` a name, without a default; on `kubernetes` a context of the kubeconfig; {_ELSEWHERE}"
+_NAMESPACE = f"on `gke` and `kubernetes`, where a context may have a default of its own; {_ELSEWHERE}"
+_BACKEND = (
+    "also `local`, `tpu-vm`, `kubernetes`. `gke` and `pathways` mean the same: GKE if a cluster, a project and a "
+    "bucket are named, or the cluster of `KINETIC_BACKEND=kubernetes`; without one they warn. Several hosts are no "
+    "other backend: one process each, joined, in one JobSet"
+)
+_IMAGE = "only an image that you name, of pods or on VMs: none is built; on this machine without effect"
+_ZONE = "of its newest attempt, on a cluster CLUSTER/NAMESPACE; empty before there is one, and on this machine"
+_PLACED = "`zone` is CLUSTER/NAMESPACE of a job on a cluster"
 _STORE = "accepted, without effect: `KINETIC_STORE` and `KINETIC_DEPLOYMENT` say which jobs there are"
 _PLACE = "as the setting; `KINETIC_STORE` and `KINETIC_DEPLOYMENT` say which jobs there are"
 _BOUNDED = "accepted, without effect: freeing hosts is bounded by itself"
 _PUSHED = "accepted, without effect: the end of a job is an event"
 _POD = "Keras Kinetic sets it on its pods"
 _PROFILES = "a profile is a table of `profiles.toml`, which an editor writes; `KINETIC_PROFILE` names it"
-_POOLS = "there are no node pools: each job asks for its own slice"
+_POOLS = "a cluster's pools are its administrator's: `ko doctor --accelerator NAME` prints the line that makes one"
 _NAMED = "read where `requirements=` names it; a launch for other machines says when one is there and is not"
 _DEBUGGER = "`debug=True` waits for a debugger on loopback, and the log says where"
 
@@ -74,15 +84,15 @@ GROUPS = (
     Group(
         "`run`",
         other={
-            "run(container_image)": ("", "only an image that you name: none is built; on this machine without effect"),
+            "run(container_image)": ("", _IMAGE),
             "run(base_image_repo)": ("", "accepted and warned about once, without effect: no image is built"),
             "run(zone)": ("", "on this machine without effect, with a warning"),
             "run(project)": ("", "on this machine without effect, with a warning"),
             "run(capture_env_vars)": ("", "what looks like a secret never goes into the store"),
-            "run(cluster)": ("", _IGNORED),
-            "run(namespace)": ("", _IGNORED),
-            "run(backend)": ("", "also `local`, `tpu-vm`, `kubernetes`; `gke` and `pathways` need a cluster, or warn"),
-            "run(volumes)": ("", "on Cloud TPU each host fetches them, and nothing is mounted"),
+            "run(cluster)": ("", _CLUSTER),
+            "run(namespace)": ("", _NAMESPACE),
+            "run(backend)": ("", _BACKEND),
+            "run(volumes)": ("", "on other machines each host fetches them, and nothing is mounted"),
             "run(spot)": ("", "on this machine without effect, with a warning"),
             "run(debug)": ("", "on this machine only; `debugpy` listens on loopback"),
         },
@@ -112,14 +122,14 @@ GROUPS = (
     ),
     Group(
         "`Data`",
-        other={"Data(fuse)": ("", "on this machine a local folder is read in place; on Cloud TPU it is refused")},
+        other={"Data(fuse)": ("", "on this machine a local folder is read in place; elsewhere it is refused")},
         absent={"Data.content_hash()": "digests are made when a job is submitted"},
     ),
     Group(
         "`JobHandle`",
         other={
-            "JobHandle.backend": ("", "`local` or `tpu-vm`"),
-            "JobHandle.zone": ("", "that of its newest attempt; empty before there is one, and on this machine"),
+            "JobHandle.backend": ("", "`local`, `tpu-vm`, `kubernetes` or `gke`"),
+            "JobHandle.zone": ("", _ZONE),
             "JobHandle.bucket_name": ("", "of the store; empty where that is a folder"),
             "JobHandle.image_uri": ("", "`container_image`, or empty: no image is built"),
             "JobHandle.status()": ("", "a cancelled job is `CANCELLED`"),
@@ -138,9 +148,9 @@ GROUPS = (
             "JobHandle.cleanup(cleanup_poll_interval)": ("", _BOUNDED),
         },
         absent={
-            "JobHandle.cluster_name": _NO_CLUSTER,
-            "JobHandle.namespace": _NO_CLUSTER,
-            "JobHandle.k8s_name": "there is no Kubernetes: `peek().resource` is the name of its queued resource",
+            "JobHandle.cluster_name": _PLACED,
+            "JobHandle.namespace": _PLACED,
+            "JobHandle.k8s_name": "`peek().resource` is the name of its JobSet or its queued resource",
             "JobHandle.from_job_context()": "`run_async` and `attach` make handles",
             "JobHandle.debug_attach()": _DEBUGGER,
         },
@@ -182,7 +192,7 @@ GROUPS = (
             "KINETIC_PACKAGE_ROOT": "the folder with a `.kineticignore`, which may be empty, is the project",
             "KINETIC_PAYLOAD_SIZE_WARN_MB": "give what is large as `Data`",
             "KINETIC_PROFILES_FILE": "`KINETIC_PROFILE_FILE` names a TOML file of profiles",
-            "KINETIC_RESERVATION": "`cloud=TpuVm(reservation=…)` names one",
+            "KINETIC_RESERVATION": "`TpuVm(reservation=…)` names one; on GKE `Kubernetes(node_selector=…)` its label",
         },
     ),
     Group(
@@ -212,7 +222,7 @@ GROUPS = (
         },
         absent={
             "kinetic build-image": "no image is built; `container_image=` names one",
-            "kinetic down": "nothing stands between jobs; `ko reap` frees what was left",
+            "kinetic down": "no cluster is removed; `ko reap` frees what jobs left",
             "kinetic init": "a project and a bucket are named by settings, and `ko doctor` checks them",
             "kinetic jobs debug": _DEBUGGER,
             "kinetic pool add": _POOLS,
@@ -224,7 +234,7 @@ GROUPS = (
             "kinetic profile show": _PROFILES,
             "kinetic profile unset": _PROFILES,
             "kinetic profile use": _PROFILES,
-            "kinetic up": "nothing is set up in advance: each job asks for its own slice",
+            "kinetic up": "no cluster is made; on Cloud TPU nothing is set up in advance",
         },
     ),
 )  # fmt: skip

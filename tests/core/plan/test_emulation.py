@@ -98,6 +98,18 @@ def test_keras_kinetics_word_of_its_own_gives_way_to_a_backend_of_the_settings(h
     assert planned_with(environ, home, Options(accelerator="l4", backend="gke")).backend == "gke"
 
 
+def test_a_step_that_names_a_cluster_does_not_run_here_instead(home: Path) -> None:
+    """A program by itself does, as one of Keras Kinetic's may: it is warned."""
+    options = Options(accelerator="l4", cluster="prod")
+    with pytest.raises(
+        NotEmulated, match=r"cluster='prod' means a cluster, .* Name one: backend='kubernetes' or 'gke'"
+    ):
+        planned_with({}, home, options, *emulation.kinetics_own(options))
+    here = {"KINETIC_BACKEND": "local"}
+    with pytest.warns(UserWarning, match="cluster="):
+        assert planned_with(here, home, options, *emulation.kinetics_own(options)).backend == "local"
+
+
 def test_a_script_with_a_project_and_no_store_is_refused_with_the_line_that_is_missing(
     home: Path, tmp_path: Path
 ) -> None:

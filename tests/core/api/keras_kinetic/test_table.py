@@ -208,8 +208,8 @@ def test_a_file_of_profiles_that_is_not_read_is_named_by_doctor(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("up --project p", "'up' is not here: nothing is set up in advance"),
-        ("pool add --accelerator v5litepod-4", "'pool add' is not here: there are no node pools"),
+        ("up --project p", "'up' is not here: no cluster is made"),
+        ("pool add --accelerator v5litepod-4", "'pool add' is not here: a cluster's pools are its administrator's"),
         ("jobs logs job-0 -f", "'jobs logs' is 'ko logs' here"),
         ("jobs list", "'jobs list' is 'ko jobs' here"),
         ("status", "'status' is 'ko doctor' here"),

@@ -15,7 +15,17 @@ from kinetic_orchestration.jobs.following.drivers import afollow
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.following.step_threads import SLOW_STEP, StepThreads
 from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
-from kinetic_orchestration.plan.values import Event, JobStatus, Output
+from kinetic_orchestration.plan.values import (
+    PRESENT,
+    QUEUED,
+    Change,
+    Cursor,
+    Event,
+    Glimpse,
+    JobStatus,
+    Observation,
+    Output,
+)
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -52,6 +62,23 @@ def test_jobs_are_followed_side_by_side_on_one_event_loop() -> None:
     assert asyncio.run(all_of_them()) == [JobStatus.SUCCEEDED] * 3
     assert sorted(lines) == [b"one\n", b"three\n", b"two\n"]
     assert [job.result() for job in jobs] == ["one", "two", "three"]
+
+
+def test_why_hosts_are_waited_for_is_told_anew_when_another_sentence_says_it_and_not_too_often() -> None:
+    job: JobHandle[str] = speak.run_async("one")
+    follower, told = Follower(job._job), list[Event]()
+    seen = [
+        (QUEUED, "0 of 2 pods run", 0.0), (QUEUED, "0 of 2 pods run", 20.0), (QUEUED, "no node fits", 21.0),
+        (QUEUED, "no node fits", 40.0), (QUEUED, "place 2", 42.0), (QUEUED, "place 1", 44.0), (QUEUED, "", 60.0),
+        (PRESENT, "2 of 2 pods run", 90.0),
+    ]  # fmt: skip
+    for state, why, now in seen:
+        glimpse = Glimpse(1000.0 + now, observation=Observation(state, why))
+        follower._explain(Cursor(phase=QUEUED), glimpse, told.append)
+    assert told == [
+        Change(QUEUED, "0 of 2 pods run", 1), Change(QUEUED, "no node fits", 1), Change(QUEUED, "place 2", 1)
+    ]  # fmt: skip
+    assert job.result() == "one"
 
 
 def test_what_devices_do_is_read_by_those_alone_who_tell_it() -> None:
