@@ -71,6 +71,7 @@ def simulate(session: nox.Session) -> None:
     play = [sys.executable, "-m", "tests.simulation", "--by-date"]
     session.run(*play, "--seeds", "2500", *session.posargs)
     session.run(*play, "--seeds", "400", "--cloud", *session.posargs)
+    session.run(*play, "--seeds", "400", "--cluster", *session.posargs)
 
 
 @nox.session

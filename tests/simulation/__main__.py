@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from datetime import UTC, date, datetime
 
 from tests.simulation.cloud_scenario import CloudSchedule
+from tests.simulation.cluster_scenario import ClusterSchedule
 from tests.simulation.edges import simulated_edges
 from tests.simulation.many import played_by
 from tests.simulation.scenario import Failed, Schedule, command_of, play, trace_of
@@ -35,17 +36,18 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--by-date", action="store_true", help="the first of them is today's, by UTC")
     parser.add_argument("--cloud", action="store_true", help="on the simulated Cloud TPU API")
+    parser.add_argument("--cluster", action="store_true", help="on the simulated API of Kubernetes")
     parser.add_argument("--stop", action="store_true", help="at the first seed that breaks a promise")
     parser.add_argument(
         "--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one for each core"
     )
     arguments = parser.parse_args()
-    kind = CloudSchedule if arguments.cloud else Schedule
+    kind = ClusterSchedule if arguments.cluster else CloudSchedule if arguments.cloud else Schedule
     if arguments.seed is not None and len(arguments.seed) == 1:
         return _play_one(arguments.seed[0], kind)
     first = first_of(datetime.now(UTC).date()) if arguments.by_date else arguments.first
     if arguments.by_date:
-        print(f"{arguments.seeds} seeds of today, from {first} on{' --cloud' * arguments.cloud}", flush=True)
+        print(f"{arguments.seeds} seeds of today, from {first} on{kind.option}", flush=True)
     seeds = arguments.seed or range(first, first + arguments.seeds)
     return _play_many(seeds, kind, stop=arguments.stop, processes=arguments.processes)
 

@@ -492,6 +492,7 @@ class CloudJudge(Judge):
 class CloudSchedule(Schedule):
     """Everything that one seed draws, on the simulated cloud."""
 
+    option = " --cloud"
     ground: Any
     judge: CloudJudge
 
@@ -612,7 +613,7 @@ class CloudSchedule(Schedule):
             self._client(self._launch, draw.choice((0.0, 1.0, 30.0)) * draw.random())
         if draw.random() < 0.3:
             self._client(self._attach, draw.uniform(1.0, 200.0))
-        queues = self.ground.api.zones[ZONES[0]].weather == api.QUEUE
+        queues = self.ground.api.zones[self.plan.zones[0]].weather == api.QUEUE
         if draw.random() < (0.5 if queues else 0.15):
             self._client(self._cancel, draw.choice((2.0, 60.0, 400.0)) * draw.random())
         if draw.random() < 0.05:

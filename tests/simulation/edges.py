@@ -17,6 +17,7 @@ from pytest import MonkeyPatch
 
 from kinetic_orchestration.host.attempt import opening
 from kinetic_orchestration.host.machine import bootstrap, bucket_records
+from kinetic_orchestration.host.machine.pod import pod, start
 from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.host.view import bucket, open_records, segments
 from kinetic_orchestration.jobs import job as jobs
@@ -26,6 +27,9 @@ from kinetic_orchestration.jobs.watching import decode
 from kinetic_orchestration.jobs.watching import look as looking
 from kinetic_orchestration.jobs.watching.watchers import base, polling
 from kinetic_orchestration.platforms.google.tpu import request
+from kinetic_orchestration.platforms.kubernetes import backend as kubernetes
+from kinetic_orchestration.platforms.kubernetes.api.client import Api
+from kinetic_orchestration.platforms.shared.cluster_access import Access
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.system import processes
 from tests.simulation.threads import Threads
@@ -126,6 +130,10 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
             task.look_began = worlds[-1].now
         return looked(store, *args, **how)
 
+    def sent(self: Api, access: Access, _token: str, method: str, target: str, body: Any) -> Any:
+        del self
+        return worlds[-1].distance.ground.api.sent(access.server, method, target, body)
+
     def chance() -> float:
         return (worlds[-1].random if worlds else random).random()
 
@@ -143,7 +151,11 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     edges.setattr(bootstrap, "identity", lambda _audience: "a proof")
     edges.setattr(bootstrap, "random", SimpleNamespace(random=chance))
     edges.setattr(prepare, "prepare", prepare_)
-    edges.setattr(reaper, "side_by_side", lambda act, things, _threads: [act(thing) for thing in things])
+    for module in (reaper, kubernetes):
+        edges.setattr(module, "side_by_side", lambda act, things, _threads: [act(thing) for thing in things])
+    edges.setattr(pod, "_is_known", lambda _name: True)
+    edges.setattr(start, "echo", lambda _line: None)
+    edges.setattr(Api, "_sent", sent)
     edges.setattr(request, "startup_script", lambda: "#!/bin/sh")
     for verb in ("read", "decode"):  # pure, and asked of the same bytes again and again
         edges.setattr(wire.Beat, verb, staticmethod(functools.lru_cache(10_000)(getattr(wire.Beat, verb))))

@@ -273,6 +273,8 @@ class Judge:
 class Schedule:
     """Everything that one seed draws."""
 
+    option = ""  # by which `python -m tests.simulation` plays such schedules
+
     def __init__(self, seed: int, worlds: list[World]) -> None:
         world = self.world = World(seed)
         worlds[:] = [world]
@@ -589,7 +591,7 @@ class Failed(AssertionError):
 
 
 def command_of(seed: int, kind: type[Schedule]) -> str:
-    return f"python -m tests.simulation --seed {seed}{'' if kind is Schedule else ' --cloud'}"
+    return f"python -m tests.simulation --seed {seed}{kind.option}"
 
 
 def play(seed: int, worlds: list[World], *, kind: type[Schedule] = Schedule, lines: int = 400) -> Schedule:

@@ -19,12 +19,16 @@ ANSWER = "answer"  # what was asked is done, and nobody hears of it
 
 
 class Loss(NamedTuple):
-    """What is lost of the requests of a method whose path ends so, once or several times."""
+    """What is lost of the requests of a method whose path has this part, once or several times."""
 
     method: str
-    ending: str
+    part: str
     what: str
-    times: int
+    times: float
+    status: int = 0  # of the refusal in its place; 0: the connection is closed
+
+
+REASONS = {404: "NotFound", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
 
 
 class Between:
@@ -72,14 +76,22 @@ class Between:
         self._server.shutdown()
         self._server.server_close()
 
-    def lose(self, method: str, ending: str, what: str, times: int = 1) -> None:
-        self._losses.append(Loss(method, ending, what, times))
+    def lose(self, method: str, part: str, what: str, times: float = 1) -> None:
+        self._losses.append(Loss(method, part, what, times))
+
+    def refuse(self, method: str, part: str, status: int, times: float = 1) -> None:
+        """Answer these requests in the server's place, as one that is overloaded or wrong does."""
+        self._losses.append(Loss(method, part, REQUEST, times, status))
+
+    def heal(self) -> None:
+        self._losses.clear()
 
     def _pass(self, handler: http.server.BaseHTTPRequestHandler) -> None:
         path = urlsplit(handler.path).path
         body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0)) or None
         self.before(handler.command, path, body and json.loads(body))
-        lost = REQUEST if self._gone else self._take(handler.command, path)
+        loss = self._take(handler.command, path)
+        lost = REQUEST if self._gone else loss.what
         if lost != REQUEST:
             upstream = http.client.HTTPSConnection(self._address, timeout=60, context=self._context)
             kind = {"Content-Type": handler.headers["Content-Type"]} if body else {}
@@ -87,19 +99,24 @@ class Between:
             answer = upstream.getresponse()
             data = answer.read()
             upstream.close()
-        if lost:
-            self.lost += 1
+        self.lost += bool(lost)
+        if lost and not loss.status:
             handler.close_connection = True
             return
-        handler.send_response(answer.status)
-        handler.send_header("Content-Type", answer.headers["Content-Type"])
+        if lost:
+            said = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": loss.status}
+            name = path.rpartition("/")[2]
+            told = {"reason": REASONS[loss.status], "message": "as the test says", "details": {"name": name}}
+            data = json.dumps(said | told).encode()
+        handler.send_response(loss.status or answer.status)
+        handler.send_header("Content-Type", "application/json")
         handler.send_header("Content-Length", str(len(data)))
         handler.end_headers()
         handler.wfile.write(data)
 
-    def _take(self, method: str, path: str) -> str:
+    def _take(self, method: str, path: str) -> Loss:
         for index, loss in enumerate(self._losses):
-            if loss.method == method and path.endswith(loss.ending) and loss.times:
+            if loss.method == method and loss.part in path and loss.times > 0:
                 self._losses[index] = loss._replace(times=loss.times - 1)
-                return loss.what
-        return ""
+                return loss
+        return Loss(method, path, "", 0)

@@ -11,7 +11,9 @@ import pytest
 
 from kinetic_orchestration.api.handle import all_jobs
 from kinetic_orchestration.errors import JobError
+from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.platforms.kubernetes.api import client
+from kinetic_orchestration.protocol import wire
 from tests.end_to_end.kubernetes.between import ANSWER, REQUEST, Between
 from tests.end_to_end.kubernetes.cases import (
     NONE,
@@ -39,6 +41,7 @@ def marks_in(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     "at",
     [
+        pytest.param("kinetic_orchestration.jobs.following.actions.intend", id="before the intent"),
         pytest.param(f"{BACKEND}.backend.submit", id="before the create call"),
         pytest.param(f"{BACKEND}.manifest.secret", id="after the create call"),
         pytest.param("kinetic_orchestration.jobs.following.actions.release", id="before it releases the set"),
@@ -65,6 +68,48 @@ def test_two_processes_that_submit_at_once_have_one_job(cluster: Cluster, submit
     assert len(all_jobs()) == 1
 
 
+@pytest.mark.parametrize(
+    "at",
+    [
+        pytest.param("kinetic_orchestration.jobs.following.actions.intend", id="before the intent"),
+        pytest.param(f"{BACKEND}.backend.submit", id="before the create call"),
+        pytest.param(f"{BACKEND}.manifest.secret", id="after the create call"),
+    ],
+)
+def test_a_submitter_that_wakes_up_after_its_job_has_ended_changes_nothing(
+    cluster: Cluster, submitters: Any, tmp_path: Path, at: str
+) -> None:
+    """The set that it still makes has the name of the one that is gone: its pods find the verdict, and run nothing."""
+    marks, late, value = tmp_path / "marks", tmp_path / "late", tmp_path / "value"
+    cluster.single()
+    sleeper = submitters.start("submit", report=late, key="stale", marks=str(marks), at=at, then="sleep")
+    assert submitters.wait_stopped(sleeper)
+    assert submitters.do("submit", report=value, key="stale", marks=str(marks)) == 0
+    cluster.wait_until_empty()
+    submitters.wake(sleeper)
+    assert submitters.wait(sleeper) == 0
+    assert [json.loads(path.read_text()) for path in (late, value)] == 2 * marks_in(marks)
+    assert len(all_jobs()) == 1
+
+
+def test_a_submitter_that_wakes_up_after_its_attempt_was_followed_by_another_disturbs_nobody(
+    cluster: Cluster, submitters: Any, tmp_path: Path
+) -> None:
+    """It sleeps before it makes the set of attempt 1, which has its verdict by then."""
+    marks, late, value = tmp_path / "marks", tmp_path / "late", tmp_path / "value"
+    cluster.single(2)
+    at = f"{BACKEND}.backend.submit"
+    sleeper = submitters.start("submit", report=late, key="stale", marks=str(marks), at=at, then="sleep")
+    assert submitters.wait_stopped(sleeper)
+    (job,) = all_jobs()
+    actions.close(job._job, 1, wire.PREEMPTION, "taken away")
+    assert submitters.do("submit", report=value, key="stale", marks=str(marks)) == 0
+    submitters.wake(sleeper)
+    assert submitters.wait(sleeper) == 0
+    assert [json.loads(path.read_text()) for path in (late, value)] == 2 * marks_in(marks)
+    assert len(placements(job)) == 2
+
+
 @pytest.mark.parametrize("what", [ANSWER, REQUEST])
 def test_a_create_call_whose_answer_is_lost_makes_one_set(
     cluster: Cluster, jobs: Any, tmp_path: Path, between: Between, what: str
@@ -74,6 +119,19 @@ def test_a_create_call_whose_answer_is_lost_makes_one_set(
     job = run(jobs.leaves_mark, str(tmp_path / "marks"), accelerator=ONE_HOST)
     assert [job.result(timeout=WITHIN)] == marks_in(tmp_path / "marks")
     assert between.lost == 1
+    assert len(placements(job)) == 1
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_create_call_that_an_overloaded_server_refuses_is_made_again_in_the_same_place(
+    cluster: Cluster, jobs: Any, tmp_path: Path, between: Between, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(client, "PAUSES", (0.1,))
+    cluster.single()
+    between.refuse("POST", "/jobsets", status, times=5)
+    job = run(jobs.leaves_mark, str(tmp_path / "marks"), accelerator=ONE_HOST, retry=NONE)
+    assert [job.result(timeout=WITHIN)] == marks_in(tmp_path / "marks")
+    assert between.lost == 5
     assert len(placements(job)) == 1
 
 

@@ -1,0 +1,303 @@
+"""One seed on simulated clusters: places with their weather, sets and pods with their fates, and the promises about both.
+
+As `cloud_scenario`, with the backend for Kubernetes over its real client, down to the one exchange that a simulated API
+answers. There are no machines that delete themselves: pods end, and their set is deleted by whoever follows the job, by
+the cluster an hour later, or by the reaper.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kinetic_orchestration.jobs import lifecycle
+from kinetic_orchestration.jobs.watching.watchers.polling import PollingWatcher
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.identity import Identity
+from kinetic_orchestration.plan.values import Limits, Plan, Retry
+from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
+from kinetic_orchestration.platforms.shared import ownership
+from kinetic_orchestration.platforms.shared.cluster_access import Access
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.wire import Verdict
+from tests.simulation import cloud as api
+from tests.simulation.cloud import Zone
+from tests.simulation.cloud_scenario import (
+    DEPLOYMENT,
+    SLICES,
+    STORE,
+    CloudJudge,
+    CloudSchedule,
+    Distance,
+)
+from tests.simulation.cluster import Cluster, JobSet
+from tests.simulation.cluster import Odds as ClusterOdds
+from tests.simulation.pods import FATES, OOM, UNFOLLOWED, PodGround
+from tests.simulation.scenario import DAY
+from tests.simulation.world import Odds, Task, Violation, World
+
+CLUSTERS, SPACES = ("east", "west"), ("a", "b")
+PLACES = tuple(f"{cluster}/{space}" for cluster in CLUSTERS for space in SPACES)
+FOLLOWED = 600.0  # after a verdict, in which a follower releases the set
+PODS_GONE = 900.0  # after a verdict: the longest grace and twice the slowness of a deletion
+KUBERNETES = {"queue": "", "priority_class": "", "service_account": "", "node_selector": None, "tolerations": (),
+              "env_from": (), "image_pull_secrets": (), "run_as_user": 0}  # fmt: skip
+FREE = (wire.STOCKOUT, wire.QUOTA, wire.INTERNAL)
+FREE_HARM = {wire.STOCKOUT: {api.DRY, "half"}, wire.QUOTA: {api.QUOTAS}, wire.INTERNAL: set[str]()}
+TAKEN = {
+    "deleted", "evicted", "taken", "node lost", "node silent", "kueue", "suspended by hand", "set deleted",
+    "namespace deleted", "deadline",
+}  # fmt: skip
+
+
+class SimulatedClusters:
+    """The clusters that a process knows: all of them, by their names."""
+
+    def place(self, cluster: str, namespace: str) -> str:
+        return f"{cluster}/{namespace}"
+
+    def emulated(self, cluster: str) -> bool:
+        return True
+
+    def mark(self, cluster: str) -> str:
+        return f"the authority of {cluster}"
+
+    def access(self, cluster: str, project: str = "") -> Access:
+        return Access(f"https://{cluster}", "the simulation")
+
+
+class ClusterDistance(Distance):
+    """Each process has a backend with a client of its own."""
+
+    backends: dict[Task, Any]
+
+    def watcher_of(self, store: Any, backend: Any) -> PollingWatcher:
+        return super().watcher_of(store, backend)
+
+    def backend_of(self, process: Task) -> Any:
+        if process not in self.backends:
+            settings = Settings(
+                Path("/simulated"), STORE, DEPLOYMENT, "kubernetes", cluster=CLUSTERS[0], clusters=CLUSTERS,
+                namespace=SPACES[0], namespaces=SPACES, retention=DAY / 4.0,
+            )  # fmt: skip
+            backend = KubernetesBackend(settings, SimulatedClusters())
+            self.backends[process] = backend
+        return self.backends[process]
+
+
+class ClusterJudge(CloudJudge):
+    """Knows what a cluster tells, and what it leaves to us."""
+
+    def _check_zone(self, job: str, attempt: int) -> None:
+        """Check that only a place without room is left for another."""
+        place, before = self.zones[job, attempt], self.zones[job, attempt - 1]
+        if place != before:
+            self.world.reached.add("another place was tried")
+            if self.verdicts[job, attempt - 1].cause not in FREE:
+                raise Violation(f"attempt {attempt} of {job} leaves {before} for {place}, and that had room")
+
+    def _on_verdict(self, job: str, attempt: int, verdict: Verdict) -> None:
+        super()._on_verdict(job, attempt, verdict)
+        if "was replaced in mid-run" in verdict.reason:
+            self.world.reached.add("a pod of another life did not join")
+
+    def _check_valid(self, queued: Any) -> None:
+        """A set waits as long as somebody follows it."""
+
+    def _check_expired(self, queued: Any) -> None:
+        """Some time after the deadline the cluster has ended all pods."""
+        alive = [pod.id for pod in self.ground.api.pods_of(queued) if self._runs(pod)]
+        if alive and self.ground.calm:
+            raise Violation(f"{alive} are there long after their deadline")
+
+    def _check_deleted(self, job: str, attempt: int) -> None:
+        """Some time after the verdict no pod of the attempt runs anything, whoever is there."""
+        if not self.ground.calm:
+            self.world.at(self.world.now + PODS_GONE, lambda: self._check_deleted(job, attempt))
+            return
+        for pod in self.ground.api.living():
+            if (pod.set.told["job"], pod.set.told["attempt"]) == (job, attempt) and self._runs(pod):
+                raise Violation(f"{pod.id} still runs its program, and its attempt has its verdict")
+
+    def _runs(self, pod: Any) -> bool:
+        """Return True if the program of a pod goes on that has been up for a while."""
+        agents = [machine.agent for machine in pod.machines if machine in self.ground.living]
+        up = max((machine.up for machine in pod.machines), default=0.0)
+        return self.world.now > up + PODS_GONE and any(one is not None and one.supervisor.child for one in agents)
+
+    def may_delete(self, name: str, what: Any) -> None:
+        """Check that a set is ours, and that no host of it is at work that could still come to an end."""
+        world, task = self.world, self.world.current
+        assert task is not None
+        if name in self.foreign:
+            raise Violation(f"{task.name} deletes {name}, which is not ours")
+        job, attempt = what.told["job"], what.told["attempt"]
+        if names.intent(job, attempt + 1) not in world.records:
+            self._act(job)
+        verdict = world.records.get(names.verdict(job, attempt))
+        if world.now > what.told["deadline"]:
+            return
+        if verdict is None and names.spec(job) in world.records:
+            raise Violation(f"{task.name} deletes {name} before the verdict")
+        if verdict is None or self.ground.truth(job, attempt).harm:
+            return
+        age, at_work = world.now - verdict.updated, self._at_work(what)
+        if at_work and age < lifecycle.SETTLE_PATIENCE:
+            raise Violation(f"{task.name} deletes {name} while {at_work} are at work")
+
+    def _justified(self, job: str, attempt: int, verdict: Verdict) -> bool:
+        truth, cause = self.ground.truth(job, attempt), verdict.cause
+        if cause in FREE:
+            self.world.reached.add(f"free: {cause}")
+            return bool(truth.harm & FREE_HARM[cause])
+        if "namespace" in verdict.reason and cause == wire.CONFIGURATION:
+            self.world.reached.add("a job ended with its namespace")
+            return bool(self.ground.api.gone)
+        if cause == wire.PREEMPTION:
+            return bool(truth.harm & TAKEN) or self.after_its_end(job, attempt)
+        by_pod = cause == wire.DEADLINE and verdict.kind == wire.ABORTED and "deadline passed" in verdict.reason
+        return (
+            (cause == wire.USER and OOM in verdict.reason and "out of memory" in truth.harm)
+            or (by_pod and self.world.now > self.deadlines[job, attempt])
+            or super()._justified(job, attempt, verdict)
+        )
+
+    def on_expired(self, jobset: Any) -> None:
+        """An hour after the end of a set: whoever followed its job all the time has asked for its deletion."""
+        job, attempt = jobset.told["job"], jobset.told["attempt"]
+        verdict = self.world.records.get(names.verdict(job, attempt))
+        waited = 0.0 if verdict is None else self.world.now - verdict.updated
+        if self.attentive and not self.world.suspended and not jobset.asked and waited > FOLLOWED:
+            raise Violation(f"nobody has asked for the deletion of {jobset.name} in {waited:.0f} s after its verdict")
+
+    def after_its_end(self, job: str, attempt: int) -> bool:
+        """Return True for a pod that was told of the end of a set that nobody wanted any more."""
+        return any(
+            (pod.set.told["job"], pod.set.told["attempt"]) == (job, attempt) and pod.set.ended
+            for pod in self.ground.api.nodes.values()
+        )
+
+    def _misconfigured(self, job: str, attempt: int, truth: Any, verdict: Verdict) -> bool:
+        if "who may start attempt" in verdict.reason:
+            return True
+        return bool(truth.harm & {"unready"})
+
+
+class ClusterSchedule(CloudSchedule):
+    """Everything that one seed draws, on simulated clusters."""
+
+    option = " --cluster"
+    judge: ClusterJudge
+
+    def __init__(self, seed: int, worlds: list[World]) -> None:
+        world = self.world = World(seed)
+        worlds[:] = [world]
+        draw = world.random
+        self.healed = world.now + draw.choice((100.0, 1500.0, 5000.0)) * draw.uniform(0.2, 1.0)
+        queue = draw.random() < 0.4
+        cluster = Cluster(
+            world,
+            {place: self._weather(place, queue) for place in PLACES},
+            ClusterOdds(
+                busy=draw.choice((0.0, 0.0, 0.05)),
+                expires=draw.choice((0.0, 0.0, 0.3)),
+                slow=draw.choice((0.0, 0.0, 0.3)),
+                half=draw.choice((0.0, 0.0, 0.3)),
+            ),
+            queue=queue,
+        )
+        ground = self.ground = PodGround(world, cluster)
+        world.distance = self.distance = ClusterDistance(world, ground)
+        slice_ = draw.choice((SLICES[0], SLICES[0], SLICES[1], SLICES[2]))
+        ground.hosts_per_slice = slice_.hosts
+        self.plan = ground.plan = Plan(
+            name="train",
+            slice=slice_,
+            slices=draw.choice((1, 1, 1, 2)) if slice_.hosts == 1 else 1,
+            backend="kubernetes",
+            store=STORE,
+            deployment=DEPLOYMENT,
+            emulated=True,
+            zones=tuple(draw.sample(PLACES, draw.choice((1, 1, 2, 3)))),
+            cloud=KUBERNETES | ({"queue": "q"} if queue else {}),
+            compile_cache=False,
+            limits=Limits(
+                provision=draw.choice((None, 1800.0, 7200.0)),
+                run=draw.choice((100.0, 400.0)),
+                total=draw.choice((None, None, None, None, 400.0, 2000.0)),
+                stall=draw.choice((None, 100.0)),
+            ),
+            abort_without_owner=draw.random() < 0.05,
+            retry=Retry(user=draw.choice((0, 0, 1)), preemption=draw.choice((0, 1, 100)), infra=draw.choice((0, 1, 3))),
+        )
+        ground.harmful = draw.choice((0.0, 1.0, 1.0))
+        ground.spaces = draw.random() < 0.2
+        self.orphaned = draw.random() < 0.2
+        ground.fates = FATES + UNFOLLOWED if self.orphaned else FATES
+        ground.user_failure = draw.choice((0.0, 0.0, 0.5))
+        busy = draw.choice((0.03, 0.15))
+        ground.host_odds = Odds(delay=busy, error=draw.choice((0.0, 0.0, 0.0, 0.02)))
+        self.odds = Odds(
+            delay=busy,
+            stall=draw.choice((0.0, 0.0, 0.01)),
+            error=draw.choice((0.0, 0.0, 0.02)),
+            crash=draw.choice((0.0, 0.003, 0.02)),
+        )
+        self.again = draw.random() < 0.3
+        self.identity = Identity(DEPLOYMENT, "simulation", str(seed))
+        self.judge = ClusterJudge(world, ground, self.plan, self.identity)
+        self.judge.orphaned = self.orphaned
+        self.judge.near_deadline = self._reap_early
+        self.judge.steady = not self.odds.stall
+        self.judge.attentive = self.odds.any == self.odds.delay and not self.orphaned
+        cluster.expired = self.judge.on_expired
+        world.on_write, world.on_delete = self.judge.on_write, self.judge.on_delete
+        self.clients = self.staging = 0
+        self.jobs: set[str] = set()
+        self.forgotten: set[tuple[str, int]] = set()
+        self._strangers()
+        self._people()
+
+    def _weather(self, place: str, queue: bool) -> Zone:
+        draw = self.world.random
+        kinds = (api.QUEUE,) if queue else (api.DRY, api.QUOTAS)
+        kind = draw.choice((*(api.FREE,) * 4, *kinds))
+        return Zone(place, kind, self.world.now + draw.choice((60.0, 600.0, 3600.0)) * draw.random())
+
+    def _strangers(self) -> None:
+        """Sets in the namespaces that are not ours: unlabelled, another deployment's, or only named like ours."""
+        cluster, now = self.ground.api, self.world.now
+        labels = {
+            ownership.MARK: names.mark(STORE, DEPLOYMENT), ownership.DEPLOYMENT: DEPLOYMENT,
+            ownership.JOB: "job-0123456789ab", ownership.ATTEMPT: "1", ownership.EXPIRES: str(int(now - 1e6)),
+            ownership.SPEC: "0" * 20,
+        }  # fmt: skip
+        other = {**labels, ownership.MARK: names.mark("gs://another/store", DEPLOYMENT)}
+        ours = names.slice_of(STORE, DEPLOYMENT, "job-0123456789ab", 1)
+        told = '{"job": "job-0123456789ab", "attempt": 1, "hosts": 1, "hosts_per_slice": 1, "deadline": 0, "boot": ""}'
+        pod = {"spec": {"containers": [{"env": [{"name": "KINETIC_ORDERS", "value": told}]}]}}
+        spec = {"replicatedJobs": [{"name": "s", "replicas": 1, "template": {"spec": {"template": pod}}}]}
+        for name, marks in (("a-training", {}), (f"{ours}x", labels), (f"{ours}-y", other), (ours, {})):
+            body = {"metadata": {"name": name, "labels": marks}, "spec": spec}
+            stranger = JobSet(PLACES[0], body, f"theirs-{name}", now - 1e6)
+            cluster.queued[stranger.name] = stranger
+            self.judge.foreign.add(stranger.name)
+
+    def _check_asked(self, left: list[Any]) -> None:
+        """A job that was followed to its end leaves no set to the reaper that nobody has asked to go."""
+        stale = "a stale submitter submitted after the verdict" in self.world.reached
+        kept = [
+            one.name
+            for one in left
+            if isinstance(one, JobSet)
+            and not one.asked
+            and (one.told["job"], one.told["attempt"]) not in self.forgotten
+        ]
+        if kept and not self.orphaned and not stale:
+            raise Violation(f"nobody has asked for the deletion of {kept}")
+
+    def _heal(self) -> None:
+        super()._heal()
+        for jobset in list(self.ground.api.queued.values()):
+            if jobset.suspended and jobset.name not in self.judge.foreign:
+                self.ground.api.admit(jobset)
