@@ -96,7 +96,8 @@ def _own_turn(item: pytest.Item, mark: pytest.Mark) -> int:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the longest first; of those that take turns, leave only one turn's where TURN is set, as in the gate."""
-    own = {item: _own_turn(item, mark) for item in items if (mark := item.get_closest_marker("turn"))}
+    turns = (item for item in items if item.get_closest_marker("daily") is None)
+    own = {item: _own_turn(item, mark) for item in turns if (mark := item.get_closest_marker("turn"))}
     if never := [item.nodeid for item, turn in own.items() if turn not in range(TURNS)]:
         raise pytest.UsageError(f"turns are 0 to {TURNS - 1}, so that no day would play {', '.join(never)}")
     if (today := _turn()) is not None:

@@ -14,9 +14,10 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import BackendError, UsageError
 from kinetic_orchestration.platforms.google.credentials import handed_in
 from kinetic_orchestration.testing import Emulator
+from kinetic_orchestration.testing.kubernetes.pods.nodes import tpu_pool
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.fixtures import CONFORMANCE
-from tests.support.kubernetes.nodes import Nodes, tpu_pool
+from tests.support.kubernetes.nodes import Nodes
 
 pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(0)]
 

@@ -28,10 +28,9 @@ from tests.end_to_end.kubernetes.cases import (
     verdict_of,
     wait_running,
 )
-from tests.support.kubernetes.fixtures import CONFORMANCE
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, *CONFORMANCE]
+pytestmark = [pytest.mark.slow]
 
 
 def test_a_function_runs_on_every_host_and_its_value_comes_back(cluster: Cluster, jobs: Any, tmp_path: Path) -> None:
@@ -62,7 +61,7 @@ def test_lines_of_every_host_arrive_while_it_runs_in_the_pods_logs_as_well_and_o
     wait_running(job)
     wait_until(lambda: all(f"line 10 of host {host}" in (job.logs() or "") for host in range(2)), "both halves")
     for host, pod in cluster.pods(job).items():
-        said = cluster.plane.kubectl("logs", pod["metadata"]["name"], "-n", cluster.namespace)
+        said = cluster.log(pod)
         assert f"line 10 of host {host}\n" in said
     (tmp_path / "go").touch()
     assert job.result(timeout=WITHIN) == 20

@@ -17,10 +17,10 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.platforms.kubernetes import rights
 from kinetic_orchestration.platforms.kubernetes.api import client
+from kinetic_orchestration.testing.kubernetes.pods.nodes import Node
 from tests.end_to_end.kubernetes.cases import Cluster
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.fixtures import CONFORMANCE
-from tests.support.kubernetes.nodes import Node
 from tests.support.pages import blocks
 from tests.support.waits import wait_until
 

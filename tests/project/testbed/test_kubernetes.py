@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.kubernetes.api import Api, Object, Refused
+from kinetic_orchestration.testing.kubernetes.api.answers import Object, Refused
+from kinetic_orchestration.testing.kubernetes.pods.nodes import EVICTED, KILLED, OOM_KILLED, Node, tpu_pool
+from tests.support.kubernetes.api import Api
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.fixtures import CONFORMANCE
-from tests.support.kubernetes.nodes import EVICTED, KILLED, OOM_KILLED, Node, Nodes, tpu_pool
+from tests.support.kubernetes.nodes import Nodes
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(3)]

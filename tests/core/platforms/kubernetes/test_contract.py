@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.testing import BackendContract, Emulator
+from kinetic_orchestration.testing.kubernetes.pods.nodes import KILLED, tpu_pool
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.fixtures import CONFORMANCE
-from tests.support.kubernetes.nodes import KILLED, Nodes, tpu_pool
+from tests.support.kubernetes.nodes import Nodes
 
 pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(0)]
 

@@ -16,12 +16,13 @@ from kinetic_orchestration.platforms.kubernetes import backend as kubernetes
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.testing.kubernetes.api.answers import Object
+from kinetic_orchestration.testing.kubernetes.pods.nodes import KILLED, tpu_pool
 from tests.core.platforms.kubernetes import attempts
 from tests.core.platforms.kubernetes.attempts import attempt_of, job_of, plan_of, pod_of, rendered
-from tests.support.kubernetes.api import Object
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.fixtures import CONFORMANCE
-from tests.support.kubernetes.nodes import KILLED, Nodes, tpu_pool
+from tests.support.kubernetes.nodes import Nodes
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(1)]

@@ -22,9 +22,9 @@ from kinetic_orchestration.platforms.kubernetes.api import client
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
+from kinetic_orchestration.testing.kubernetes.pods.nodes import tpu_pool
 from tests.core.platforms.kubernetes.api.scripted_server import Authority
 from tests.support.kubernetes.fixtures import CONFORMANCE
-from tests.support.kubernetes.nodes import tpu_pool
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(4)]
