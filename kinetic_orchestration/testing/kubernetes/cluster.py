@@ -53,6 +53,7 @@ class Cluster:
         provisions: Make pools for whatever pods ask for, as GKE's auto-provisioning does.
         provision: Seconds until nodes are there.
         idle: Seconds after which nodes go that no pod uses.
+        listener: Receives every event.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class Cluster:
         provisions: bool = False,
         provision: float = 0.1,
         idle: float = 600.0,
+        listener: Callable[[changes.Tell], object] | None = None,
     ) -> None:
         self.folder = folder
+        self._listener = listener
         self.store = Store()
         self.nodes = _Nodes(folder / "nodes", self.store)
         self.autoscaler = Autoscaler(environment or {}, provision=provision, idle=idle, provisions=provisions)
@@ -77,7 +80,6 @@ class Cluster:
         self._ending = threading.Event()
         self._threads: list[threading.Thread] = []
         self._told: dict[tuple[str, str, str], str] = {}
-        self._open = contextlib.ExitStack()
         self.token = self._token(rights.ADMIN)
 
     def __enter__(self) -> Self:
@@ -207,6 +209,14 @@ class Cluster:
         """Have the machines of a pool dead, and nothing heard of it."""
         self.nodes.lose(*self._names_of(pool))
 
+    def leaks(self) -> list[str]:
+        """Return all that is left of jobs and could cost anything, for users: sets that go on, pods that run."""
+        with self.store.changed:
+            sets = [one for one in self.store.list(kinds.JOBSETS) if not jobsets.is_over(one)]
+            pods = [one for one in self.store.list(kinds.PODS) if objects.phase_of(one) not in ("Succeeded", "Failed")]
+        named = [("JobSet", sets), ("pod", pods)]
+        return [f"{word} {namespace_of(one)}/{name_of(one)}" for word, found in named for one in found]
+
     def _names_of(self, pool: str) -> list[str]:
         return [name_of(node) for node in self.store.list(kinds.NODES) if objects.labels_of(node).get(POOL) == pool]
 
@@ -286,6 +296,8 @@ class Cluster:
         if before is not None:
             self.store.replace(kinds.EVENTS, {**before, "count": before["count"] + 1, "lastTimestamp": stamp()})
             return
+        if self._listener is not None:
+            self._listener(told)
         self._told[key] = f"{name_of(about)}.{secrets.token_hex(8)}"
         involved = {
             "kind": about["kind"], "namespace": namespace, "name": name_of(about), "uid": uid_of(about),

@@ -26,6 +26,7 @@ VERSION = {
     "buildDate": "2026-01-01T00:00:00Z", "goVersion": "go1.26.8", "compiler": "gc", "platform": "linux/amd64",
 }  # fmt: skip
 STRATEGIC = "application/strategic-merge-patch+json"
+_HEALTH = ("healthz", "livez", "readyz")
 _LISTS = 50  # that clients may have begun to read, in pages
 _FIELDS = {  # of a selector, which a kind may have
     kinds.PODS: ("spec.nodeName", "status.phase", "spec.restartPolicy", "spec.serviceAccountName"),
@@ -92,6 +93,8 @@ class Requests:
             found = self._discovered(asked)
             if found is not None:
                 return 200, found
+            if asked.path.strip("/") in _HEALTH:
+                return 200, b"ok"
             version, rest = _parts(asked.path)
             if (review := kinds.REVIEWS.get(version, {}).get(rest[0])) is not None and asked.method == "POST":
                 return 201, rights.review(self._store, asked.user, review, asked.body or {})
@@ -101,7 +104,7 @@ class Requests:
 
     def _discovered(self, asked: Request) -> Object | None:
         match asked.path.strip("/").split("/"):
-            case ["version" | "readyz" | "livez" | "healthz"]:
+            case ["version"]:
                 return dict(VERSION)
             case ["api"]:
                 return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
@@ -174,6 +177,7 @@ class Requests:
         labels, fields = asked.query.get("labelSelector", ""), asked.query.get("fieldSelector", "")
         found = self._store.list(at.kind, at.namespace)
         try:
+            objects.selects(labels, {})  # whether it can be read is told even if there is nothing
             chosen = [one for one in found if objects.selects(labels, objects.labels_of(one))] if labels else found
             return (
                 [one for one in chosen if objects.selects(fields, _fields(at.kind, one, fields))] if fields else chosen

@@ -23,6 +23,7 @@ from urllib.parse import parse_qsl, urlsplit
 from kinetic_orchestration.testing.kubernetes.api import answers
 from kinetic_orchestration.testing.kubernetes.api.answers import NotServed, Object, Refused
 from kinetic_orchestration.testing.kubernetes.api.requests import Request
+from kinetic_orchestration.testing.kubernetes.api.rules import rights
 from kinetic_orchestration.testing.kubernetes.api.rules.rights import User
 
 _LARGEST = 8 << 20
@@ -88,6 +89,8 @@ class ApiServer:
         try:
             url = urlsplit(target)
             user, path = self._known(url.path, headers.get("Authorization", ""))
+            if (other := headers.get("Impersonate-User")) and rights.ADMINISTRATORS in user.groups:
+                user = User(other)
             query = dict(parse_qsl(url.query, keep_blank_values=True))
             for fault in list(self.faults):
                 if fnmatch.fnmatch(f"{method} {path}", fault.pattern):

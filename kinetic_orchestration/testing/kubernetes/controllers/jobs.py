@@ -42,6 +42,7 @@ from kinetic_orchestration.testing.kubernetes.controllers.changes import (
 
 TRACKING = "batch.kubernetes.io/job-tracking"
 COMPONENT = "job-controller"
+BATCH = 1.0  # seconds in which the ends of pods are gathered
 AGAIN = 1.0  # seconds before pods are created that were refused
 _FAILURES = "batch.kubernetes.io/job-index-failure-count"
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
@@ -49,10 +50,11 @@ _DISRUPTED = "has condition DisruptionTarget matching FailJob rule"
 
 
 class Jobs:
-    """The controller; all that it remembers is when it may try again what was refused."""
+    """The controller. It remembers when it may try again what was refused, and when it saw that a pod has ended."""
 
     def __init__(self) -> None:
         self._waits: dict[str, float] = {}
+        self._ended: dict[str, float] = {}
 
     def step(self, view: View) -> Iterator[Change]:
         pods = view.controlled(kinds.PODS)
@@ -74,8 +76,8 @@ class Jobs:
             if not is_deleting(job):
                 yield from (_deleted(pod) for pod in pods if _is_active(pod))
             return
-        tally = _tally(job, pods)
-        fresh = [pod for pod in pods if _is_tracked(pod) and _has_ended(pod)]
+        fresh = [pod for pod in pods if _is_tracked(pod) and _has_ended(pod) and self._is_due(pod, now)]
+        tally = _tally(job, pods, fresh)
         job = with_status(job, **tally.status)
         if condition(job, "FailureTarget") is not None or condition(job, "SuccessCriteriaMet") is not None:
             yield from _finishing(job, pods)
@@ -93,6 +95,10 @@ class Jobs:
             yield from self._running(job, pods, tally, now)
         yield from (LetGo(kinds.PODS, without_finalizer(pod, TRACKING)) for pod in fresh)
 
+    def _is_due(self, pod: Object, now: float) -> bool:
+        """Return True for the end of a pod that is looked at by now: several that end at once are one matter."""
+        return now - self._ended.setdefault(uid_of(pod), now) >= BATCH
+
     def _running(self, job: Object, pods: Sequence[Object], tally: _Tally, now: float) -> Iterator[Change]:
         if holds(job, "Suspended"):
             job = with_condition(job, "Suspended", "False", "JobResumed", "Job resumed", lastProbeTime=stamp())
@@ -103,7 +109,9 @@ class Jobs:
         yield Replace(kinds.JOBS, job)
         if now < self._waits.get(uid_of(job), 0.0):
             return
-        taken = {_index(pod) for pod in pods if not _has_ended(pod)} | tally.succeeded | tally.failed
+        taken = (
+            {_index(pod) for pod in pods if not _has_ended(pod) or _is_tracked(pod)} | tally.succeeded | tally.failed
+        )
         for index in range(job["spec"]["completions"]):
             if index not in taken:
                 pod = _pod(job, index)
@@ -119,11 +127,10 @@ class _Tally(NamedTuple):
     status: Object
 
 
-def _tally(job: Object, pods: Sequence[Object]) -> _Tally:
+def _tally(job: Object, pods: Sequence[Object], fresh: Sequence[Object]) -> _Tally:
     status = job["status"]
     succeeded = set(_indexes(status.get("completedIndexes", "")))
     failed = set(_indexes(status.get("failedIndexes") or ""))
-    fresh = [pod for pod in pods if _is_tracked(pod) and _has_ended(pod)]
     succeeded |= {_index(pod) for pod in fresh if phase_of(pod) == "Succeeded"}
     lost = [pod for pod in fresh if phase_of(pod) != "Succeeded"]
     per_index = job["spec"].get("backoffLimitPerIndex")
@@ -198,7 +205,10 @@ def _finishing(job: Object, pods: Sequence[Object]) -> Iterator[Change]:
 
 
 def _suspended(job: Object, pods: Sequence[Object]) -> Iterator[Change]:
-    yield from (_deleted(pod) for pod in pods if _is_active(pod))
+    """Its pods go without being counted."""
+    for pod in filter(_is_active, pods):
+        yield LetGo(kinds.PODS, without_finalizer(pod, TRACKING))
+        yield _deleted(pod)
     if not holds(job, "Suspended"):
         yield Tell(job, "Normal", "Suspended", "Job suspended", COMPONENT)
         job = with_condition(job, "Suspended", "True", "JobSuspended", "Job suspended", lastProbeTime=stamp())

@@ -28,7 +28,7 @@ from kinetic_orchestration.testing.kubernetes.api.objects import (
     with_spec,
     with_status,
 )
-from kinetic_orchestration.testing.kubernetes.api.rules.defaults import QUEUE
+from kinetic_orchestration.testing.kubernetes.api.rules.defaults import QUEUE, pod_spec
 from kinetic_orchestration.testing.kubernetes.controllers.changes import Change, Create, Replace, Tell, View
 from kinetic_orchestration.testing.kubernetes.controllers.jobsets import is_over
 from kinetic_orchestration.testing.kubernetes.controllers.scheduling import tolerates
@@ -135,7 +135,7 @@ def _pod_set(each: Object) -> Object:
 def _asked(workload: Object) -> dict[str, float]:
     found: dict[str, float] = {}
     for pods in workload["spec"]["podSets"]:
-        for resource, each in requests_of(pods["template"]["spec"]).items():
+        for resource, each in requests_of(pod_spec(pods["template"]["spec"])).items():
             found[resource] = found.get(resource, 0.0) + each * pods["count"]
     return found
 
