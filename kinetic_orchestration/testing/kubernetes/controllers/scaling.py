@@ -38,6 +38,7 @@ _TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 _TPU, _GPU = "google.com/tpu", "nvidia.com/gpu"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _BACKOFF = 300.0  # seconds in which a pool is not asked for again that could not be had
+_READY = 10.0  # seconds in which new nodes take their pods
 _IN_BACKOFF = "in backoff after failed scale-up"
 _MAY_COME = {_IN_BACKOFF}  # a pool is there that is right, and cannot be had now
 _ROOM = {"cpu": "256", "memory": "2Ti"}
@@ -114,6 +115,7 @@ class Autoscaler:
         self._backoff: dict[str, float] = {}
         self._since: dict[str, float] = {}
         self._said: dict[str, str] = {}
+        self._helped: dict[str, float] = {}  # pods for which nodes have just been made → until when that counts
         self._made = 0
 
     def forgive(self) -> None:
@@ -125,9 +127,9 @@ class Autoscaler:
         for node in view.all(kinds.NODES):
             nodes.setdefault(labels_of(node).get(POOL, ""), []).append(node)
         yield from self._delivered(view, nodes)
-        helped = {uid_of(order.pod) for order in self._orders}
+        ordered = {uid_of(order.pod) for order in self._orders}
         for pod in view.all(kinds.PODS):
-            if _is_stuck(pod) and uid_of(pod) not in helped:
+            if _is_stuck(pod) and uid_of(pod) not in ordered and self._helped.get(uid_of(pod), 0.0) <= view.now:
                 yield from self._considered(pod, nodes, view.now)
         yield from self._shrunk(view, nodes)
 
@@ -179,6 +181,7 @@ class Autoscaler:
                 told = f"Node scale up in zones {pool.zone} associated with this pod failed: {why}. "
                 yield from self._say(order.pod, "FailedScaleUp", f"{told}Pod is at risk of not being scheduled.")
                 continue
+            self._helped[uid_of(order.pod)] = view.now + _READY
             free = [number for number in range(pool.most + pool.hosts) if f"{pool.name}-{number}" not in taken]
             for number in free[: pool.hosts]:
                 node = pool.node(number, self.environment)
