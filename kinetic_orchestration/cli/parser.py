@@ -150,6 +150,12 @@ def _upkeep(commands: Any) -> None:
     command.add_argument("--refresh", action="store_true", help="read today's from Google's Billing Catalog first")
 
     command = _add(commands, "emulator", "run an emulated Google Cloud with TPUs until Ctrl-C", place=True)
+    command.add_argument(
+        "--backend",
+        choices=("tpu-vm", "gke", "kubernetes"),
+        default="tpu-vm",
+        help="what the printed lines lead to: TPU VMs, its cluster of GKE, or the same by a kubeconfig (tpu-vm)",
+    )
     command.add_argument("--project", metavar="NAME", help="the project that the printed lines name")
     command.add_argument(
         "--zone", action="append", default=[], metavar="ZONE[=CHIPS]", help="a zone there is; repeatable (all zones)"

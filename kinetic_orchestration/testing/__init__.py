@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from kinetic_orchestration.testing.contracts.backend import BackendContract
     from kinetic_orchestration.testing.contracts.store import StoreContract
     from kinetic_orchestration.testing.emulator import Emulator
+    from kinetic_orchestration.testing.kubernetes.cluster import Cluster
+    from kinetic_orchestration.testing.kubernetes.controllers.scaling import NodePool
     from kinetic_orchestration.testing.model.cloud import Cloud
     from kinetic_orchestration.testing.model.faults import random_faults
     from kinetic_orchestration.testing.model.lifecycle import Timing
@@ -31,9 +33,11 @@ if TYPE_CHECKING:
 _HOMES = {
     "BackendContract": "contracts.backend",
     "Cloud": "model.cloud",
+    "Cluster": "kubernetes.cluster",
     "Emulator": "emulator",
     "Ledger": "model.state.ledger",
     "Machine": "model.state.machine",
+    "NodePool": "kubernetes.controllers.scaling",
     "Refusal": "api_rules.refusals",
     "StoreContract": "contracts.store",
     "Timing": "model.lifecycle",
@@ -42,7 +46,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "BackendContract", "Cloud", "Emulator", "Ledger", "Machine", "Refusal", "StoreContract", "Timing", "random_faults",
+    "BackendContract", "Cloud", "Cluster", "Emulator", "Ledger", "Machine", "NodePool", "Refusal", "StoreContract",
+    "Timing", "random_faults",
 ]  # fmt: skip
 
 

@@ -25,15 +25,20 @@ from kinetic_orchestration.testing.api_rules.access import Access
 from kinetic_orchestration.testing.api_servers import server
 from kinetic_orchestration.testing.api_servers.other_apis import OtherApis
 from kinetic_orchestration.testing.api_servers.signing import ISSUER, Signer
+from kinetic_orchestration.testing.kubernetes.cluster import Cluster
+from kinetic_orchestration.testing.kubernetes.controllers.changes import Tell
 from kinetic_orchestration.testing.model.cloud import Cloud
 from kinetic_orchestration.testing.model.lifecycle import CREATES_PER_MINUTE, Timing
 from kinetic_orchestration.testing.model.state.machine import Host, Hosts, Machine
 from kinetic_orchestration.testing.storage_server.server import StorageServer
-from kinetic_orchestration.testing.vms.vm import Machines, Vm, unmount
+from kinetic_orchestration.testing.vms.vm import Machines, Vm, find_python, route_to_index, unmount
 
 PROJECT = "emulated"
 BUCKET = "emulated"
 LOCATION = "US"  # where each generation has a zone
+CLUSTER = "emulated"  # of GKE, in this region:
+REGION = "us-central1"
+SIGNING_KEY = "a-key-of-the-emulator-alone"  # with which pods prove that they are this cloud's
 _BOOTS_AT_ONCE = 8
 _LOOK = 0.1
 _ROOTS = "emulated-cloud-"
@@ -64,6 +69,7 @@ class Emulator(Cloud):
         keep: bool = False,
     ) -> None:
         self._given_root = root
+        self._python = python
         self._host_options = {"python": python, "isolate": isolate, "keep": keep}
         self._with_hosts = hosts
         self._own_zones = zones is not None
@@ -80,6 +86,8 @@ class Emulator(Cloud):
         self.signer = Signer()
         self.access = Access()
         self.neighbours = OtherApis(self, time.time)
+        self._cluster: Cluster | None = None
+        self._making = threading.Lock()
 
     def __enter__(self) -> Self:
         self.open()
@@ -118,6 +126,38 @@ class Emulator(Cloud):
         running.callback(shutil.rmtree, root, ignore_errors=True)
         return root
 
+    @property
+    def cluster(self) -> Cluster:
+        """Its cluster of GKE, which makes nodes for whatever pods ask for. It is made when it is first asked for."""
+        with self._making:
+            if self._cluster is None:
+                cluster = Cluster(
+                    self.root / "cluster",
+                    self._pod_environment(),
+                    provisions=True,
+                    provision=self.timing.provision,
+                    listener=self._heard,
+                )
+                self._cluster = self._running.enter_context(cluster)
+                self.add_cluster(CLUSTER, cluster.endpoint, cluster.authority, REGION)
+            return self._cluster
+
+    def _pod_environment(self) -> dict[str, str]:
+        """What the machines of its nodes give to every pod: the image of a plain Python."""
+        python = find_python(self._python)
+        folder = self.root / "image" / "bin"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("python3", f"python{python.version}"):
+            (folder / name).symlink_to(python.path)
+        path = f"{folder}:/usr/bin:/bin:/usr/sbin:/sbin"
+        return {"LANG": "C.UTF-8", **route_to_index(os.environ), **self.addresses(), "PATH": path}
+
+    def _heard(self, told: Tell) -> None:
+        about = told.about["metadata"]
+        name = f"{about.get('namespace', '')}/{about['name']}"
+        with self.changed:
+            self._record(told.about["kind"], name, f"{told.reason}: {told.message}")
+
     def _machine_room(self, running: contextlib.ExitStack) -> Machines:
         room = Machines(
             self.root / "hosts",
@@ -153,19 +193,28 @@ class Emulator(Cloud):
         store: str = f"gs://{BUCKET}/kinetic",
         deployment: str = "test",
         location: str = LOCATION,
+        backend: str = "tpu-vm",
     ) -> dict[str, str]:
-        """Return what a client's environment needs to run jobs here; the store's bucket is made, in `location`."""
+        """Return what a client's environment needs to run jobs here; the store's bucket is made, in `location`.
+
+        `backend`: tpu-vm, gke, or kubernetes, which is the same cluster by a kubeconfig.
+        """
         if store.startswith("gs://"):
             self.storage.make_bucket(store.removeprefix("gs://").split("/")[0], project, location)
         zones = ",".join(self._zones) if self._own_zones else ""
-        return {
-            "KINETIC_BACKEND": "tpu-vm",
-            "KINETIC_PROJECT": project,
-            "KINETIC_STORE": store,
-            "KINETIC_DEPLOYMENT": deployment,
-            **({"KINETIC_ZONES": zones} if zones else {}),
-            **self.addresses(),
-        }
+        shared = {"KINETIC_BACKEND": backend, "KINETIC_STORE": store, "KINETIC_DEPLOYMENT": deployment}
+        if backend == "tpu-vm":
+            place = {"KINETIC_PROJECT": project, **({"KINETIC_ZONES": zones} if zones else {}), **self.addresses()}
+            return {**shared, **place}
+        shared["KINETIC_SIGNING_KEY"] = SIGNING_KEY
+        if backend == "kubernetes":
+            kubeconfig = str(self.cluster.write_kubeconfig(self.root / "kubeconfig"))
+            return {**shared, "KUBECONFIG": kubeconfig, "STORAGE_EMULATOR_HOST": self.storage.url}
+        if backend != "gke":
+            raise ValueError(f"there is no emulated {backend}: tpu-vm, gke or kubernetes")
+        endpoint, authority = self.cluster.endpoint, self.cluster.authority
+        self.add_cluster(CLUSTER, endpoint, authority, REGION, project)
+        return {**shared, "KINETIC_PROJECT": project, "KINETIC_CLUSTER": CLUSTER, **self.addresses()}
 
     # Inspection and waiting
 
@@ -179,18 +228,22 @@ class Emulator(Cloud):
         deadline = time.monotonic() + timeout
         while not predicate():
             if time.monotonic() > deadline:
-                left = "\n".join(f"  {item}" for item in self.ledger.leaks()) or "  nothing"
+                left = "\n".join(f"  {item}" for item in self.leaks()) or "  nothing"
                 raise TimeoutError(f"{what or 'it'} did not happen within {timeout:g} s; there is:\n{left}")
             with self.changed:
                 self.changed.wait(_LOOK)
 
     def settled(self) -> bool:
         """True if nothing is left but hosts that are about to end."""
-        return all(item.startswith("VM ") for item in self.ledger.leaks())
+        return all(item.startswith(("VM ", "pod ")) for item in self.leaks())
+
+    def leaks(self) -> list[str]:
+        """Return all that is left and could cost anything, for users: of the ledger, and in the cluster."""
+        return [*self.ledger.leaks(), *(self._cluster.leaks() if self._cluster is not None else ())]
 
     def wait_until_empty(self, timeout: float = 30.0) -> None:
         """Wait until no resource is left that could cost anything."""
-        self.wait_until(lambda: not self.ledger.leaks(), timeout, "an empty cloud")
+        self.wait_until(lambda: not self.leaks(), timeout, "an empty cloud")
 
     # Identities and secrets
 

@@ -122,7 +122,7 @@ def many_sets(here: Site) -> Iterator[Figure]:
     from kinetic_orchestration.api.opening import place_of
     from kinetic_orchestration.plan.values import GONE, Freed
     from kinetic_orchestration.platforms.kubernetes import boot
-    from tests.support.kubernetes.nodes import Node
+    from kinetic_orchestration.testing.kubernetes.pods.nodes import Node
 
     _, backend, _ = place_of()
     here.nodes.add(*(Node(f"worker-{number}", environment=here.machine) for number in range(WORKERS)))
@@ -390,9 +390,10 @@ def _of(template: Mapping[str, Any], number: int) -> Callable[[str], str]:
 @contextmanager
 def site() -> Iterator[Site]:
     from kinetic_orchestration.testing import Emulator
+    from kinetic_orchestration.testing.kubernetes.pods.nodes import tpu_pool
     from tests.support import go_programs
     from tests.support.kubernetes.control_plane import ControlPlane
-    from tests.support.kubernetes.nodes import Nodes, tpu_pool
+    from tests.support.kubernetes.nodes import Nodes
 
     before = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="kinetic-benchmark-") as name:

@@ -94,7 +94,7 @@ class _Lines:
 
 def _show_environment(cloud: Emulator, arguments: Namespace) -> None:
     place = {"project": arguments.project, "store": arguments.store, "deployment": arguments.deployment}
-    environ = cloud.environ(**{name: value for name, value in place.items() if value})
+    environ = cloud.environ(**{name: value for name, value in place.items() if value}, backend=arguments.backend)
     _keep_to_owner(sys.stdout)
     if arguments.json:
         show_json_line({"environment": environ})
@@ -128,7 +128,7 @@ def _settle(cloud: Emulator) -> dict[str, Any]:
     if cloud.settled():
         with contextlib.suppress(TimeoutError):
             cloud.wait_until_empty(_LAST)
-    left = ledger.leaks()
+    left = cloud.leaks()
     return {
         "chip_seconds": round(ledger.chip_seconds(), 3),
         "queued_resources": ledger.count("created", "queued resource"),

@@ -39,9 +39,13 @@ class Between:
         cluster, user = told["clusters"][0]["cluster"], told["users"][0]["user"]
         self._address = urlsplit(cluster["server"]).netloc
         self._context = ssl.create_default_context(cadata=_text(cluster["certificate-authority-data"]))
-        pair = kubeconfig.with_suffix(".pair")
-        pair.write_text(_text(user["client-certificate-data"]) + _text(user["client-key-data"]))
-        self._context.load_cert_chain(pair)
+        self._headers = {"Accept": "application/json"}
+        if "token" in user:
+            self._headers["Authorization"] = f"Bearer {user['token']}"
+        else:
+            pair = kubeconfig.with_suffix(".pair")
+            pair.write_text(_text(user["client-certificate-data"]) + _text(user["client-key-data"]))
+            self._context.load_cert_chain(pair)
         self._losses: list[Loss] = []
         self.before: Callable[[str, str, Any], object] = lambda method, path, body: None
         self.lost = 0
@@ -95,7 +99,7 @@ class Between:
         if lost != REQUEST:
             upstream = http.client.HTTPSConnection(self._address, timeout=60, context=self._context)
             kind = {"Content-Type": handler.headers["Content-Type"]} if body else {}
-            upstream.request(handler.command, handler.path, body, {"Accept": "application/json", **kind})
+            upstream.request(handler.command, handler.path, body, {**self._headers, **kind})
             answer = upstream.getresponse()
             data = answer.read()
             upstream.close()

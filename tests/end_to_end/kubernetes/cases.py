@@ -16,9 +16,10 @@ from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.protocol.wire import Beat
-from tests.support.kubernetes.api import Object
+from kinetic_orchestration.testing.kubernetes.api.answers import Object
+from kinetic_orchestration.testing.kubernetes.pods.nodes import Node, NodeGroup, tpu_pool
 from tests.support.kubernetes.control_plane import ControlPlane
-from tests.support.kubernetes.nodes import Node, Nodes, tpu_pool
+from tests.support.kubernetes.emulated import EmulatedPlane
 from tests.support.waits import wait_until
 
 WITHIN = 150.0  # for whatever has to come: the machine may be busy
@@ -35,7 +36,9 @@ _SETS = "jobset.sigs.k8s.io/jobset-name"
 class Cluster:
     """A namespace of a control plane, with the nodes of one test."""
 
-    def __init__(self, plane: ControlPlane, namespace: str, nodes: Nodes, machine: Mapping[str, str]) -> None:
+    def __init__(
+        self, plane: ControlPlane | EmulatedPlane, namespace: str, nodes: NodeGroup, machine: Mapping[str, str]
+    ) -> None:
         self.plane, self.api, self.namespace, self.nodes = plane, plane.api, namespace, nodes
         self.machine = machine
 
@@ -93,6 +96,10 @@ class Cluster:
     def _left(self) -> list[str]:
         found = [*self.sets(), *self.jobs(), *self.list("pods"), *self.list("secrets"), *self.workloads()]
         return [one["metadata"]["name"] for one in found] + [str(process) for process in self.processes()]
+
+    def log(self, pod: Object) -> str:
+        """The log of a pod, as the API server shows it."""
+        return self.api.text(f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}/log")
 
     # What becomes of it
 

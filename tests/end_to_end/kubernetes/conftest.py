@@ -1,4 +1,4 @@
-"""A real control plane whose nodes run pods as processes of this machine, and a bucket of an emulated Cloud Storage."""
+"""A control plane whose nodes run pods as processes of this machine, and a bucket of an emulated Cloud Storage."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.testing import Emulator
+from kinetic_orchestration.testing.kubernetes.pods.nodes import NodeGroup
 from tests.end_to_end.kubernetes.between import Between
 from tests.end_to_end.kubernetes.cases import Cluster
 from tests.support.faults import break_hosts, load_jobs
 from tests.support.kubernetes.control_plane import ControlPlane
-from tests.support.kubernetes.nodes import Nodes
+from tests.support.kubernetes.emulated import EmulatedPlane
 
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 KEY = "a-signing-key-of-the-tests"
@@ -59,9 +60,9 @@ def machine(bucket: Emulator) -> dict[str, str]:
 
 @pytest.fixture
 def cluster(
-    plane: ControlPlane,
+    plane: ControlPlane | EmulatedPlane,
     namespace: str,
-    nodes: Nodes,
+    nodes: NodeGroup,
     machine: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -94,7 +95,7 @@ def submitters(jobs: Any) -> Iterator[Any]:
         yield found
 
 
-def _kubeconfig(plane: ControlPlane, namespace: str, path: Path, **cluster: Any) -> Path:
+def _kubeconfig(plane: ControlPlane | EmulatedPlane, namespace: str, path: Path, **cluster: Any) -> Path:
     config = json.loads(plane.kubeconfig.read_text(encoding="utf-8"))
     emulated = [{"name": "kinetic-orchestration", "extension": {"emulated": True}}]
     config["clusters"][0]["cluster"] |= {"extensions": emulated, **cluster}

@@ -13,6 +13,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.plan.values import QUEUED
 from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.testing.kubernetes.pods.nodes import tpu_pool
 from tests.end_to_end.kubernetes.cases import (
     ONE_HOST,
     WITHIN,
@@ -25,11 +26,9 @@ from tests.end_to_end.kubernetes.cases import (
 )
 from tests.end_to_end.kubernetes.conftest import KUEUE
 from tests.support.kubernetes.api import Object
-from tests.support.kubernetes.fixtures import CONFORMANCE
-from tests.support.kubernetes.nodes import tpu_pool
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(2)]
 
 REQUESTS = "/apis/autoscaling.x-k8s.io/v1"
 TWO_HOSTS = "v5p-8"

@@ -10,10 +10,10 @@ import pytest
 from kinetic_orchestration import JobStatus, attach
 from tests.dagster_kinetic.live.dagster_server import DagsterDev, dagster_dev
 from tests.end_to_end.kubernetes.cases import Cluster
-from tests.support.kubernetes.fixtures import CONFORMANCE
+from tests.support.kubernetes.fixtures import only_real
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(1)]
+pytestmark = [pytest.mark.slow, only_real, pytest.mark.turn(1)]
 
 DEFINITIONS = Path(__file__).with_name("dagster_definitions.py")
 WITHIN = 300.0

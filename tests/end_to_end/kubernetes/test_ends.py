@@ -34,10 +34,9 @@ from tests.end_to_end.kubernetes.cases import (
     wait_for_verdict,
     wait_running,
 )
-from tests.support.kubernetes.fixtures import CONFORMANCE
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(3)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(3)]
 
 
 def reap(**changes: Any) -> list[reaper.Reaped]:

@@ -20,6 +20,7 @@ from kinetic_orchestration.plan.values import Freed
 from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.platforms.kubernetes.api import client
 from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.testing.kubernetes.pods.nodes import KILLED
 from tests.end_to_end.kubernetes.between import ANSWER, REQUEST, Between
 from tests.end_to_end.kubernetes.cases import (
     NONE,
@@ -36,11 +37,10 @@ from tests.end_to_end.kubernetes.cases import (
     wait_for_verdict,
     wait_running,
 )
-from tests.support.kubernetes.fixtures import CONFORMANCE
-from tests.support.kubernetes.nodes import KILLED
+from tests.support.kubernetes.fixtures import only_real
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(1)]
+pytestmark = [pytest.mark.slow, only_real, pytest.mark.turn(1)]
 
 PATIENT = "attempt_rules.SIBLING_GRACE = 20.0"
 ONE_PREEMPTION = kinetic.Retry(infra=0, preemption=1)

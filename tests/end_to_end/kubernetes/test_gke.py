@@ -20,15 +20,17 @@ from kinetic_orchestration.platforms.registry import open_backend
 from kinetic_orchestration.platforms.shared.findings import OK, WARNING
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.emulator import PROJECT
+from kinetic_orchestration.testing.kubernetes.pods.nodes import NodeGroup, tpu_pool
 from tests.support.kubernetes.control_plane import ControlPlane
-from tests.support.kubernetes.fixtures import CONFORMANCE
-from tests.support.kubernetes.nodes import Nodes, tpu_pool
+from tests.support.kubernetes.emulated import EmulatedPlane
 
-pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(0)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(0)]
 
 
 @pytest.fixture
-def google(plane: ControlPlane, bucket: Emulator, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Emulator:
+def google(
+    plane: ControlPlane | EmulatedPlane, bucket: Emulator, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> Emulator:
     """An emulated Google Cloud that has the cluster, and this process's settings for it."""
     config = json.loads(plane.kubeconfig.read_text(encoding="utf-8"))["clusters"][0]["cluster"]
     authority = base64.b64decode(config["certificate-authority-data"]).decode()
@@ -43,13 +45,21 @@ def google(plane: ControlPlane, bucket: Emulator, namespace: str, monkeypatch: p
 
 
 def test_a_function_runs_on_a_cluster_that_is_found_by_its_name(
-    plane: ControlPlane, google: Emulator, nodes: Nodes, namespace: str, jobs: Any, machine: dict[str, str]
+    plane: ControlPlane | EmulatedPlane,
+    google: Emulator,
+    nodes: NodeGroup,
+    namespace: str,
+    jobs: Any,
+    machine: dict[str, str],
 ) -> None:
     config = json.loads(plane.account_kubeconfig(namespace, "default").read_text(encoding="utf-8"))
-    plane.kubectl(
-        "create", "rolebinding", "everything", "--clusterrole=cluster-admin",
-        f"--serviceaccount={namespace}:default", "-n", namespace,
-    )  # fmt: skip
+    rbac = "rbac.authorization.k8s.io"
+    binding = {
+        "metadata": {"name": "everything"},
+        "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": namespace}],
+    }
+    plane.api.create(f"/apis/{rbac}/v1/namespaces/{namespace}/rolebindings", binding)
     nodes.add(*tpu_pool("pool", 1, topology="2x4", chips=8, **machine, KINETIC_EMULATOR=os.environ["KINETIC_EMULATOR"]))
     google.add_secret("token", "the token")
     token = config["users"][0]["user"]["token"]

@@ -15,6 +15,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import JobCancelled
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.kubernetes.observing import waiting
+from kinetic_orchestration.testing.kubernetes.pods.nodes import Node
 from tests.end_to_end.kubernetes.cases import (
     NONE,
     ONE_HOST,
@@ -28,11 +29,9 @@ from tests.end_to_end.kubernetes.cases import (
     verdict_of,
     wait_running,
 )
-from tests.support.kubernetes.fixtures import CONFORMANCE
-from tests.support.kubernetes.nodes import Node
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, *CONFORMANCE]
+pytestmark = [pytest.mark.slow]
 
 
 def test_a_function_runs_on_every_host_and_its_value_comes_back(cluster: Cluster, jobs: Any, tmp_path: Path) -> None:
@@ -81,7 +80,7 @@ def test_lines_of_every_host_arrive_while_it_runs_in_the_pods_logs_as_well_and_o
     wait_running(job)
     wait_until(lambda: all(f"line 10 of host {host}" in (job.logs() or "") for host in range(2)), "both halves")
     for host, pod in cluster.pods(job).items():
-        said = cluster.plane.kubectl("logs", pod["metadata"]["name"], "-n", cluster.namespace)
+        said = cluster.log(pod)
         assert f"line 10 of host {host}\n" in said
     (tmp_path / "go").touch()
     assert job.result(timeout=WITHIN) == 20

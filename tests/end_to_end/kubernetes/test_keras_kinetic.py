@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from kinetic_orchestration.testing.kubernetes.pods.nodes import Node
 from tests.end_to_end.kubernetes.cases import WITHIN, Cluster
-from tests.support.kubernetes.fixtures import CONFORMANCE
-from tests.support.kubernetes.nodes import Node
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(2)]
 
 IMAGE = "us-docker.pkg.dev/ours/images/train:7"
 Start = Callable[..., "subprocess.Popen[str]"]

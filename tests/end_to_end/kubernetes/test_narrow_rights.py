@@ -17,14 +17,14 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.platforms.kubernetes import rights
 from kinetic_orchestration.platforms.kubernetes.api import client
+from kinetic_orchestration.testing.kubernetes.pods.nodes import Node
 from tests.end_to_end.kubernetes.cases import Cluster
 from tests.support.kubernetes.control_plane import ControlPlane
-from tests.support.kubernetes.fixtures import CONFORMANCE
-from tests.support.kubernetes.nodes import Node
+from tests.support.kubernetes.emulated import EmulatedPlane
 from tests.support.pages import blocks
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(2)]
 
 TOKEN = "hf_" + "aB3" * 12  # which looks like a credential
 VERBS = {"POST": "create", "DELETE": "delete"}
@@ -43,12 +43,12 @@ def right_of(exchange: client.Exchange) -> str:
 
 
 @pytest.fixture
-def queue(plane: ControlPlane, namespace: str) -> Iterator[str]:
+def queue(plane: ControlPlane | EmulatedPlane, namespace: str) -> Iterator[str]:
     """The queue of the page, with room for one job of one processor."""
     [page] = [block for block in blocks("docs/cloud/kubernetes.md", "yaml") if block.startswith("# queue.yaml")]
     text = re.sub(r"(name|clusterQueue): training$", rf"\1: {namespace}", page, flags=re.M)
     text = text.replace("namespace: training", f"namespace: {namespace}").replace("Quota: 64", "Quota: 1")
-    plane.kubectl("apply", "-f", "-", given=text)
+    plane.apply(text)
     path = f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{namespace}/localqueues/research"
     wait_until(lambda: "True" in json.dumps(plane.api.get(path).get("status", {})), lambda: plane.api.get(path))
     yield "research"
@@ -58,7 +58,11 @@ def queue(plane: ControlPlane, namespace: str) -> Iterator[str]:
 
 @pytest.fixture
 def worker(
-    plane: ControlPlane, cluster: Cluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plane: ControlPlane | EmulatedPlane,
+    cluster: Cluster,
+    namespace: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[], None]:
     """Makes this process a service account of the namespace, without any right yet."""
     plane.api.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "worker"}})
@@ -77,7 +81,7 @@ def doctor(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict[st
 
 
 def test_jobs_run_with_the_printed_role_and_use_all_of_it(
-    plane: ControlPlane, cluster: Cluster, namespace: str, queue: str, worker: Callable[[], None], machine: dict[str, str],
+    plane: ControlPlane | EmulatedPlane, cluster: Cluster, namespace: str, queue: str, worker: Callable[[], None], machine: dict[str, str],
     jobs: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path,
 ) -> None:  # fmt: skip
     who = f"serviceaccount:{namespace}/worker"
@@ -91,7 +95,7 @@ def test_jobs_run_with_the_printed_role_and_use_all_of_it(
     role = capsys.readouterr().out
     worker()
     assert "create jobsets" in doctor(capsys, "--queue", queue)["rights"]["found"]
-    plane.kubectl("apply", "-f", "-", given=role)
+    plane.apply(role)
     wait_until(lambda: doctor(capsys, "--queue", queue)["rights"]["state"] == "ok")
     checks = doctor(capsys, "--queue", queue)
     assert {check["state"] for check in checks.values()} <= {"ok", "warning"}, checks

@@ -17,6 +17,7 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.system import processes
+from kinetic_orchestration.testing.kubernetes.pods.nodes import KILLED, OOM_KILLED
 from tests.end_to_end.kubernetes.cases import (
     NONE,
     WITHIN,
@@ -29,11 +30,9 @@ from tests.end_to_end.kubernetes.cases import (
     wait_for_verdict,
     wait_running,
 )
-from tests.support.kubernetes.fixtures import CONFORMANCE
-from tests.support.kubernetes.nodes import KILLED, OOM_KILLED
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(4)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(4)]
 
 Break = Callable[[str], None]
 BRIEF = "self_delete.LATE, attempt_rules.SIBLING_GRACE = 2.0, 0.5"  # patience of host 0 with hosts that are dead

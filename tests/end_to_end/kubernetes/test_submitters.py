@@ -25,10 +25,9 @@ from tests.end_to_end.kubernetes.cases import (
     run,
     told,
 )
-from tests.support.kubernetes.fixtures import CONFORMANCE
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(2)]
 
 BACKEND = "kinetic_orchestration.platforms.kubernetes"
 

@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.kubernetes.api import Api, Object, Refused
+from kinetic_orchestration.testing.kubernetes.api.answers import Object, Refused
+from kinetic_orchestration.testing.kubernetes.pods.nodes import EVICTED, KILLED, OOM_KILLED, Node, NodeGroup, tpu_pool
+from tests.support.kubernetes.api import Api
 from tests.support.kubernetes.control_plane import ControlPlane
-from tests.support.kubernetes.fixtures import CONFORMANCE
-from tests.support.kubernetes.nodes import EVICTED, KILLED, OOM_KILLED, Node, Nodes, tpu_pool
+from tests.support.kubernetes.emulated import EmulatedPlane
+from tests.support.kubernetes.fixtures import only_real
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(3)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(3)]
 
 GROUP = "/apis/jobset.x-k8s.io/v1alpha2"
 TPU = {"google.com/tpu": "4"}
@@ -119,18 +121,18 @@ class Place:
 
 
 @pytest.fixture
-def place(plane: ControlPlane, namespace: str) -> Place:
+def place(plane: ControlPlane | EmulatedPlane, namespace: str) -> Place:
     return Place(plane.api, namespace)
 
 
 @pytest.fixture
-def slice_(nodes: Nodes) -> Nodes:
+def slice_(nodes: NodeGroup) -> NodeGroup:
     """Two hosts of four chips."""
     nodes.add(*tpu_pool("slice", 2))
     return nodes
 
 
-def test_a_set_of_two_hosts_that_exit_0_is_completed_and_its_pods_stay(place: Place, slice_: Nodes) -> None:
+def test_a_set_of_two_hosts_that_exit_0_is_completed_and_its_pods_stay(place: Place, slice_: NodeGroup) -> None:
     place.create("jobsets", jobset("x", 'echo "$TPU_WORKER_ID of $TPU_WORKER_HOSTNAMES at $HOSTNAME"'))
     assert place.await_condition("jobsets", "x", "Completed")["reason"] == "AllJobsCompleted"
     assert place.api.get(f"{place.path('jobsets')}/x")["status"]["terminalState"] == "Completed"
@@ -147,7 +149,7 @@ def test_a_set_of_two_hosts_that_exit_0_is_completed_and_its_pods_stay(place: Pl
     }  # fmt: skip
 
 
-def test_what_gke_tells_hosts_may_be_missing_or_wrong(place: Place, slice_: Nodes) -> None:
+def test_what_gke_tells_hosts_may_be_missing_or_wrong(place: Place, slice_: NodeGroup) -> None:
     slice_.inject({"TPU_WORKER_ID": "7"})
     place.create("jobsets", jobset("x", 'echo "$TPU_WORKER_ID of $TPU_WORKER_HOSTNAMES"'))
     assert [slice_.log(pod["metadata"]["uid"]) for pod in place.await_pods(2, "Succeeded")] == [
@@ -171,7 +173,9 @@ def failure(place: Place, name: str = "x") -> tuple[str, str]:
 BACKOFF = ("BackoffLimitExceeded", "Job has reached the specified backoff limit")
 
 
-def test_a_host_that_exits_with_a_code_of_a_rule_fails_the_set_and_the_others_go(place: Place, slice_: Nodes) -> None:
+def test_a_host_that_exits_with_a_code_of_a_rule_fails_the_set_and_the_others_go(
+    place: Place, slice_: NodeGroup
+) -> None:
     place.create("jobsets", jobset("x", f"{OF_HOST} && exit 64; {FOREVER}"))
     reason, message = failure(place)
     assert reason == "PodFailurePolicy"
@@ -185,7 +189,7 @@ def test_a_host_that_exits_with_a_code_of_a_rule_fails_the_set_and_the_others_go
 
 @pytest.mark.parametrize("how", [KILLED, OOM_KILLED])
 def test_a_host_that_is_killed_uses_the_backoff_limit_and_its_pod_says_how(
-    place: Place, slice_: Nodes, how: str
+    place: Place, slice_: NodeGroup, how: str
 ) -> None:
     place.create("jobsets", jobset("x", FOREVER))
     slice_.end(place.await_pods(2)[1], how)
@@ -196,32 +200,32 @@ def test_a_host_that_is_killed_uses_the_backoff_limit_and_its_pod_says_how(
     assert (terminated["exitCode"], terminated["reason"]) == (137, how)
 
 
-def test_a_pod_that_is_deleted_looks_like_a_crash(place: Place, slice_: Nodes) -> None:
+def test_a_pod_that_is_deleted_looks_like_a_crash(place: Place, slice_: NodeGroup) -> None:
     place.create("jobsets", jobset("x", FOREVER))
     place.api.delete(f"{place.path('pods')}/{place.await_pods(2)[1]['metadata']['name']}")
     assert failure(place) == BACKOFF
     wait_until(lambda: not place.pods(), place.told, within=100)
 
 
-def by_api(place: Place, nodes: Nodes, pod: Object) -> None:
+def by_api(place: Place, nodes: NodeGroup, pod: Object) -> None:
     name = pod["metadata"]["name"]
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": place.namespace}}
     place.create(f"pods/{name}/eviction", body)
 
 
-def by_taint(place: Place, nodes: Nodes, pod: Object) -> None:
+def by_taint(place: Place, nodes: NodeGroup, pod: Object) -> None:
     """A spot machine is about to go."""
     taint = {"key": "cloud.google.com/impending-node-termination", "effect": "NoExecute"}
     place.api.patch(f"/api/v1/nodes/{pod['spec']['nodeName']}", {"spec": {"taints": [taint]}})
 
 
-def by_node(place: Place, nodes: Nodes, pod: Object) -> None:
+def by_node(place: Place, nodes: NodeGroup, pod: Object) -> None:
     nodes.end(pod, EVICTED)
 
 
 @pytest.mark.parametrize("evict", [by_api, by_taint, by_node])
 def test_an_evicted_host_fails_the_set_by_the_rule_of_disruptions(
-    place: Place, slice_: Nodes, evict: Callable[[Place, Nodes, Object], None]
+    place: Place, slice_: NodeGroup, evict: Callable[[Place, NodeGroup, Object], None]
 ) -> None:
     place.create("jobsets", jobset("x", FOREVER, tolerations=[{"key": "google.com/tpu", "operator": "Exists"}]))
     evict(place, slice_, place.await_pods(2)[1])
@@ -232,13 +236,13 @@ def test_an_evicted_host_fails_the_set_by_the_rule_of_disruptions(
     wait_until(lambda: len(place.pods()) == (1 if evict is by_node else 0), place.told, within=100)
 
 
-def test_a_job_that_is_active_for_too_long_says_so_and_its_pods_go(place: Place, slice_: Nodes) -> None:
+def test_a_job_that_is_active_for_too_long_says_so_and_its_pods_go(place: Place, slice_: NodeGroup) -> None:
     place.create("jobsets", jobset("x", FOREVER, activeDeadlineSeconds=1))
     assert failure(place) == ("DeadlineExceeded", "Job was active longer than specified deadline")
     wait_until(lambda: not place.pods(), place.told, within=100)
 
 
-def test_a_pod_that_fits_no_node_says_why_and_its_set_says_nothing(place: Place, slice_: Nodes) -> None:
+def test_a_pod_that_fits_no_node_says_why_and_its_set_says_nothing(place: Place, slice_: NodeGroup) -> None:
     place.create("jobsets", jobset("x", "true", nodeSelector={"cloud.google.com/gke-tpu-topology": "4x4"}))
 
     def told() -> Object | None:
@@ -253,7 +257,7 @@ def test_a_pod_that_fits_no_node_says_why_and_its_set_says_nothing(place: Place,
     assert "conditions" not in place.api.get(f"{place.path('jobsets')}/x").get("status", {})
 
 
-def test_half_a_gang_runs_where_the_quota_of_the_namespace_ends(place: Place, slice_: Nodes) -> None:
+def test_half_a_gang_runs_where_the_quota_of_the_namespace_ends(place: Place, slice_: NodeGroup) -> None:
     place.create("resourcequotas", {"metadata": {"name": "q"}, "spec": {"hard": {"requests.google.com/tpu": "4"}}})
     wait_until(lambda: place.all("resourcequotas")[0].get("status", {}).get("hard"), "the quota counts")
     place.create("jobsets", jobset("x", FOREVER))
@@ -264,7 +268,7 @@ def test_half_a_gang_runs_where_the_quota_of_the_namespace_ends(place: Place, sl
     assert "conditions" not in place.api.get(f"{place.path('jobsets')}/x")["status"]
 
 
-def test_a_service_account_that_is_not_there_is_named_by_an_event_alone(place: Place, slice_: Nodes) -> None:
+def test_a_service_account_that_is_not_there_is_named_by_an_event_alone(place: Place, slice_: NodeGroup) -> None:
     place.create("jobsets", jobset("x", "true", serviceAccountName="trainer"))
     told = place.await_event("FailedCreate", "Job")
     account = f'error looking up service account {place.namespace}/trainer: serviceaccount "trainer" not found'
@@ -278,7 +282,7 @@ def refusal(create: Callable[[], object]) -> tuple[int, str, str]:
     return refused.value.code, refused.value.reason, str(refused.value)
 
 
-def test_what_is_refused_at_once(plane: ControlPlane, place: Place) -> None:
+def test_what_is_refused_at_once(plane: ControlPlane | EmulatedPlane, place: Place) -> None:
     place.create("jobsets?dryRun=All", jobset("x", "true"))
     place.create("jobsets", jobset("x", "true"))
     code, reason, told = refusal(lambda: place.create("jobsets", jobset("x", "true")))
@@ -302,7 +306,7 @@ def test_what_is_refused_at_once(plane: ControlPlane, place: Place) -> None:
 
 
 @pytest.fixture
-def queue(plane: ControlPlane, place: Place) -> Any:
+def queue(plane: ControlPlane | EmulatedPlane, place: Place) -> Any:
     """A queue of Kueue with the chips of one slice, in which who is more important goes first."""
     kueue, name = "/apis/kueue.x-k8s.io/v1beta2", place.namespace
     resources = [{"name": "google.com/tpu", "nominalQuota": "8"}]
@@ -366,7 +370,7 @@ def test_a_set_that_never_fits_its_queue_says_so(place: Place, queue: Any) -> No
 
 
 def test_a_preempted_set_has_new_pods_once_it_is_admitted_again(
-    plane: ControlPlane, place: Place, slice_: Nodes, queue: Any
+    plane: ControlPlane | EmulatedPlane, place: Place, slice_: NodeGroup, queue: Any
 ) -> None:
     place.create("jobsets", jobset("low", FOREVER, labels=queue("low")))
     before = {pod["metadata"]["uid"] for pod in place.await_pods(2)}
@@ -388,7 +392,7 @@ def test_a_preempted_set_has_new_pods_once_it_is_admitted_again(
     assert [one["metadata"]["name"] for one in place.all("jobsets") if "low" in one["metadata"]["name"]] == ["low"]
 
 
-def test_nothing_is_told_of_a_silent_node_until_it_counts_as_unknown(place: Place, slice_: Nodes) -> None:
+def test_nothing_is_told_of_a_silent_node_until_it_counts_as_unknown(place: Place, slice_: NodeGroup) -> None:
     place.create("jobsets", jobset("x", "sleep 1"))
     pods = place.await_pods(2)
     slice_.silence("slice-0")
@@ -432,7 +436,7 @@ def waiting(pod: Object) -> str:
     return str(statuses[0]["state"].get("waiting", {}).get("reason", "")) if statuses else ""
 
 
-def test_a_container_has_what_its_pod_its_node_and_its_secrets_say(place: Place, nodes: Nodes) -> None:
+def test_a_container_has_what_its_pod_its_node_and_its_secrets_say(place: Place, nodes: NodeGroup) -> None:
     nodes.add(Node("n", environment={"GCE_METADATA_HOST": "127.0.0.1:1"}))
     place.create("secrets", {"metadata": {"name": "s"}, "stringData": {"key": "hidden"}})
     place.create("configmaps", {"metadata": {"name": "c"}, "data": {"key": "shown"}})
@@ -460,7 +464,7 @@ def test_a_container_has_what_its_pod_its_node_and_its_secrets_say(place: Place,
     assert not [name for name in environ if name in os.environ and name.startswith("PYTEST_")]
 
 
-def test_a_container_that_cannot_start_says_why(place: Place, nodes: Nodes) -> None:
+def test_a_container_that_cannot_start_says_why(place: Place, nodes: NodeGroup) -> None:
     nodes.add(Node("n"))
     nodes.lack({"gone:1": "ErrImagePull", "Not/A:Name:": "InvalidImageName"})
     unpulled = run(place, "unpulled", "true", image="gone:1")
@@ -476,7 +480,9 @@ def test_a_container_that_cannot_start_says_why(place: Place, nodes: Nodes) -> N
     assert [pod["metadata"]["name"] for pod in place.await_pods(1, "Succeeded")] == ["unset"]
 
 
-def test_a_container_is_warned_then_killed_and_restarted_where_its_policy_says_so(place: Place, nodes: Nodes) -> None:
+def test_a_container_is_warned_then_killed_and_restarted_where_its_policy_says_so(
+    place: Place, nodes: NodeGroup
+) -> None:
     nodes.add(Node("n"))
     heard = run(
         place,
@@ -509,8 +515,9 @@ def test_a_container_is_warned_then_killed_and_restarted_where_its_policy_says_s
     assert nodes.log(again()["metadata"]["uid"]) == "start\nstart\n"
 
 
+@only_real
 def test_two_planes_stand_beside_each_other_and_one_of_them_has_no_jobset(
-    plane: ControlPlane, built: Path, tmp_path: Path
+    plane: ControlPlane | EmulatedPlane, built: Path, tmp_path: Path
 ) -> None:
     with ControlPlane(tmp_path / "bare", built, jobset=False, kueue=False) as bare:
         code, _, _ = refusal(lambda: bare.api.get(f"{GROUP}/jobsets"))
@@ -525,7 +532,7 @@ def test_two_planes_stand_beside_each_other_and_one_of_them_has_no_jobset(
     assert left == []
 
 
-def _answers(plane: ControlPlane) -> bool:
+def _answers(plane: ControlPlane | EmulatedPlane) -> bool:
     try:
         return bool(plane.api.get("/api/v1/namespaces")["items"])
     except (OSError, Refused):

@@ -8,24 +8,14 @@ import json
 import ssl
 import tempfile
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 from urllib.parse import urlsplit
 
-Object = dict[str, Any]
+from kinetic_orchestration.testing.kubernetes.api.answers import Object, Refused
 
 _PATCH = "application/strategic-merge-patch+json"  # conditions are merged by their types
 _MERGE = "application/merge-patch+json"  # which is all that custom resources know
 _PATIENCE = 60.0
-
-
-class Refused(Exception):
-    """The server answered with a Status: `code`, `reason` and its sentence."""
-
-    def __init__(self, status: Object) -> None:
-        super().__init__(status.get("message", ""))
-        self.status = status
-        self.code: int = status.get("code", 0)
-        self.reason: str = status.get("reason", "")
 
 
 class Api:

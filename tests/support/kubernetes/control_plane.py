@@ -21,9 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.support.kubernetes.api import Api, Refused
+from kinetic_orchestration.testing.kubernetes.api.answers import Refused
+from kinetic_orchestration.testing.kubernetes.pods.tied import tied
+from tests.support.kubernetes.api import Api
 from tests.support.kubernetes.certificates import ADMINISTRATORS, Authority
-from tests.support.kubernetes.tied import tied
 from tests.support.ports import held_port
 from tests.support.waits import wait_until
 
@@ -183,6 +184,10 @@ class ControlPlane:
         if done.returncode:
             raise RuntimeError(f"kubectl {' '.join(words)}: {done.stderr}")
         return done.stdout
+
+    def apply(self, text: str) -> None:
+        """Create the objects of a file of YAML."""
+        self.kubectl("apply", "-f", "-", given=text)
 
     def _write_kubeconfig(self, name: str, user: dict[str, str], namespace: str) -> Path:
         server = f"https://127.0.0.1:{self._ports['api']}"

@@ -1,6 +1,6 @@
-"""pytest's fixtures of a real Kubernetes control plane, and what every file of tests on one is marked with:
+"""pytest's fixtures of a Kubernetes control plane, a real one and the emulator's.
 
-pytestmark = [pytest.mark.slow, *CONFORMANCE]
+A file of tests on a real one alone is marked so: `pytestmark = [pytest.mark.slow, *CONFORMANCE]`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ from tests.support import go_programs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # every test loads this module, also where what they need is not installed
+    from kinetic_orchestration.testing.kubernetes.pods.nodes import NodeGroup
     from tests.support.kubernetes.control_plane import ControlPlane
-    from tests.support.kubernetes.nodes import Nodes
+    from tests.support.kubernetes.emulated import EmulatedPlane
 
 # What a first test waits for is made once, in its own time: a build takes longer than a test may.
 CONFORMANCE = (pytest.mark.conformance, pytest.mark.timeout(func_only=True))
+REAL = pytest.param("real", marks=CONFORMANCE)
+EMULATED = pytest.param("emulated")
+only_real = pytest.mark.parametrize("plane", [REAL], indirect=True)
+only_emulated = pytest.mark.parametrize("plane", [EMULATED], indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -29,17 +34,30 @@ def built() -> Path:
     return go_programs.control_plane()
 
 
-@pytest.fixture(scope="module")  # a start takes 8 s, and an idle one a tenth of a processor from all other tests
-def plane(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane with JobSet and Kueue, for all tests of a file; each leaves it as it was."""
-    from tests.support.kubernetes.control_plane import ControlPlane
+@pytest.fixture(scope="module", params=[REAL, EMULATED])
+def plane(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControlPlane | EmulatedPlane]:
+    """A control plane with JobSet and Kueue, for all tests of a file; each leaves it as it was. An idle one takes a tenth of
+    a processor from all other tests, and a start 8 s.
 
-    with ControlPlane(tmp_path_factory.mktemp("plane") / "plane", built) as plane:
-        yield plane
+    First a real one, then the emulator's: whatever differs is a defect of the emulator. A test of only one of them says so:
+    `@only_real`, `@only_emulated`.
+    """
+    from tests.support.kubernetes.control_plane import ControlPlane
+    from tests.support.kubernetes.emulated import EmulatedPlane
+
+    folder = tmp_path_factory.mktemp("plane") / "plane"
+    if request.param == "real":
+        with ControlPlane(folder, request.getfixturevalue("built")) as real:
+            yield real
+    else:
+        with EmulatedPlane(folder) as emulated:
+            yield emulated
 
 
 @pytest.fixture
-def namespace(plane: ControlPlane) -> Iterator[str]:
+def namespace(plane: ControlPlane | EmulatedPlane) -> Iterator[str]:
     """A namespace of this test alone. Its pods go at once, as they hold room on nodes, and then all that is in it."""
     created = plane.api.create("/api/v1/namespaces", {"metadata": {"generateName": "test-"}})
     name = str(created["metadata"]["name"])
@@ -50,9 +68,11 @@ def namespace(plane: ControlPlane) -> Iterator[str]:
 
 
 @pytest.fixture
-def nodes(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Nodes]:
+def nodes(plane: ControlPlane | EmulatedPlane, namespace: str, tmp_path: Path) -> Iterator[NodeGroup]:
     """The nodes of this test, none at first; they go before its namespace does."""
+    from tests.support.kubernetes.emulated import EmulatedPlane, emulated_nodes
     from tests.support.kubernetes.nodes import Nodes
 
-    with Nodes(plane, tmp_path / "nodes") as nodes:
+    found = emulated_nodes(plane) if isinstance(plane, EmulatedPlane) else Nodes(plane, tmp_path / "nodes")
+    with found as nodes:
         yield nodes

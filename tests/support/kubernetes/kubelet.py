@@ -1,487 +1,51 @@
-"""Nodes whose pods are processes of this machine: `python -m tests.support.kubernetes.kubelet FOLDER`.
+"""The kubelet of nodes of a control plane, a process: `python -m tests.support.kubernetes.kubelet FOLDER`.
 
 FOLDER has a `kubeconfig` and `pool.json`, which `nodes.py` writes and changes while this runs: the nodes, what becomes of
-them and of their pods. It reports as a kubelet does: leases, statuses, events. A pod has one container; its image is
-looked up in a table of those that cannot be pulled, and otherwise not looked at: it runs what this machine has. Its files
-are this machine's, too, so it gets a folder of its own, in which its emptyDirs are: KINETIC_ROOT names it. What
-GKE's webhook adds to a pod is added here, so that the pod does not show it.
+them and of their pods.
 """
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import json
-import os
-import shutil
 import signal
 import sys
 import time
-import uuid
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from kinetic_orchestration.protocol.system import processes
-from tests.support.kubernetes.api import Api, Object, Refused
-from tests.support.kubernetes.container import Container
+from kinetic_orchestration.testing.kubernetes.api.answers import Refused
+from kinetic_orchestration.testing.kubernetes.api.objects import stamp
+from kinetic_orchestration.testing.kubernetes.pods.kubelet import Kubelet
+from kinetic_orchestration.testing.kubernetes.pods.nodes import Pool
+from tests.support.kubernetes.api import Api
 from tests.support.kubernetes.log_server import LogServer
-from tests.support.kubernetes.pod_environment import NotResolved, command_of, resolve, tpu_names
 
 _TICK = 0.1
-_BEAT = 3.0  # a kubelet's lease has 10 s, and the controller manager of these tests less patience
-_BACKOFF = 1.0  # a kubelet's begins with 10 s
-_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-_FINAL = ("Succeeded", "Failed")
-_CAPACITY = {"cpu": "256", "memory": "2Ti", "pods": "110", "ephemeral-storage": "1Ti"}
-_PRESSURE = "The node was low on resource: ephemeral-storage. "
-_PULL = 'failed to pull and unpack image "{0}": failed to resolve reference "{0}": {0}: not found'
-_WAITING = {  # reason → message, of an image that cannot be had
-    "ErrImagePull": _PULL,
-    "ImagePullBackOff": 'Back-off pulling image "{0}": ErrImagePull: ' + _PULL,
-    "InvalidImageName": (
-        'Failed to apply default image tag "{0}": couldn\'t parse image name "{0}": invalid reference format'
-    ),
-}
-
-
-class Pod:
-    """What this kubelet knows of one pod: its container, and why that is to end."""
-
-    def __init__(self, seen: Object, folder: Path) -> None:
-        self.seen = seen
-        self.folder = folder
-        self.container: Container | None = None
-        self.restarts = 0
-        self.begins = 0.0  # when its container is to start, by the monotonic clock
-        self.started = ""
-        self.waits = ""  # the reason why it has no container
-        self.killed_at = 0.0  # when it is to be killed, if it does not end by then
-        self.reason: tuple[str, str] | None = None  # of the pod's own status
-        self.asked = ""  # how a test has it end
-        self.dies = self.oom = False
-        self.over = False
-        self.let_go = False
-
-    @property
-    def name(self) -> str:
-        return str(self.seen["metadata"]["name"])
-
-    @property
-    def namespace(self) -> str:
-        return str(self.seen["metadata"]["namespace"])
-
-    @property
-    def uid(self) -> str:
-        return str(self.seen["metadata"]["uid"])
-
-    @property
-    def node(self) -> str:
-        return str(self.seen["spec"]["nodeName"])
-
-    @property
-    def deleting(self) -> bool:
-        return "deletionTimestamp" in self.seen["metadata"]
-
-    @property
-    def path(self) -> str:
-        return f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
-
-    @property
-    def spec(self) -> Object:
-        return dict(self.seen["spec"]["containers"][0])
-
-    @property
-    def grace(self) -> float:
-        return float(
-            self.seen["metadata"].get("deletionGracePeriodSeconds", self.seen["spec"]["terminationGracePeriodSeconds"])
-        )
-
-
-class Kubelet:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._api = Api(folder / "kubeconfig", keep=True)
-        self._pool: Object = {"serial": 0, "nodes": [], "images": {}, "webhook": {}, "ends": {}}
-        self._nodes: dict[str, Object] = {}
-        self._pods: dict[str, Pod] = {}
-        self._jobs: dict[str, Object | None] = {}
-        self._addresses = 0
-        self._logs = LogServer(folder / "tls.crt", self._log_of)
-        self._beaten = 0.0
-
-    def tick(self) -> None:
-        """Do what is due now."""
-        self._take_pool()
-        if time.monotonic() - self._beaten > _BEAT:
-            self._beaten = time.monotonic()
-            for name in self._healthy():
-                self._renew(name)
-        healthy = self._healthy()
-        seen = self._api.get("/api/v1/pods?resourceVersion=0&fieldSelector=spec.nodeName!%3D")["items"]
-        mine = {pod["metadata"]["uid"]: pod for pod in seen if pod["spec"]["nodeName"] in healthy}
-        for uid, pod in list(self._pods.items()):
-            if uid not in mine and pod.node in healthy:  # deleted by force
-                self._drop(pod)
-        for uid, now in mine.items():
-            if uid not in self._pods:
-                folder = self._folder / "pods" / uid
-                self._pods[uid] = Pod(now, folder)
-                self._pods[uid].over = now["status"].get("phase") in _FINAL
-            self._pods[uid].seen = now
-            self._follow(self._pods[uid])
-
-    def close(self) -> None:
-        """End all pods and take the nodes away."""
-        for pod in list(self._pods.values()):
-            self._drop(pod)
-        for name in list(self._nodes):
-            with contextlib.suppress(Refused, OSError):
-                self._remove(name)
-
-    # Nodes
-
-    def _healthy(self) -> set[str]:
-        return {name for name, node in self._nodes.items() if not node["fault"]}
-
-    def _take_pool(self) -> None:
-        """Make the nodes those of the pool, if it has changed, and say that they are."""
-        pool = json.loads((self._folder / "pool.json").read_text(encoding="utf-8"))
-        if pool["serial"] == self._pool["serial"]:
-            return
-        wanted = {node["name"]: node for node in pool["nodes"]}
-        for name in self._nodes.keys() - wanted.keys():
-            self._drop_all(name)
-            self._remove(name)
-        for name, node in wanted.items():
-            before = self._nodes.get(name)
-            if before is None:
-                self._register(node)
-            elif node["fault"] == "lost":
-                self._drop_all(name)
-            elif before["fault"] and not node["fault"]:
-                self._renew(name)
-                self._report_node(node)
-            self._nodes[name] = node
-        self._pool = pool
-        taken = self._folder / "taken.new"
-        taken.write_text(str(pool["serial"]), encoding="ascii")
-        taken.rename(self._folder / "taken")
-
-    def _register(self, node: Object) -> None:
-        name = node["name"]
-        labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **node["labels"]}
-        lease = {"holderIdentity": name, "leaseDurationSeconds": 40}
-        with contextlib.suppress(Refused):  # it is there already, as after a try that met no server
-            self._api.create(
-                "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}, "spec": {"taints": node["taints"]}}
-            )
-        with contextlib.suppress(Refused):
-            self._api.create(_LEASES, {"metadata": {"name": name}, "spec": lease})
-        self._renew(name)
-        self._report_node(node)
-
-    def _report_node(self, node: Object) -> None:
-        capacity = _CAPACITY | node["allocatable"]
-        ready = {
-            "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status",
-            "lastHeartbeatTime": _now(), "lastTransitionTime": _now(),
-        }  # fmt: skip
-        status = {
-            "capacity": capacity, "allocatable": capacity, "conditions": [ready],
-            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
-            "daemonEndpoints": {"kubeletEndpoint": {"Port": self._logs.server_port}},
-        }  # fmt: skip
-        self._api.patch(f"/api/v1/nodes/{node['name']}/status", {"status": status})
-
-    def _renew(self, name: str) -> None:
-        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        self._api.patch(f"{_LEASES}/{name}", {"spec": {"renewTime": stamp}})
-
-    def _remove(self, name: str) -> None:
-        del self._nodes[name]
-        for path in (f"/api/v1/nodes/{name}", f"{_LEASES}/{name}"):
-            with contextlib.suppress(Refused):  # a test may have deleted it
-                self._api.delete(path)
-
-    def _drop_all(self, node: str) -> None:
-        for pod in [pod for pod in self._pods.values() if pod.node == node]:
-            self._drop(pod)
-
-    def _drop(self, pod: Pod) -> None:
-        """End a pod without a word."""
-        if pod.container is not None:
-            pod.container.close()
-        self._pods.pop(pod.uid)
-
-    def _log_of(self, namespace: str, name: str) -> Path | None:
-        found = (pod for pod in list(self._pods.values()) if (pod.namespace, pod.name) == (namespace, name))
-        return next((pod.folder / "log" for pod in found), None)
-
-    # Pods
-
-    def _follow(self, pod: Pod) -> None:
-        if pod.over:
-            if pod.deleting:
-                self._let_go(pod)
-            return
-        if pod.container is None:
-            if pod.deleting:
-                pod.over = True
-                self._let_go(pod)
-            elif self._is_overdue(pod):
-                self._finish(pod, None)
-            elif time.monotonic() >= pod.begins:
-                self._begin(pod)
-            return
-        code = pod.container.ended()
-        if code is not None:
-            self._ended(pod, code)
-            return
-        self._end_if_due(pod, pod.container)
-
-    def _end_if_due(self, pod: Pod, container: Container) -> None:
-        if pod.asked != (asked := self._pool["ends"].get(pod.uid, "")):  # once, however often its container starts
-            pod.asked = asked
-            if asked == "Evicted":
-                pod.reason = ("Evicted", _PRESSURE)
-            else:
-                pod.dies, pod.oom = True, asked == "OOMKilled"
-        if pod.dies:  # it may not have had a process yet
-            container.kill()
-        if not pod.deleting and not self._is_overdue(pod) and pod.reason is None:
-            return
-        if not pod.killed_at:
-            self._tell(pod, "Normal", "Killing", f"Stopping container {pod.spec['name']}")
-        deadline = time.monotonic() + pod.grace
-        pod.killed_at = min(pod.killed_at or deadline, deadline)
-        container.terminate()
-        if time.monotonic() >= pod.killed_at:
-            container.kill()
-
-    def _is_overdue(self, pod: Pod) -> bool:
-        """Tell whether a pod has been active for too long, which is then why it ends."""
-        most, since = pod.seen["spec"].get("activeDeadlineSeconds"), pod.seen["status"].get("startTime")
-        if most is None or since is None or pod.reason is not None:
-            return False
-        if datetime.now(UTC) - datetime.fromisoformat(since) < timedelta(seconds=most):
-            return False
-        pod.reason = ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
-        return True
-
-    def _begin(self, pod: Pod) -> None:
-        container, image = pod.spec, pod.spec["image"]
-        if len(pod.seen["spec"]["containers"]) > 1 or pod.seen["spec"].get("initContainers"):
-            self._wait(pod, "CreateContainerError", "the tests' kubelet runs pods of one container")
-            return
-        if refusal := self._pool["images"].get(image):
-            if refusal != "InvalidImageName":  # first it tries, then it waits
-                refusal = "ImagePullBackOff" if pod.waits else "ErrImagePull"
-            self._wait(pod, refusal, _WAITING[refusal].format(image))
-            return
-        if not pod.seen["status"].get("startTime"):
-            self._address(pod)
-        try:
-            environ = self._environment(pod)
-        except NotResolved as error:
-            self._wait(pod, "CreateContainerConfigError", str(error))
-            return
-        command = command_of(container, environ)
-        if not command:
-            self._wait(pod, "CreateContainerError", "no command specified")
-            return
-        self._tell(
-            pod,
-            "Normal",
-            "Pulled",
-            f'Container image "{image}" already present on machine and can be accessed by the pod',
-        )
-        self._tell(pod, "Normal", "Created", "Container created")
-        if shutil.which(command[0], path=environ["PATH"]) is None:
-            message = f'exec: "{command[0]}": executable file not found in $PATH'
-            self._tell(pod, "Warning", "Failed", f"Error: {message}")
-            self._after(pod, {"exitCode": 128, "reason": "StartError", "message": message, **self._times(pod)})
-            return
-        folder = self._root(pod) / container.get("workingDir", "").lstrip("/")
-        folder.mkdir(parents=True, exist_ok=True)
-        pod.started = _now()
-        pod.dies = pod.oom = False
-        pod.container = Container(command, environ, folder, pod.folder / "log")
-        pod.waits = ""
-        self._tell(pod, "Normal", "Started", "Container started")
-        self._report(pod, {"phase": "Running"}, {"running": {"startedAt": pod.started}})
-
-    def _address(self, pod: Pod) -> None:
-        """Tell an address that no endpoint slice refuses, as it would one of loopback; nobody ever speaks to it."""
-        self._addresses += 1
-        address = f"10.244.{self._addresses // 250 % 250}.{self._addresses % 250 + 1}"
-        status = {"hostIP": "127.0.0.1", "podIP": address, "podIPs": [{"ip": address}], "startTime": _now()}
-        pod.seen["status"] |= status
-        self._report(pod, {"phase": "Pending", **status}, {"waiting": {"reason": "ContainerCreating"}})
-
-    def _environment(self, pod: Pod) -> dict[str, str]:
-        root = self._root(pod)
-        before = {
-            "PATH": os.environ["PATH"], "HOSTNAME": pod.seen["spec"].get("hostname", pod.name), "HOME": f"{root}/root",
-            "TMPDIR": f"{root}/tmp", "KINETIC_ROOT": str(root), "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-            "KUBERNETES_SERVICE_PORT": "443", **self._nodes[pod.node]["environment"],
-        }  # fmt: skip
-        injected: dict[str, str] = {}
-        if self._pool["webhook"] is not None and (names := tpu_names(pod.seen, self._job_of(pod))):
-            injected = names | self._pool["webhook"]
-
-        def stored(kind: str, name: str) -> dict[str, str] | None:
-            found = self._api.found(f"/api/v1/namespaces/{pod.namespace}/{kind}/{name}")
-            if found is None or kind == "configmaps":
-                return found and found.get("data", {})
-            return {key: base64.b64decode(value).decode() for key, value in found.get("data", {}).items()}
-
-        return resolve(pod.seen, before, injected, stored)
-
-    def _root(self, pod: Pod) -> Path:
-        """The folder that a pod has for its file system, with its emptyDirs."""
-        root = pod.folder / "root"
-        empty = {volume["name"] for volume in pod.seen["spec"].get("volumes", ()) if "emptyDir" in volume}
-        mounts = [mount["mountPath"] for mount in pod.spec.get("volumeMounts", ()) if mount["name"] in empty]
-        for path in ("root", "tmp", "dev", *mounts):
-            (root / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
-        return root
-
-    def _job_of(self, pod: Pod) -> Object | None:
-        owner = next((one for one in pod.seen["metadata"].get("ownerReferences", ()) if one["kind"] == "Job"), None)
-        if owner is None:
-            return None
-        if owner["uid"] not in self._jobs:
-            path = f"/apis/batch/v1/namespaces/{pod.namespace}/jobs/{owner['name']}"
-            self._jobs[owner["uid"]] = self._api.found(path)
-        return self._jobs[owner["uid"]]
-
-    def _wait(self, pod: Pod, reason: str, message: str) -> None:
-        """Report why it has no container, and try again later."""
-        pod.begins = time.monotonic() + _BACKOFF
-        if pod.waits == reason:
-            return
-        pod.waits = reason
-        if reason == "ErrImagePull":
-            self._tell(pod, "Warning", "Failed", f'Failed to pull image "{pod.spec["image"]}": {message}')
-        if reason == "ImagePullBackOff":
-            self._tell(pod, "Normal", "BackOff", f'Back-off pulling image "{pod.spec["image"]}"')
-        self._tell(pod, "Warning", "InspectFailed" if reason == "InvalidImageName" else "Failed", f"Error: {reason}")
-        self._report(pod, {"phase": "Pending"}, {"waiting": {"reason": reason, "message": message}})
-
-    def _ended(self, pod: Pod, code: int) -> None:
-        pod.container = None
-        reason = "OOMKilled" if pod.oom else "Completed" if code == 0 else "Error"
-        terminated = {"exitCode": code, "reason": reason, **self._times(pod)}
-        last = self._root(pod) / pod.spec["terminationMessagePath"].lstrip("/")
-        if last.is_file():
-            terminated["message"] = last.read_text(encoding="utf-8", errors="replace")[-4096:]
-        elif code and pod.spec["terminationMessagePolicy"] == "FallbackToLogsOnError":
-            terminated["message"] = (pod.folder / "log").read_text(encoding="utf-8", errors="replace")[-2048:]
-        self._after(pod, terminated)
-
-    def _after(self, pod: Pod, terminated: Object) -> None:
-        """Start a container that has ended once more, if that is its pod's policy; else the pod is over."""
-        policy = pod.seen["spec"]["restartPolicy"]
-        again = policy == "Always" or (policy == "OnFailure" and terminated["exitCode"] != 0)
-        if not again or pod.deleting or pod.reason is not None:
-            self._finish(pod, terminated)
-            return
-        pod.restarts += 1
-        pod.begins = time.monotonic() + _BACKOFF
-        self._tell(
-            pod, "Warning", "BackOff", f"Back-off restarting failed container {pod.spec['name']} in pod {pod.name}"
-        )
-        message = f"back-off {_BACKOFF:.0f}s restarting failed container={pod.spec['name']} pod={pod.name}"
-        waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": message}}
-        self._report(pod, {"phase": "Running"}, waiting, {"terminated": terminated})
-
-    def _finish(self, pod: Pod, terminated: Object | None) -> None:
-        pod.over = True
-        succeeded = terminated is not None and terminated["exitCode"] == 0 and pod.reason is None
-        status: Object = {"phase": "Succeeded" if succeeded else "Failed"}
-        if pod.reason is not None:
-            status["reason"], status["message"] = pod.reason
-        if pod.reason is not None and pod.reason[0] == "Evicted":
-            status["conditions"] = [_condition("DisruptionTarget", True, "TerminationByKubelet", pod.reason[1])]
-        state = {"waiting": {"reason": "ContainerCreating"}} if terminated is None else {"terminated": terminated}
-        self._report(pod, status, state)
-        if pod.deleting:
-            self._let_go(pod)
-
-    def _let_go(self, pod: Pod) -> None:
-        if not pod.let_go:
-            pod.let_go = True
-            with contextlib.suppress(Refused):
-                self._api.delete(pod.path, grace=0, preconditions={"uid": pod.uid})
-
-    # Reports
-
-    def _times(self, pod: Pod) -> dict[str, str]:
-        now = _now()
-        return {"startedAt": pod.started or now, "finishedAt": now}
-
-    def _report(self, pod: Pod, status: Object, state: Object, last: Object | None = None) -> None:
-        running = "running" in state
-        why = (
-            ""
-            if running
-            else {"Succeeded": "PodCompleted", "Failed": "PodFailed"}.get(status["phase"], "ContainersNotReady")
-        )
-        conditions = [
-            _condition("PodReadyToStartContainers", status["phase"] not in _FINAL),
-            _condition("Initialized", True),
-            _condition("ContainersReady", running, why),
-            _condition("Ready", running, why),
-        ]
-        container = {
-            "name": pod.spec["name"], "image": pod.spec["image"], "imageID": "", "ready": running, "started": running,
-            "restartCount": pod.restarts, "state": state, "lastState": last or {},
-        }  # fmt: skip
-        told = {**status, "conditions": conditions + status.get("conditions", []), "containerStatuses": [container]}
-        with contextlib.suppress(Refused):  # it was deleted by force
-            self._api.patch(f"{pod.path}/status", {"metadata": {"uid": pod.uid}, "status": told})
-
-    def _tell(self, pod: Pod, kind: str, reason: str, message: str) -> None:
-        """Post an event, as a kubelet does where somebody can act on it."""
-        now = _now()
-        event = {
-            "metadata": {"name": f"{pod.name}.{uuid.uuid4().hex[:16]}", "namespace": pod.namespace},
-            "involvedObject": {
-                "apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid,
-                "fieldPath": f"spec.containers{{{pod.spec['name']}}}",
-            },
-            "type": kind, "reason": reason, "message": message, "count": 1, "firstTimestamp": now, "lastTimestamp": now,
-            "source": {"component": "kubelet", "host": pod.node}, "reportingComponent": "kubelet",
-            "reportingInstance": pod.node,
-        }  # fmt: skip
-        with contextlib.suppress(Refused):  # its namespace is about to go
-            self._api.create(f"/api/v1/namespaces/{pod.namespace}/events", event)
-
-
-def _condition(kind: str, met: bool, reason: str = "", message: str = "") -> dict[str, Any]:
-    told = {"type": kind, "status": "True" if met else "False", "lastTransitionTime": _now()}
-    return told | {"reason": reason or None, "message": message or None}  # None takes an earlier one away
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def main() -> None:
     processes.die_with_parent()
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
-    kubelet = Kubelet(Path(sys.argv[1]))
+    folder = Path(sys.argv[1])
+    kubelet = Kubelet(folder, Api(folder / "kubeconfig", keep=True))
+    kubelet.port = LogServer(folder / "tls.crt", kubelet.log_of).server_port
     try:
         while not asked:
             try:
-                kubelet.tick()
+                _tick(kubelet, folder)
             except (OSError, Refused) as error:  # the server is away for a while
-                print(f"{_now()} {type(error).__name__}: {error}", flush=True)
+                print(f"{stamp()} {type(error).__name__}: {error}", flush=True)
             time.sleep(_TICK)
     finally:
         kubelet.close()
+
+
+def _tick(kubelet: Kubelet, folder: Path) -> None:
+    pool = Pool.of_text((folder / "pool.json").read_text(encoding="utf-8"))
+    kubelet.tick(pool)
+    taken = folder / "taken.new"
+    taken.write_text(str(pool.serial), encoding="ascii")
+    taken.rename(folder / "taken")
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.testing import BackendContract, Emulator
+from kinetic_orchestration.testing.kubernetes.pods.nodes import KILLED, NodeGroup, tpu_pool
 from tests.support.kubernetes.control_plane import ControlPlane
-from tests.support.kubernetes.fixtures import CONFORMANCE
-from tests.support.kubernetes.nodes import KILLED, Nodes, tpu_pool
+from tests.support.kubernetes.emulated import EmulatedPlane
 
-pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(0)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(0)]
 
 KEY = "a-signing-key-of-the-tests"
 
@@ -28,7 +28,7 @@ class TestKubernetesBackend(BackendContract):
 
     @pytest.fixture
     def environment(
-        self, home: Path, plane: ControlPlane, namespace: str, nodes: Nodes, tmp_path: Path
+        self, home: Path, plane: ControlPlane | EmulatedPlane, namespace: str, nodes: NodeGroup, tmp_path: Path
     ) -> Iterator[Mapping[str, str]]:
         self.plane, self.namespace, self.nodes = plane, namespace, nodes
         with Emulator(python=sys.executable, hosts=False) as bucket:

@@ -17,22 +17,22 @@ from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import K
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.kubernetes.observing import observer
 from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.testing.kubernetes.api.answers import Object
+from kinetic_orchestration.testing.kubernetes.pods.nodes import KILLED, NodeGroup, tpu_pool
 from tests.core.platforms.kubernetes import attempts
 from tests.core.platforms.kubernetes.attempts import attempt_of, job_of, plan_of, pod_of, rendered
-from tests.support.kubernetes.api import Object
 from tests.support.kubernetes.control_plane import ControlPlane
-from tests.support.kubernetes.fixtures import CONFORMANCE
-from tests.support.kubernetes.nodes import KILLED, Nodes, tpu_pool
+from tests.support.kubernetes.emulated import EmulatedPlane
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(1)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(1)]
 
 DRY = "?dryRun=All&fieldValidation=Strict"
 FOREVER = "import time; time.sleep(600)"  # deaf to SIGTERM, as any first process without a handler
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
 
 
-def test_every_manifest_is_taken_with_its_jobs_and_pods(plane: ControlPlane, namespace: str) -> None:
+def test_every_manifest_is_taken_with_its_jobs_and_pods(plane: ControlPlane | EmulatedPlane, namespace: str) -> None:
     """By the server, and by the webhooks of JobSet and Kueue. Strictly: it knows every field."""
     plane.api.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "trainer"}})
     for plan in attempts.ALL:
@@ -48,7 +48,7 @@ def test_every_manifest_is_taken_with_its_jobs_and_pods(plane: ControlPlane, nam
 class Placed:
     """An attempt in the cluster, as the backend sees it."""
 
-    def __init__(self, plane: ControlPlane, namespace: str) -> None:
+    def __init__(self, plane: ControlPlane | EmulatedPlane, namespace: str) -> None:
         self._plane, self._namespace, self._said = plane, namespace, 0
         settings = Settings(
             home=Path("/nowhere"), store="gs://bucket/kinetic", deployment="Production EU", backend="kubernetes"
@@ -106,7 +106,7 @@ class Placed:
 
 
 @pytest.fixture
-def placed(plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Placed]:
+def placed(plane: ControlPlane | EmulatedPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Placed]:
     monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
     monkeypatch.setattr(observer, "EXPLAINED_SECONDS", 0.5)
     placed = Placed(plane, namespace)
@@ -125,7 +125,7 @@ def test_what_the_scheduler_and_an_autoscaler_say_is_told_with_the_pool_that_is_
     placed.await_told(attempt, "a pool of such nodes is as large as it may be")
 
 
-def test_an_attempt_ends_of_what_waiting_does_not_change(placed: Placed, namespace: str, nodes: Nodes) -> None:
+def test_an_attempt_ends_of_what_waiting_does_not_change(placed: Placed, namespace: str, nodes: NodeGroup) -> None:
     nodes.add(*tpu_pool(namespace, 1, chips=8))
     nodes.lack({"gone:1": "InvalidImageName"})
     attempt = placed.submit("v5e-8", image="gone:1")
@@ -133,7 +133,7 @@ def test_an_attempt_ends_of_what_waiting_does_not_change(placed: Placed, namespa
 
 
 def test_pods_without_rights_of_root_run_where_others_are_refused(
-    plane: ControlPlane, namespace: str, nodes: Nodes, placed: Placed
+    plane: ControlPlane | EmulatedPlane, namespace: str, nodes: NodeGroup, placed: Placed
 ) -> None:
     restricted = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
     plane.api.patch(f"/api/v1/namespaces/{namespace}", restricted)
@@ -150,7 +150,12 @@ def test_pods_without_rights_of_root_run_where_others_are_refused(
 
 @pytest.mark.parametrize("end", [KILLED, "delete"])
 def test_a_pod_that_died_is_named_with_what_it_died_of(
-    plane: ControlPlane, namespace: str, nodes: Nodes, placed: Placed, end: str, monkeypatch: pytest.MonkeyPatch
+    plane: ControlPlane | EmulatedPlane,
+    namespace: str,
+    nodes: NodeGroup,
+    placed: Placed,
+    end: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also one that is gone: the rule for every exit code has its Job keep that."""
     monkeypatch.setattr(boot, "LOADER", FOREVER)
@@ -167,7 +172,7 @@ def test_a_pod_that_died_is_named_with_what_it_died_of(
 
 
 def test_rows_tell_of_every_turn_in_the_life_of_sets(
-    plane: ControlPlane, namespace: str, nodes: Nodes, placed: Placed, monkeypatch: pytest.MonkeyPatch
+    plane: ControlPlane, namespace: str, nodes: NodeGroup, placed: Placed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one that runs, nothing is read for its own sake: a row has to change with each turn."""
     monkeypatch.setattr(boot, "LOADER", FOREVER)

@@ -22,13 +22,12 @@ from kinetic_orchestration.platforms.kubernetes.api import client
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
+from kinetic_orchestration.testing.kubernetes.pods.nodes import tpu_pool
 from tests.core.platforms.kubernetes.api.scripted_server import Authority
 from tests.support.kubernetes.api import Refused
-from tests.support.kubernetes.fixtures import CONFORMANCE
-from tests.support.kubernetes.nodes import tpu_pool
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(4)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(4)]
 
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
@@ -265,6 +264,8 @@ def test_admission_that_refuses_the_set_is_told_before_anything_is_made(admin: S
 # ---- a cluster that lacks something, or is not there -----------------------------------------------------------
 
 
+@pytest.mark.conformance
+@pytest.mark.timeout(func_only=True)
 def test_a_cluster_without_jobset_and_kueue(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.support.kubernetes.control_plane import ControlPlane
 

@@ -19,9 +19,10 @@ from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Obj
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.shared.cluster_access import Access, no_pair
 from tests.core.platforms.kubernetes.api.scripted_server import Authority
+from tests.support.kubernetes.fixtures import only_real
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.turn(3)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(3)]
 
 
 @pytest.fixture
@@ -175,6 +176,7 @@ def test_a_pod_is_its_service_account(api: Api, access: Access, space: str, tmp_
     assert f'User "system:serviceaccount:{space}:default" cannot list resource "pods"' in error.words
 
 
+@only_real
 def test_a_program_gives_the_certificate(plane: Any, access: Access, tmp_path: Path) -> None:
     pair = access.pair()
     assert pair is not None

@@ -1,12 +1,11 @@
-"""The environment and the command of a pod's container, as a kubelet resolves them, and what GKE's webhook adds. Pure."""
+"""The environment and the command of a pod's container, as a kubelet resolves them; what GKE's webhook adds. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-Object = dict[str, Any]
+from kinetic_orchestration.testing.kubernetes.api.answers import Object
 
 _REFERENCE = re.compile(r"\$(?:(\$)|\(([^)]*)\))")
 _MAPPED = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
@@ -74,7 +73,7 @@ def _referred(
         "configMapKeyRef": ("configmaps", "configmap", "ConfigMap"),
     }
     if kind not in kinds:
-        raise NotResolved(f"the tests' kubelet does not know {kind} of container {container['name']}")
+        raise NotResolved(f"{kind} of container {container['name']} is not known here")
     plural, name, word = kinds[kind]
     found = stored(plural, reference["name"])
     if found is None:
@@ -94,7 +93,7 @@ def _field(pod: Object, path: str) -> str:
     if mapped := _MAPPED.fullmatch(path):
         return str(pod["metadata"].get(mapped[1], {}).get(mapped[2], ""))
     if path not in _FIELDS:
-        raise NotResolved(f"the tests' kubelet does not know the field {path}")
+        raise NotResolved(f"the field {path} is not known here")
     kind, name = path.split(".")
     return str(pod[kind].get(name, ""))
 

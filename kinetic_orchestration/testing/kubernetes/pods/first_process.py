@@ -1,4 +1,4 @@
-"""`python -I -S first_process.py COMMAND…`: runs a command as the first process of a pid namespace, and ends as it does.
+"""`python -I -S first_process.py COMMAND…`: run a command as the first process of a pid namespace, and end as it.
 
 `unshare` of util-linux does not tell by which signal it was killed. It needs root, or a machine where users have
 namespaces of their own. Its exit code is the command's, or 128 and the number of the signal.

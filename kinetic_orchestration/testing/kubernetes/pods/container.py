@@ -1,7 +1,8 @@
-"""A container of the tests' kubelet: a process of this machine, the first of a pid namespace where that is permitted.
+"""A container: a process of this machine, the first of a pid namespace where that is permitted.
 
-There it is what it would be on a node: process 1, which adopts orphans and ignores every signal that it does not handle,
-and whose end is the end of all others. Elsewhere it leads a group of processes. It dies with the kubelet.
+There it is what it would be on a node: process 1, which adopts orphans and ignores every signal that it does not
+handle, and whose end is the end of all others. Elsewhere it leads a group of processes. It dies with the thread that
+starts it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kinetic_orchestration.protocol.system import processes
-from tests.support.kubernetes.tied import tied
+from kinetic_orchestration.testing.kubernetes.pods.tied import tied
 
 
 class Container:

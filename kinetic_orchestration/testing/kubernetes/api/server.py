@@ -1,0 +1,201 @@
+"""An emulated API server on a port of loopback, by TLS: connections, identities, and requests that are to fail.
+
+A client is known by a token: in its header, or, as GKE's clients have none here, as the first part of its paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import json
+import logging
+import socket
+import ssl
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from kinetic_orchestration.testing.kubernetes.api import answers
+from kinetic_orchestration.testing.kubernetes.api.answers import NotServed, Object, Refused
+from kinetic_orchestration.testing.kubernetes.api.requests import Request
+from kinetic_orchestration.testing.kubernetes.api.rules import rights
+from kinetic_orchestration.testing.kubernetes.api.rules.rights import User
+
+_LARGEST = 8 << 20
+_log = logging.getLogger(__name__)
+
+Answerer = Callable[[Request], tuple[int, Object | bytes]]
+
+
+@dataclass
+class Fault:
+    """Requests that are refused: those whose method and path are such, so often.
+
+    Attributes:
+        pattern: Of a method and a path: `POST */jobsets`.
+        refusal: The answer.
+        times: How often; None for always.
+        retry_after: Seconds after which the client is to ask again; 0 if nothing is said of that.
+    """
+
+    pattern: str
+    refusal: Refused
+    times: int | None = 1
+    retry_after: int = 0
+
+
+class ApiServer:
+    """The server, from `open` until `close`; in between it may be away for a while.
+
+    Args:
+        answer: Answers a request.
+        user_of: Returns who has a token; None if nobody has.
+        certificate: A file with the certificate and its key.
+    """
+
+    def __init__(self, answer: Answerer, user_of: Callable[[str], User | None], certificate: Path) -> None:
+        self._answer = answer
+        self._user_of = user_of
+        self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._context.load_cert_chain(certificate)
+        self._server: _Server | None = None
+        self.port = 0
+        self.faults: list[Fault] = []
+
+    @property
+    def is_open(self) -> bool:
+        return self._server is not None
+
+    def open(self) -> None:
+        """Listen, at the same port as before."""
+        self._server = _Server(("127.0.0.1", self.port), self._context, self)
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        """Be away: no connection is left."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.cut()
+            self._server = None
+
+    def respond(self, method: str, target: str, headers: Any, body: bytes) -> tuple[int, bytes, str, int]:
+        """Return a status, a body, its kind, and seconds until the client may ask again."""
+        try:
+            url = urlsplit(target)
+            user, path = self._known(url.path, headers.get("Authorization", ""))
+            if (other := headers.get("Impersonate-User")) and rights.ADMINISTRATORS in user.groups:
+                user = User(other)
+            query = dict(parse_qsl(url.query, keep_blank_values=True))
+            for fault in list(self.faults):
+                if fnmatch.fnmatch(f"{method} {path}", fault.pattern):
+                    return self._failed(fault)
+            found = Request(method, path, query, _parsed(body), _kind(headers), user)
+            status, answer = self._answer(found)
+        except Refused as refused:
+            return refused.code, json.dumps(refused.status).encode(), "application/json", 0
+        except NotServed:
+            return 404, b"404 page not found\n", "text/plain; charset=utf-8", 0
+        except Exception:  # a bug of the emulator: the caller gets it as the answer, and the thread continues
+            _log.exception("%s %s failed", method, target)
+            told = answers.refusal(500, "InternalError", "Internal error occurred: the emulator failed")
+            return 500, json.dumps(told.status).encode(), "application/json", 0
+        if isinstance(answer, bytes):
+            return status, answer, "text/plain", 0
+        return status, json.dumps(answer).encode(), "application/json", 0
+
+    def _failed(self, fault: Fault) -> tuple[int, bytes, str, int]:
+        if fault.times is not None:
+            fault.times -= 1
+            if fault.times <= 0:
+                self.faults.remove(fault)
+        return fault.refusal.code, json.dumps(fault.refusal.status).encode(), "application/json", fault.retry_after
+
+    def _known(self, path: str, authorization: str) -> tuple[User, str]:
+        """Return who asks, and the path without a token. Raises Refused."""
+        first, _, rest = path.removeprefix("/").partition("/")
+        by_path = self._user_of(first)
+        scheme, _, token = authorization.partition(" ")
+        user = (self._user_of(token) if scheme == "Bearer" else None) or by_path
+        if user is None:
+            raise answers.unauthorized()
+        return user, f"/{rest}" if by_path is not None else path
+
+
+def _parsed(body: bytes) -> Object | None:
+    try:
+        found = json.loads(body) if body else None
+    except (ValueError, RecursionError) as error:
+        message = f"the object provided is unrecognized: couldn't get version/kind; json parse error: {error}"
+        raise answers.bad(message) from None
+    return found if isinstance(found, dict) else None
+
+
+def _kind(headers: Any) -> str:
+    return str(headers.get("Content-Type", "application/json")).partition(";")[0].strip()
+
+
+class _Server(ThreadingHTTPServer):
+    """Waits for connections; each greets in a thread of its own."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], context: ssl.SSLContext, owner: ApiServer) -> None:
+        self.owner = owner
+        self._connections: set[socket.socket] = set()
+        super().__init__(address, _Handler)
+        self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def cut(self) -> None:
+        self.server_close()
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that broke its connection is no matter of anybody's."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def answer(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        if length > _LARGEST:
+            self.close_connection = True
+            told = answers.refusal(413, "RequestEntityTooLarge", f"Request entity too large: limit is {_LARGEST}")
+            self._send(413, json.dumps(told.status).encode(), "application/json", 0)
+            return
+        self._send(*self.server.owner.respond(self.command, self.path, self.headers, self.rfile.read(length)))
+
+    do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = answer
+
+    def _send(self, status: int, body: bytes, kind: str, retry_after: int) -> None:
+        self.send_response(status)
+        self.send_header("Audit-Id", str(uuid.uuid4()))
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        if retry_after:
+            self.send_header("Retry-After", str(retry_after))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: what happens is told by events."""

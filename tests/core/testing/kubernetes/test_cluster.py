@@ -1,0 +1,113 @@
+"""What a test makes an emulated cluster do: requests that fail, lists that expire, machines that go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kinetic_orchestration.platforms.kubernetes.api import answers, client, kubeconfig
+from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
+from kinetic_orchestration.platforms.kubernetes.api.client import Api
+from kinetic_orchestration.testing import Cluster, NodePool
+from kinetic_orchestration.testing.kubernetes.api.objects import condition
+from tests.support.waits import wait_until
+
+MAPS = "/api/v1/namespaces/default/configmaps"
+PODS = "/api/v1/namespaces/default/pods"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    pool = NodePool("spot", {"cloud.google.com/gke-spot": "true"}, allocatable={"cpu": "4"}, most=1)
+    with Cluster(tmp_path / "cluster", {"PATH": "/usr/bin:/bin"}, pools=[pool], provision=0.0) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def api(cluster: Cluster, tmp_path: Path) -> Iterator[Api]:
+    path = cluster.write_kubeconfig(tmp_path / "kubeconfig")
+    with Api(kubeconfig.load({}, path=str(path)), patience=5.0) as api:
+        wait_until(lambda: api.list("/api/v1/namespaces/default/serviceaccounts"), "pods may be created")
+        yield api
+
+
+def pod(name: str, script: str = "exec sleep 600") -> dict[str, object]:
+    container = {
+        "name": "main", "image": "python", "command": ["sh", "-c", script], "resources": {"requests": {"cpu": "1"}},
+    }  # fmt: skip
+    spec = {
+        "restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container],
+        "nodeSelector": {"cloud.google.com/gke-spot": "true"},
+    }  # fmt: skip
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+def test_a_request_is_refused_until_the_server_is_less_busy(cluster: Cluster, api: Api) -> None:
+    cluster.fail("POST */configmaps", 429, times=2, retry_after=1)
+    heard: list[client.Exchange] = []
+    with client.listening(heard.append):
+        api.create(MAPS, {"metadata": {"name": "a"}})
+    assert [one.status for one in heard] == [429, 429, 201]
+    assert heard[1].seconds < 1.0
+
+
+def test_a_list_that_expired_is_read_from_its_beginning(cluster: Cluster, api: Api) -> None:
+    names = [f"map-{number}" for number in range(5)]
+    for name in names:
+        api.create(MAPS, {"metadata": {"name": name}})
+    heard: list[client.Exchange] = []
+
+    def forget(exchange: client.Exchange) -> None:
+        heard.append(exchange)
+        if len(heard) == 1:
+            cluster.forget_lists()
+
+    with client.listening(forget):
+        found = api.list(MAPS, limit=2)
+    assert [one["metadata"]["name"] for one in found] == names
+    assert [one.status for one in heard] == [200, 410, 200, 200, 200]
+
+
+def test_spot_machines_tell_their_pods_before_they_go(cluster: Cluster, api: Api, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    api.create(PODS, pod("a", f'trap "touch {mark}; exit 0" TERM; while :; do sleep 0.05; done'))
+    wait_until(lambda: api.get(f"{PODS}/a")["status"]["phase"] == "Running", lambda: api.get(f"{PODS}/a"), within=20)
+    cluster.preempt("spot", notice=2.0)
+    wait_until(lambda: not api.list(PODS), "its pod goes", within=20)
+    assert mark.exists()
+    wait_until(lambda: not api.list("/api/v1/nodes"), "its machine goes", within=20)
+    cluster.stockout("spot")
+    api.create(PODS, pod("b"))
+
+    def told() -> list[str]:
+        return [
+            event["message"] for event in api.list("/api/v1/namespaces/default/events", fields="reason=FailedScaleUp")
+        ]
+
+    assert "GCE out of resources" in wait_until(told, "it says so", within=20)[0]
+    cluster.restock("spot")
+    wait_until(lambda: condition(api.get(f"{PODS}/b"), "Ready"), "its pod runs", within=20)
+
+
+def test_a_client_without_a_token_is_not_let_in(cluster: Cluster, api: Api) -> None:
+    import http.client
+    import ssl
+
+    context = ssl.create_default_context(cadata=cluster.authority)
+    for path in ("/version", "/not-the-token/version"):
+        connection = http.client.HTTPSConnection(cluster.address, context=context)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        assert answer.status == 401, answer.read()
+        connection.close()
+
+
+def test_a_server_that_is_away_comes_back_at_the_same_address(cluster: Cluster, api: Api) -> None:
+    cluster.interrupt("kube-apiserver")
+    with pytest.raises(ApiError) as caught:
+        api.get("/version")
+    assert caught.value.kind == answers.UNREACHABLE
+    cluster.resume("kube-apiserver")
+    assert api.get("/version")["major"] == "1"

@@ -1,0 +1,62 @@
+"""Jobs on the emulated cluster of GKE, found and reached as one of Google's: no line of a program knows the difference."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.testing import Emulator
+from tests.support.faults import load_jobs
+
+pytestmark = [pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def emulated() -> Iterator[Emulator]:
+    with Emulator(python=sys.executable) as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Any:
+    return load_jobs(tmp_path / "project", "gke_jobs")
+
+
+@pytest.mark.parametrize("backend", ["gke", "kubernetes"])
+def test_a_slice_of_several_hosts_is_made_for_a_job_and_its_value_comes_back(
+    emulated: Emulator, home: Path, jobs: Any, tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in emulated.environ(backend=backend).items():
+        monkeypatch.setenv(name, value)
+    marks = tmp_path / "marks"
+    job = kinetic.run(accelerator="v4-8")(jobs.leaves_mark).run_async(str(marks))
+    assert job.result(timeout=150) in marks.read_text().split()
+    assert len(marks.read_text().split()) == 2
+    emulated.wait_until_empty(60)
+
+
+EXAMPLE = Path(__file__).parents[3] / "example_pipelines" / "dagster_weekly.py"
+
+
+@pytest.mark.turn(1)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("backend", ["local", "tpu-vm", "gke"])
+def test_an_example_runs_unchanged_wherever_its_environment_says(
+    emulated: Emulator, home: Path, tmp_path: Path, backend: str
+) -> None:
+    """Its first attempt dies, and the next goes on where it was."""
+    settings = {} if backend == "local" else emulated.environ(backend=backend, deployment=backend)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE)], cwd=tmp_path, env={**os.environ, **settings}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, errors="replace", timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "in 2 attempts; the last one went on after epoch 3" in done.stdout
+    emulated.wait_until_empty(60)
