@@ -106,10 +106,11 @@ def _check_flex_start(plan: Plan, node: Node) -> None:
         raise UsageError(
             f"flex-start gives no {node.machine}, the machine of {name}: ask for spot capacity or a reservation"
         )
-    if node.resource == nodes.TPU and plan.slice.hosts > 1 and not plan.cloud["queued_provisioning"]:
+    if plan.hosts > 1 and not plan.cloud["queued_provisioning"]:
         raise UsageError(
-            f"{name} has {plan.slice.hosts} hosts, and flex-start gives TPU slices of several hosts by queued "
-            "provisioning alone: add queued_provisioning=True, and a queue whose admission check asks for it"
+            f"the job has {plan.hosts} hosts, and flex-start gives machines one by one, so the first would wait for "
+            "the others, and no TPU slice of several: add queued_provisioning=True, which asks for all of them at "
+            "once, and a queue whose admission check does so"
         )
     if (run := float(plan.limits.run or 0.0)) > LONGEST - AROUND:
         raise UsageError(

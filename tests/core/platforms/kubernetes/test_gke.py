@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
+from kinetic_orchestration.plan.hardware.accelerators import on_hosts, parse
 from kinetic_orchestration.plan.values import Limits, Plan
 from kinetic_orchestration.platforms.kubernetes import gke
 from tests.core.platforms.kubernetes.attempts import GKE, plan_of, pod_of, rendered
@@ -138,11 +140,19 @@ def test_queued_provisioning_asks_for_all_machines_at_once_for_as_long_as_the_ru
         ("gb200x4", "flex-start gives no a4x-highgpu-4g"),
         ("gpu:2", "gpu:2 names no machine of GKE"),
         ("cpu:8", "cpu:8 names no machine of GKE"),
-        ("v6e-16", "v6e-16 has 4 hosts, and flex-start gives TPU slices of several hosts by queued provisioning alone"),
+        ("v6e-16", "the job has 4 hosts, and flex-start gives machines one by one"),
     ],
 )
 def test_what_flex_start_does_not_give_is_refused_by_name(accelerator: str, said: str) -> None:
     assert said in refusal(flexible(accelerator))
+
+
+def test_nodes_of_gpus_that_come_by_flex_start_come_at_once() -> None:
+    two = on_hosts(parse("h100x8"), 2)
+    said = refusal(replace(flexible("h100x8"), slice=two))
+    assert "the job has 2 hosts, and flex-start gives machines one by one" in said
+    assert "add queued_provisioning=True" in said
+    gke.check_capacity(replace(flexible("h100x8", **BY_QUEUE), slice=two))
 
 
 def test_a_run_that_outlives_machines_of_flex_start_is_refused() -> None:
