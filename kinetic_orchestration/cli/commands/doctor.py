@@ -83,9 +83,11 @@ def _print_role(arguments: Namespace, spec: JobSpec | None) -> int:
     backend = open_backend(name if name == "gke" else "kubernetes", settings)
     assert isinstance(backend, KubernetesBackend)
     secrets = bool(options.capture_env_vars) and name != "gke"  # which has Secret Manager
-    queue = isinstance(options.cloud, Kubernetes) and bool(queues_of(options.cloud.queue))
+    cloud = options.cloud if isinstance(options.cloud, Kubernetes) else Kubernetes()
+    queue = bool(queues_of(cloud.queue))
+    namespaces = tuple(cloud.namespaces) or (backend.usual_place().rpartition("/")[2],)
     granted = rights.of(secrets=secrets, queue=queue)
-    printed = rights.role(granted, backend.usual_place().rpartition("/")[2], arguments.role)
+    printed = [each for namespace in namespaces for each in rights.role(granted, namespace, arguments.role)]
     if arguments.json:
         show_json({"apiVersion": "v1", "kind": "List", "items": printed})
     else:

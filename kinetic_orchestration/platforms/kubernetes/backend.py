@@ -27,7 +27,7 @@ from kinetic_orchestration.plan.hardware import accelerators, nodes
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.values import GONE, PROVISIONING, QUEUED, UNKNOWN, Freed, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
-from kinetic_orchestration.platforms.kubernetes import capacity, gke, manifest, preflight
+from kinetic_orchestration.platforms.kubernetes import gke, manifest, preflight
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
@@ -85,7 +85,7 @@ class KubernetesBackend:
 
     def check(self, plan: Plan) -> None:
         node = nodes.node(plan.slice)
-        capacity.check(plan)
+        gke.check_capacity(plan)
         for text in plan.cloud["tolerations"]:
             manifest.toleration(text)
         if plan.slices > 1 and node.resource != nodes.TPU:
@@ -418,7 +418,7 @@ def _hosts(found: Object) -> int:
 
 def _is_asked_for(seen: Seen) -> bool:
     """Return True if a request of flex-start is with Google: elsewhere, a new one would be behind all others."""
-    if seen.set is None or not capacity.of_pod(manifest.pod_spec(seen.set)).flex_start:
+    if seen.set is None or not gke.capacity_of(manifest.pod_spec(seen.set)).flex_start:
         return False
     reserved = waiting.condition(seen.workload or {}, "QuotaReserved") or {}
     return reserved.get("status") != "False"
@@ -436,7 +436,7 @@ def _wanted(placement: Mapping[str, Any], seen: Seen) -> Wanted:
         return Wanted(labels)
     if slice_.kind == "gpu":
         slice_ = accelerators.on_hosts(slice_, placement["hosts"])
-    command = gke.pool_command(slice_, placement["zone"], **capacity.of_pod(pod)._asdict())
+    command = gke.pool_command(slice_, placement["zone"], **gke.capacity_of(pod)._asdict())
     return Wanted(labels, f"make a pool of such nodes with: {command}" if command else "")
 
 

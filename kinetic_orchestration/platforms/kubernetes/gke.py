@@ -1,19 +1,38 @@
-"""What the name of a cluster tells of it, if gcloud wrote the kubeconfig, and how users make a pool there. Pure.
+"""GKE's own: the names of its clusters, the capacity that pods ask for, and the pools of nodes that have it. Pure.
 
-`gcloud container clusters get-credentials` calls a context gke_PROJECT_LOCATION_CLUSTER.
+`gcloud container clusters get-credentials` calls a context gke_PROJECT_LOCATION_CLUSTER. Capacity is on demand, or by
+labels of nodes a reservation's or that of flex-start. This module does not know what is free, nor a manifest.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import UnknownAccelerator, UsageError
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.hardware.accelerators import Slice
+from kinetic_orchestration.plan.hardware.nodes import Node
+from kinetic_orchestration.plan.values import Plan
+
+RESERVATION = "cloud.google.com/reservation-name"
+RESERVATION_PROJECT = "cloud.google.com/reservation-project"
+FLEX_START = ("cloud.google.com/gke-flex-start", "true")
+QUEUED = ("cloud.google.com/gke-queued", "true")  # label and taint of nodes that one ProvisioningRequest makes
+COMPUTE_CLASS = "cloud.google.com/compute-class"  # whose nodes have it as a taint, too
+MAX_RUN = "provreq.kueue.x-k8s.io/maxRunDurationSeconds"  # Kueue makes a parameter of the request of it
+LONGEST = 7 * 86400.0  # seconds for which machines of flex-start are given
+AROUND = 3600.0  # seconds beyond a run in which images, environment and inputs come, and results leave
+ZONE = "topology.kubernetes.io/zone"
 
 _NAME = re.compile(r"gke_([a-z0-9.:-]+)_([a-z0-9-]+)_([a-z0-9-]+)(?:/|$)")
 _ZONE = re.compile(r"-[a-z]$")
+_RESERVATION = re.compile(
+    r"(?:projects/(?P<project>[a-z0-9.:-]+)/(?:zones/(?P<zone>[a-z0-9-]+)/)?reservations/)?"
+    r"(?P<name>[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)"
+)
 
 
 class Cluster(NamedTuple):
@@ -51,3 +70,111 @@ def pool_command(slice: Slice, place: str, **capacity: Any) -> str:
     except (UnknownAccelerator, UsageError):  # none of this name, or by reservation alone
         return ""
     return lines.replace("\n", " && ")
+
+
+# ---- capacity --------------------------------------------------------------------------------------------------------
+
+
+class Capacity(NamedTuple):
+    """The machines that a pod asks for: on demand, if it has none of the fields."""
+
+    reservation: str = ""  # by name, or with its project
+    flex_start: bool = False
+    queued_provisioning: bool = False
+
+
+def check_capacity(plan: Plan) -> None:
+    """Refuse what GKE does not give that way. Raises UsageError."""
+    node, reservation = nodes.node(plan.slice), plan.cloud["reservation"]
+    if plan.cloud["flex_start"]:
+        _check_flex_start(plan, node)
+    if not reservation:
+        return
+    _reserved(reservation)
+    if node.machine and not node.on_demand and node.flex_start:
+        raise UsageError(
+            f"{node.machine}, the machine of {plan.slice.name}, is given as spot or by flex-start alone: leave out "
+            "the reservation"
+        )
+
+
+def _check_flex_start(plan: Plan, node: Node) -> None:
+    name = plan.slice.name
+    if not node.machine:
+        raise UsageError(f"{name} names no machine of GKE, and flex-start gives such with accelerators: name a model")
+    if not node.flex_start:
+        raise UsageError(
+            f"flex-start gives no {node.machine}, the machine of {name}: ask for spot capacity or a reservation"
+        )
+    if plan.hosts > 1 and not plan.cloud["queued_provisioning"]:
+        raise UsageError(
+            f"the job has {plan.hosts} hosts, and flex-start gives machines one by one, so the first would wait for "
+            "the others, and no TPU slice of several: add queued_provisioning=True, which asks for all of them at "
+            "once, and a queue whose admission check does so"
+        )
+    if (run := float(plan.limits.run or 0.0)) > LONGEST - AROUND:
+        raise UsageError(
+            f"machines of flex-start are given for 7 days, and limits.run is {run / 86400:.3g} days: allow at most "
+            "167h, so that an hour is left around it"
+        )
+
+
+def labels(plan: Plan, place: str) -> dict[str, str]:
+    """Return the labels of the nodes that have such capacity. `place`: CLUSTER/NAMESPACE."""
+    if plan.cloud["flex_start"]:
+        return dict([QUEUED if plan.cloud["queued_provisioning"] else FLEX_START])
+    if not plan.cloud["reservation"]:
+        return {}
+    project, zone, name = _reserved(plan.cloud["reservation"])
+    known = cluster_of(place)
+    own = plan.project or (known.project if known is not None else "")
+    found = {RESERVATION: name}
+    if project and project != own:  # shared by another project
+        found[RESERVATION_PROJECT] = project
+    return {**found, **({ZONE: zone} if zone else {})}
+
+
+def taints(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """Return key and value of the taints that nodes of such capacity may have."""
+    named = str((plan.cloud["node_selector"] or {}).get(COMPUTE_CLASS) or "")
+    given = {
+        FLEX_START: plan.cloud["flex_start"],
+        QUEUED: plan.cloud["queued_provisioning"],
+        (COMPUTE_CLASS, named): named,
+    }
+    return tuple(taint for taint, has in given.items() if has)
+
+
+def notes_for_kueue(plan: Plan) -> dict[str, str]:
+    """Return the annotations of a JobSet by which Kueue asks for such capacity."""
+    if not plan.cloud["queued_provisioning"]:
+        return {}
+    seconds = math.ceil(min(float(plan.limits.run or LONGEST) + AROUND, LONGEST))
+    return {MAX_RUN: str(seconds)}
+
+
+def capacity_of(spec: Mapping[str, Any]) -> Capacity:
+    """Return the capacity that the spec of a pod asks for."""
+    chosen = spec.get("nodeSelector", {})
+    name, project = str(chosen.get(RESERVATION, "")), chosen.get(RESERVATION_PROJECT)
+    queued = chosen.get(QUEUED[0]) == QUEUED[1]
+    return Capacity(
+        reservation=f"projects/{project}/reservations/{name}" if name and project else name,
+        flex_start=queued or chosen.get(FLEX_START[0]) == FLEX_START[1],
+        queued_provisioning=queued,
+    )
+
+
+def _reserved(reservation: str) -> tuple[str, str, str]:
+    """Return the project, the zone and the name of a reservation; "" for what its path leaves out."""
+    if (match := _RESERVATION.fullmatch(reservation)) is not None:
+        return match["project"] or "", match["zone"] or "", match["name"]
+    if "/reservationBlocks/" in reservation:
+        raise UsageError(
+            f"cloud=Kubernetes(reservation={reservation!r}): pods take machines of whole reservations, and no block "
+            "of one; leave out what follows its name"
+        )
+    raise UsageError(
+        f"cloud=Kubernetes(reservation={reservation!r}) names no reservation: write its name, or "
+        "projects/PROJECT/reservations/NAME for one that another project shares"
+    )

@@ -18,7 +18,7 @@ from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.hardware.nodes import Node
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.kubernetes import boot, capacity, gke
+from kinetic_orchestration.platforms.kubernetes import boot, gke
 from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.platforms.shared.orders import orders_of
 from kinetic_orchestration.protocol import attempt_rules, names
@@ -65,7 +65,7 @@ def render(asked: Submission) -> dict[str, Any]:
         annotations[TOPOLOGY] = NODE_POOL
     named = ((QUEUE, placement.get("queue")), (PRIORITY, plan.cloud["priority_class"]))
     queue = {key: name for key, name in named if name}
-    annotations |= capacity.of_set(plan)
+    annotations |= gke.notes_for_kueue(plan)
     job = {
         "parallelism": hosts,
         "completions": hosts,
@@ -126,7 +126,7 @@ def _failures() -> list[dict[str, Any]]:
 def _pod(asked: Submission, node: Node) -> dict[str, Any]:
     plan, cloud = asked.plan, asked.plan.cloud
     selector = _selector(asked, node)
-    selector |= capacity.labels(plan, asked.intent.placement["zone"])
+    selector |= gke.labels(plan, asked.intent.placement["zone"])
     selector |= cloud["node_selector"] or {}
     affinity = {} if _is_gke(asked, node) else _affinity(plan, node)
     account, pull, user = cloud["service_account"], cloud["image_pull_secrets"], cloud["run_as_user"]
@@ -228,7 +228,7 @@ def _tolerations(asked: Submission, node: Node) -> list[dict[str, str]]:
     if plan.spot or plan.slice.spot:
         known = [GKE_SPOT] if _is_gke(asked, node) else SPOT
         found += [{"key": key, "operator": "Equal", "value": value} for key, value in known]
-    found += [{"key": key, "operator": "Equal", "value": value} for key, value in capacity.taints(plan)]
+    found += [{"key": key, "operator": "Equal", "value": value} for key, value in gke.taints(plan)]
     return [*found, *map(toleration, plan.cloud["tolerations"])]
 
 

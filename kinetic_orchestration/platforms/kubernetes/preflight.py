@@ -21,7 +21,7 @@ from kinetic_orchestration.plan.declare.cloud import queues_of
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.values import Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.kubernetes import capacity, manifest, rights
+from kinetic_orchestration.platforms.kubernetes import gke, manifest, rights
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
@@ -428,7 +428,7 @@ def _maker(place: Place, pod: Object, there: Sequence[Object]) -> str | None:
     provisions, chosen = place.api.access.provisions, pod.get("nodeSelector", {})
     if EVERYTHING in provisions or any(node["metadata"]["name"].startswith(_OF_AUTOPILOT) for node in there):
         return "Autopilot"
-    if name := chosen.get(capacity.COMPUTE_CLASS):
+    if name := chosen.get(gke.COMPUTE_CLASS):
         try:
             place.api.get(f"/apis/cloud.google.com/v1/computeclasses/{name}")
         except ApiError as error:
@@ -458,7 +458,7 @@ def _autoscaler(api: Api, there: Sequence[Object]) -> str | None:
 
 def _pool(place: Place, pod: Object) -> str:
     """Return what gives the cluster such nodes: of GKE the command, elsewhere what they must have."""
-    if name := pod.get("nodeSelector", {}).get(capacity.COMPUTE_CLASS):
+    if name := pod.get("nodeSelector", {}).get(gke.COMPUTE_CLASS):
         return f"There is no compute class {name} that makes them: see those there are: kubectl get computeclasses"
     if (found := _gke(place)) is not None:
         project, location, cluster = found
@@ -470,7 +470,7 @@ def _pool(place: Place, pod: Object) -> str:
                 location=location,
                 zone=zone,
                 project=project,
-                **capacity.of_pod(pod)._asdict(),
+                **gke.capacity_of(pod)._asdict(),
             )
         except KineticError as error:
             return str(error)

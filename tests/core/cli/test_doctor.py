@@ -137,3 +137,22 @@ def test_doctor_tells_programs_the_same(home: Path, capsys: pytest.CaptureFixtur
     assert {entry["name"]: entry["source"] for entry in report["settings"]}["home"] == "KINETIC_HOME"
     assert {entry["state"] for entry in report["checks"]} == {"ok"}
     assert set(report["checks"][0]) == {"name", "state", "found", "fix"}
+
+
+def test_the_role_is_printed_for_every_namespace_that_the_job_names(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KINETIC_BACKEND", "kubernetes")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))  # nothing is asked of a cluster
+    file = tmp_path / "step.py"
+    file.write_text(
+        "import kinetic_orchestration as kinetic\n"
+        "@kinetic.run(accelerator='cpu', cloud=kinetic.Kubernetes(namespaces=['east', 'west'], queue=['a', 'b']))\n"
+        "def step(): ...\n"
+    )
+    assert main(["doctor", f"{file}:step", "--role", "user:ada", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)["items"]
+    assert [(one["kind"], one["metadata"]["namespace"]) for one in printed] == [
+        ("Role", "east"), ("RoleBinding", "east"), ("Role", "west"), ("RoleBinding", "west"),
+    ]  # fmt: skip
+    assert "localqueues" in json.dumps(printed[0]["rules"])

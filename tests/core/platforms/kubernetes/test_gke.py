@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
+from kinetic_orchestration.plan.hardware.accelerators import on_hosts, parse
 from kinetic_orchestration.plan.values import Limits, Plan
-from kinetic_orchestration.platforms.kubernetes import capacity, gke
+from kinetic_orchestration.platforms.kubernetes import gke
 from tests.core.platforms.kubernetes.attempts import GKE, plan_of, pod_of, rendered
 
 pytestmark = pytest.mark.fast
@@ -29,7 +31,7 @@ def selector(accelerator: str, zone: str = GKE, **options: Any) -> dict[str, str
 
 def refusal(plan: Plan) -> str:
     with pytest.raises(UsageError) as refused:
-        capacity.check(plan)
+        gke.check_capacity(plan)
     return str(refused.value)
 
 
@@ -47,7 +49,7 @@ def refusal(plan: Plan) -> str:
 )
 def test_a_reservation_is_chosen_by_the_labels_of_its_nodes(reservation: str, labels: dict[str, str]) -> None:
     for accelerator in ("v5e-16", "h100x8", "gpu:2", "cpu:4"):
-        capacity.check(plan_of(accelerator, cloud=Kubernetes(reservation=reservation)))
+        gke.check_capacity(plan_of(accelerator, cloud=Kubernetes(reservation=reservation)))
         assert selector(accelerator, reservation=reservation) == labels
 
 
@@ -80,7 +82,7 @@ def test_a_reservation_is_never_spot(options: dict[str, Any]) -> None:
 
 
 def pool(plan: Plan) -> str:
-    return gke.pool_command(plan.slice, plan.zones[0], **capacity.of_pod(pod_of(rendered(plan)))._asdict())
+    return gke.pool_command(plan.slice, plan.zones[0], **gke.capacity_of(pod_of(rendered(plan)))._asdict())
 
 
 def test_the_line_that_makes_a_pool_names_the_reservation() -> None:
@@ -111,7 +113,7 @@ def tolerated(plan: Plan) -> list[str]:
 def test_flex_start_is_a_label_of_nodes_and_with_a_queue_too(accelerator: str) -> None:
     for options in ({}, {"queue": "ours"}):
         plan = flexible(accelerator, **options)
-        capacity.check(plan)
+        gke.check_capacity(plan)
         assert selector(accelerator, flex_start=True, **options) == FLEX
         assert tolerated(plan) == ["cloud.google.com/gke-flex-start=true"]
         assert "provreq" not in str(rendered(plan)["metadata"])
@@ -122,7 +124,7 @@ def test_queued_provisioning_asks_for_all_machines_at_once_for_as_long_as_the_ru
     run: float, seconds: int
 ) -> None:
     plan = flexible("v6e-16", run, **BY_QUEUE)
-    capacity.check(plan)
+    gke.check_capacity(plan)
     assert selector("v6e-16", **BY_QUEUE) == QUEUED
     assert tolerated(plan) == ["cloud.google.com/gke-flex-start=true", "cloud.google.com/gke-queued=true"]
     told = rendered(plan)["metadata"]["annotations"]["provreq.kueue.x-k8s.io/maxRunDurationSeconds"]
@@ -138,15 +140,23 @@ def test_queued_provisioning_asks_for_all_machines_at_once_for_as_long_as_the_ru
         ("gb200x4", "flex-start gives no a4x-highgpu-4g"),
         ("gpu:2", "gpu:2 names no machine of GKE"),
         ("cpu:8", "cpu:8 names no machine of GKE"),
-        ("v6e-16", "v6e-16 has 4 hosts, and flex-start gives TPU slices of several hosts by queued provisioning alone"),
+        ("v6e-16", "the job has 4 hosts, and flex-start gives machines one by one"),
     ],
 )
 def test_what_flex_start_does_not_give_is_refused_by_name(accelerator: str, said: str) -> None:
     assert said in refusal(flexible(accelerator))
 
 
+def test_nodes_of_gpus_that_come_by_flex_start_come_at_once() -> None:
+    two = on_hosts(parse("h100x8"), 2)
+    said = refusal(replace(flexible("h100x8"), slice=two))
+    assert "the job has 2 hosts, and flex-start gives machines one by one" in said
+    assert "add queued_provisioning=True" in said
+    gke.check_capacity(replace(flexible("h100x8", **BY_QUEUE), slice=two))
+
+
 def test_a_run_that_outlives_machines_of_flex_start_is_refused() -> None:
-    capacity.check(flexible("v5e-8", 167 * 3600.0))
+    gke.check_capacity(flexible("v5e-8", 167 * 3600.0))
     assert "given for 7 days, and limits.run is 7 days: allow at most 167h" in refusal(flexible("v5e-8", 7 * 86400.0))
 
 
