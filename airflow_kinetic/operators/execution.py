@@ -96,7 +96,7 @@ def _defer(operator: KineticTPUOperator, job: Job, location: JobLocation, began:
     limit = None if operator.execution_timeout is None else operator.execution_timeout.total_seconds()
     deadline = None if limit is None else began + limit
     trigger = KineticJobTrigger(
-        job_id=job.job_id, place=location._asdict(), cursor=json.loads(json.dumps(Follower(job).cursor.to_json())),
+        job_id=job.job_id, place=location.to_json(), cursor=json.loads(json.dumps(Follower(job).cursor.to_json())),
         deferred=now, deadline=deadline, poll_interval=float(operator.poll_interval), get_logs=operator.get_logs,
         keeps=operator.cancel_on_kill, limit=limit, heard=worker_exit.announce_exit(),
     )  # fmt: skip

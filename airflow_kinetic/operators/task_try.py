@@ -23,6 +23,7 @@ from airflow_kinetic.shared.tries import ownership, task_identity
 from airflow_kinetic.shared.waiting.calls import in_background
 from kinetic_orchestration.api.opening import describe_differences
 from kinetic_orchestration.errors import JobCancelled, JobNotFound, KeyTaken
+from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.launch import find, launch
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 HANDED_OVER = 600.0  # a trigger may need to take a job that was launched for it; more, if a retry may take it instead
 HEARTBEAT = 300  # seconds after which Airflow misses a worker, by default
 KILL_SECONDS = 20.0  # the longest that a task which was killed waits for its job's cancel to be written
+RELEASE_SECONDS = 15.0  # of these, for what the hosts of a cancelled job leave
 RECHECK_SECONDS = 0.2  # for a job that is being launched while its task is killed
 
 
@@ -260,6 +262,8 @@ class TaskTry:
                 launching = self._launching  # read first: a job launched later was claimed later, too
                 job = self.job or self._found()
                 if job is not None and ownership.cancel_if_owned(job, self.token, "its Airflow task was killed"):
+                    if ownership.leaves_objects(job):
+                        follow(Follower(job), timeout=RELEASE_SECONDS)
                     return
                 if not launching:
                     break

@@ -127,7 +127,7 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
 
         limit = None if self.execution_timeout is None else self.execution_timeout.total_seconds()
         trigger = KineticJobTrigger(
-            job_id=self.job_id, place=location._asdict(), cursor=Cursor().to_json(),
+            job_id=self.job_id, place=location.to_json(), cursor=Cursor().to_json(),
             deferred=time.time(), deadline=None if limit is None else began + limit, get_logs=self.get_logs,
             keeps=False, limit=limit, heard=worker_exit.announce_exit(),
         )  # fmt: skip

@@ -103,6 +103,10 @@ class JobLocation(NamedTuple):
         names = [name for name in _IN_CLUSTER if name not in self._traits.ignored]
         return self._replace(**{name: getattr(loaded, name) for name in names})
 
+    def to_json(self) -> dict[str, Any]:
+        """The fields, as a trigger keeps them: one of an older version knows no cluster."""
+        return {name: value for name, value in self._asdict().items() if value or name not in _IN_CLUSTER}
+
     @property
     def is_google(self) -> bool:
         """True if the store or the backend is on Google Cloud."""

@@ -7,6 +7,7 @@ connection up itself. It knows neither what the job computes nor how its value i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import random
@@ -173,7 +174,8 @@ class KineticJobTrigger(BaseTrigger):
         while self.keeps:
             within = min(OPEN_SECONDS, give_up - time.monotonic())
             try:
-                await calls.run(self._cancel, within=within, kind="kill")
+                if await calls.run(self._cancel, within=within, kind="kill"):
+                    await self._release(give_up)
                 return
             except JobNotFound:
                 raise
@@ -256,13 +258,24 @@ class KineticJobTrigger(BaseTrigger):
         url = urls_of(self.job_id, JobLocation(**self.place))[KineticLogLink.key]
         return f"kinetic-orchestration logs {self.job_id}, or {url}"
 
-    def _cancel(self) -> None:
+    async def _release(self, give_up: float) -> None:
+        """Follow a cancelled job until its hosts' objects are gone, where these would stay for a while."""
+        job = self._job
+        if job is not None and ownership.leaves_objects(job):
+            with contextlib.suppress(KineticError, TimeoutError):  # then the cluster removes them, or the reaper
+                async with asyncio.timeout(max(0.0, give_up - time.monotonic())):
+                    await afollow(Follower(job))
+
+    def _cancel(self) -> bool:
+        """Cancel the job, unless it has another keeper by now."""
         job, since = self._job, None
         if job is None:  # then this trigger's token is not there yet, but one from before it was made, or a successor's
             job = JobLocation(**self.place).open(self.job_id, *Cursor.from_json(self.cursor)[-2:])
             since = job.store.now() - (time.monotonic() - self._made)
-        if not ownership.cancel_if_owned(job, self._token, "its Airflow task was killed while deferred", since=since):
-            self.log.info("Job %s is left alone: it has another keeper by now", self.job_id)
+        if ownership.cancel_if_owned(job, self._token, "its Airflow task was killed while deferred", since=since):
+            return True
+        self.log.info("Job %s is left alone: it has another keeper by now", self.job_id)
+        return False
 
 
 def seconds_to_settle(heard: bool = False) -> float:

@@ -14,7 +14,9 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import Job
+from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.records import fields_of
+from kinetic_orchestration.plan.values import traits_of
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 
@@ -70,6 +72,12 @@ def wait_for_the_end(job: Job, on_wait: Callable[[], object]) -> None:
     if follower.step() is None:
         on_wait()
         follow(follower, timeout=LAST_WORDS)
+
+
+def leaves_objects(job: Job) -> bool:
+    """Return True if hosts that have ended leave something that only a follower removes at once: JobSets are kept."""
+    traits = traits_of(job.runs_on)
+    return traits is not None and traits.options is Kubernetes
 
 
 def cancel_if_running(job: Job, reason: str) -> bool:

@@ -32,7 +32,7 @@ class Pin(NamedTuple):
     life: str = ""  # of the task's state; that of an older version has none
 
     def to_json(self) -> dict[str, Any]:
-        return {**self._asdict(), "place": None if self.place is None else self.place._asdict()}
+        return {**self._asdict(), "place": None if self.place is None else self.place.to_json()}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Pin:
