@@ -73,7 +73,6 @@ class KubernetesBackend:
         self._known: set[tuple[str, str, str]] = set()  # clusters that are those of placements
         self._noting = threading.Lock()
         self._since: dict[str, dict[str, float]] = {}  # a set → why it waits → when that was first seen
-        self._shown: set[str] = set()  # sets that this process has seen, and not released
         weakref.finalize(self, _close, self._apis)
         self._observer = Observer(self._mark)
 
@@ -205,7 +204,7 @@ class KubernetesBackend:
         if not isinstance(error, ApiError) or error.kind not in _FINAL:
             return Observation(UNKNOWN, str(error))
         lasts = self._lasts(placement["name"], error.kind) > REFUSED_SECONDS
-        cause = _cause(error) if lasts and placement["name"] not in self._shown else ""
+        cause = _cause(error) if lasts and not self._observer.has_seen(placement["name"]) else ""
         return Observation(UNKNOWN, str(error), cause)
 
     def _lasts(self, name: str, why: str) -> float:
@@ -220,9 +219,6 @@ class KubernetesBackend:
     def _judge(self, placement: Mapping[str, Any], seen: Seen) -> Observation:
         judged = states.judge(placement, seen, _wanted(placement, seen))
         observation, why = judged.observation, judged.why
-        if seen.set is not None:
-            with self._noting:
-                self._shown.add(placement["name"])
         if why is not None and why.cause:
             lasts = self._lasts(placement["name"], why.cause)
             return observation if lasts < why.patience else observation._replace(state=GONE, cause=why.cause)
@@ -276,7 +272,6 @@ class KubernetesBackend:
             return Freed.UNDER_WAY
         self._observer.forget(placement["name"])
         with self._noting:
-            self._shown.discard(placement["name"])
             self._since.pop(placement["name"], None)
         return Freed.DONE
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from kinetic_orchestration.plan.values import PRESENT, Observation
 from kinetic_orchestration.platforms.kubernetes import manifest
@@ -36,27 +37,19 @@ _CREATION = ("reason=FailedCreate", "reason=JobCreationFailed")  # events of the
 _AUTOSCALER = "source=cluster-autoscaler"
 
 
-class Kept(NamedTuple):
-    """What is known of a set. A process may have thousands of them.
-
-    Attributes:
-        rows: A number that changes with the rows of the set and of its pods.
-        observation: What followed from the whole objects.
-        read: When these were read, by the monotonic clock; infinite if all pods run, as that has no explanation.
-    """
-
-    rows: int
-    observation: Observation
-    read: float
-
-
 class Observer:
-    """Observes the sets of one deployment in any clusters, for any threads."""
+    """Observes the sets of one deployment in any clusters, for any threads.
+
+    It keeps little of each set, since a process may follow thousands: a checksum of its rows, what followed from its
+    objects when they were last read, and when that was unless all pods ran, which needs no explanation.
+    """
 
     def __init__(self, mark: str) -> None:
         self._mark = f"{ownership.MARK}={mark}"
         self._lock = threading.Lock()
-        self._kept: dict[str, Kept] = {}
+        self._rows: dict[str, int] = {}
+        self._observations: dict[str, Observation] = {}
+        self._explained: dict[str, float] = {}
         # A collection and which of its events → when they were read, and they.
         self._events: dict[tuple[str, str, str], tuple[float, Sequence[Object]]] = {}
 
@@ -73,32 +66,48 @@ class Observer:
             judge: What follows from all that was read of a placement.
         """
         now = time.monotonic()
-        found = {one["name"]: kept for one in placements if (kept := self._kept.get(one["name"])) is not None}
-        pause = max(EXPLAINED_SECONDS, sum(kept.read != math.inf for kept in found.values()) / EXPLAINED_PER_SECOND)
-        rows = self._rows(api, placements)
-
-        def is_due(name: str) -> bool:
-            kept, seen = found.get(name), rows.get(name)  # without rows, it may just have been created
-            return kept is None or seen is None or kept.rows != seen or now - kept.read >= pause
-
-        due = [placement for placement in placements if is_due(placement["name"])]
-        for some in _groups(due):
+        rows = self._read_rows(api, placements)
+        with self._lock:
+            waits = sum(one["name"] in self._explained for one in placements)
+            explained_by = now - max(EXPLAINED_SECONDS, waits / EXPLAINED_PER_SECOND)
+            found = {
+                name: self._observations[name]
+                for name in (one["name"] for one in placements)
+                if name in rows  # else it may just have been created
+                and rows[name] == self._rows.get(name)
+                and self._explained.get(name, math.inf) > explained_by
+            }
+        for some in _groups([one for one in placements if one["name"] not in found]):
             seen = self._read(api, some, now)
             for placement in some:
                 name = placement["name"]
-                observation = judge(placement, seen[name])
-                is_steady = observation.state == PRESENT and states.all_run(placement, seen[name])
-                found[name] = Kept(rows.get(name, 0), observation, math.inf if is_steady else now)
-        with self._lock:
-            self._kept |= found
-            if len(self._kept) > len(found) + SPARE:
-                self._kept = dict(found)
-        return [found[placement["name"]].observation for placement in placements]
+                found[name] = judge(placement, seen[name])
+                is_steady = found[name].state == PRESENT and states.all_run(placement, seen[name])
+                with self._lock:
+                    self._explained.pop(name, None)
+                    if name in rows:
+                        self._rows[name], self._observations[name] = rows[name], found[name]
+                        if not is_steady:
+                            self._explained[name] = now
+        if len(self._rows) > len(found) + SPARE:
+            with self._lock:
+                for name in self._rows.keys() - found.keys():
+                    self._drop(name)
+        return [found[placement["name"]] for placement in placements]
+
+    def has_seen(self, name: str) -> bool:
+        """Return True if a set was there at an earlier look."""
+        return name in self._rows
 
     def forget(self, name: str) -> None:
         """Drop what is known of a set."""
         with self._lock:
-            self._kept.pop(name, None)
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        self._rows.pop(name, None)
+        self._observations.pop(name, None)
+        self._explained.pop(name, None)
 
     def _selector(self, placements: Sequence[Placement]) -> str:
         """Return what selects the sets and pods of placements; of many, all of the deployment's."""
@@ -107,15 +116,15 @@ class Observer:
         jobs = (ownership.label(names.job_of_slice(one["name"])) for one in placements)
         return f"{self._mark},{_within(ownership.JOB, jobs)}"
 
-    def _rows(self, api: Api, placements: Sequence[Placement]) -> dict[str, int]:
-        """Return a number for each set that has rows. They may be a moment old, and lack what was just created."""
+    def _read_rows(self, api: Api, placements: Sequence[Placement]) -> dict[str, int]:
+        """Return a checksum of the rows of each set. They may be a moment old, and lack what was just created."""
         where, labels = namespace_of(placements[0]), self._selector(placements)
         rows: dict[str, list[Row]] = {}
         for row in api.rows(jobsets(where), labels=labels, cached=True):
             rows.setdefault(row.name, []).append(row)
         for row in api.rows(_pods(where), labels=labels, cached=True):
             rows.setdefault(names.set_of(row.name), []).append(row)
-        return {name: hash(tuple(sorted(mine))) for name, mine in rows.items()}
+        return {name: zlib.crc32(repr(sorted(mine)).encode()) for name, mine in rows.items()}
 
     def _read(self, api: Api, placements: Sequence[Placement], now: float) -> dict[str, Seen]:
         where, labels = namespace_of(placements[0]), self._selector(placements)
