@@ -767,7 +767,7 @@ class CloudSchedule(Schedule):
             if self.world.random.random() < 0.5 and not reaper._claim(store):
                 self.world.reached.add("somebody else was reaping")
                 return
-            for reaped in reaper._placements(store, backend, dry_run=False):
+            for reaped in reaper._placements(store, backend, dry_run=False, believed=BELIEVES):
                 self.world.note("reaped", *reaped)
                 why = "past its deadline" if "deadline passed" in reaped.why else reaped.why
                 if reaped.what == "placement" and reaped.result != reaper.UNREAD:
@@ -787,7 +787,7 @@ class CloudSchedule(Schedule):
         """Run the reaper as often as a schedule does, until nothing is left."""
         store, backend = self._place(task)
         for _ in range(8):
-            for reaped in reaper._placements(store, backend, dry_run=False):
+            for reaped in reaper._placements(store, backend, dry_run=False, believed=BELIEVES):
                 self.world.note("reaped", *reaped)
                 why = "past its deadline" if "deadline passed" in reaped.why else reaped.why
                 self.world.reached.add(f"the reaper released a placement: {why}")

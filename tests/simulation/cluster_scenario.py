@@ -76,8 +76,9 @@ class ClusterDistance(Distance):
 
     def backend_of(self, process: Task) -> Any:
         if process not in self.backends:
+            clusters = CLUSTERS if self.world.random.random() < 0.7 else CLUSTERS[:1]  # the job's records name others
             settings = Settings(
-                Path("/simulated"), STORE, DEPLOYMENT, "kubernetes", cluster=CLUSTERS[0], clusters=CLUSTERS,
+                Path("/simulated"), STORE, DEPLOYMENT, "kubernetes", cluster=clusters[0], clusters=clusters,
                 namespace=SPACES[0], namespaces=SPACES, retention=DAY / 4.0,
             )  # fmt: skip
             backend = KubernetesBackend(settings, SimulatedClusters())
@@ -295,6 +296,11 @@ class ClusterSchedule(CloudSchedule):
         ]
         if kept and not self.orphaned and not stale:
             raise Violation(f"nobody has asked for the deletion of {kept}")
+
+    def _still_there(self) -> None:
+        """Whoever deletes a namespace deletes what others have in it."""
+        self.judge.foreign -= {name for name in self.judge.foreign if name.rpartition("/")[0] in self.ground.api.gone}
+        super()._still_there()
 
     def _heal(self) -> None:
         super()._heal()

