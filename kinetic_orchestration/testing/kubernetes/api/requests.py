@@ -59,12 +59,14 @@ class _At(NamedTuple):
 
 
 class Requests:
-    """Args:
-    store: The objects.
-    token_of: Returns a new token of a user.
-    log_of: Returns the output of a pod, by its namespace and name.
-    pending: Returns the workloads that wait in a queue, by its namespace and name.
-    away: The controllers whose webhooks do not answer: `jobset`, `kueue`.
+    """Answers requests.
+
+    Args:
+        store: The objects.
+        token_of: Returns a new token of a user.
+        log_of: Returns the output of a pod, by its namespace and name.
+        pending: Returns the workloads that wait in a queue, by its namespace and name.
+        away: The controllers whose webhooks do not answer: `jobset`, `kueue`.
     """
 
     def __init__(
