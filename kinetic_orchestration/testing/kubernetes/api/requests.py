@@ -160,6 +160,8 @@ class Requests:
     # ---- lists
 
     def _list(self, asked: Request, at: _At) -> Object:
+        if asked.query.get("watch") in ("true", "1"):
+            raise answers.refusal(405, "MethodNotAllowed", "the emulated API server has no watches")
         if token := asked.query.get("continue"):
             version, left = self._continued(token)
         else:

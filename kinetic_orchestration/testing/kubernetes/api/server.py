@@ -96,7 +96,13 @@ class ApiServer:
             for fault in list(self.faults):
                 if fnmatch.fnmatch(f"{method} {path}", fault.pattern):
                     return self._failed(fault)
-            found = Request(method, path, query, _parsed(body), _kind(headers), user)
+            kind = _kind(headers)
+            if body and not kind.endswith("json"):
+                message = (
+                    "the body of the request was in an unknown format - accepted media types include: application/json"
+                )
+                raise answers.refusal(415, "UnsupportedMediaType", message)
+            found = Request(method, path, query, _parsed(body), kind, user)
             status, answer = self._answer(found)
         except Refused as refused:
             return refused.code, json.dumps(refused.status).encode(), "application/json", 0
