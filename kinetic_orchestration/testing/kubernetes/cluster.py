@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hmac
 import json
 import logging
 import secrets
@@ -80,6 +81,7 @@ class Cluster:
         self._ending = threading.Event()
         self._threads: list[threading.Thread] = []
         self._told: dict[tuple[str, str, str], str] = {}
+        self._leaving: list[tuple[float, list[str]]] = []  # when nodes go, and which
         self.token = self._token(rights.ADMIN)
 
     def __enter__(self) -> Self:
@@ -93,13 +95,13 @@ class Cluster:
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / "server.pem"
         self.authority = certificate.write(file)
-        self.server = ApiServer(self._requests.answer, self._tokens.get, file)
+        self.server = ApiServer(self._requests.answer, self._user_of, file)
         for name in _NAMESPACES:
             self._requests.create(kinds.NAMESPACES, "", {"metadata": {"name": name}})
         if self.autoscaler.pools or self.autoscaler.provisions:
             status = {"metadata": {"name": "cluster-autoscaler-status"}}
             self._requests.create(kinds.CONFIG_MAPS, "kube-system", status)
-        self._kubelet = Kubelet(self.nodes.folder, LocalApi(self))
+        self._kubelet = Kubelet(self.nodes.folder, _LocalApi(self._requests, self.server))
         self.server.open()
         for name, work in (("controllers", self._control), ("kubelet", self._run_pods)):
             thread = threading.Thread(target=work, name=f"emulated cluster: {name}", daemon=True)
@@ -154,6 +156,12 @@ class Cluster:
         self._tokens[token] = user
         return token
 
+    def _user_of(self, token: str) -> User | None:
+        """Return who has a token; how long that takes says nothing of it."""
+        given = token.encode("utf-8", "surrogateescape")
+        same = [user for known, user in self._tokens.copy().items() if hmac.compare_digest(known.encode(), given)]
+        return same[0] if same else None
+
     # ---- what may happen to it
 
     def fail(self, pattern: str, code: int = 429, times: int | None = 1, retry_after: int = 0) -> None:
@@ -197,13 +205,14 @@ class Cluster:
 
     def preempt(self, pool: str, notice: float = 15.0) -> None:
         """Take the spot machines of a pool away: their pods are told, and the nodes are gone after a while."""
-        names = self._names_of(pool)
-        for name in names:
-            node = self.store.get(kinds.NODES, "", name)
-            if node is not None:
-                taints = [*(node["spec"].get("taints") or ()), _TERMINATING]
-                self.store.replace(kinds.NODES, objects.with_spec(node, taints=taints))
-        threading.Timer(notice, self.nodes.remove, names).start()
+        with self.store.changed:
+            names = self._names_of(pool)
+            for name in names:
+                node = self.store.get(kinds.NODES, "", name)
+                if node is not None:
+                    taints = [*(node["spec"].get("taints") or ()), _TERMINATING]
+                    self.store.replace(kinds.NODES, objects.with_spec(node, taints=taints))
+            self._leaving.append((time.time() + notice, names))
 
     def lose(self, pool: str) -> None:
         """Have the machines of a pool dead, and nothing heard of it."""
@@ -233,6 +242,9 @@ class Cluster:
 
     def _settle(self) -> None:
         """Let all controllers act until none has anything to do."""
+        for _, names in [one for one in self._leaving if one[0] <= time.time()]:
+            self.nodes.remove(*names)
+        self._leaving = [one for one in self._leaving if one[0] > time.time()]
         for _ in range(_STEPS):
             before = self.store.version
             for step in self._steps():
@@ -360,11 +372,12 @@ def _is_away(taint: Mapping[str, str]) -> bool:
     return taint["key"] in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
-class LocalApi:
+class _LocalApi:
     """The API server as its kubelet speaks to it, without a connection. OSError while the server is away."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, requests: Requests, server: ApiServer) -> None:
+        self._requests = requests
+        self._server = server
 
     def get(self, path: str) -> Object:
         return self._call("GET", path)
@@ -387,10 +400,10 @@ class LocalApi:
         return self._call("DELETE", path, {**({} if grace is None else {"gracePeriodSeconds": grace}), **options})
 
     def _call(self, method: str, path: str, body: Object | None = None) -> Object:
-        if not self._cluster.server.is_open:
+        if not self._server.is_open:
             raise ConnectionRefusedError("the API server is away")
         url = urlsplit(path)
         asked = Request(method, url.path, dict(parse_qsl(url.query)), body, STRATEGIC)
-        answer = self._cluster._requests.answer(asked)[1]
+        answer = self._requests.answer(asked)[1]
         assert isinstance(answer, dict)
         return answer

@@ -23,8 +23,11 @@ from typing import Any
 import pytest
 import requests
 
+from kinetic_orchestration.platforms.kubernetes.api import kubeconfig
+from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator, random_faults
+from tests.core.platforms.kubernetes.attempts import plan_of, rendered
 from tests.support.waits import wait_until
 
 ZONE = "us-east5-a"
@@ -376,6 +379,24 @@ def test_the_command_speaks_json_and_can_be_silent() -> None:
         assert command.stderr is not None
         assert "after the = comes the number of chips" in command.stderr.read()
         assert command.wait(WAIT) == 2
+
+
+@pytest.mark.parametrize("tidy", [True, False])
+def test_the_command_has_a_cluster_by_a_kubeconfig_and_its_bill_names_the_sets_that_go_on(tidy: bool) -> None:
+    sets = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
+    with _command("--backend", "kubernetes") as command:
+        assert command.stdout is not None and command.stderr is not None
+        environ = _environment(command, until="STORAGE_EMULATOR_HOST")
+        assert (environ["KINETIC_BACKEND"], "KINETIC_EMULATOR" in environ) == ("kubernetes", False)
+        with Api(kubeconfig.load({}, path=environ["KUBECONFIG"])) as api:
+            api.create(sets, {**rendered(plan_of("v5e-8")), "metadata": {"name": "it"}})
+            if tidy:
+                api.delete(f"{sets}/it")
+        command.send_signal(signal.SIGINT)
+        told = command.stderr.read()
+        assert ("nothing was left" in told) is tidy
+        assert ("JobSet default/it" in told) is not tidy
+        assert command.wait(WAIT) == (0 if tidy else 1)
 
 
 @contextlib.contextmanager

@@ -98,7 +98,8 @@ def test_the_public_names_of_each_package_are_there() -> None:
         "kinetic_multi_asset", "kinetic_op",
     }  # fmt: skip
     assert set(testing.__all__) == {
-        "BackendContract", "Cloud", "Emulator", "Ledger", "Machine", "Refusal", "StoreContract", "Timing", "random_faults",
+        "BackendContract", "Cloud", "Cluster", "Emulator", "Ledger", "Machine", "NodePool", "Refusal", "StoreContract",
+        "Timing", "random_faults",
     }  # fmt: skip
     assert testing.refusals.no_capacity("us-west4-a", 1).__class__ is testing.Refusal
     for package in (dagster_kinetic, testing):

@@ -65,6 +65,11 @@ ALL = (
     NAMESPACES, NODES, PODS, EVENTS, SECRETS, CONFIG_MAPS, ACCOUNTS, QUOTAS, JOBS, JOBSETS, LOCAL_QUEUES,
     CLUSTER_QUEUES, FLAVORS, PRIORITIES, WORKLOADS, LEASES, ROLES, BINDINGS,
 )  # fmt: skip
+_SHORT = {
+    "namespaces": ("ns",), "nodes": ("no",), "pods": ("po",), "events": ("ev",), "configmaps": ("cm",),
+    "serviceaccounts": ("sa",), "resourcequotas": ("quota",), "localqueues": ("queue", "queues", "lq"),
+    "clusterqueues": ("cq",), "resourceflavors": ("flavor", "flavors", "rf"), "workloads": ("wl",),
+}  # fmt: skip
 VISIBILITY = "visibility.kueue.x-k8s.io"
 # What is only asked, and never stored: group and version → kind by plural.
 REVIEWS = {
@@ -93,7 +98,8 @@ def _stored(api_version: str) -> Iterator[Object]:
             continue
         singular = kind.name.lower()
         plain = {"namespaced": kind.namespaced, "kind": kind.name}
-        yield {"name": kind.plural, "singularName": singular, **plain, "verbs": list(VERBS)}
+        short = {"shortNames": list(_SHORT[kind.plural])} if kind.plural in _SHORT else {}
+        yield {"name": kind.plural, "singularName": singular, **plain, "verbs": list(VERBS), **short}
         for below in kind.subresources:
             verbs = ["create"] if below in ("eviction", "token") else ["get"] if below == "log" else ["get", "patch"]
             yield {"name": f"{kind.plural}/{below}", "singularName": "", **plain, "verbs": verbs}

@@ -59,12 +59,14 @@ class _At(NamedTuple):
 
 
 class Requests:
-    """Args:
-    store: The objects.
-    token_of: Returns a new token of a user.
-    log_of: Returns the output of a pod, by its namespace and name.
-    pending: Returns the workloads that wait in a queue, by its namespace and name.
-    away: The controllers whose webhooks do not answer: `jobset`, `kueue`.
+    """Answers requests.
+
+    Args:
+        store: The objects.
+        token_of: Returns a new token of a user.
+        log_of: Returns the output of a pod, by its namespace and name.
+        pending: Returns the workloads that wait in a queue, by its namespace and name.
+        away: The controllers whose webhooks do not answer: `jobset`, `kueue`.
     """
 
     def __init__(
@@ -158,6 +160,8 @@ class Requests:
     # ---- lists
 
     def _list(self, asked: Request, at: _At) -> Object:
+        if asked.query.get("watch") in ("true", "1"):
+            raise answers.refusal(405, "MethodNotAllowed", "the emulated API server has no watches")
         if token := asked.query.get("continue"):
             version, left = self._continued(token)
         else:

@@ -87,6 +87,7 @@ class ApiServer:
     def respond(self, method: str, target: str, headers: Any, body: bytes) -> tuple[int, bytes, str, int]:
         """Return a status, a body, its kind, and seconds until the client may ask again."""
         try:
+            self._check_page(headers)
             url = urlsplit(target)
             user, path = self._known(url.path, headers.get("Authorization", ""))
             if (other := headers.get("Impersonate-User")) and rights.ADMINISTRATORS in user.groups:
@@ -95,7 +96,13 @@ class ApiServer:
             for fault in list(self.faults):
                 if fnmatch.fnmatch(f"{method} {path}", fault.pattern):
                     return self._failed(fault)
-            found = Request(method, path, query, _parsed(body), _kind(headers), user)
+            kind = _kind(headers)
+            if body and not kind.endswith("json"):
+                message = (
+                    "the body of the request was in an unknown format - accepted media types include: application/json"
+                )
+                raise answers.refusal(415, "UnsupportedMediaType", message)
+            found = Request(method, path, query, _parsed(body), kind, user)
             status, answer = self._answer(found)
         except Refused as refused:
             return refused.code, json.dumps(refused.status).encode(), "application/json", 0
@@ -108,6 +115,17 @@ class ApiServer:
         if isinstance(answer, bytes):
             return status, answer, "text/plain", 0
         return status, json.dumps(answer).encode(), "application/json", 0
+
+    def _check_page(self, headers: Any) -> None:
+        """Refuse what a page of the web makes its browser send: it chooses neither of these headers. Raises Refused."""
+        own = (f"127.0.0.1:{self.port}", f"localhost:{self.port}")
+        origin = headers.get("Origin")
+        if headers.get("Host", "").lower() not in own or (
+            origin and origin.lower() not in map("https://{}".format, own)
+        ):
+            raise answers.refusal(
+                403, "Forbidden", f"The emulator is asked as {own[0]} only, and by no page of the web."
+            )
 
     def _failed(self, fault: Fault) -> tuple[int, bytes, str, int]:
         if fault.times is not None:

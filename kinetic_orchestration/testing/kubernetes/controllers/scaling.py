@@ -90,11 +90,13 @@ class _Order:
 
 
 class Autoscaler:
-    """Args:
-    environment: What the machines of its nodes give to their pods.
-    provision: Seconds until nodes are there.
-    idle: Seconds after which nodes go that no pod uses.
-    provisions: Make pools of its own for what no pool is for.
+    """Decides on the nodes of pools.
+
+    Args:
+        environment: What the machines of its nodes give to their pods.
+        provision: Seconds until nodes are there.
+        idle: Seconds after which nodes go that no pod uses.
+        provisions: Make pools of its own for what no pool is for.
     """
 
     def __init__(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,17 +93,26 @@ def test_spot_machines_tell_their_pods_before_they_go(cluster: Cluster, api: Api
     wait_until(lambda: condition(api.get(f"{PODS}/b"), "Ready"), "its pod runs", within=20)
 
 
-def test_a_client_without_a_token_is_not_let_in(cluster: Cluster, api: Api) -> None:
-    import http.client
-    import ssl
-
-    context = ssl.create_default_context(cadata=cluster.authority)
-    for path in ("/version", "/not-the-token/version"):
-        connection = http.client.HTTPSConnection(cluster.address, context=context)
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        assert answer.status == 401, answer.read()
-        connection.close()
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/version", {}, 401),
+        ("/not-the-token/version", {}, 401),
+        ("/{token}/version", {}, 200),
+        ("/{token}/version", {"Host": "a.page.of.the.web"}, 403),
+        ("/{token}/version", {"Origin": "https://a.page.of.the.web"}, 403),
+    ],
+)
+def test_only_who_has_a_token_is_let_in_and_no_page_of_the_web(
+    cluster: Cluster, path: str, headers: dict[str, str], status: int
+) -> None:
+    connection = http.client.HTTPSConnection(
+        cluster.address, context=ssl.create_default_context(cadata=cluster.authority)
+    )
+    connection.request("GET", path.format(token=cluster.token), headers=headers)
+    answer = connection.getresponse()
+    assert answer.status == status, answer.read()
+    connection.close()
 
 
 def test_a_server_that_is_away_comes_back_at_the_same_address(cluster: Cluster, api: Api) -> None:
