@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
@@ -13,7 +13,7 @@ from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration.settings import VARIABLES, Settings, duration, seconds
 from kinetic_orchestration.plan.declare import profile
 from kinetic_orchestration.plan.declare.backend_choice import GKE, KUBERNETES, asked_backend
-from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm
+from kinetic_orchestration.plan.declare.cloud import OF_ANY_BACKEND, Kubernetes, TpuVm, fields_of
 from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import (
     LOCAL,
@@ -34,9 +34,6 @@ from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.messages import warn_once
 from kinetic_orchestration.plan.values import Plan, Traits, backends, traits_of
 
-OF_ANY_BACKEND = ("accelerator_type", "num_slices", "labels")  # of `cloud=`
-_EVERYWHERE = ("zones", "clusters", *OF_ANY_BACKEND)  # fields of a plan of their own
-_OF_KUBERNETES = ("namespaces", "hosts")
 DAY = 86400.0
 PROVISION = 6 * 3600.0  # a slice that costs money has limits: without them, these
 RUN = DAY
@@ -215,7 +212,7 @@ def _cloud(
             **common,
             "project": settings.project if traits.in_project else "",
             "zones": _clusters(cloud, settings) if isinstance(cloud, Kubernetes) else (),
-            "cloud": {} if cloud is None else {**_fields_of(cloud), **who},
+            "cloud": {} if cloud is None else {**fields_of(cloud), **who},
             "zone_patience": settings.zone_patience if traits.options is Kubernetes else 0.0,
             "affordable": _affordable(options.limits.cost, slice_, (), slices, settings, spot=spot),
         }
@@ -232,7 +229,7 @@ def _cloud(
         **common,
         "project": settings.project,
         "zones": zones,
-        "cloud": {**_fields_of(cloud), **own},
+        "cloud": {**fields_of(cloud), **own},
         "affordable": _affordable(options.limits.cost, slice_, zones, cloud.num_slices, settings, spot=spot),
         "zone_patience": settings.zone_patience,
     }
@@ -240,19 +237,6 @@ def _cloud(
 
 def _owner(environ: Mapping[str, str]) -> str:
     return environ.get("USER") or environ.get("LOGNAME") or ""
-
-
-def _fields_of(cloud: Any) -> dict[str, Any]:
-    """The options of `cloud=` as JSON, without those that a plan has for every backend."""
-    own = (*_EVERYWHERE, *(_OF_KUBERNETES if isinstance(cloud, Kubernetes) else ()))
-    found = {entry.name: getattr(cloud, entry.name) for entry in fields(cloud) if entry.name not in own}
-    return {name: _as_json(value) for name, value in found.items()}
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def _clusters(cloud: Kubernetes, settings: Settings) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.plan.configuration import plugins
-from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm
+from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm, fields_of
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.protocol.wire import Beat, Verdict
@@ -199,6 +199,9 @@ class Plan:
             key: tuple(known[key]) for key in ("secrets", "volumes", "argv", "zones") if key in known
         }
         limits, retry = Limits(**fields["limits"]), Retry(**fields["retry"])
+        traits = traits_of(fields["backend"])
+        if traits is not None and traits.options is not None:  # whoever wrote the plan may not have had all of them
+            known["cloud"] = fields_of(traits.options()) | known.get("cloud", {})
         return cls(**{**known, **lists, "slice": Slice.from_json(fields["slice"]), "limits": limits, "retry": retry})
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from kinetic_orchestration.platforms.google.tpu import states
 from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Reply
+from kinetic_orchestration.testing.kubernetes.api import objects
 from tests.simulation.cloud import DRY, FREE, QUEUE, QUOTAS, QueuedResource, TpuNode, Zone
 from tests.simulation.world import World
 
@@ -212,8 +214,8 @@ class Cluster:
                 return _status(410, "Expired", "the provided continue parameter is too old")
             chosen = self._pages[token]  # its answer may get lost, and is asked for again
         else:
-            wanted = dict(part.split("=", 1) for part in query.get("labelSelector", "").split(",") if part)
-            chosen = [one for one in found if wanted.items() <= {**one["metadata"].get("labels", {})}.items()]
+            selector = query.get("labelSelector", "")
+            chosen = [_versioned(one) for one in found if objects.selects(selector, one["metadata"].get("labels", {}))]
         metadata: Json = {}
         limit = min(PAGE, int(query["limit"])) if "limit" in query else len(chosen)
         if len(chosen) > limit:
@@ -307,7 +309,7 @@ class Cluster:
         half = draw.randrange(jobset.hosts) if jobset.hosts > 1 and draw.random() < self.odds.half else -1
         for host in range(jobset.hosts):
             self._count += 1
-            pod = Pod(jobset, host, f"pod-{self._count}", now)
+            pod = Pod(jobset, host, f"pod{self._count}", now)
             self.nodes[pod.name] = pod
             if host == half and not self.calm:
                 self.world.reached.add("a pod had no node while its siblings ran")
@@ -468,6 +470,12 @@ class Cluster:
 
     def living(self) -> Iterator[Pod]:
         return (pod for pod in self.nodes.values() if pod.code is None)
+
+
+def _versioned(found: Json) -> Json:
+    """The object with a version that changes with it, by which a client of an API without tables sees a change."""
+    version = str(zlib.crc32(json.dumps(found, sort_keys=True).encode()))
+    return {**found, "metadata": {**found["metadata"], "resourceVersion": version}}
 
 
 def _kind_of(path: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.watching.watchers.polling import PollingWatcher
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.cloud import Kubernetes, fields_of
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import Limits, Plan, Retry
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
@@ -40,8 +41,7 @@ CLUSTERS, SPACES = ("east", "west"), ("a", "b")
 PLACES = tuple(f"{cluster}/{space}" for cluster in CLUSTERS for space in SPACES)
 FOLLOWED = 600.0  # after a verdict, in which a follower releases the set
 PODS_GONE = 900.0  # after a verdict: the longest grace and twice the slowness of a deletion
-KUBERNETES = {"queue": "", "priority_class": "", "service_account": "", "node_selector": None, "tolerations": (),
-              "env_from": (), "image_pull_secrets": (), "run_as_user": 0}  # fmt: skip
+KUBERNETES = fields_of(Kubernetes())
 FREE = (wire.STOCKOUT, wire.QUOTA, wire.INTERNAL)
 FREE_HARM = {wire.STOCKOUT: {api.DRY, "half"}, wire.QUOTA: {api.QUOTAS}, wire.INTERNAL: set[str]()}
 TAKEN = {

@@ -130,8 +130,8 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
             task.look_began = worlds[-1].now
         return looked(store, *args, **how)
 
-    def sent(self: Api, access: Access, _token: str, method: str, target: str, body: Any) -> Any:
-        del self
+    def sent(self: Api, access: Access, method: str, target: str, body: Any, headers: Any) -> Any:
+        del self, headers
         return worlds[-1].distance.ground.api.sent(access.server, method, target, body)
 
     def chance() -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, fields
 from typing import Any, TypeVar
 
 from kinetic_orchestration.errors import UsageError
 
 _Named = TypeVar("_Named", bound=Collection[Any])
+
+OF_ANY_BACKEND = ("accelerator_type", "num_slices", "labels")  # of `cloud=`
 
 # Options that there were, and what to do instead.
 _GONE: Mapping[str, str] = {
@@ -145,3 +147,20 @@ def queues_of(asked: str | Sequence[str]) -> tuple[str, ...]:
     """Return the queues that the option `queue` names, in the order in which they are tried."""
     names = asked.split(",") if isinstance(asked, str) else asked
     return tuple(dict.fromkeys(filter(None, map(str.strip, names))))
+
+
+_EVERYWHERE = ("zones", "clusters", *OF_ANY_BACKEND)  # fields of a plan of their own
+_OF_KUBERNETES = ("namespaces", "hosts")
+
+
+def fields_of(cloud: Any) -> dict[str, Any]:
+    """Return the options of `cloud=` as JSON, without those that a plan has for every backend."""
+    own = (*_EVERYWHERE, *(_OF_KUBERNETES if isinstance(cloud, Kubernetes) else ()))
+    found = {entry.name: getattr(cloud, entry.name) for entry in fields(cloud) if entry.name not in own}
+    return {name: _as_json(value) for name, value in found.items()}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
