@@ -33,7 +33,7 @@ from tests.simulation.cloud_scenario import (
 )
 from tests.simulation.cluster import Cluster, JobSet
 from tests.simulation.cluster import Odds as ClusterOdds
-from tests.simulation.pods import FATES, OOM, UNFOLLOWED, PodGround
+from tests.simulation.pods import FATES, OF_A_NAMESPACE, OF_A_QUEUE, OOM, UNFOLLOWED, PodGround
 from tests.simulation.scenario import DAY
 from tests.simulation.world import Odds, Task, Violation, World
 
@@ -232,9 +232,9 @@ class ClusterSchedule(CloudSchedule):
             retry=Retry(user=draw.choice((0, 0, 1)), preemption=draw.choice((0, 1, 100)), infra=draw.choice((0, 1, 3))),
         )
         ground.harmful = draw.choice((0.0, 1.0, 1.0))
-        ground.spaces = draw.random() < 0.2
         self.orphaned = draw.random() < 0.2
-        ground.fates = FATES + UNFOLLOWED if self.orphaned else FATES
+        ground.fates = FATES + UNFOLLOWED * self.orphaned + OF_A_QUEUE * queue
+        ground.fates += OF_A_NAMESPACE * (draw.random() < 0.2)
         ground.user_failure = draw.choice((0.0, 0.0, 0.5))
         busy = draw.choice((0.03, 0.15))
         ground.host_odds = Odds(delay=busy, error=draw.choice((0.0, 0.0, 0.0, 0.02)))

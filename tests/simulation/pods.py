@@ -23,12 +23,14 @@ from tests.simulation.world import Odds, Task, Violation, World
 SIGTERM = 15
 OOM = "OOMKilled"
 FATES = (
-    "deleted", "evicted", "evicted", "taken", "node lost", "node silent", "kueue", "set deleted", "suspended by hand",
-    "agent", "host", "out of memory", "all killed", "cut off", "namespace deleted",
+    "deleted", "evicted", "evicted", "taken", "node lost", "node silent", "set deleted", "suspended by hand",
+    "agent", "host", "out of memory", "all killed", "cut off",
     "never boots", "slow boot", "unready", "stuck", "evicted at the end",
 )  # fmt: skip
 UNFOLLOWED = ("all killed", "host", "agent", "node lost")
-_FROM_THE_START = FATES[15:]
+OF_A_QUEUE = ("kueue",) * 8
+OF_A_NAMESPACE = ("namespace deleted",) * 3
+_FROM_THE_START = FATES[13:]
 
 
 class PodMachine(Machine):
@@ -154,7 +156,6 @@ class PodGround(CloudGround):
     def __init__(self, world: World, cluster: Cluster) -> None:
         super().__init__(world, cluster)  # type: ignore[arg-type]
         self.fates = FATES
-        self.spaces = False  # namespaces may be deleted
 
     def _boot(self, node: Any) -> None:
         pod, draw = node, self.world.random
@@ -163,7 +164,7 @@ class PodGround(CloudGround):
         jobset, kind = pod.set, ""
         if not self.calm and not jobset.harmed and draw.random() < self.harmful / jobset.hosts:
             jobset.harmed = True
-            kind = draw.choice(self.fates + ("kueue",) * 10 if self.api.queue else self.fates)
+            kind = draw.choice(self.fates)
         if kind in _FROM_THE_START:
             self.harm(jobset, kind)
             self.world.reached.add(f"harm: {kind}")
@@ -178,8 +179,6 @@ class PodGround(CloudGround):
     def _strike(self, kind: str, jobset: JobSet, pod: Pod, machine: PodMachine) -> None:
         api, draw = self.api, self.world.random
         if self.calm or api.queued.get(jobset.name) is not jobset or jobset.ended or pod.code is not None:
-            return
-        if (kind == "kueue" and not api.queue) or (kind == "namespace deleted" and not self.spaces):
             return
         self.harm(jobset, kind)
         self.world.reached.add(f"harm: {kind}")
