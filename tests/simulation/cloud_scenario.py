@@ -143,6 +143,7 @@ class CloudJudge(Judge):
     """Sees every write and every call that makes or deletes."""
 
     ground: Any
+    most: Mapping[str, tuple[int, float]] = MOST
 
     def __init__(self, world: World, ground: CloudGround, plan: Plan, identity: Identity) -> None:
         super().__init__(world, ground, plan, identity)  # type: ignore[arg-type]
@@ -453,8 +454,8 @@ class CloudJudge(Judge):
     def check_requests(self) -> None:
         """Check in a healed world that no task makes more requests than its kind and its life explain."""
         for task in self.world.tasks:
-            kind = next((kind for kind in MOST if kind in task.name), "")
-            at_once, a_second = MOST[kind]
+            kind = next((kind for kind in self.most if kind in task.name), "")
+            at_once, a_second = self.most[kind]
             most = at_once + a_second * (task.last - task.first)
             if not kind:  # whoever comes later goes through all attempts, a few times
                 most += 50 * len(self.intents)
