@@ -55,11 +55,12 @@ def test_a_deferred_task_runs_on_a_cluster_is_followed_to_its_end_and_is_marked_
     }
     (folder := tmp_path / "airflow").mkdir()
     dags = shutil.copytree(DAGS, folder / "dags", ignore=shutil.ignore_patterns("__pycache__"))
-    with started_airflow(folder, dags, 1, database, environ) as airflow:
+    with started_airflow(folder, dags, 2, database, environ) as airflow:
         cluster.single()  # which is another one than the job asks for
         is_cancelled_while_it_waits(airflow, cluster, tmp_path / "waits")
         is_followed_to_its_end(airflow, cluster, tmp_path / "first")
-        takes_its_jobset_with_it(airflow, cluster, tmp_path / "second")
+        for dag, state in (("nightly_training", "deferred"), ("training_on_a_worker", "running")):
+            takes_its_jobset_with_it(airflow, cluster, tmp_path / state, dag)
 
 
 def is_cancelled_while_it_waits(airflow: Airflow, cluster: Cluster, folder: Path) -> None:
@@ -97,9 +98,9 @@ def is_followed_to_its_end(airflow: Airflow, cluster: Cluster, folder: Path) -> 
     assert "kinetic: running: 2 hosts" in text and "kinetic: succeeded" in text
 
 
-def takes_its_jobset_with_it(airflow: Airflow, cluster: Cluster, folder: Path) -> None:
-    run = triggered(airflow, cluster, folder)
-    run.wait("deferred")
+def takes_its_jobset_with_it(airflow: Airflow, cluster: Cluster, folder: Path, dag: str) -> None:
+    run = triggered(airflow, cluster, folder, dag)
+    run.wait(folder.name)
     airflow.until(lambda: hosts_in(run) == {0, 1}, about=run.text)
     [jobset] = cluster.sets()
     run.mark_task("failed")
@@ -110,9 +111,9 @@ def takes_its_jobset_with_it(airflow: Airflow, cluster: Cluster, folder: Path) -
     assert run.task()["state"] == "failed"
 
 
-def triggered(airflow: Airflow, cluster: Cluster, folder: Path) -> Run:
+def triggered(airflow: Airflow, cluster: Cluster, folder: Path, dag: str = "nightly_training") -> Run:
     folder.mkdir()
-    return airflow.trigger("nightly_training", folder.name, folder=str(folder), namespace=cluster.namespace)
+    return airflow.trigger(dag, folder.name, folder=str(folder), namespace=cluster.namespace)
 
 
 def hosts_in(run: Run) -> set[int]:

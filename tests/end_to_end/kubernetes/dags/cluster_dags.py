@@ -1,4 +1,4 @@
-"""A DAG whose task runs on a cluster, which the connection names. Its program says its steps on every host until a file lets it go."""
+"""DAGs whose task runs on a cluster, which the connection names. Its program says its steps on every host until a file lets it go."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from airflow.sdk import dag, task
 from kinetic_orchestration import Kubernetes
 
 
-@dag(schedule=None)
-def nightly_training():
+def training(*, deferrable: bool) -> None:
     @task.kinetic(
         accelerator="v4-8",
         backend="kubernetes",
         namespace="{{ dag_run.conf['namespace'] }}",
         container_image="registry.example.com/ours/train:7",  # its Python is the node's, which has all that is imported
         cloud=Kubernetes(labels={"team": "ranking"}),
-        deferrable=True,
+        deferrable=deferrable,
         retries=0,
     )
     def train(folder: str) -> dict[str, int]:
@@ -35,4 +34,15 @@ def nightly_training():
     train("{{ dag_run.conf['folder'] }}")
 
 
+@dag(schedule=None)
+def nightly_training():
+    training(deferrable=True)
+
+
+@dag(schedule=None)
+def training_on_a_worker():
+    training(deferrable=False)
+
+
 nightly_training()
+training_on_a_worker()
