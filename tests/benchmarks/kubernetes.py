@@ -284,7 +284,7 @@ class Site(cloud.Site):
 
         name = f"boot-{time.time_ns()}"
         chips = {"google.com/tpu": "1"}
-        container = {"name": "host", "image": "any", "command": ["sh", "-c", "date +%s.%N"]}
+        container: dict[str, Any] = {"name": "host", "image": "any", "command": ["sh", "-c", "date +%s.%N"]}
         container |= {"resources": {"requests": chips, "limits": chips}}
         tolerations = [{"key": "google.com/tpu", "operator": "Exists"}]
         pod = {"spec": {"restartPolicy": "Never", "containers": [container], "tolerations": tolerations}}
