@@ -1,4 +1,4 @@
-"""What a test makes an emulated cluster do: requests that fail, lists that expire, machines that go."""
+"""Faults that a test makes an emulated cluster have: requests that fail, lists that expire, machines that go."""
 
 from __future__ import annotations
 
