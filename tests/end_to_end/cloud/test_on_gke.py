@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -42,21 +43,46 @@ def test_a_slice_of_several_hosts_is_made_for_a_job_and_its_value_comes_back(
     emulated.wait_until_empty(60)
 
 
-EXAMPLE = Path(__file__).parents[3] / "example_pipelines" / "dagster_weekly.py"
+EXAMPLES = Path(__file__).parents[3] / "example_pipelines"
 
 
 @pytest.mark.turn(1)
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("backend", ["local", "tpu-vm", "gke"])
 def test_an_example_runs_unchanged_wherever_its_environment_says(
     emulated: Emulator, home: Path, tmp_path: Path, backend: str
 ) -> None:
     """Its first attempt dies, and the next goes on where it was."""
     settings = {} if backend == "local" else emulated.environ(backend=backend, deployment=backend)
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE)], cwd=tmp_path, env={**os.environ, **settings}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, errors="replace", timeout=500, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "in 2 attempts; the last one went on after epoch 3" in done.stdout
+    said = started(EXAMPLES / "dagster_weekly.py", folder=tmp_path, **settings)
+    assert "in 2 attempts; the last one went on after epoch 3" in said
     emulated.wait_until_empty(60)
+
+
+@pytest.mark.turn(3)
+@pytest.mark.timeout(1200)
+def test_airflows_example_trains_on_the_cluster(emulated: Emulator, home: Path, tmp_path: Path) -> None:
+    dags = tmp_path / "dags"
+    dags.mkdir()
+    environ = {
+        **emulated.environ(backend="gke", deployment="airflow"),
+        "AIRFLOW_HOME": str(tmp_path / "airflow"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+    }
+    example = shutil.copy(EXAMPLES / "airflow_retrain.py", dags)
+    started("-m", "airflow", "db", "migrate", folder=tmp_path, **environ)
+    said = started(example, folder=tmp_path, **environ)
+    assert "on 8 devices, of which 8 are here" in said
+    emulated.wait_until_empty(60)
+
+
+def started(*words: Path | str, folder: Path, **environ: str) -> str:
+    """Run a program successfully and return its output."""
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=folder, env={**os.environ, **environ}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=800, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout

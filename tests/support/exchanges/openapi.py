@@ -42,7 +42,10 @@ class Documents:
         if exchange.request:
             schema = _content(operation["requestBody"])
             found += [f"{about}: request {wrong}" for wrong in self._check(schema, exchange.request, "")]
-        answer = json.loads(exchange.answer)
+        try:
+            answer = json.loads(exchange.answer)
+        except ValueError:
+            return [*found, f"{about}: the answer is no JSON: {exchange.answer[:80]!r}"]
         if answer.get("kind") == "Status":
             schema = self._schemas[_STATUS]
         else:

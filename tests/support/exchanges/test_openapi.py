@@ -58,3 +58,9 @@ def test_a_path_and_a_parameter_that_no_document_has_are_told() -> None:
     assert wrongs(target="/apis/x/v1/others") == ["POST /apis/x/v1/others: there is no such operation"]
     [told] = wrongs(target="/apis/x/v1/namespaces/n/things?colour=red")
     assert told.endswith("there is no parameter colour")
+
+
+def test_an_answer_that_is_a_line_of_text_is_told() -> None:
+    path = "/apis/x/v1/namespaces/n/things"
+    [told] = DOCUMENTS.wrongs(Exchange("POST", path, RIGHT, 404, b"404 page not found", 0.0))
+    assert told.endswith("the answer is no JSON: b'404 page not found'")

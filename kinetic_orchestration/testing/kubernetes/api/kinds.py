@@ -46,6 +46,7 @@ SECRETS = Kind("", "v1", "secrets", "Secret")
 CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap")
 ACCOUNTS = Kind("", "v1", "serviceaccounts", "ServiceAccount", subresources=("token",))
 QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota", subresources=("status",))
+DEPLOYMENTS = Kind("apps", "v1", "deployments", "Deployment")  # none is carried out
 JOBS = Kind("batch", "v1", "jobs", "Job", subresources=("status",))
 JOBSETS = Kind("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet", subresources=("status",), is_custom=True)
 LOCAL_QUEUES = Kind(_KUEUE, "v1beta2", "localqueues", "LocalQueue", subresources=("status",), is_custom=True)
@@ -62,7 +63,7 @@ ROLES = Kind(_RBAC, "v1", "roles", "Role")
 BINDINGS = Kind(_RBAC, "v1", "rolebindings", "RoleBinding")
 
 ALL = (
-    NAMESPACES, NODES, PODS, EVENTS, SECRETS, CONFIG_MAPS, ACCOUNTS, QUOTAS, JOBS, JOBSETS, LOCAL_QUEUES,
+    NAMESPACES, NODES, PODS, EVENTS, SECRETS, CONFIG_MAPS, ACCOUNTS, QUOTAS, DEPLOYMENTS, JOBS, JOBSETS, LOCAL_QUEUES,
     CLUSTER_QUEUES, FLAVORS, PRIORITIES, WORKLOADS, LEASES, ROLES, BINDINGS,
 )  # fmt: skip
 _SHORT = {

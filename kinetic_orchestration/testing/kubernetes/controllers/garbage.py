@@ -1,4 +1,4 @@
-"""What goes because something else did: objects without their owner, namespaces with all that is in them. Pure."""
+"""The collection of objects without their owner, and of namespaces with all that is in them. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What controllers make of nodes that fall silent, are tainted, or are gone, and of the pods there. Pure."""
+"""The controllers of nodes that fall silent, are tainted, or are gone, and of the pods there. Pure."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _ENDED = ("Succeeded", "Failed")
 
 
 class _Verdict(NamedTuple):
-    """What a cluster queue says of a workload: its flavors by resource, or why it has none now."""
+    """The answer of a cluster queue to a workload: its flavors by resource, or why it has none now."""
 
     flavors: Mapping[str, str]
     why: str = ""

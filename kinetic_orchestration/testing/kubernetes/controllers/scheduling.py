@@ -86,7 +86,7 @@ def sentence(reasons: Mapping[str, Sequence[str]]) -> str:
 
 
 def _lacks(pod: Object, node: Object, placed: Sequence[Object], nodes: Sequence[Object]) -> Iterator[str]:
-    """What keeps a pod from a node: the first of several filters, and all resources that are short."""
+    """Yield the reasons that keep a pod from a node: the first of several filters, and all resources that are short."""
     if node["spec"].get("unschedulable"):
         yield _CLOSED
     elif not _is_wanted(pod["spec"], labels_of(node)):

@@ -99,7 +99,7 @@ def _field(pod: Object, path: str) -> str:
 
 
 def tpu_names(pod: Object, job: Object | None) -> dict[str, str]:
-    """What GKE's webhook has a host of a TPU slice know: its number, and the names of all hosts in their order."""
+    """Return what GKE's webhook tells a host of a TPU slice: its number, and the names of all hosts in their order."""
     requests = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
     subdomain = pod["spec"].get("subdomain")
     if job is None or "google.com/tpu" not in requests or not subdomain:

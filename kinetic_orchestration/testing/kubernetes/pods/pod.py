@@ -1,4 +1,4 @@
-"""What a kubelet knows of one pod. It does nothing by itself."""
+"""A pod as its kubelet knows it. It does nothing by itself."""
 
 from __future__ import annotations
 

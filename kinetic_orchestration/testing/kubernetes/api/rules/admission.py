@@ -1,4 +1,4 @@
-"""What of a cluster an object has to fit to be created in it: its namespace, account, security, topology and quota.
+"""The parts of a cluster that a new object has to fit: its namespace, account, security, topology and quota.
 
 An object is right by itself by then: that is `validation`'s.
 """

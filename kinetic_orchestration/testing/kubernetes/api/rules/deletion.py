@@ -1,4 +1,4 @@
-"""How objects of an emulated cluster go: at once, after a grace, or once those who hold them let go."""
+"""The end of objects of an emulated cluster: at once, after a grace, or once those who hold them let go."""
 
 from __future__ import annotations
 

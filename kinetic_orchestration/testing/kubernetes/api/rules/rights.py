@@ -1,4 +1,4 @@
-"""Who asks an emulated API server, and what Roles of a namespace let them do. Pure, over the objects of a store."""
+"""The users of an emulated API server, and what Roles of a namespace let them do. Pure, over the objects of a store."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def account(namespace: str, name: str) -> User:
 
 
 class Wish(NamedTuple):
-    """What somebody wants to do."""
+    """One thing that somebody wants to do."""
 
     verb: str
     group: str

@@ -1,6 +1,6 @@
-"""What an API server and its webhooks refuse in an object by itself. Pure.
+"""The faults for which an API server and its webhooks refuse an object by itself. Pure.
 
-Of the fields, those of the objects that a submitter creates are known; of all others, the sentence of nobody is needed.
+It knows the fields of the objects that a submitter creates, and lets others pass.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Scene:
         return self.store.create(kinds.PODS, stuck)
 
     def step(self, seconds: float = 0.0) -> list[Any]:
-        """What it does after so many seconds; nodes come and go as it says."""
+        """Return what it does after so many seconds; nodes come and go as it says."""
         self.now += seconds
         changes = list(self.scaler.step(View(self.store, self.now)))
         for change in changes:
@@ -61,7 +61,7 @@ def joined(changes: list[Any]) -> list[str]:
 
 
 def why(*said: tuple[str, str]) -> waiting.Why | None:
-    """What a submitter makes of it."""
+    """Return what a submitter makes of it."""
     about = {"kind": "Pod", "name": "a"}
     events = [{"reason": reason, "message": message, "involvedObject": about} for reason, message in said]
     pod = with_condition({"metadata": {"name": "a"}}, "PodScheduled", "False", "Unschedulable", "no node")
