@@ -23,6 +23,7 @@ from kinetic_orchestration.testing.emulator import PROJECT
 from kinetic_orchestration.testing.kubernetes.pods.nodes import NodeGroup, tpu_pool
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.emulated import EmulatedPlane
+from tests.support.kubernetes.fixtures import only_real
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(0)]
 
@@ -73,6 +74,7 @@ WITH_L4 = {"autoscaling": {**AUTOMATIC["autoscaling"], "resourceLimits": [{"reso
 CLASS = {"cloud.google.com/compute-class": "training"}
 
 
+@only_real
 @pytest.mark.parametrize(
     ("cluster", "options", "state", "told"),
     [
