@@ -13,6 +13,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from email.utils import formatdate
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
@@ -159,7 +160,7 @@ class Cluster:
         query = {key: values[0] for key, values in parse_qs(address.query).items()}
         reply = self._answer(method, place, kind, name, query, body or {})
         self.world.request(verb, name or kind, _unanswered, done=True)
-        return reply
+        return reply._replace(headers={"date": formatdate(self.world.now, usegmt=True)})
 
     def _answer(self, method: str, place: str, kind: str, name: str, query: Mapping[str, str], body: Json) -> Reply:  # noqa: PLR0911 - a table
         draw = self.world.random

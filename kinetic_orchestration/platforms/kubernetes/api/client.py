@@ -15,7 +15,8 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlencode, urlsplit
@@ -81,6 +82,14 @@ class Api:
         self._renewing = threading.Lock()
         self._idle: list[_Connection] = []
         self._context: tuple[_Key, ssl.SSLContext] | None = None
+        self._heard: tuple[float, float] | None = None  # the server's time, and the monotonic one then
+
+    def now(self) -> float:
+        """Return the time by the server's clock, as far as it has told it: the times of objects are of that clock."""
+        if self._heard is None:
+            return time.time()
+        told, then = self._heard
+        return told + time.monotonic() - then
 
     @property
     def access(self) -> Access:
@@ -228,6 +237,8 @@ class Api:
         began, reply = time.monotonic(), Reply(0, {}, b"")
         try:
             reply = self._sent(access, method, target, body, _headers(access, token, body, form))
+            with suppress(KeyError, ValueError):
+                self._heard = parsedate_to_datetime(reply.headers["date"]).timestamp(), time.monotonic()
         finally:
             for listener in tuple(_listeners):
                 listener(Exchange(method, target, body or {}, reply.status, reply.body, time.monotonic() - began))

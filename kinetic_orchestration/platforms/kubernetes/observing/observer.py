@@ -130,7 +130,8 @@ class Observer:
         where, labels = namespace_of(placements[0]), self._selector(placements)
         sets = {found["metadata"]["name"]: found for found in api.list(jobsets(where), labels=labels)}
         pods = _by_set(api.list(_pods(where), labels=labels))
-        seen = {one["name"]: Seen(sets.get(one["name"]), pods.get(one["name"], ())) for one in placements}
+        told = api.now()
+        seen = {one["name"]: Seen(sets.get(one["name"]), pods.get(one["name"], ()), now=told) for one in placements}
         _read_jobs(api, where, seen)
         _read_queue(api, where, seen)
         self._read_events(api, where, seen, placements, now)

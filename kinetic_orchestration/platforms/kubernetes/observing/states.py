@@ -7,7 +7,6 @@ looks like one that crashed, and a node that is lost looks well for minutes. Wha
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -43,6 +42,7 @@ class Seen(NamedTuple):
     workload: Object | None = None  # Kueue's, of a set that is suspended
     events: Sequence[Object] = ()  # of controllers about its Jobs and itself, of an autoscaler about its pods
     position: int | None = None  # in the queue, from 1
+    now: float = 0.0  # when it was read, by the clock of the server
 
 
 class Judged(NamedTuple):
@@ -184,9 +184,9 @@ def _has_node(pod: Object) -> bool:
     return bool(pod.get("spec", {}).get("nodeName"))
 
 
-def age(found: Object | None) -> float:
+def age(found: Object | None, now: float) -> float:
     """Return the seconds since an object was created; 0 for none."""
-    return 0.0 if found is None else max(0.0, time.time() - seconds(found["metadata"].get("creationTimestamp")))
+    return 0.0 if found is None else max(0.0, now - seconds(found["metadata"].get("creationTimestamp")))
 
 
 def seconds(moment: str | None) -> float:

@@ -102,6 +102,13 @@ def test_a_request_has_an_agent_and_a_token_and_keeps_its_connection(server: Ser
     assert first.connection == second.connection
 
 
+def test_the_time_is_the_servers_whatever_this_machines_clock_says(server: Server, api: Api) -> None:
+    assert abs(api.now() - time.time()) < 60.0  # before it has told
+    server.script(Answer(200, {"kind": "PodList", "items": []}, {"Date": "Sat, 01 Jan 2000 00:00:00 GMT"}))
+    api.get(PODS)
+    assert 0.0 <= api.now() - 946684800.0 < 60.0
+
+
 def test_creating_is_strict_and_can_be_tried(server: Server, api: Api) -> None:
     server.script(Answer(201, {"kind": "Pod"}))
     api.create(PODS, pod("a"))
