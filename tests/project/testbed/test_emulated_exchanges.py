@@ -18,6 +18,7 @@ from kinetic_orchestration.platforms.kubernetes import preflight
 from kinetic_orchestration.platforms.kubernetes.api import client
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
+from kinetic_orchestration.platforms.kubernetes.observing import observer
 from kinetic_orchestration.testing.kubernetes.pods.nodes import tpu_pool
 from tests.core.platforms.kubernetes.attempts import attempt_of, plan_of
 from tests.support.exchanges.openapi import Documents
@@ -54,7 +55,7 @@ def test_all_that_is_said_of_jobs_and_queues_is_in_the_documents(
     documents: Documents, emulated: EmulatedPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(emulated.kubeconfig))
-    monkeypatch.setattr(kubernetes, "EVENTS_SECONDS", 0.1)
+    monkeypatch.setattr(observer, "EXPLAINED_SECONDS", 0.1)
     monkeypatch.setattr(kubernetes.manifest.boot, "LOADER", WAITS)
     queues(emulated)
     backend = KubernetesBackend(

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from kinetic_orchestration.platforms.kubernetes.api.client import Exchange
 
+OF_TABLES = "includeObject"  # which all lists take, and no document has: the API's concepts name it
 Schema = Mapping[str, Any]
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "object": (dict,), "array": (list,),
@@ -37,7 +38,10 @@ class Documents:
             return [f"{exchange.method} {url.path}: there is no such operation"]
         operation = operations[method]
         about = f"{exchange.method} {url.path}"
-        known = {one["name"] for one in (*operation.get("parameters", ()), *operations.get("parameters", ()))}
+        known = {
+            OF_TABLES,
+            *(one["name"] for one in (*operation.get("parameters", ()), *operations.get("parameters", ()))),
+        }
         found = [f"{about}: there is no parameter {name}" for name, _ in parse_qsl(url.query) if name not in known]
         if exchange.request:
             schema = _content(operation["requestBody"])
