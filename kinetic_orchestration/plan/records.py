@@ -250,11 +250,12 @@ class Within(NamedTuple):
         else:
             name = names.slice_of(self.store, self.deployment, job_id, attempt)
             own |= {"backend": self.backend, "project": self.project, "name": name, "slices": self.slices}
-            known = own
             if (where := placement.get("zone")) not in self.zones:
                 raise Wrong(where, "placement.zone", f"is {schema.short(where)}, which the job's plan does not have")
-            if (queue := placement.get("queue", "")) and queue not in self.queues:
+            queue = placement.get("queue") or next(iter(self.queues), "")
+            if queue and queue not in self.queues:
                 raise Wrong(queue, "placement.queue", f"is {schema.short(queue)}, which the job's plan does not have")
+            known = {**own, **({"queue": queue} if queue else {})}
         for part, value in own.items():
             if placement.get(part, value) != value:
                 raise Wrong(None, f"placement.{part}", f"is {schema.short(placement[part])}, and not this attempt's")

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 import threading
@@ -20,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
-from kinetic_orchestration.protocol.system import processes
+from kinetic_orchestration.protocol.system import copies, processes
 from kinetic_orchestration.testing.api_rules.access import Access
 from kinetic_orchestration.testing.api_servers import server
 from kinetic_orchestration.testing.api_servers.other_apis import OtherApis
@@ -38,7 +39,6 @@ BUCKET = "emulated"
 LOCATION = "US"  # where each generation has a zone
 CLUSTER = "emulated"  # of GKE, in this region:
 REGION = "us-central1"
-SIGNING_KEY = "a-key-of-the-emulator-alone"  # with which pods prove that they are this cloud's
 _BOOTS_AT_ONCE = 8
 _LOOK = 0.1
 _ROOTS = "emulated-cloud-"
@@ -87,6 +87,7 @@ class Emulator(Cloud):
         self.access = Access()
         self.neighbours = OtherApis(self, time.time)
         self._cluster: Cluster | None = None
+        self._signing_key = secrets.token_urlsafe(32)  # with which pods prove that they are this cloud's
         self._making = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -150,7 +151,7 @@ class Emulator(Cloud):
         for name in ("python3", f"python{python.version}"):
             (folder / name).symlink_to(python.path)
         path = f"{folder}:/usr/bin:/bin:/usr/sbin:/sbin"
-        return {"LANG": "C.UTF-8", **route_to_index(os.environ), **self.addresses(), "PATH": path}
+        return {"LANG": "C.UTF-8", **route_to_index(copies.environ()), **self.addresses(), "PATH": path}
 
     def _heard(self, told: Tell) -> None:
         about = told.about["metadata"]
@@ -206,7 +207,7 @@ class Emulator(Cloud):
         if backend == "tpu-vm":
             place = {"KINETIC_PROJECT": project, **({"KINETIC_ZONES": zones} if zones else {}), **self.addresses()}
             return {**shared, **place}
-        shared["KINETIC_SIGNING_KEY"] = SIGNING_KEY
+        shared["KINETIC_SIGNING_KEY"] = self._signing_key
         if backend == "kubernetes":
             kubeconfig = str(self.cluster.write_kubeconfig(self.root / "kubeconfig"))
             return {**shared, "KUBECONFIG": kubeconfig, "STORAGE_EMULATOR_HOST": self.storage.url}

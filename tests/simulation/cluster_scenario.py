@@ -227,7 +227,6 @@ class ClusterSchedule(CloudSchedule):
             emulated=True,
             zones=tuple(draw.sample(PLACES, draw.choice((1, 1, 2, 3)))),
             cloud=KUBERNETES | ({"queue": "q"} if queue else {}),
-            zone_patience=draw.choice((0.0, 300.0, 900.0)),
             compile_cache=False,
             limits=Limits(
                 provision=draw.choice((None, 1800.0, 7200.0)),

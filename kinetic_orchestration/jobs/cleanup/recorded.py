@@ -17,7 +17,7 @@ from kinetic_orchestration.plan.records import intent_of
 from kinetic_orchestration.plan.values import ABSENT, UNKNOWN, Observation
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store
-from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol import names, wire
 
 RECORDED = "recorded"  # mark of a placement that was found by its job's records
 
@@ -45,8 +45,9 @@ def _of(job_id: str, store: Store, backend: Backend, believed: Trust) -> Iterato
         if record is None:
             continue
         intent = intent_of(record, job_id, attempt, job.within)
+        place = {key: value for key, value in intent.placement.items() if key in wire.PLACEMENT.checks}
         yield {
-            **intent.placement, "job": job_id, "attempt": attempt, "created": record.updated,
+            **place, "job": job_id, "attempt": attempt, "created": record.updated,
             "expires": intent.deadline, RECORDED: True,
         }  # fmt: skip
 

@@ -157,6 +157,8 @@ def fields_of(cloud: Any) -> dict[str, Any]:
     """Return the options of `cloud=` as JSON, without those that a plan has for every backend."""
     own = (*_EVERYWHERE, *(_OF_KUBERNETES if isinstance(cloud, Kubernetes) else ()))
     found = {entry.name: getattr(cloud, entry.name) for entry in fields(cloud) if entry.name not in own}
+    if isinstance(cloud, Kubernetes):
+        found["queue"] = ",".join(queues_of(cloud.queue))
     return {name: _as_json(value) for name, value in found.items()}
 
 

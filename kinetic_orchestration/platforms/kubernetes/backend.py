@@ -225,7 +225,7 @@ class KubernetesBackend:
         self._lasts(placement["name"], "")
         patience = float(placement.get("patience") or 0.0)
         waits = observation.state in (QUEUED, PROVISIONING) and not _is_asked_for(seen)
-        if patience and waits and states.age(seen.set, seen.now) > patience:
+        if patience and waits and states.waited(seen) > patience:
             told = f"nothing became free within {patience:g} s; {observation.message}"
             return observation._replace(state=GONE, cause=wire.STOCKOUT, message=told)
         return observation

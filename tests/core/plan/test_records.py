@@ -504,6 +504,8 @@ def test_an_attempt_is_in_a_queue_of_its_plan_and_in_no_other(queue: str | list[
     allowed = records.within(Plan.from_json(written))
     placement = {"zone": "prod/ml", "queue": "a" if queue else ""}
     assert allowed.checked(placement, "job-1", 1)["queue"] == placement["queue"]
+    for unsaid in ({"zone": "prod/ml"}, {"zone": "prod/ml", "queue": ""}):  # by whoever wants to pass the queue
+        assert allowed.checked(unsaid, "job-1", 1).get("queue", "") == placement["queue"]
     with pytest.raises(schema.Wrong, match="which the job's plan does not have"):
         allowed.checked({**placement, "queue": "theirs"}, "job-1", 1)
     with pytest.raises(schema.Wrong, match="which the job's plan does not have"):

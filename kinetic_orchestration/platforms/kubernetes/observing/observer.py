@@ -30,7 +30,7 @@ Placement = Mapping[str, Any]
 EXPLAINED_SECONDS = 5.0  # for which an explanation stands, of a few sets
 EXPLAINED_PER_SECOND = 10  # of many
 TOGETHER = 100  # sets that are named in one request: their names have 2 KB
-SPARE = 1000  # sets that are kept beyond those that are asked for
+MOST = 10_000  # sets that are kept besides those that are asked for
 JOBSET = "jobset.sigs.k8s.io/jobset-name"  # label of all that a JobSet makes
 KUEUE_JOB = "kueue.x-k8s.io/job-uid"  # label of a workload
 _CREATION = ("reason=FailedCreate", "reason=JobCreationFailed")  # events of the controllers of Jobs and of JobSets
@@ -85,19 +85,20 @@ class Observer:
                 is_steady = found[name].state == PRESENT and states.all_run(placement, seen[name])
                 with self._lock:
                     self._explained.pop(name, None)
+                    self._rows.pop(name, None)  # else what comes back with the same rows would count as read
                     if name in rows:
                         self._rows[name], self._observations[name] = rows[name], found[name]
                         if not is_steady:
                             self._explained[name] = now
-        if len(self._rows) > len(found) + SPARE:
-            with self._lock:
-                for name in self._rows.keys() - found.keys():
-                    self._drop(name)
+        with self._lock:
+            spare = len(self._observations) - len(found) - MOST
+            for name in [name for name in self._observations if name not in found][:spare] if spare > 0 else ():
+                self._drop(name)
         return [found[placement["name"]] for placement in placements]
 
     def has_seen(self, name: str) -> bool:
         """Return True if a set was there at an earlier look."""
-        return name in self._rows
+        return name in self._observations
 
     def forget(self, name: str) -> None:
         """Drop what is known of a set."""

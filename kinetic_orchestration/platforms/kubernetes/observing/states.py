@@ -184,9 +184,13 @@ def _has_node(pod: Object) -> bool:
     return bool(pod.get("spec", {}).get("nodeName"))
 
 
-def age(found: Object | None, now: float) -> float:
-    """Return the seconds since an object was created; 0 for none."""
-    return 0.0 if found is None else max(0.0, now - seconds(found["metadata"].get("creationTimestamp")))
+def waited(seen: Seen) -> float:
+    """Return the seconds since a set was created, or evicted by Kueue; 0 for none, and while evicted pods end."""
+    if seen.set is None or (seen.set["spec"].get("suspend") and any(map(_is_alive, seen.pods))):
+        return 0.0
+    evicted = condition(seen.workload or {}, "Evicted")
+    began = seconds(evicted.get("lastTransitionTime")) if is_true(evicted) and evicted is not None else 0.0
+    return max(0.0, seen.now - max(began, seconds(seen.set["metadata"].get("creationTimestamp"))))
 
 
 def seconds(moment: str | None) -> float:

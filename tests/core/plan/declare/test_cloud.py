@@ -90,8 +90,13 @@ def test_a_cluster_is_named_in_one_way(tmp_path: Path) -> None:
     ("asked", "queues"),
     [("", ()), ("a", ("a",)), ("a, b,", ("a", "b")), (["a", "b", "a"], ("a", "b")), ((), ())],
 )
-def test_queues_are_named_by_a_text_or_a_list(asked: Any, queues: tuple[str, ...]) -> None:
+def test_queues_are_named_by_a_text_or_a_list(tmp_path: Path, asked: Any, queues: tuple[str, ...]) -> None:
     assert queues_of(asked) == queues
+    record = json.loads(
+        json.dumps(planned(tmp_path, PODS, cluster="a", namespace="b", cloud=Kubernetes(queue=asked)).to_json())
+    )
+    PLAN(record)
+    assert queues_of(record["cloud"]["queue"]) == queues
 
 
 @pytest.mark.parametrize(

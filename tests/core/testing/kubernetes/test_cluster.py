@@ -73,8 +73,9 @@ def test_a_list_that_expired_is_read_from_its_beginning(cluster: Cluster, api: A
 
 @pytest.mark.slow
 def test_spot_machines_tell_their_pods_before_they_go(cluster: Cluster, api: Api, tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    api.create(PODS, pod("a", f'trap "touch {mark}; exit 0" TERM; while :; do sleep 0.05; done'))
+    mark, ready = tmp_path / "mark", tmp_path / "ready"
+    api.create(PODS, pod("a", f'trap "touch {mark}; exit 0" TERM; touch {ready}; while :; do sleep 0.05; done'))
+    wait_until(ready.exists, "its process listens", within=20)
     wait_until(lambda: api.get(f"{PODS}/a")["status"]["phase"] == "Running", lambda: api.get(f"{PODS}/a"), within=20)
     cluster.preempt("spot", notice=2.0)
     wait_until(lambda: not api.list(PODS), "its pod goes", within=20)

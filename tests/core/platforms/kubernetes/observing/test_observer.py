@@ -193,10 +193,23 @@ def test_a_server_without_tables_is_read_by_the_versions_of_its_objects(cluster:
     assert kinds(whole(cluster.asked())) == ["jobsets", "pods"]
 
 
+def test_a_set_that_was_deleted_and_made_again_is_read_though_its_rows_are_the_same(
+    cluster: Cluster, look: Any
+) -> None:
+    [placement] = cluster.add(1, "Pending")
+    look([placement])
+    phase = cluster.phases.pop(placement["name"])
+    look([placement])
+    cluster.phases[placement["name"]] = phase
+    cluster.asked()
+    look([placement])
+    assert kinds(whole(cluster.asked())) == ["jobsets", "pods"]
+
+
 def test_what_was_kept_of_sets_that_nobody_asks_for_is_dropped(
     cluster: Cluster, look: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observer, "SPARE", 2)
+    monkeypatch.setattr(observer, "MOST", 2)
     first, others = cluster.add(1, "Running"), cluster.add(5, "Running")
     look(first)
     look(others[:2])

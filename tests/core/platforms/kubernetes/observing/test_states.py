@@ -239,3 +239,15 @@ def test_without_a_name_of_gcloud_a_pool_of_tpus_has_words_to_replace_and_of_gpu
     assert "type=nvidia-l4" in gke.pool_command(parse("l4"), "gke_ours_us-central1-a_research/team")
     for name in ("gpu:2", "cpu", "gb200x4"):
         assert gke.pool_command(parse(name), "gke_ours_us-central1-a_research/team") == ""
+
+
+def test_a_set_has_waited_since_it_was_created_or_evicted_and_not_while_its_pods_end() -> None:
+    created, later = "2026-01-01T00:00:00Z", "2026-01-01T03:00:00Z"
+    now = states.seconds(later) + 60.0
+    waiting_set = {"metadata": {"creationTimestamp": created}, "spec": {"suspend": True}}
+    evicted = {"status": {"conditions": [{"type": "Evicted", "status": "True", "lastTransitionTime": later}]}}
+    assert states.waited(Seen(waiting_set, now=now)) == 3 * 3600.0 + 60.0
+    assert states.waited(Seen(waiting_set, workload=evicted, now=now)) == 60.0
+    ending = {"metadata": {"name": "p"}, "status": {"phase": "Running"}}
+    assert states.waited(Seen(waiting_set, [ending], workload=evicted, now=now)) == 0.0
+    assert states.waited(Seen(None, now=now)) == 0.0
