@@ -144,7 +144,7 @@ class Emulator(Cloud):
             return self._cluster
 
     def _pod_environment(self) -> dict[str, str]:
-        """What the machines of its nodes give to every pod: the image of a plain Python."""
+        """Return the variables that its nodes give to every pod: those of the image of a plain Python."""
         python = find_python(self._python)
         folder = self.root / "image" / "bin"
         folder.mkdir(parents=True, exist_ok=True)

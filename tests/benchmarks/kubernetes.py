@@ -210,7 +210,7 @@ def followed(here: Site) -> Iterator[Figure]:
 
 
 class Counts:
-    """What this process asks of clusters within a block, how much it gets, and its processor time."""
+    """The requests of this process to clusters within a block, the bytes of their answers, and its processor time."""
 
     def __init__(self) -> None:
         self.requests = self.bytes = 0
@@ -249,7 +249,7 @@ class Site(cloud.Site):
         self.kubeconfig = self._kubeconfig()
 
     def settings(self, deployment: str) -> dict[str, str]:
-        """What a client has in its environment."""
+        """Return the environment of a client."""
         given = self.cloud.environ(deployment=deployment)
         kept = ("STORAGE_EMULATOR_HOST", "KINETIC_STORE", "KINETIC_DEPLOYMENT")
         own = {"KINETIC_BACKEND": "kubernetes", "KINETIC_SIGNING_KEY": KEY, "KUBECONFIG": str(self.kubeconfig)}
@@ -261,7 +261,7 @@ class Site(cloud.Site):
         return measure.environment(**self.settings(deployment), KINETIC_HOME=home, PYTHONPATH=path)
 
     def _kubeconfig(self) -> Path:
-        """Of the namespace; its cluster says that it is emulated, so that pods need no packages."""
+        """Write the kubeconfig of the namespace; its cluster says that it is emulated, so that pods need no packages."""
         config = json.loads(self.plane.kubeconfig.read_text(encoding="utf-8"))
         emulated = {"name": "kinetic-orchestration", "extension": {"emulated": True}}
         config["clusters"][0]["cluster"]["extensions"] = [emulated]

@@ -1,4 +1,4 @@
-"""What is read of attempts' sets: little of those that run, and all of the others, with what explains their wait.
+"""Reads attempts' sets: little of those that run, and all of the others, with what explains their wait.
 
 An object of ours has 15 to 50 KB, most of them the program of its container. So a look reads a row of each set and of
 each pod, as kubectl prints them: 0.25 KB for both. Sets are read whole if their rows have changed, or if they do not
@@ -42,6 +42,7 @@ class Observer:
 
     It keeps little of each set, since a process may follow thousands: a checksum of its rows, what followed from its
     objects when they were last read, and when that was unless all pods ran, which needs no explanation.
+    The observation of a set stays while it has no rows.
     """
 
     def __init__(self, mark: str) -> None:
@@ -141,7 +142,7 @@ class Observer:
     def _read_events(
         self, api: Api, where: str, seen: dict[str, Seen], placements: Sequence[Placement], now: float
     ) -> None:
-        """What keeps controllers from creating pods, of sets that lack some, and what autoscalers do for the others."""
+        """Add the events that keep controllers from creating pods, and those of autoscalers for pods without a node."""
         lacking = [
             placement
             for placement in placements

@@ -1,4 +1,4 @@
-"""What is left of jobs, in all clusters and namespaces that settings or jobs' records name: found, released, told."""
+"""Leftovers in all clusters and namespaces that settings or jobs' records name are found, released and told."""
 
 from __future__ import annotations
 

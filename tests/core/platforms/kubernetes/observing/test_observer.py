@@ -1,4 +1,4 @@
-"""What a look at many sets asks of an API server, which answers from a table of them."""
+"""The requests of a look at many sets, to an API server that answers from a table of them."""
 
 from __future__ import annotations
 
