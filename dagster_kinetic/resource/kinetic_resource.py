@@ -55,6 +55,7 @@ R = TypeVar("R")
 
 DEPLOYMENT = "dagster"  # in a shared store, if neither Dagster nor the user names the installation
 _GROUPS = ("limits", "retry", "cloud")
+_PLACES = {"cluster": "clusters", "namespace": "namespaces"}  # an option, and the one of `cloud=` that names several
 _OWN_NAMES = {"dagster/job": "pipeline", "dagster/run-id": "run"}  # as jobs of all orchestrators have them
 _TEAM = "team:"  # leads an asset's owner that is no address
 _SILENT = Options()
@@ -285,12 +286,14 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return {"project": options.project, "store": options.store, "deployment": options.deployment}
 
     def hardware_places(self) -> list[dict[str, str | None]]:
-        """Settings of everything where this resource's jobs may have hosts, one for each cluster that it names."""
+        """Settings of everything where this resource's jobs may have hosts, one for each namespace that it names."""
         options, place = self._named(self._own()), self.place()
-        clusters = tuple(options.cloud.clusters) if isinstance(options.cloud, Kubernetes) else ()
+        cloud = options.cloud if isinstance(options.cloud, Kubernetes) else Kubernetes()
+        clusters = tuple(cloud.clusters) or (options.cluster,)
+        namespaces = tuple(cloud.namespaces) or (options.namespace,)
         found = []
-        for cluster in clusters or (options.cluster,):
-            where = {**place, "cluster": cluster, "namespace": options.namespace}
+        for cluster, namespace in itertools.product(clusters, namespaces):
+            where = {**place, "cluster": cluster, "namespace": namespace}
             found.append({**where, "backend": asked_backend(options, settings.load(None, **where))})
         return found
 
@@ -421,15 +424,17 @@ def _laid_over(options: Options, given: Mapping[str, Any]) -> Options:
     if given.get("zone"):  # it fixes the zone, so other zones do not apply
         cloud = merged.get("cloud") or options.cloud
         merged["cloud"] = replace(cloud if isinstance(cloud, TpuVm) else TpuVm(), zones=())
-    if given.get("cluster"):  # as it names one cluster, others do not apply
-        cloud = merged.get("cloud", options.cloud)
-        own = getattr(given.get("cloud"), "clusters", ())  # the same call's: the two are refused together
-        merged |= {"cloud": replace(cloud, clusters=own)} if isinstance(cloud, Kubernetes) else {}
+    for one, several in _PLACES.items():
+        if given.get(one):  # as it names one, others do not apply
+            cloud = merged.get("cloud", options.cloud)
+            own = {several: getattr(given.get("cloud"), several, ())}  # the same call's: the two are refused together
+            merged |= {"cloud": replace(cloud, **own)} if isinstance(cloud, Kubernetes) else {}
     cloud = given.get("cloud")
     if isinstance(cloud, TpuVm) and cloud.zones:
         merged.setdefault("zone", None)
-    if isinstance(cloud, Kubernetes) and cloud.clusters:
-        merged.setdefault("cluster", None)
+    for one, several in _PLACES.items():
+        if getattr(cloud, several, ()):
+            merged.setdefault(one, None)
     return replace(options, **merged)
 
 

@@ -149,6 +149,7 @@ class Emulator(Cloud):
         folder = self.root / "image" / "bin"
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("python3", f"python{python.version}"):
+            (folder / name).unlink(missing_ok=True)  # of an earlier emulator in the same folder
             (folder / name).symlink_to(python.path)
         path = f"{folder}:/usr/bin:/bin:/usr/sbin:/sbin"
         return {"LANG": "C.UTF-8", **route_to_index(copies.environ()), **self.addresses(), "PATH": path}

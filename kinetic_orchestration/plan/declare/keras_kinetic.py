@@ -43,9 +43,9 @@ _ELSEWHERE = "elsewhere warned about once, without effect"
 _CLUSTER = f"on `gke` a name, without a default; on `kubernetes` a context of the kubeconfig; {_ELSEWHERE}"
 _NAMESPACE = f"on `gke` and `kubernetes`, where a context may have a default of its own; {_ELSEWHERE}"
 _BACKEND = (
-    "also `local`, `tpu-vm`, `kubernetes`. `gke` and `pathways` mean the same: GKE if a cluster, a project and a "
-    "bucket are named, or the cluster of `KINETIC_BACKEND=kubernetes`; without one they warn. Several hosts are no "
-    "other backend: one process each, joined, in one JobSet"
+    "also `local`, `tpu-vm`, `kubernetes`. `gke` and `pathways` mean GKE if a cluster, a project and a bucket are "
+    "named, or the cluster of `KINETIC_BACKEND=kubernetes`, which `pathways` always means where that is set; without "
+    "one they warn. Several hosts are no other backend: one process each, joined, in one JobSet"
 )
 _IMAGE = "only an image that you name, of pods or on VMs: none is built; on this machine without effect"
 _ZONE = "of its newest attempt, on a cluster CLUSTER/NAMESPACE; empty before there is one, and on this machine"

@@ -36,8 +36,11 @@ from kinetic_orchestration.testing.kubernetes.pods.kubelet import Kubelet
 from kinetic_orchestration.testing.kubernetes.pods.nodes import NodeGroup
 
 API_SERVER = "kube-apiserver"
+_BREATH = 0.001
+_PATIENCE = 60.0  # seconds for nodes to be ready
 _LOOK = 0.2  # seconds until controllers look at the time, if nothing changes
 _TICK = 0.1
+_AGAIN = 1.0  # seconds after a refusal
 _STEPS = 50  # in which controllers answer each other
 _NAMESPACES = ("default", "kube-system", "kube-node-lease")
 _TERMINATING = {"key": "cloud.google.com/impending-node-termination", "effect": "NoExecute"}
@@ -81,6 +84,7 @@ class Cluster:
         self._ending = threading.Event()
         self._threads: list[threading.Thread] = []
         self._told: dict[tuple[str, str, str], str] = {}
+        self._waits: dict[str, float] = {}  # whose objects were refused, until when none is tried again
         self._leaving: list[tuple[float, list[str]]] = []  # when nodes go, and which
         self.token = self._token(rights.ADMIN)
 
@@ -237,8 +241,8 @@ class Cluster:
                 before = self.store.version
                 if API_SERVER not in self._away:
                     self._settle()
-                if self.store.version == before:
-                    self.store.changed.wait(_LOOK)
+                # Requests have a turn even while controllers always find something to do.
+                self.store.changed.wait(_LOOK if self.store.version == before else _BREATH)
 
     def _settle(self) -> None:
         """Let all controllers act until none has anything to do."""
@@ -287,12 +291,16 @@ class Cluster:
                 self.nodes.remove(name)
 
     def _create(self, change: changes.Create) -> None:
+        about, now = uid_of(change.about), time.time()
+        if change.kind is not kinds.PODS and now < self._waits.get(about, 0.0):
+            return
         try:
             self._requests.create(change.kind, namespace_of(change.found), change.found)
         except Refused as refused:
             reason, words = change.refused
             if change.kind is kinds.PODS:
-                self._jobs.refused(change.about, time.time())
+                self._jobs.refused(change.about, now)
+            self._waits[about] = now + _AGAIN
             if reason:
                 self._tell(changes.Tell(change.about, "Warning", reason, f"{words}{refused}", change.component))
             return
@@ -355,9 +363,14 @@ class _Nodes(NodeGroup):
         """The kubelet finds it."""
 
     def _await_ready(self, names: Iterable[str]) -> None:
-        wanted = set(names)
+        wanted, until = set(names), time.monotonic() + _PATIENCE
         with self._store.changed:
-            while not wanted <= self._ready():
+            while missing := wanted - self._ready():
+                if time.monotonic() > until:
+                    raise TimeoutError(
+                        f"the nodes {', '.join(sorted(missing))} are not ready after {_PATIENCE:g} s: the cluster is "
+                        "not open, or its API server or controllers are away"
+                    )
                 self._store.changed.wait(_LOOK)
 
     def _ready(self) -> set[str]:

@@ -159,6 +159,8 @@ def test_the_cluster_of_a_launch_replaces_every_other_word_of_it() -> None:
     assert (found.cluster, found.namespace, found.cloud) == ("prod", "night", Kubernetes(queue="tpus"))
     found = options(KineticRunConfig(namespace="night"), cluster="prod", namespace="day")
     assert (found.cluster, found.namespace) == ("prod", "night")
+    found = options(KineticRunConfig(namespace="night"), cloud=Kubernetes(namespaces=("a", "b")))
+    assert (found.namespace, found.cloud) == ("night", Kubernetes())
     config = KineticRunConfig(cluster="prod", namespace="night")
     assert json.loads(config.to_tags()[TAG]) == {"cluster": "prod", "namespace": "night"}
 

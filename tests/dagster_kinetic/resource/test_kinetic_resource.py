@@ -152,6 +152,10 @@ def test_options_of_kubernetes_come_from_their_group_or_from_the_cores_own_value
             {"backend": "kubernetes", "kubernetes": {"clusters": ["east", "west"]}},
             [("kubernetes", "east", None), ("kubernetes", "west", None)],
         ),
+        (
+            {"backend": "kubernetes", "kubernetes": {"clusters": ["east"], "namespaces": ["a", "b"]}},
+            [("kubernetes", "east", "a"), ("kubernetes", "east", "b")],
+        ),
         ({"backend": "pathways", "cluster": "prod", "project": "p"}, [("gke", "prod", None)]),
         ({"backend": "gke", "project": "p"}, [(None, None, None)]),
     ],

@@ -210,7 +210,7 @@ class Requests:
     # ---- changes
 
     def _create(self, asked: Request, at: _At) -> Object:
-        return self.create(at.kind, at.namespace, self._body(asked, at), is_dry=asked.query.get("dryRun") == "All")
+        return self.create(at.kind, at.namespace, self._body(asked, at), is_dry=_is_dry(asked))
 
     def create(self, kind: Kind, namespace: str, body: Object, *, is_dry: bool = False) -> Object:
         """Create an object as anybody's request does, and return it. Raises Refused."""
@@ -268,8 +268,14 @@ class Requests:
         wanted = patch.get("metadata", {}).get("uid")
         if wanted not in (None, found["metadata"]["uid"]):
             raise answers.conflict(at.about(), f"Precondition failed: UID in precondition: {wanted}")
+        version = patch.get("metadata", {}).get("resourceVersion")
+        if version not in (None, "", found["metadata"]["resourceVersion"]):
+            why = "the object has been modified; please apply your changes to the latest version and try again"
+            raise answers.conflict(at.about(), why)
         kept = {"status": found.get("status", {})} if not at.below and at.kind.subresources else {}
         after = {**after, **kept} if not at.below else {**found, "status": after.get("status", {})}
+        if _is_dry(asked):
+            return after
         if is_deleting(after):
             deletion.let_go(self._store, at.kind, after)
         else:
@@ -288,6 +294,8 @@ class Requests:
             )
             about = About(at.kind.group, at.kind.name, at.name)
             raise answers.conflict(about, why)
+        if _is_dry(asked):
+            return found
         propagation = options.get("propagationPolicy") or asked.query.get("propagationPolicy", "")
         grace = options.get("gracePeriodSeconds", asked.query.get("gracePeriodSeconds"))
         left = deletion.delete(
@@ -357,6 +365,10 @@ def _verb(method: str, at: _At) -> str:
             405, "MethodNotAllowed", "the server does not allow this method on the requested resource"
         )
     return found[method]
+
+
+def _is_dry(asked: Request) -> bool:
+    return "All" in (asked.query.get("dryRun"), *((asked.body or {}).get("dryRun") or ()))
 
 
 def _selectors(asked: Request) -> bool:

@@ -66,6 +66,7 @@ class ApiServer:
         self._server: _Server | None = None
         self.port = 0
         self.faults: list[Fault] = []
+        self._scripting = threading.Lock()
 
     @property
     def is_open(self) -> bool:
@@ -93,9 +94,9 @@ class ApiServer:
             if (other := headers.get("Impersonate-User")) and rights.ADMINISTRATORS in user.groups:
                 user = User(other)
             query = dict(parse_qsl(url.query, keep_blank_values=True))
-            for fault in list(self.faults):
-                if fnmatch.fnmatch(f"{method} {path}", fault.pattern):
-                    return self._failed(fault)
+            if (fault := self._fault_of(f"{method} {path}")) is not None:
+                told = json.dumps(fault.refusal.status).encode()
+                return fault.refusal.code, told, "application/json", fault.retry_after
             kind = _kind(headers)
             if body and not kind.endswith("json"):
                 message = (
@@ -127,12 +128,15 @@ class ApiServer:
                 403, "Forbidden", f"The emulator is asked as {own[0]} only, and by no page of the web."
             )
 
-    def _failed(self, fault: Fault) -> tuple[int, bytes, str, int]:
-        if fault.times is not None:
-            fault.times -= 1
-            if fault.times <= 0:
-                self.faults.remove(fault)
-        return fault.refusal.code, json.dumps(fault.refusal.status).encode(), "application/json", fault.retry_after
+    def _fault_of(self, asked: str) -> Fault | None:
+        """Return the fault that a request is answered with, counted; None for most requests."""
+        with self._scripting:
+            fault = next((one for one in self.faults if fnmatch.fnmatch(asked, one.pattern)), None)
+            if fault is not None and fault.times is not None:
+                fault.times -= 1
+                if fault.times <= 0:
+                    self.faults.remove(fault)
+        return fault
 
     def _known(self, path: str, authorization: str) -> tuple[User, str]:
         """Return who asks, and the path without a token. Raises Refused."""

@@ -50,6 +50,8 @@ def resolve(
     """
     container = pod["spec"]["containers"][0]
     environ = dict(before)
+    for source in container.get("envFrom", ()):
+        environ |= _all_of(source, stored)
     for entry in container.get("env", ()):
         value = expanded(entry.get("value", ""), environ)
         if "valueFrom" in entry:
@@ -60,6 +62,18 @@ def resolve(
         environ[entry["name"]] = value
     own = {entry["name"] for entry in container.get("env", ())}
     return environ | {name: value for name, value in injected.items() if name not in own}
+
+
+def _all_of(source: Object, stored: Callable[[str, str], Mapping[str, str] | None]) -> dict[str, str]:
+    """Return all that an entry of `envFrom` refers to."""
+    for word in ("secret", "configmap"):
+        if (reference := source.get({"secret": "secretRef", "configmap": "configMapRef"}[word])) is None:
+            continue
+        found = stored(f"{word}s", reference["name"])
+        if found is None and not reference.get("optional"):
+            raise NotResolved(f'{word} "{reference["name"]}" not found')
+        return {f"{source.get('prefix', '')}{name}": value for name, value in (found or {}).items()}
+    return {}
 
 
 def _referred(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import logging
 import os
 import shutil
 import time
@@ -25,6 +26,7 @@ from kinetic_orchestration.testing.kubernetes.pods.nodes import LOST, Node, Pool
 from kinetic_orchestration.testing.kubernetes.pods.pod import Pod
 from kinetic_orchestration.testing.kubernetes.pods.reports import FINAL, Api, Reports, condition
 
+_log = logging.getLogger(__name__)
 _BEAT = 3.0  # a kubelet's lease has 10 s, and the controller manager of these tests less patience
 _BACKOFF = 1.0  # a kubelet's begins with 10 s
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
@@ -82,7 +84,13 @@ class Kubelet:
                 self._pods[uid] = Pod(fresh, folder)
                 self._pods[uid].over = fresh["status"].get("phase") in FINAL
             self._pods[uid].seen = fresh
-            self._follow(self._pods[uid])
+            try:
+                self._follow(self._pods[uid])
+            except (Refused, OSError):  # the server is away, for all of them
+                raise
+            except Exception as error:  # of this pod: the others go on
+                _log.exception("pod %s cannot be followed", self._pods[uid].name)
+                self._wait(self._pods[uid], "CreateContainerError", f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
         """End all pods and take the nodes away."""
@@ -146,10 +154,10 @@ class Kubelet:
         self._api.patch(f"{_LEASES}/{name}", {"spec": {"renewTime": stamp}})
 
     def _remove(self, name: str) -> None:
-        del self._nodes[name]
         for path in (f"/api/v1/nodes/{name}", f"{_LEASES}/{name}"):
             with contextlib.suppress(Refused):  # a test may have deleted it
                 self._api.delete(path)
+        del self._nodes[name]
 
     def _drop_all(self, node: str) -> None:
         for pod in [pod for pod in self._pods.values() if pod.node == node]:
@@ -254,7 +262,11 @@ class Kubelet:
         folder.mkdir(parents=True, exist_ok=True)
         pod.started = stamp()
         pod.dies = pod.oom = False
-        pod.container = Container(command, environ, folder, pod.folder / "log")
+        try:
+            pod.container = Container(command, environ, folder, pod.folder / "log")
+        except OSError as error:  # an argument is too long, or there are too many processes
+            self._wait(pod, "CreateContainerError", str(error))
+            return
         pod.waits = ""
         self._reports.tell(pod, "Normal", "Started", "Container started")
         self._reports.report(pod, {"phase": "Running"}, {"running": {"startedAt": pod.started}})
@@ -282,7 +294,8 @@ class Kubelet:
             found = self._api.found(f"/api/v1/namespaces/{pod.namespace}/{kind}/{name}")
             if found is None or kind == "configmaps":
                 return found and found.get("data", {})
-            return {key: base64.b64decode(value).decode() for key, value in found.get("data", {}).items()}
+            data = {key: base64.b64decode(value) for key, value in found.get("data", {}).items()}
+            return {key: value.decode(errors="surrogateescape") for key, value in data.items()}
 
         return resolve(pod.seen, before, injected, stored)
 
@@ -346,7 +359,6 @@ class Kubelet:
         self._reports.report(pod, {"phase": "Running"}, waiting, {"terminated": terminated})
 
     def _finish(self, pod: Pod, terminated: Object | None) -> None:
-        pod.over = True
         succeeded = terminated is not None and terminated["exitCode"] == 0 and pod.reason is None
         status: Object = {"phase": "Succeeded" if succeeded else "Failed"}
         if pod.reason is not None:
@@ -355,6 +367,7 @@ class Kubelet:
             status["conditions"] = [condition("DisruptionTarget", True, "TerminationByKubelet", pod.reason[1])]
         state = {"waiting": {"reason": "ContainerCreating"}} if terminated is None else {"terminated": terminated}
         self._reports.report(pod, status, state)
+        pod.over = True  # once that is told: the server may be away
         if pod.deleting:
             self._let_go(pod)
 

@@ -13,7 +13,9 @@ from kinetic_orchestration.platforms.kubernetes.api import answers, client, kube
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.testing import Cluster, NodePool
+from kinetic_orchestration.testing.kubernetes import cluster as emulated_cluster
 from kinetic_orchestration.testing.kubernetes.api.objects import condition
+from kinetic_orchestration.testing.kubernetes.pods.nodes import Node
 from tests.support.waits import wait_until
 
 MAPS = "/api/v1/namespaces/default/configmaps"
@@ -124,3 +126,72 @@ def test_a_server_that_is_away_comes_back_at_the_same_address(cluster: Cluster, 
     assert caught.value.kind == answers.UNREACHABLE
     cluster.resume("kube-apiserver")
     assert api.get("/version")["major"] == "1"
+
+
+def test_what_is_tried_changes_nothing_and_an_old_version_is_refused(api: Api) -> None:
+    made = api.create(MAPS, {"metadata": {"name": "a"}, "data": {"x": "1"}})
+    api._call("DELETE", f"{MAPS}/a", {"dryRun": "All"})
+    api._call("DELETE", f"{MAPS}/a", body={"dryRun": ["All"]})
+    assert api.get(f"{MAPS}/a")["data"] == {"x": "1"}
+    api._call("PUT", f"{MAPS}/a", body={**made, "data": {"x": "2"}})
+    with pytest.raises(ApiError) as caught:
+        api._call("PUT", f"{MAPS}/a", body={**made, "data": {"x": "3"}})
+    assert caught.value.kind == answers.CONFLICT
+    assert api.get(f"{MAPS}/a")["data"] == {"x": "2"}
+
+
+@pytest.mark.slow
+def test_a_pod_that_cannot_begin_keeps_no_other_from_beginning(api: Api) -> None:
+    api.create("/api/v1/namespaces/default/secrets", {"metadata": {"name": "some"}, "data": {"A": "eA==", "B": "/w=="}})
+    broken, whole = pod("a"), pod("b", 'test "$A" = x && test "$P_A" = x || exit 3; exec sleep 600')
+    for one in (broken, whole):
+        one["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "0.1"  # type: ignore[index]
+    broken["spec"]["containers"][0]["env"] = [{"name": "N", "value": 5}]  # type: ignore[index]
+    sources = [{"secretRef": {"name": "some"}}, {"prefix": "P_", "secretRef": {"name": "some"}}]
+    whole["spec"]["containers"][0]["envFrom"] = sources  # type: ignore[index]
+    api.create(PODS, broken)
+    api.create(PODS, whole)
+    wait_until(lambda: api.get(f"{PODS}/b")["status"]["phase"] == "Running", lambda: api.get(f"{PODS}/b"), within=20)
+
+    def reason() -> str:
+        [state] = api.get(f"{PODS}/a")["status"].get("containerStatuses") or [{"state": {}}]
+        return str(state["state"].get("waiting", {}).get("reason"))
+
+    wait_until(lambda: reason() == "CreateContainerError", reason, within=20)
+
+
+@pytest.mark.slow
+def test_a_pod_waits_for_the_secret_that_it_takes_all_variables_from(api: Api) -> None:
+    waits = pod("a")
+    waits["spec"]["containers"][0]["envFrom"] = [{"secretRef": {"name": "none"}}]  # type: ignore[index]
+    api.create(PODS, waits)
+
+    def said() -> str:
+        [state] = api.get(f"{PODS}/a")["status"].get("containerStatuses") or [{"state": {}}]
+        return str(state["state"].get("waiting", {}).get("message"))
+
+    wait_until(lambda: said() == 'secret "none" not found', said, within=20)
+
+
+@pytest.mark.slow
+def test_jobs_that_are_refused_leave_the_server_time_for_others(api: Api) -> None:
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"count/jobs.batch": "0"}}}
+    api.create("/api/v1/namespaces/default/resourcequotas", quota)
+    template = {"spec": {"template": {"spec": pod("x")["spec"]}}}
+    one = {"metadata": {"name": "held"}, "spec": {"replicatedJobs": [{"name": "s", "template": template}]}}
+    api.create("/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets", one)
+    fields = "reason=JobCreationFailed"
+    events = "/api/v1/namespaces/default/events"
+    wait_until(lambda: api.list(events, fields=fields), "the refusal is told", within=20)
+    for _ in range(20):
+        api.get("/api/v1/namespaces/default")
+    [told] = api.list(events, fields=fields)
+    assert told["count"] < 20
+
+
+def test_nodes_that_never_become_ready_are_named(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulated_cluster, "_PATIENCE", 0.5)
+    cluster.interrupt("kube-apiserver")
+    with pytest.raises(TimeoutError, match=r"the nodes a are not ready after 0\.5 s"):
+        cluster.nodes.add(Node("a"))
+    cluster.resume("kube-apiserver")

@@ -95,10 +95,11 @@ def _job(found: Object) -> Object:
     """The labels of its pods are those of the Job itself, which has a UID by now."""
     spec = found["spec"]
     parallelism = spec.get("parallelism", 1)
+    alone = 1 if "parallelism" not in spec else None  # for a Job that says neither
     endless = spec.get("backoffLimitPerIndex") is not None
     filled = {
         "parallelism": parallelism,
-        "completions": parallelism if spec.get("completionMode") != "Indexed" else spec.get("completions"),
+        "completions": parallelism if spec.get("completionMode") != "Indexed" else spec.get("completions", alone),
         "backoffLimit": ENDLESS if endless else 6,
         "completionMode": "NonIndexed",
         "suspend": False,
