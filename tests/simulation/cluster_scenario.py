@@ -290,19 +290,6 @@ class ClusterSchedule(CloudSchedule):
             cluster.queued[stranger.name] = stranger
             self.judge.foreign.add(stranger.name)
 
-    def _check_asked(self, left: list[Any]) -> None:
-        """A job that was followed to its end leaves no set to the reaper that nobody has asked to go."""
-        stale = "a stale submitter submitted after the verdict" in self.world.reached
-        kept = [
-            one.name
-            for one in left
-            if isinstance(one, JobSet)
-            and not one.asked
-            and (one.told["job"], one.told["attempt"]) not in self.forgotten
-        ]
-        if kept and not self.orphaned and not stale:
-            raise Violation(f"nobody has asked for the deletion of {kept}")
-
     def _still_there(self) -> None:
         """Whoever deletes a namespace deletes what others have in it."""
         self.judge.foreign -= {name for name in self.judge.foreign if name.rpartition("/")[0] in self.ground.api.gone}

@@ -14,11 +14,10 @@ from kinetic_orchestration.host.attempt import self_delete
 from kinetic_orchestration.host.machine.pod import start as pod_start
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.assignment import Assignment
-from kinetic_orchestration.protocol.records.base import RecordsError
 from tests.simulation.cluster import Cluster, JobSet, Pod
 from tests.simulation.threads import Event
 from tests.simulation.vms import CloudGround, Machine, VmHost
-from tests.simulation.world import Odds, Task, Violation, World
+from tests.simulation.world import Odds, Task, World
 
 SIGTERM = 15
 OOM = "OOMKilled"
@@ -78,42 +77,20 @@ class PodMachine(Machine):
             return
         self._live(over, clean)
 
-    def _live(self, over: Event, clean: list[bool]) -> None:
-        agent = self.agent = PodHost(self.ground, self, self._assignment())
+    def _host(self) -> PodHost:
+        agent = PodHost(self.ground, self, self._assignment())
         if self.notice:
             agent._on_term(SIGTERM, None)
-        try:
-            agent.live()
-            clean.append(True)
-        except Exception as error:
-            if isinstance(error.__context__, Violation):
-                raise error.__context__ from error
-            self.ground.truth(self.job, self.attempt).harm.add("agent")
-            self.ground.world.note("agent failed", repr(error))
-        finally:
-            over.set()
+        return agent
 
     def _guard(self, over: Event, clean: list[bool]) -> None:
         """Act as guard.be_the_guard: report for an agent that died, and end the pod with the attempt's code."""
         over.wait()
         if not clean:
-            self._abort(wire.INFRASTRUCTURE, f"the agent of host {self.index} was ended by SIGKILL")
-            self.ground.world.reached.add("a guard spoke for its agent")
+            self._speak_for_agent()
         code = self_delete.exit_code(self._assignment())
         self.ground.living.pop(self, None)
         self.ground.api.exited(self.pod, code)
-
-    def _abort(self, cause: str, reason: str) -> None:
-        agent = PodHost(self.ground, self, self._assignment())
-        try:
-            agent.write_verdict(
-                wire.Verdict(
-                    wire.ABORTED, agent.at.boot + "/guard", self.ground.world.now, cause=cause, host=self.index,
-                    reason=reason,
-                )
-            )  # fmt: skip
-        except RecordsError:
-            pass
 
     def _assignment(self) -> Assignment:
         told = self.told

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from email.utils import formatdate
 from typing import Any
 
@@ -211,7 +212,7 @@ class Machine:
         )  # fmt: skip
 
     def _live(self, over: Event, clean: list[bool]) -> None:
-        agent = self.agent = VmHost(self.ground, self, self._assignment())
+        agent = self.agent = self._host()
         try:
             agent.live()
             clean.append(True)
@@ -226,20 +227,26 @@ class Machine:
     def _guard(self, over: Event, clean: list[bool]) -> None:
         """Act as guard.be_the_guard: report for an agent that died, and end the machine."""
         over.wait()
-        world = self.ground.world
         if not clean:
-            agent = VmHost(self.ground, self, self._assignment())
-            try:
-                agent.write_verdict(
-                    wire.Verdict(
-                        wire.ABORTED, agent.at.boot + "/guard", world.now, cause=wire.INFRASTRUCTURE, host=self.index,
-                        reason=f"the agent of host {self.index} was ended by SIGKILL",
-                    )
-                )  # fmt: skip
-                world.reached.add("a guard spoke for its agent")
-            except RecordsError:
-                pass
+            self._speak_for_agent()
         self_delete.delete_own_slice(self._assignment())
+
+    def _speak_for_agent(self) -> None:
+        self._abort(wire.INFRASTRUCTURE, f"the agent of host {self.index} was ended by SIGKILL")
+        self.ground.world.reached.add("a guard spoke for its agent")
+
+    def _abort(self, cause: str, reason: str) -> None:
+        agent = self._host()
+        with suppress(RecordsError):
+            agent.write_verdict(
+                wire.Verdict(
+                    wire.ABORTED, agent.at.boot + "/guard", self.ground.world.now, cause=cause, host=self.index,
+                    reason=reason,
+                )
+            )  # fmt: skip
+
+    def _host(self) -> VmHost:
+        return VmHost(self.ground, self, self._assignment())
 
     # ---- what it may ask -----------------------------------------------------------------------------------
 
