@@ -169,7 +169,14 @@ class KineticJobTrigger(BaseTrigger):
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
-        """Cancel the job: a user cleared or marked the task. Not called when a triggerer goes away."""
+        """Cancel the job: a user cleared or marked the task. Not called when a triggerer goes away.
+
+        A triggerer cancels the trigger again each second until it has ended, so this is interrupted; its work is not.
+        """
+        await calls.uninterrupted(self._kill())
+
+    async def _kill(self) -> None:
+        """Ask for the end of the job, and see to its objects. Asked again for `KILL_SECONDS`."""
         give_up, pause = time.monotonic() + KILL_SECONDS, FIRST_AGAIN
         while self.keeps:
             within = min(OPEN_SECONDS, give_up - time.monotonic())

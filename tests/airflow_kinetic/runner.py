@@ -756,8 +756,10 @@ def killed_before_it_opened() -> dict[str, Any]:
     return {"lived": lived, "status": status_of(job.job_id)}
 
 
-def cancelled_late(late: str, seconds: float) -> dict[str, Any]:
-    """A trigger is killed while its store is not there for a moment."""
+def cancelled_late(late: str, seconds: float, again: bool = False) -> dict[str, Any]:
+    """A trigger is killed while its store is not there for a moment. `again`: and is cancelled again meanwhile, as a
+    triggerer does each second until the trigger has ended.
+    """
     import kinetic_orchestration as kinetic
 
     job = kinetic.command(["sleep", "60"], accelerator="cpu")
@@ -769,10 +771,18 @@ def cancelled_late(late: str, seconds: float) -> dict[str, Any]:
     async def scene() -> None:
         killing = asyncio.create_task(trigger.on_kill())
         await asyncio.sleep(seconds)
+        if again:
+            killing.cancel("killed by a user")
+            with contextlib.suppress(asyncio.CancelledError):
+                await killing
         path.unlink()
         path.symlink_to(there)
-        await killing
+        while not is_cancelled(job._job) and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        if not again:
+            await killing
 
+    deadline = time.monotonic() + 30
     asyncio.run(scene())
     return {"status": status_of(job.job_id)}
 

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import contextvars
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -22,6 +22,7 @@ AT_ONCE = 32
 
 R = TypeVar("R")
 
+_uninterrupted: set[asyncio.Task[Any]] = set()  # an event loop holds its tasks by weak references
 _gates: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = WeakKeyDictionary()
 
 
@@ -44,6 +45,14 @@ async def run(function: Callable[[], R], *, within: float | None = None, kind: s
             if bound.expired():
                 raise TooSlow from None
             raise
+
+
+async def uninterrupted(work: Coroutine[Any, Any, R]) -> R:
+    """Await the work as a task of its own, which goes on after a cancellation of this call while the loop runs."""
+    task = asyncio.create_task(work)
+    _uninterrupted.add(task)
+    task.add_done_callback(_uninterrupted.discard)
+    return await asyncio.shield(task)
 
 
 @contextmanager

@@ -99,8 +99,11 @@ def test_a_kill_before_a_trigger_has_opened_its_job_ends_it(airflow: Airflow, ho
 
 
 @pytest.mark.slow
-def test_a_cancel_that_fails_is_tried_again(airflow: Airflow, home: Path, tmp_path: Path) -> None:
-    done = airflow("cancelled_late", home, late=str(tmp_path / "share"), seconds=1.5)
+@pytest.mark.parametrize("again", [False, True], ids=["once", "again"])
+def test_a_cancel_that_fails_is_tried_again_though_the_triggerer_interrupts_it(
+    airflow: Airflow, home: Path, tmp_path: Path, again: bool
+) -> None:
+    done = airflow("cancelled_late", home, late=str(tmp_path / "share"), seconds=1.5, again=again)
     assert done["status"] == "CANCELLED"
     assert "could not be cancelled, and that is tried again" in done["log"]
 

@@ -111,8 +111,8 @@ class ApiServer:
             return 404, b"404 page not found\n", "text/plain; charset=utf-8", 0
         except Exception:  # a bug of the emulator: the caller gets it as the answer, and the thread continues
             _log.exception("%s %s failed", method, target)
-            told = answers.refusal(500, "InternalError", "Internal error occurred: the emulator failed")
-            return 500, json.dumps(told.status).encode(), "application/json", 0
+            failed = answers.refusal(500, "InternalError", "Internal error occurred: the emulator failed")
+            return 500, json.dumps(failed.status).encode(), "application/json", 0
         if isinstance(answer, bytes):
             return status, answer, "text/plain", 0
         return status, json.dumps(answer).encode(), "application/json", 0
