@@ -45,6 +45,7 @@ class Traits(NamedTuple):
             silent for long counts as lost.
         in_project: They are of a Google Cloud project.
         in_zones: They are requested in zones of that project.
+        keeps_ended: They keep the objects of a job that has ended until somebody removes these.
         options: The class of `cloud=`; None if there are no such options.
         service: The service that has them, for users; by default the backend's name.
         stores: Schemes of the stores that they reach; none for hosts that reach whatever this machine does.
@@ -56,6 +57,7 @@ class Traits(NamedTuple):
     agents_observed: bool = False
     in_project: bool = False
     in_zones: bool = False
+    keeps_ended: bool = False
     options: type | None = None
     service: str = ""
     stores: tuple[str, ...] = ()
@@ -80,13 +82,18 @@ TRAITS = {
     "gke": Traits(
         secret_service=True,
         in_project=True,
+        keeps_ended=True,
         options=Kubernetes,
         service="GKE",
         stores=("gs",),
         ignored=("base_image_repo",),
     ),
     "kubernetes": Traits(
-        options=Kubernetes, service="Kubernetes", stores=("gs", "s3"), ignored=("base_image_repo", "project", "zone")
+        keeps_ended=True,
+        options=Kubernetes,
+        service="Kubernetes",
+        stores=("gs", "s3"),
+        ignored=("base_image_repo", "project", "zone"),
     ),
 }
 """The backends of this package. `platforms/registry.py` opens them."""

@@ -96,6 +96,8 @@ def test_nothing_private_is_imported_that_is_not_in_the_list() -> None:
     assert {value for value in named if ":" in value} == set(_compat.PRIVATE)
 
 
+@pytest.mark.slow
+@pytest.mark.turn(3)
 def test_no_attribute_is_asked_for_that_is_not_in_the_list() -> None:
     """Checks attributes of objects: with a default for a missing one, with an underscore, or without a mark."""
     listed = {where.rpartition(".")[2] for where in _compat.PRIVATE if "." in where.partition(":")[2]}

@@ -99,6 +99,7 @@ the reaper released a placement: its hosts died and nobody follows them
 
 
 @pytest.mark.slow
+@pytest.mark.turn(1)
 def test_never_two_results_never_a_lost_result_never_a_leaked_placement_and_every_interesting_state_was_reached() -> (
     None
 ):
@@ -110,6 +111,7 @@ def test_what_broke_a_promise_once_does_so_no_more() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 @pytest.mark.parametrize("mend", [*LOCAL, *CLOUD], ids=lambda mend: mend.seeds[0])
 def test_each_seed_that_broke_a_promise_breaks_it_again_without_its_mend(mend: Mend) -> None:
     assert still_broken(mend) == set(mend.seeds), f"drop what is missing: it holds nothing any more ({mend.reason})"

@@ -14,7 +14,6 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import Job
-from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.records import fields_of
 from kinetic_orchestration.plan.values import traits_of
 from kinetic_orchestration.platforms.store import Store
@@ -77,7 +76,7 @@ def wait_for_the_end(job: Job, on_wait: Callable[[], object]) -> None:
 def leaves_objects(job: Job) -> bool:
     """Return True if hosts that have ended leave something that only a follower removes at once: JobSets are kept."""
     traits = traits_of(job.runs_on)
-    return traits is not None and traits.options is Kubernetes
+    return traits is not None and traits.keeps_ended
 
 
 def cancel_if_running(job: Job, reason: str) -> bool:

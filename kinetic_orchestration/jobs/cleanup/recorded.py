@@ -23,7 +23,7 @@ RECORDED = "recorded"  # mark of a placement that was found by its job's records
 
 
 def placements(store: Store, backend: Backend, believed: Trust, listed: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Return the places of the last two attempts of each job on the roll that is not in `listed`, as leftovers are."""
+    """Yield the places of the last two attempts of each job on the roll that is not in `listed`, as leftovers are."""
     for entry in list(store.list(names.LIVE)):
         if (job_id := entry.name.removeprefix(names.LIVE)) in listed:
             continue

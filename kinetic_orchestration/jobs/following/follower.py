@@ -172,6 +172,8 @@ class Follower:
                 waiting = ""
                 if isinstance(action, lifecycle.Release):
                     self._release(action.attempt, seen, holds=not lifecycle.was_free(seen))
+                elif isinstance(action, lifecycle.Intend) and (asked := self._still_asked()):
+                    waiting = f"the request of attempt {asked} could not be withdrawn; that is asked for again first"
                 else:
                     waiting = actions.perform(action, self.job, attempt, seen, copies.environ())
                 self._wait("queued", waiting, attempt, emit)
@@ -202,6 +204,12 @@ class Follower:
             self._record_late_release(attempt, seen, freed, again=pause > RELEASE_PAUSE)
         if freed is Freed.REFUSED and pause < LONGEST_PAUSE:
             self.refused = (*self.refused, PendingRelease(attempt, seen.now + pause, pause, holds))
+
+    def _still_asked(self) -> int:
+        """Return the attempt whose request for hosts may still be met, as its release was refused shortly before: the
+        next one would get hosts beside it. Zero if there is none. Attempts that had hosts keep no next one waiting.
+        """
+        return next((one.attempt for one in self.refused if not one.holds and one.pause < RELEASE_PATIENCE), 0)
 
     def _record_late_release(self, attempt: int, seen: Glimpse, freed: Freed, *, again: bool) -> None:
         """Record that hosts were released later than their verdict, or not yet: they cost until then."""

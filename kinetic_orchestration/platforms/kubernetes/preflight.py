@@ -42,7 +42,6 @@ JOBSET_MANIFEST = "https://github.com/kubernetes-sigs/jobset/releases/download/{
 INSTALL = f"Install it, as an administrator: kubectl apply --server-side -f {JOBSET_MANIFEST.format(NEWEST_JOBSET)}"
 _KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 _OF_AUTOPILOT = "gk3-"  # how names of its nodes begin
-_GKE_CONTEXT = re.compile(r"gke_([^_]+)_([^_]+)_(.+)")  # as gcloud names them: project, location, cluster
 _NO_POD = ("NoSchedule", "NoExecute")  # effects of taints that keep pods away
 
 
@@ -483,12 +482,11 @@ def _pool(place: Place, pod: Object) -> str:
     return f"A job would wait for ever. Each host needs a node with {asked}; taints: cloud=Kubernetes(tolerations=[…])"
 
 
-def _gke(place: Place) -> tuple[str, str, str] | None:
-    """Return project, location and cluster; None if it is not known to be one of GKE."""
+def _gke(place: Place) -> gke.Cluster | None:
+    """Return the cluster; None if it is not known to be one of GKE."""
     if place.plan.project:
-        return place.plan.project, "LOCATION", place.cluster
-    match = _GKE_CONTEXT.fullmatch(place.cluster)
-    return None if match is None else (match[1], match[2], match[3])
+        return gke.Cluster(place.plan.project, "LOCATION", place.cluster)
+    return gke.cluster_of(place.cluster)
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ Escaped characters are shown as Python writes them: `\\x1b]52;`. It knows neithe
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Final
 
@@ -18,29 +19,31 @@ _UNSEEN: Final = (
     r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e00ff\U000e01f0-\U000e0fff\ud800-\udfff"
 )
 _BEYOND: Final = rf"\x80-\x9f{_UNSEEN}"
-_ALL: Final = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f{_BEYOND}]")  # but for tab and newline
+_ALL: Final = rf"[\x00-\x08\x0b-\x1f\x7f{_BEYOND}]"  # but for tab and newline
 # Also of the colours that begin there. It begins with a set of characters, for which a search is quick; quicker still
 # with none beyond ASCII, which is what most of a log is.
 _IN_A_LOG: Final = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f%s](?:(?<=\x1b)\[[0-9;:]*m)?"
-_LOG: Final = re.compile(_IN_A_LOG % _BEYOND)
-_ASCII_LOG: Final = re.compile(_IN_A_LOG % "")
-_JSON: Final = re.compile(rf"[\x7f-\x9f{_UNSEEN}]")
+_LOG: Final = _IN_A_LOG % _BEYOND
+_ASCII_LOG: Final = _IN_A_LOG % ""
+_JSON: Final = rf"[\x7f-\x9f{_UNSEEN}]"
 _LONG: Final = {"2": 5, "5": 3}  # a direct colour: the number of parameters, by the second of them
+
+_compiled = functools.cache(re.compile)  # with its first use: every import of this package begins here
 
 
 def text(of: str) -> str:
     """Escape names, messages and values: lines of characters, without control sequences."""
-    return _ALL.sub(_escaped, of)
+    return _compiled(_ALL).sub(_escaped, of)
 
 
 def log(of: str) -> str:
     """Escape the output of a program, except for colours and carriage returns, which progress bars use."""
-    return (_ASCII_LOG if of.isascii() else _LOG).sub(_log_part, of)
+    return _compiled(_ASCII_LOG if of.isascii() else _LOG).sub(_log_part, of)
 
 
 def in_json(document: str) -> str:
     """The same document, with what `json.dumps(ensure_ascii=False)` leaves as it is."""
-    return _JSON.sub(_in_json, document)
+    return _compiled(_JSON).sub(_in_json, document)
 
 
 def _in_json(found: re.Match[str]) -> str:

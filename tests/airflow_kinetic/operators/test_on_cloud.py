@@ -16,6 +16,7 @@ CONNECTION = {"conn_type": "google_cloud_platform", "extra": {"is_anonymous": Tr
 
 
 @pytest.mark.slow
+@pytest.mark.turn(4)
 @pytest.mark.timeout(900)
 def test_a_deferred_task_trains_in_the_project_of_its_connection(airflow: Airflow, home: Path) -> None:
     with Emulator(zones=("us-west4-a",), python=sys.executable) as cloud:

@@ -191,6 +191,7 @@ def test_an_asset_event_tells_the_metrics_and_a_task_without_logs_no_lines(airfl
 
 
 @pytest.mark.slow
+@pytest.mark.turn(3)
 def test_links_lead_to_the_records_the_whole_log_and_a_profile_that_was_asked_for(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="makes_an_asset", conf={"framework": "jax", "profile": "2 steps"})
     job = done["events"][0]["job_id"]

@@ -148,7 +148,9 @@ def weights(file: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("two", [pytest.param("built", marks=pytest.mark.turn(2)), "unbuilt"])
+@pytest.mark.parametrize(
+    "two", [pytest.param("built", marks=pytest.mark.turn(2)), pytest.param("unbuilt", marks=pytest.mark.turn(1))]
+)
 def test_every_optimizer_that_a_model_holds_is_kept_also_one_that_is_built_within_the_fit(
     host: Become, tmp_path: Path, two: str
 ) -> None:
@@ -174,6 +176,7 @@ def test_a_generator_that_goes_on_from_epoch_to_epoch_is_told_what_it_lacks(host
 
 
 @pytest.mark.slow
+@pytest.mark.turn(0)
 def test_asked_to_end_it_keeps_its_step_and_nothing_after_the_fit_runs(host: Become, tmp_path: Path) -> None:
     there = host()
     told = fit(143, term=[1, 4], options={"every": None})

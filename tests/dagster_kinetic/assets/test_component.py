@@ -253,6 +253,7 @@ def project(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.turn(2)
 @pytest.mark.timeout(600)
 def test_dg_lists_scaffolds_and_checks_it(project, tmp_path):
     listed = project("list", "components", "--json")

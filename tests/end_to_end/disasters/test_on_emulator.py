@@ -18,7 +18,7 @@ def played(seed: int, home: Path, root: Path) -> Told:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.turn(seed % 5)) for seed in SEEDS])
 def test_two_to_four_faults_at_once_leave_one_result_and_nothing_else_and_cost_what_was_charged_for(
     seed: int, own_home: Path, tmp_path: Path, whole: dict[int, Told]
 ) -> None:
@@ -28,6 +28,7 @@ def test_two_to_four_faults_at_once_leave_one_result_and_nothing_else_and_cost_w
 
 
 @pytest.mark.slow
+@pytest.mark.turn(3)
 @pytest.mark.timeout(1200)
 def test_all_runs_together_were_told_what_they_were_charged_for(
     own_home: Path, tmp_path: Path, whole: dict[int, Told]
@@ -39,6 +40,7 @@ def test_all_runs_together_were_told_what_they_were_charged_for(
 
 
 @pytest.mark.slow
+@pytest.mark.turn(1)
 @pytest.mark.timeout(1200)
 def test_full_disks_of_single_hosts_were_among_them(own_home: Path, tmp_path: Path, whole: dict[int, Told]) -> None:
     for seed in SEEDS:
@@ -48,6 +50,7 @@ def test_full_disks_of_single_hosts_were_among_them(own_home: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.turn(2)
 @pytest.mark.timeout(300)
 def test_a_follower_that_stood_still_was_among_them(own_home: Path, tmp_path: Path, whole: dict[int, Told]) -> None:
     (seed,) = [seed for seed in SEEDS if schedule(seed, "emulator").freezes_a_follower]

@@ -20,7 +20,7 @@ SEEDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.turn(seed % 5)) for seed in SEEDS])
 def test_two_to_four_faults_at_once_leave_one_result_and_nothing_else(
     seed: int, own_home: Path, tmp_path: Path, whole: dict[int, Told]
 ) -> None:
@@ -30,6 +30,7 @@ def test_two_to_four_faults_at_once_leave_one_result_and_nothing_else(
 
 
 @pytest.mark.slow
+@pytest.mark.turn(1)
 @pytest.mark.timeout(1200)
 def test_full_disks_of_the_home_and_of_single_hosts_were_among_them(
     own_home: Path, tmp_path: Path, whole: dict[int, Told]
@@ -41,6 +42,7 @@ def test_full_disks_of_the_home_and_of_single_hosts_were_among_them(
 
 
 @pytest.mark.slow
+@pytest.mark.turn(2)
 @pytest.mark.timeout(300)
 def test_a_follower_that_stood_still_was_among_them(own_home: Path, tmp_path: Path, whole: dict[int, Told]) -> None:
     (seed,) = [seed for seed in SEEDS if schedule(seed, "local").freezes_a_follower]

@@ -15,6 +15,7 @@ from kinetic_orchestration.jobs.following import held_time
 from kinetic_orchestration.jobs.watching.look import look
 from kinetic_orchestration.plan.values import QUEUED, Event, Freed
 from kinetic_orchestration.platforms.kubernetes import manifest
+from kinetic_orchestration.platforms.kubernetes.api import client
 from kinetic_orchestration.platforms.kubernetes.observing import waiting
 from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.protocol import wire
@@ -61,6 +62,7 @@ def test_a_job_waits_its_turn_with_its_place_in_the_queue_and_begins_when_the_ot
     assert second.result(timeout=WITHIN) == 1
 
 
+@pytest.mark.parametrize("refused", [0, 6])
 def test_queues_are_tried_in_turn_and_each_is_left_before_the_next_is_asked(
     cluster: Cluster,
     between: Between,
@@ -69,7 +71,11 @@ def test_queues_are_tried_in_turn_and_each_is_left_before_the_next_is_asked(
     queue: Queued,
     second: str,
     monkeypatch: pytest.MonkeyPatch,
+    refused: int,
 ) -> None:
+    """A place whose release is refused may still get nodes, beside those of the next one."""
+    monkeypatch.setattr(client, "PAUSES", (0.1,))
+    between.refuse("DELETE", "/jobsets/", 503, times=refused)
     monkeypatch.setenv("KINETIC_ZONE_PATIENCE", "10s")  # in which, in the second one, the pods have come to run
     other = run(jobs.until, str(tmp_path / "go"), cloud=queue())
     wait_running(other)
@@ -95,6 +101,7 @@ def test_queues_are_tried_in_turn_and_each_is_left_before_the_next_is_asked(
     assert "other jobs hold what the queue has of google.com/tpu" in verdict.reason
     assert job.result(timeout=WITHIN) == 1
     assert not [said for said in changes(events) if "failed" in said]
+    assert any("could not be withdrawn" in said for said in changes(events)) == bool(refused)
     (tmp_path / "go").touch()
     assert other.result(timeout=WITHIN) == 1
 

@@ -365,7 +365,16 @@ FORGED: dict[str, Callable[[JobHandle[Any]], dict[str, Any]]] = {
 
 @signing
 @pytest.mark.parametrize("forged", FORGED)
-@pytest.mark.parametrize("seal", ["none", "its own", "of the host of another job", "of a client", "a guess"])
+@pytest.mark.parametrize(
+    "seal",
+    [
+        "none",
+        *(
+            pytest.param(seal, marks=[pytest.mark.slow, pytest.mark.turn])
+            for seal in ("its own", "of the host of another job", "of a client", "a guess")
+        ),
+    ],
+)
 def test_no_other_verdict_counts_where_the_key_is(forged: str, seal: str, elsewhere: Callable[[], None]) -> None:
     """Nothing was seen here: the signature alone tells."""
     job = succeeded()

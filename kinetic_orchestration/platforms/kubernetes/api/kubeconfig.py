@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple, NoReturn
 from urllib.parse import quote, urlsplit
 
 from kinetic_orchestration.errors import CredentialsError
-from kinetic_orchestration.platforms.kubernetes.api.exec_plugin import ExecPlugin
 from kinetic_orchestration.platforms.shared.cluster_access import Access, Pair, no_pair, no_token
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -246,6 +245,8 @@ def _identity(
         return lambda fresh: token, pair
     spec = user.fields.get("exec")
     if isinstance(spec, dict):
+        from kinetic_orchestration.platforms.kubernetes.api.exec_plugin import ExecPlugin
+
         plugin = ExecPlugin(spec, user.file.parent, cluster, environ)
         return plugin.token, plugin.pair
     return no_token, pair

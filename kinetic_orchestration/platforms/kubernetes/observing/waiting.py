@@ -367,7 +367,7 @@ def _plain(said: object) -> str:
     """Kueue's words without what names other objects by their UIDs, and with the cluster queue of who preempts."""
     found = _PREEMPTOR.search(told := escaped(said))
     whose = f" of the cluster queue {found[1]}" if found is not None else ""
-    return re.sub(r" \(UID: [^)]*\)", whose, re.sub(r"; preemptor path:.*", "", told))
+    return re.sub(r" \(UID: [^)]*\)", lambda _: whose, re.sub(r"; preemptor path:.*", "", told))
 
 
 def _moment(event: Object) -> str:

@@ -190,8 +190,13 @@ def _admitted(view: View, waiting: Sequence[tuple[Object, Object]], all_: Sequen
         requests = [{"name": pods["name"], "resources": asked} for pods in workload["spec"]["podSets"]]
         yield Replace(kinds.WORKLOADS, with_status(held, resourceRequests=requests))
         for victim in victims:
-            reserved.remove(victim)
-            yield from _preempted(victim, workload, by_uid[uid_of(workload)])
+            told = _preemption(workload, by_uid[uid_of(workload)], victim)
+            reserved[reserved.index(victim)] = evicted = _evicted(
+                victim, told
+            )  # with its quota until its pods are gone
+            yield Replace(kinds.WORKLOADS, evicted)
+            yield Tell(victim, "Normal", "EvictedDueToPreempted", told, _ADMISSION)
+            yield Tell(victim, "Normal", "Preempted", told, _ADMISSION)
 
 
 def _queue_of(workload: Object) -> str:
@@ -330,16 +335,17 @@ def _with_quota(view: View, workload: Object, flavors: Mapping[str, str]) -> Obj
     return with_condition(found, "Admitted", "True", "Admitted", "The workload is admitted", observedGeneration=1)
 
 
-def _preempted(victim: Object, by: Object, its_set: Object) -> Iterator[Change]:
+def _preemption(by: Object, its_set: Object, victim: Object) -> str:
     path = f"/{_queue_of(victim)}"
-    told = (
+    return (
         f"Preempted to accommodate a workload (UID: {uid_of(by)}, JobUID: {uid_of(its_set)}) due to prioritization in "
         f"the ClusterQueue; preemptor path: {path}; preemptee path: {path}"
     )
+
+
+def _evicted(victim: Object, told: str) -> Object:
     found = with_condition(victim, "Evicted", "True", "Preempted", told, observedGeneration=1)
-    yield Replace(kinds.WORKLOADS, with_condition(found, "Preempted", "True", "InClusterQueue", told))
-    yield Tell(victim, "Normal", "EvictedDueToPreempted", told, _ADMISSION)
-    yield Tell(victim, "Normal", "Preempted", told, _ADMISSION)
+    return with_condition(found, "Preempted", "True", "InClusterQueue", told)
 
 
 def _stopped(view: View, one: Object, workload: Object) -> Iterator[Change]:

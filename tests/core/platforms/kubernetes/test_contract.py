@@ -16,7 +16,7 @@ from kinetic_orchestration.testing.kubernetes.pods.nodes import KILLED, NodeGrou
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.emulated import EmulatedPlane
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(0)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn]
 
 KEY = "a-signing-key-of-the-tests"
 

@@ -227,6 +227,7 @@ def test_a_module_that_declares_jobs_is_imported_on_a_host_and_its_functions_run
     assert done.stdout.splitlines() == [f"{name} is not for use on this host" for name in names]
 
 
+@pytest.mark.slow
 def test_a_function_does_all_that_a_program_does_where_its_python_has_the_whole_package(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
