@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kinetic_orchestration.plan.values import PRESENT, Observation
 from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.platforms.kubernetes.api import answers
-from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Row
+from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.kubernetes.observing import states, waiting
 from kinetic_orchestration.platforms.kubernetes.observing.states import Seen, namespace_of
@@ -121,12 +120,13 @@ class Observer:
     def _read_rows(self, api: Api, placements: Sequence[Placement]) -> dict[str, int]:
         """Return a checksum of the rows of each set. They may be a moment old, and lack what was just created."""
         where, labels = namespace_of(placements[0]), self._selector(placements)
-        rows: dict[str, list[Row]] = {}
+        found: dict[str, int] = {}
         for row in api.rows(jobsets(where), labels=labels, cached=True):
-            rows.setdefault(row.name, []).append(row)
+            found[row.name] = found.get(row.name, 0) ^ hash(row)
         for row in api.rows(_pods(where), labels=labels, cached=True):
-            rows.setdefault(names.set_of(row.name), []).append(row)
-        return {name: zlib.crc32(repr(sorted(mine)).encode()) for name, mine in rows.items()}
+            name = names.set_of(row.name)
+            found[name] = found.get(name, 0) ^ hash(row)
+        return found
 
     def _read(self, api: Api, placements: Sequence[Placement], now: float) -> dict[str, Seen]:
         where, labels = namespace_of(placements[0]), self._selector(placements)
