@@ -18,6 +18,7 @@ from kinetic_orchestration.jobs.watching import attempts, live_index
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
 from kinetic_orchestration.plan.values import (
+    GONE,
     PRESENT,
     PROVISIONING,
     QUEUED,
@@ -49,6 +50,7 @@ class PendingRelease(NamedTuple):
     until: float
     pause: float
     holds: bool  # back the end of the job: not of an attempt that never had hosts
+    waits: bool = False  # its request did: hosts may still come
 
 
 class Explained(NamedTuple):
@@ -171,7 +173,9 @@ class Follower:
             for action in decided:
                 waiting = ""
                 if isinstance(action, lifecycle.Release):
-                    self._release(action.attempt, seen, holds=not lifecycle.was_free(seen))
+                    free = lifecycle.was_free(seen)
+                    waits = free and seen.observation.state in (QUEUED, PROVISIONING, GONE)  # or given up
+                    self._release(action.attempt, seen, holds=not free, waits=waits)
                 elif isinstance(action, lifecycle.Intend) and (asked := self._still_asked()):
                     waiting = f"the request of attempt {asked} could not be withdrawn; that is asked for again first"
                 else:
@@ -195,7 +199,9 @@ class Follower:
             emit(Change(phase, why, attempt))
         self.waiting = why
 
-    def _release(self, attempt: int, seen: Glimpse, pause: float = RELEASE_PAUSE, holds: bool = True) -> None:
+    def _release(
+        self, attempt: int, seen: Glimpse, pause: float = RELEASE_PAUSE, holds: bool = True, waits: bool = False
+    ) -> None:
         try:
             freed = actions.release(self.job, attempt, seen.intent)
         except StoreError:  # where it was is not known now; that it is to be freed must not be forgotten
@@ -203,13 +209,13 @@ class Follower:
         if holds and self.job.backend.charges and not self.job.doubt:
             self._record_late_release(attempt, seen, freed, again=pause > RELEASE_PAUSE)
         if freed is Freed.REFUSED and pause < LONGEST_PAUSE:
-            self.refused = (*self.refused, PendingRelease(attempt, seen.now + pause, pause, holds))
+            self.refused = (*self.refused, PendingRelease(attempt, seen.now + pause, pause, holds, waits))
 
     def _still_asked(self) -> int:
         """Return the attempt whose request for hosts may still be met, as its release was refused shortly before: the
         next one would get hosts beside it. Zero if there is none. Attempts that had hosts keep no next one waiting.
         """
-        return next((one.attempt for one in self.refused if not one.holds and one.pause < RELEASE_PATIENCE), 0)
+        return next((one.attempt for one in self.refused if one.waits and one.pause < RELEASE_PATIENCE), 0)
 
     def _record_late_release(self, attempt: int, seen: Glimpse, freed: Freed, *, again: bool) -> None:
         """Record that hosts were released later than their verdict, or not yet: they cost until then."""
@@ -226,7 +232,7 @@ class Follower:
         due = [refused for refused in self.refused if refused.until <= seen.now]
         for refused in due:
             self.refused = tuple(other for other in self.refused if other is not refused)
-            self._release(refused.attempt, seen, 2 * refused.pause, refused.holds)
+            self._release(refused.attempt, seen, 2 * refused.pause, refused.holds, refused.waits)
         if due:
             self.cache.invalidate(self.job.store.now())
 
