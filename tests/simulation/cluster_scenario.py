@@ -154,6 +154,10 @@ class ClusterJudge(CloudJudge):
 
     def _justified(self, job: str, attempt: int, verdict: Verdict) -> bool:
         truth, cause = self.ground.truth(job, attempt), verdict.cause
+        if "nothing became free within" in verdict.reason:
+            self.world.reached.add("a place was left for want of patience")
+            patience = self.plan.zone_patience if len(self.plan.zones) > 1 else 0.0
+            return bool(patience) and self.world.now - self.intents[job, attempt] >= patience
         if cause in FREE:
             self.world.reached.add(f"free: {cause}")
             return bool(truth.harm & FREE_HARM[cause])
@@ -206,7 +210,7 @@ class ClusterSchedule(CloudSchedule):
             world,
             {place: self._weather(place, queue) for place in PLACES},
             ClusterOdds(
-                busy=draw.choice((0.0, 0.0, 0.05)),
+                busy=draw.choice((0.0, 0.05, 0.5)),
                 expires=draw.choice((0.0, 0.0, 0.3)),
                 slow=draw.choice((0.0, 0.0, 0.3)),
                 half=draw.choice((0.0, 0.0, 0.3)),
@@ -226,6 +230,7 @@ class ClusterSchedule(CloudSchedule):
             deployment=DEPLOYMENT,
             emulated=True,
             zones=tuple(draw.sample(PLACES, draw.choice((1, 1, 2, 3)))),
+            zone_patience=draw.choice((0.0, 300.0, 900.0)),
             cloud=KUBERNETES | ({"queue": "q"} if queue else {}),
             compile_cache=False,
             limits=Limits(

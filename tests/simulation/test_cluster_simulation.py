@@ -60,6 +60,7 @@ waited in a queue
 SELDOM = """
 a job ended with its namespace
 a machine lived on after its node
+a place was left for want of patience
 a pod of another life did not join
 a pod started after its deadline
 a pod stayed long after its deletion
