@@ -73,7 +73,7 @@ def test_queues_are_tried_in_turn_and_each_is_left_before_the_next_is_asked(
     monkeypatch: pytest.MonkeyPatch,
     refused: int,
 ) -> None:
-    """A place whose release is refused may still get nodes, beside those of the next one."""
+    """A place whose release is refused may still get nodes, beside those of the next one: a minute is waited for it."""
     monkeypatch.setattr(client, "PAUSES", (0.1,))
     between.refuse("DELETE", "/jobsets/", 503, times=refused)
     monkeypatch.setenv("KINETIC_ZONE_PATIENCE", "10s")  # in which, in the second one, the pods have come to run
