@@ -427,9 +427,8 @@ def _laid_over(options: Options, given: Mapping[str, Any]) -> Options:
     for one, several in _PLACES.items():
         if given.get(one):  # as it names one, others do not apply
             cloud = merged.get("cloud", options.cloud)
-            own: dict[str, Any] = {
-                several: getattr(given.get("cloud"), several, ())
-            }  # the same call's: the two are refused together
+            # Those of the same call stay: the two are refused together.
+            own: dict[str, Any] = {several: getattr(given.get("cloud"), several, ())}
             merged |= {"cloud": replace(cloud, **own)} if isinstance(cloud, Kubernetes) else {}
     cloud = given.get("cloud")
     if isinstance(cloud, TpuVm) and cloud.zones:
