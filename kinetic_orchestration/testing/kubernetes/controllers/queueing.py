@@ -191,9 +191,8 @@ def _admitted(view: View, waiting: Sequence[tuple[Object, Object]], all_: Sequen
         yield Replace(kinds.WORKLOADS, with_status(held, resourceRequests=requests))
         for victim in victims:
             told = _preemption(workload, by_uid[uid_of(workload)], victim)
-            reserved[reserved.index(victim)] = evicted = _evicted(
-                victim, told
-            )  # with its quota until its pods are gone
+            evicted = _evicted(victim, told)
+            reserved[reserved.index(victim)] = evicted  # with its quota until its pods are gone
             yield Replace(kinds.WORKLOADS, evicted)
             yield Tell(victim, "Normal", "EvictedDueToPreempted", told, _ADMISSION)
             yield Tell(victim, "Normal", "Preempted", told, _ADMISSION)
