@@ -66,14 +66,15 @@ def resolve(
 
 def _all_of(source: Object, stored: Callable[[str, str], Mapping[str, str] | None]) -> dict[str, str]:
     """Return all that an entry of `envFrom` refers to."""
-    for word in ("secret", "configmap"):
-        if (reference := source.get({"secret": "secretRef", "configmap": "configMapRef"}[word])) is None:
-            continue
-        found = stored(f"{word}s", reference["name"])
-        if found is None and not reference.get("optional"):
-            raise NotResolved(f'{word} "{reference["name"]}" not found')
-        return {f"{source.get('prefix', '')}{name}": value for name, value in (found or {}).items()}
-    return {}
+    word, reference = next(
+        (word, source[field])
+        for word, field in (("secret", "secretRef"), ("configmap", "configMapRef"))
+        if field in source
+    )
+    found = stored(f"{word}s", reference["name"])
+    if found is None and not reference.get("optional"):
+        raise NotResolved(f'{word} "{reference["name"]}" not found')
+    return {f"{source.get('prefix', '')}{name}": value for name, value in (found or {}).items()}
 
 
 def _referred(
