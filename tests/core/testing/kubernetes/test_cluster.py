@@ -140,6 +140,12 @@ def test_what_is_tried_changes_nothing_and_an_old_version_is_refused(api: Api) -
     assert api.get(f"{MAPS}/a")["data"] == {"x": "2"}
 
 
+def waits_for(api: Api, told: str) -> str:
+    """Return the reason or the message with which the container of pod a waits."""
+    [state] = api.get(f"{PODS}/a")["status"].get("containerStatuses") or [{"state": {}}]
+    return str(state["state"].get("waiting", {}).get(told))
+
+
 @pytest.mark.slow
 def test_a_pod_that_cannot_begin_keeps_no_other_from_beginning(api: Api) -> None:
     api.create("/api/v1/namespaces/default/secrets", {"metadata": {"name": "some"}, "data": {"A": "eA==", "B": "/w=="}})
@@ -152,12 +158,7 @@ def test_a_pod_that_cannot_begin_keeps_no_other_from_beginning(api: Api) -> None
     api.create(PODS, broken)
     api.create(PODS, whole)
     wait_until(lambda: api.get(f"{PODS}/b")["status"]["phase"] == "Running", lambda: api.get(f"{PODS}/b"), within=20)
-
-    def reason() -> str:
-        [state] = api.get(f"{PODS}/a")["status"].get("containerStatuses") or [{"state": {}}]
-        return str(state["state"].get("waiting", {}).get("reason"))
-
-    wait_until(lambda: reason() == "CreateContainerError", reason, within=20)
+    wait_until(lambda: waits_for(api, "reason") == "CreateContainerError", lambda: waits_for(api, "reason"), within=20)
 
 
 @pytest.mark.slow
@@ -165,12 +166,8 @@ def test_a_pod_waits_for_the_secret_that_it_takes_all_variables_from(api: Api) -
     waits = pod("a")
     waits["spec"]["containers"][0]["envFrom"] = [{"secretRef": {"name": "none"}}]  # type: ignore[index]
     api.create(PODS, waits)
-
-    def said() -> str:
-        [state] = api.get(f"{PODS}/a")["status"].get("containerStatuses") or [{"state": {}}]
-        return str(state["state"].get("waiting", {}).get("message"))
-
-    wait_until(lambda: said() == 'secret "none" not found', said, within=20)
+    expected = 'secret "none" not found'
+    wait_until(lambda: waits_for(api, "message") == expected, lambda: waits_for(api, "message"), within=20)
 
 
 @pytest.mark.slow
