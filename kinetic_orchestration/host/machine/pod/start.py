@@ -135,7 +135,7 @@ def _forget_agent(orders: Mapping[str, Any]) -> None:
 
 
 def _become(agent: str, orders: Mapping[str, Any], host: int) -> NoReturn:
-    """Replace this process by the agent, which reads its secrets from standard input."""
+    """Run the agent, whose package takes the place of this one. It reads its secrets from standard input."""
     pod = os.environ["KINETIC_POD"]
     words = [*bootstrap.agent_arguments({**orders, "resource": ""}, host), f"pod={pod}"]
     private, end = os.pipe()
@@ -143,4 +143,9 @@ def _become(agent: str, orders: Mapping[str, Any], host: int) -> NoReturn:
     os.close(end)
     os.dup2(private, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until its processes handle it: nobody sends it twice
-    os.execv(sys.executable, [sys.executable, "-I", agent, *words])
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    package = __name__.partition(".")[0]
+    del sys.path[0]  # where the loader put this one
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        del sys.modules[name]
+    bootstrap.run(agent, [agent, *words])
