@@ -232,7 +232,7 @@ def ticks(home: Path) -> Iterator[Figure]:
 
 def paced(home: Path) -> Iterator[Figure]:
     """Looks at a zone, by list and by name, while tasks begin and end, beside the bound that one process keeps."""
-    from kinetic_orchestration.platforms.google.tpu import rate_limit as paces
+    from kinetic_orchestration.platforms.shared import rate_limit as paces
     from tests.benchmarks import cloud
 
     with cloud.site(zones=cloud.ZONES, hosts=False, creates_per_minute=None) as site:

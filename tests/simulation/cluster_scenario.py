@@ -85,6 +85,7 @@ class ClusterDistance(Distance):
                 namespace=SPACES[0], namespaces=SPACES, retention=DAY / 4.0,
             )  # fmt: skip
             backend = KubernetesBackend(settings, SimulatedClusters())
+            backend.rate_limit = self.rate_limit  # type: ignore[method-assign] # of this process alone
             self.backends[process] = backend
         return self.backends[process]
 

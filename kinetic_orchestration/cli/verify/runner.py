@@ -42,7 +42,7 @@ from kinetic_orchestration.plan.messages import warn
 from kinetic_orchestration.platforms.google import call_listeners
 from kinetic_orchestration.platforms.google.storage.location import location_of
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
-from kinetic_orchestration.platforms.google.tpu import rate_limit
+from kinetic_orchestration.platforms.shared import rate_limit
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.protocol import names
 

@@ -738,7 +738,7 @@ def _contain(command: list[str], image: str) -> NoReturn:
 
 
 def _become(agent: str, argv: list[str]) -> NoReturn:
-    """Run the agent, which need not import this module again, nor get another token."""
+    """Run the agent, which keeps this module with its token."""
     own = os.path.join(agent, "site", *NAME.split(".")) + ".py"
     try:
         with open(own, "rb") as theirs, open(__file__, "rb") as ours:
@@ -750,7 +750,7 @@ def _become(agent: str, argv: list[str]) -> NoReturn:
 
 
 def run(agent: str, argv: list[str]) -> NoReturn:
-    """Run the agent in this process: another Python that imports all of this again would take as long as the rest."""
+    """Run the agent in this process: another Python would import all of this again."""
     path = os.path.join(agent, "__main__.py")
     with open(path, encoding="utf-8") as file:
         code = compile(file.read(), path, "exec")

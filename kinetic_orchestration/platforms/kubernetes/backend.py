@@ -38,11 +38,13 @@ from kinetic_orchestration.platforms.kubernetes.observing.waiting import Wanted
 from kinetic_orchestration.platforms.shared import ownership, places
 from kinetic_orchestration.platforms.shared.cluster_access import ClusterGone, Clusters
 from kinetic_orchestration.platforms.shared.findings import Finding
+from kinetic_orchestration.platforms.shared.rate_limit import pace_of
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
 
 Object = Mapping[str, Any]
 
+LOOKS_AT_ONCE = 4  # in a job's first moments; its hosts tell the rest through the store
 REFUSED_SECONDS = 60.0  # for which a right may be missing by mistake
 NO_CLUSTER = "no cluster is known: name a context of the kubeconfig with cluster= or KINETIC_CLUSTER"
 
@@ -231,7 +233,7 @@ class KubernetesBackend:
         return observation
 
     def rate_limit(self, placement: Mapping[str, Any]) -> RateLimit | None:
-        return None
+        return pace_of(placement, LOOKS_AT_ONCE)
 
     def names_place(self, placement: Mapping[str, Any]) -> bool:
         ours = (placement.get("project") or "") in ("", self._settings.project)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,3 +144,19 @@ def test_a_dry_run_names_the_places_that_follow(backend: KubernetesBackend) -> N
     said, _, printed = backend.dry_run(queued("x", "y")).partition("\n")
     assert said.endswith("created in a/ml; without capacity there, in turn in a/ml:y, b/ml:x, b/ml:y")
     assert 'kueue.x-k8s.io/queue-name: "x"' in printed
+
+
+def test_a_namespace_is_looked_at_a_few_times_at_once_and_then_once_a_second(
+    placement: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many of its jobs begin and end meanwhile, which share the limit."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    backend = configure(tmp_path / "theirs", monkeypatch, default="https://127.0.0.1:1")
+    of_others = {**placement, "name": "another"}
+    limit = backend.rate_limit(placement)
+    assert limit is not None and limit is backend.rate_limit(of_others)
+    assert limit is not backend.rate_limit({**placement, "zone": "default/other"})
+    assert [limit.take() for _ in range(5)] == [True] * 4 + [False]
+    now += 2.0
+    assert [limit.take() for _ in range(3)] == [True, True, False]

@@ -1,5 +1,6 @@
-"""The rate at which the followers of one process poll one zone, regardless of the number of jobs: polls spend the
-project's quota. A caller that polls only once does so immediately, and is not counted.
+"""The rate at which the followers of one process poll one zone, or one namespace of a cluster, regardless of the number
+of jobs: polls spend the project's quota, or the time of an API server. A caller that polls only once does so
+immediately, and is not counted.
 """
 
 from __future__ import annotations
@@ -48,13 +49,16 @@ _paces: dict[tuple[str, str], Pace] = {}
 _free = False
 
 
-def pace_of(placement: Mapping[str, Any]) -> Pace | None:
+def pace_of(placement: Mapping[str, Any], at_once: float = LOOKS_AT_ONCE) -> Pace | None:
     """Return the rate limit of this process for the project and zone of a placement; None for a place without a
-    zone."""
+    zone.
+
+    at_once: the burst, which the first call for a zone decides.
+    """
     if _free or "zone" not in placement:
         return None
     key = str(placement.get("project")), str(placement["zone"])
-    return _paces.get(key) or _paces.setdefault(key, Pace())
+    return _paces.get(key) or _paces.setdefault(key, Pace(at_once=at_once))
 
 
 @contextmanager
