@@ -31,6 +31,7 @@ from kinetic_orchestration.plan.values import (
     JobStatus,
     Outcome,
 )
+from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.system import copies
 
 STORE_PATIENCE = 900.0  # with a store that does not answer those who wait for a job
@@ -96,6 +97,10 @@ class Follower:
             watcher = watcher_of(self.job.store, self.job.backend)
             poll, has_newer = watcher.poll_for(self.job.job_id, self.cache)
             seen = glimpse(self.job, attempt, self.cache, poll)
+            if self.cache.zone_skipped and seen.verdict is not None and seen.verdict.cause == wire.PREEMPTION:
+                self.cache.observe_now = True  # only its place can say what took the hosts away
+                self.cache.invalidate(seen.now)
+                seen = glimpse(self.job, attempt, self.cache)
             remember_held(self.job, attempt, seen, self.cache)
             step = lifecycle.advance(self.cursor, seen, self.job.policy)
             ended = self.cursor.ended
@@ -174,7 +179,8 @@ class Follower:
                 waiting = ""
                 if isinstance(action, lifecycle.Release):
                     free = lifecycle.was_free(seen)
-                    waits = free and seen.observation.state in (QUEUED, PROVISIONING, GONE)  # or given up
+                    asked_for = seen.observation.state in (QUEUED, PROVISIONING, GONE)  # or given up
+                    waits = free and (asked_for or self.cache.zone_skipped)  # or not looked at just now
                     self._release(action.attempt, seen, holds=not free, waits=waits)
                 elif isinstance(action, lifecycle.Intend) and (asked := self._still_asked()):
                     waiting = f"the request of attempt {asked} could not be withdrawn; that is asked for again first"
