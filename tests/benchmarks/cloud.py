@@ -34,6 +34,7 @@ FOLLOWED = (10, 100, 1000)
 COUNTED = 30.0  # seconds of requests
 FIRST = 10
 BATCH, PAUSE = 100, 4.0
+MOMENTS = 9  # at which memory is measured
 UNTIL_SEEN = 30.0  # seconds in which the watcher has looked at all of them
 
 A, B = 0.005 / 1000, 0.0004 / 1000  # USD for a request of each class, https://cloud.google.com/storage/pricing
@@ -460,7 +461,7 @@ async def _traced(listed: str) -> None:
     """The memory that all but the first few add: these pay for imports, threads and connections.
 
     What is in use, and not what the process has: that is the most it ever needed, which depends on the order in which
-    the lists came.
+    the lists came. The median of some moments: in a few of them, a list is being read.
     """
     import itertools
     import tracemalloc
@@ -471,8 +472,12 @@ async def _traced(listed: str) -> None:
     tracemalloc.start()
     tasks += await _all_followed(followers)
     await asyncio.sleep(UNTIL_SEEN)
-    gc.collect()
-    print(json.dumps({"bytes": tracemalloc.get_traced_memory()[0] / (len(tasks) - FIRST)}), flush=True)
+    used = []
+    for _ in range(MOMENTS):
+        gc.collect()
+        used.append(tracemalloc.get_traced_memory()[0])
+        await asyncio.sleep(1.1)  # no multiple of the pause between two looks
+    print(json.dumps({"bytes": statistics.median(used) / (len(tasks) - FIRST)}), flush=True)
     await _cancel(tasks)
 
 
