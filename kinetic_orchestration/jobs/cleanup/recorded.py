@@ -18,21 +18,26 @@ from kinetic_orchestration.plan.values import ABSENT, UNKNOWN, Observation
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 RECORDED = "recorded"  # mark of a placement that was found by its job's records
 
 
 def placements(store: Store, backend: Backend, believed: Trust, listed: Collection[str]) -> Iterator[dict[str, Any]]:
     """Yield the places of the last two attempts of each job on the roll that is not in `listed`, as leftovers are."""
-    for entry in list(store.list(names.LIVE)):
-        if (job_id := entry.name.removeprefix(names.LIVE)) in listed:
-            continue
+
+    def recorded(job_id: str) -> list[dict[str, Any]]:
         try:
-            yield from _of(job_id, store, backend, believed)
+            return list(_of(job_id, store, backend, believed))
         except Unreachable:
             raise
         except KineticError:  # one that is damaged, forgotten or of a newer version names no place
-            continue
+            return []
+
+    live = (entry.name.removeprefix(names.LIVE) for entry in store.list(names.LIVE))
+    unlisted = [job_id for job_id in live if job_id not in listed]
+    for found in side_by_side(recorded, unlisted, store.parallel):
+        yield from found
 
 
 def _of(job_id: str, store: Store, backend: Backend, believed: Trust) -> Iterator[dict[str, Any]]:

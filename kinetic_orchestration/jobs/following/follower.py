@@ -138,9 +138,12 @@ class Follower:
         return self.outcome
 
     def _forget(self) -> None:
-        """Remove the secrets of a job that has ended, and take the job off the roll."""
+        """Remove the secrets of a job that has ended, and take the job off the roll, unless hosts of it may be left: in
+        a place that only the job names, the reaper finds them by the roll.
+        """
         actions.forget_secrets(self.job)
-        if self.saw_live and not self.job.doubt:  # one that ended earlier was struck off then, or will be by a listing
+        ended_here = self.saw_live and not self.job.doubt  # else it was struck off then, or will be by a listing
+        if ended_here and not any(refused.holds for refused in self.refused):
             live_index.remove(self.job.store, self.job.job_id)
 
     def step_if_reachable(self, emit: Emit | None = None) -> Outcome | None:

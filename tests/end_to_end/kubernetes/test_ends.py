@@ -13,7 +13,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.opening import place_of
 from kinetic_orchestration.errors import JobError, JobTimedOut
 from kinetic_orchestration.jobs.cleanup import reaper
-from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following import actions, follower
 from kinetic_orchestration.jobs.watching import live_index
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Freed, JobStatus
@@ -142,6 +142,21 @@ def test_what_is_left_in_another_namespace_is_found(
     assert found.name == placements(left)[0]["name"]
     assert found.result in (reaper.REMOVED, reaper.DELETING)  # its pod may take its time
     wait_until(lambda: cluster.api.get(sets)["items"] == [], "its end", pause=0.1)
+
+
+def test_a_set_whose_release_was_refused_until_its_job_was_told_is_found_where_only_the_job_names_it(
+    cluster: Cluster, other: str, jobs: Any, between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaper, "SETTLED", -60.0)
+    monkeypatch.setattr(follower, "RELEASE_PATIENCE", 1.0)
+    monkeypatch.setattr(client, "PAUSES", (0.1,))
+    between.refuse("DELETE", "/jobsets/", 503, times=float("inf"))
+    cluster.single()
+    job = run(jobs.attempt, accelerator=ONE_HOST, namespace=other)
+    assert job.result(timeout=WITHIN) == 1
+    assert len(cluster.api.get(f"/apis/{manifest.API}/namespaces/{other}/jobsets")["items"]) == 1
+    between.heal()
+    assert [found.name for found in reap() if found.what == "placement"] == [placements(job)[0]["name"]]
 
 
 def test_a_namespace_that_stays_in_deletion_is_told_to_who_submits_and_hides_nothing(
