@@ -170,29 +170,14 @@ def followed() -> Iterator[Figure]:
         first = None
         for count in FOLLOWED:
             jobs += [here.add(template, number) for number in range(len(jobs), count)]
-            listed = here.folder / "jobs.json"
-            listed.write_text(json.dumps(jobs))
-            with here.client("follow", str(listed), deployment="many") as client:
-                assert client.stdout is not None
-                assert client.stdin is not None
-                assert client.stdout.readline() == "all followed\n"
-                here.speak([job for job, _ in jobs])
-                here.settle()
-                client.stdin.write("settled\n")
-                client.stdin.flush()
-                counts = here.count_looks()
-                client.stdin.write("enough\n")
-                client.stdin.flush()
-                told = json.loads(client.stdout.readline())
-            if told["ended"]:
-                raise AssertionError(f"{len(told['ended'])} of the followed jobs ended, such as {told['ended'][0]}")
+            counts, cpu = here.follow(jobs)
             first = counts if first is None else first
             yield measure.bounded(f"cloud.tick.{count}_jobs.store", counts["store"], "requests", None)
             yield measure.bounded(f"cloud.tick.{count}_jobs.tpu", counts["tpu"], "requests", None)
             yield measure.bounded(f"cloud.tick.{count}_jobs.pause", counts["pause"], "s", None)
-        traced = json.loads(here.client_output("traced", str(listed)))
-    yield measure.bounded("cloud.followed.memory", traced["bytes"], "bytes/job", 4096.0)
-    yield measure.bounded("cloud.followed.cpu", told["cpu"] * 100, "% of a core", 1.0)
+        memory = here.traced(jobs)
+    yield measure.bounded("cloud.followed.memory", memory, "bytes/job", 4096.0)
+    yield measure.bounded("cloud.followed.cpu", cpu * 100, "% of a core", 1.0)
 
 
 # ---- the site --------------------------------------------------------------------------------------------------
@@ -232,6 +217,33 @@ class Site:
     def client_output(self, *words: str) -> str:
         with self.client(*words, deployment="many") as client:
             return client.communicate()[0]
+
+    def follow(self, jobs: Sequence[tuple[str, str]]) -> tuple[dict[str, float], float]:
+        """Have a client follow these jobs; return what its looks cost, and the part of a core that it needs."""
+        with self.client("follow", self._listed(jobs), deployment="many") as client:
+            assert client.stdout is not None
+            assert client.stdin is not None
+            assert client.stdout.readline() == "all followed\n"
+            self.speak([job for job, _ in jobs])
+            self.settle()
+            client.stdin.write("settled\n")
+            client.stdin.flush()
+            counts = self.count_looks()
+            client.stdin.write("enough\n")
+            client.stdin.flush()
+            told = json.loads(client.stdout.readline())
+        if told["ended"]:
+            raise AssertionError(f"{len(told['ended'])} of the followed jobs ended, such as {told['ended'][0]}")
+        return counts, told["cpu"]
+
+    def traced(self, jobs: Sequence[tuple[str, str]]) -> float:
+        """Return the bytes of memory for each job that a client follows."""
+        return float(json.loads(self.client_output("traced", self._listed(jobs)))["bytes"])
+
+    def _listed(self, jobs: Sequence[tuple[str, str]]) -> str:
+        listed = self.folder / "jobs.json"
+        listed.write_text(json.dumps(jobs))
+        return str(listed)
 
     def when(self, job: str, what: str, kind: str = "queued resource") -> float:
         """The time of the first such event of the job; 0 if there was none."""

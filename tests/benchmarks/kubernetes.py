@@ -191,26 +191,10 @@ def followed(here: Site) -> Iterator[Figure]:
         yield measure.bounded(f"{name}.requests", lean.requests, "requests", 2.0)
         yield measure.bounded(f"{name}.bytes", lean.bytes / count, "bytes/job", None, floor=whole.bytes / count)
         yield measure.bounded(f"{name}.cpu", lean.cpu * 1e3, "ms", None, floor=whole.cpu * 1e3)
-    listed = here.folder / "jobs.json"
-    listed.write_text(json.dumps(jobs))
-    with here.client("follow", str(listed), deployment="many") as client:
-        assert client.stdout is not None
-        assert client.stdin is not None
-        assert client.stdout.readline() == "all followed\n"
-        here.speak([job for job, _ in jobs])
-        here.settle()
-        client.stdin.write("settled\n")
-        client.stdin.flush()
-        pause = here.count_looks()["pause"]
-        client.stdin.write("enough\n")
-        client.stdin.flush()
-        told = json.loads(client.stdout.readline())
-    if told["ended"]:
-        raise AssertionError(f"{len(told['ended'])} of the followed jobs ended, such as {told['ended'][0]}")
-    traced = json.loads(here.client_output("traced", str(listed)))
-    yield measure.bounded(f"kubernetes.tick.{len(jobs)}_jobs.pause", pause, "s", None)
-    yield measure.bounded("kubernetes.followed.memory", traced["bytes"], "bytes/job", 4096.0)
-    yield measure.bounded("kubernetes.followed.cpu", told["cpu"] * 100, "% of a core", 1.0)
+    counts, cpu = here.follow(jobs)
+    yield measure.bounded(f"kubernetes.tick.{len(jobs)}_jobs.pause", counts["pause"], "s", None)
+    yield measure.bounded("kubernetes.followed.memory", here.traced(jobs), "bytes/job", 4096.0)
+    yield measure.bounded("kubernetes.followed.cpu", cpu * 100, "% of a core", 1.0)
 
 
 class Counts:

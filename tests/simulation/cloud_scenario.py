@@ -549,30 +549,36 @@ class CloudSchedule(Schedule):
         self.orphaned = draw.random() < 0.2
         ground.fates = FATES + UNFOLLOWED if self.orphaned else FATES
         ground.user_failure = draw.choice((0.0, 0.0, 0.5))
-        busy = draw.choice((0.03, 0.15))
-        ground.host_odds = Odds(delay=busy, error=draw.choice((0.0, 0.0, 0.0, 0.02)))
-        self.odds = Odds(
-            delay=busy,
-            stall=draw.choice((0.0, 0.0, 0.01)),
-            error=draw.choice((0.0, 0.0, 0.02)),
-            crash=draw.choice((0.0, 0.003, 0.02)),
-        )
+        self._draw_odds(draw)
         if draw.random() < 0.2:
             when = world.now + draw.choice((0.0, 30.0)) * draw.random()
             world.at(when, lambda: self._limit_rate(draw.choice((30.0, 300.0))))
         self.again = draw.random() < 0.3
         self.identity = Identity(DEPLOYMENT, "simulation", str(seed))
         self.judge = CloudJudge(world, ground, self.plan, self.identity)
-        self.judge.orphaned = self.orphaned
-        self.judge.near_deadline = self._reap_early
-        self.judge.steady = not self.odds.stall
-        self.judge.attentive = self.odds.any == self.odds.delay and not self.orphaned
+        self._inform_judge()
         world.on_write, world.on_delete = self.judge.on_write, self.judge.on_delete
         self.clients = self.staging = 0
         self.jobs: set[str] = set()
         self.forgotten: set[tuple[str, int]] = set()  # attempts whose delete was refused, by a follower that is gone
         self._strangers()
         self._people()
+
+    def _draw_odds(self, draw: Any) -> None:
+        busy = draw.choice((0.03, 0.15))
+        self.ground.host_odds = Odds(delay=busy, error=draw.choice((0.0, 0.0, 0.0, 0.02)))
+        self.odds = Odds(
+            delay=busy,
+            stall=draw.choice((0.0, 0.0, 0.01)),
+            error=draw.choice((0.0, 0.0, 0.02)),
+            crash=draw.choice((0.0, 0.003, 0.02)),
+        )
+
+    def _inform_judge(self) -> None:
+        self.judge.orphaned = self.orphaned
+        self.judge.near_deadline = self._reap_early
+        self.judge.steady = not self.odds.stall
+        self.judge.attentive = self.odds.any == self.odds.delay and not self.orphaned
 
     def _zone(self, name: str, draw: Any, now: float) -> Zone:
         kind = draw.choice((*(api.FREE,) * 6, *api.PASSING, draw.choice(api.LASTING)))

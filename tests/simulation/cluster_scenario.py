@@ -248,21 +248,11 @@ class ClusterSchedule(CloudSchedule):
         ground.fates = FATES + UNFOLLOWED * self.orphaned + OF_A_QUEUE * queue
         ground.fates += OF_A_NAMESPACE * (draw.random() < 0.2)
         ground.user_failure = draw.choice((0.0, 0.0, 0.5))
-        busy = draw.choice((0.03, 0.15))
-        ground.host_odds = Odds(delay=busy, error=draw.choice((0.0, 0.0, 0.0, 0.02)))
-        self.odds = Odds(
-            delay=busy,
-            stall=draw.choice((0.0, 0.0, 0.01)),
-            error=draw.choice((0.0, 0.0, 0.02)),
-            crash=draw.choice((0.0, 0.003, 0.02)),
-        )
+        self._draw_odds(draw)
         self.again = draw.random() < 0.3
         self.identity = Identity(DEPLOYMENT, "simulation", str(seed))
         self.judge = ClusterJudge(world, ground, self.plan, self.identity)
-        self.judge.orphaned = self.orphaned
-        self.judge.near_deadline = self._reap_early
-        self.judge.steady = not self.odds.stall
-        self.judge.attentive = self.odds.any == self.odds.delay and not self.orphaned
+        self._inform_judge()
         cluster.expired = self.judge.on_expired
         world.on_write, world.on_delete = self.judge.on_write, self.judge.on_delete
         self.clients = self.staging = 0

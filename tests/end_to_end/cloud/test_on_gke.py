@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +11,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.testing import Emulator
+from tests.support.examples import EXAMPLES, airflow_started, started
 from tests.support.faults import load_jobs
 
 pytestmark = [pytest.mark.slow]
@@ -43,9 +41,6 @@ def test_a_slice_of_several_hosts_is_made_for_a_job_and_its_value_comes_back(
     emulated.wait_until_empty(60)
 
 
-EXAMPLES = Path(__file__).parents[3] / "example_pipelines"
-
-
 @pytest.mark.turn(1)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("backend", ["local", "tpu-vm", "gke"])
@@ -62,27 +57,7 @@ def test_an_example_runs_unchanged_wherever_its_environment_says(
 @pytest.mark.turn(3)
 @pytest.mark.timeout(1200)
 def test_airflows_example_trains_on_the_cluster(emulated: Emulator, home: Path, tmp_path: Path) -> None:
-    dags = tmp_path / "dags"
-    dags.mkdir()
-    environ = {
-        **emulated.environ(backend="gke", deployment="airflow"),
-        "AIRFLOW_HOME": str(tmp_path / "airflow"),
-        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
-    }
-    example = shutil.copy(EXAMPLES / "airflow_retrain.py", dags)
-    started("-m", "airflow", "db", "migrate", folder=tmp_path, **environ)
-    said = started(example, folder=tmp_path, **environ)
+    environ = emulated.environ(backend="gke", deployment="airflow")
+    said = airflow_started("airflow_retrain.py", folder=tmp_path, **environ)
     assert "on 8 devices, of which 8 are here" in said
     emulated.wait_until_empty(60)
-
-
-def started(*words: Path | str, folder: Path, **environ: str) -> str:
-    """Run a program successfully and return its output."""
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], cwd=folder, env={**os.environ, **environ}, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=800, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    return done.stdout

@@ -5,14 +5,13 @@ from __future__ import annotations
 import http.client
 import http.server
 import json
-import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from tests.support.kubernetes.api import _text
+from tests.support.kubernetes.api import reached
 
 REQUEST = "request"  # it never arrives
 ANSWER = "answer"  # what was asked is done, and nobody hears of it
@@ -35,17 +34,7 @@ class Between:
     """The proxy, from a `with` on. `before` may do something before a request is passed on."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        told = json.loads(kubeconfig.read_text(encoding="utf-8"))
-        cluster, user = told["clusters"][0]["cluster"], told["users"][0]["user"]
-        self._address = urlsplit(cluster["server"]).netloc
-        self._context = ssl.create_default_context(cadata=_text(cluster["certificate-authority-data"]))
-        self._headers = {"Accept": "application/json"}
-        if "token" in user:
-            self._headers["Authorization"] = f"Bearer {user['token']}"
-        else:
-            pair = kubeconfig.with_suffix(".pair")
-            pair.write_text(_text(user["client-certificate-data"]) + _text(user["client-key-data"]))
-            self._context.load_cert_chain(pair)
+        self._address, self._context, self._headers = reached(kubeconfig)
         self._losses: list[Loss] = []
         self.before: Callable[[str, str, Any], object] = lambda method, path, body: None
         self.lost = 0

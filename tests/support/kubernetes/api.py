@@ -27,18 +27,7 @@ class Api:
     """
 
     def __init__(self, kubeconfig: Path, *, keep: bool = False) -> None:
-        told = json.loads(kubeconfig.read_text(encoding="utf-8"))
-        cluster, user = told["clusters"][0]["cluster"], told["users"][0]["user"]
-        self._address = urlsplit(cluster["server"]).netloc
-        self._context = ssl.create_default_context(cadata=_text(cluster["certificate-authority-data"]))
-        self._headers = {"Accept": "application/json"}
-        if "token" in user:
-            self._headers["Authorization"] = f"Bearer {user['token']}"
-        else:
-            with tempfile.NamedTemporaryFile("w") as pair:
-                pair.write(_text(user["client-certificate-data"]) + _text(user["client-key-data"]))
-                pair.flush()
-                self._context.load_cert_chain(pair.name)
+        self._address, self._context, self._headers = reached(kubeconfig)
         self._keep = keep
         self._kept: http.client.HTTPSConnection | None = None
 
@@ -125,6 +114,22 @@ def _status(code: int, text: bytes) -> Object:
     except ValueError:
         status = {"message": text.decode(errors="replace")}
     return {"code": code, **status}
+
+
+def reached(kubeconfig: Path) -> tuple[str, ssl.SSLContext, dict[str, str]]:
+    """Return the address of a kubeconfig's server, what its certificates are checked by, and the user's headers."""
+    told = json.loads(kubeconfig.read_text(encoding="utf-8"))
+    cluster, user = told["clusters"][0]["cluster"], told["users"][0]["user"]
+    context = ssl.create_default_context(cadata=_text(cluster["certificate-authority-data"]))
+    headers = {"Accept": "application/json"}
+    if "token" in user:
+        headers["Authorization"] = f"Bearer {user['token']}"
+    else:
+        with tempfile.NamedTemporaryFile("w") as pair:
+            pair.write(_text(user["client-certificate-data"]) + _text(user["client-key-data"]))
+            pair.flush()
+            context.load_cert_chain(pair.name)
+    return urlsplit(cluster["server"]).netloc, context, headers
 
 
 def _text(data: str) -> str:
