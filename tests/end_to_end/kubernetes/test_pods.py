@@ -192,6 +192,7 @@ def test_a_host_of_which_a_process_is_killed_is_lost_and_another_attempt_follows
     pod = cluster.pods(job)[1]
     if killed == "all":
         cluster.nodes.end(pod, KILLED)
+        wait_until(lambda: not list(cluster.processes(pod)), "its end", pause=0.02)  # else its program may end well
     else:
         cluster.kill(pod, killed)
     (tmp_path / "go").touch()
