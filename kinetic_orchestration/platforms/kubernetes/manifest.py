@@ -153,7 +153,7 @@ def _container(asked: Submission, node: Node) -> dict[str, Any]:
     return {
         "name": CONTAINER,
         "image": plan.image or f"python:{environment.python if environment is not None else PYTHON}",
-        "command": ["python3", "-I", "-c", boot.LOADER, boot.program(plan.store)],
+        "command": ["python3", "-I", "-S", "-c", boot.LOADER, boot.program(plan.store)],
         **({"securityContext": restricted} if cloud["run_as_user"] else {}),
         "env": _env(asked, node),
         **({"envFrom": sources} if sources else {}),
