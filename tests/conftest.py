@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.platforms.shared import rate_limit
-from kinetic_orchestration.platforms.shared import agent_zip
+from kinetic_orchestration.platforms.shared import agent_zip, rate_limit
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing.api_rules import journal
 from tests.project.gate import again, skips

@@ -40,8 +40,8 @@ from kinetic_orchestration.plan.values import (
 from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.platforms.google.tpu import backend as tpu_vm
 from kinetic_orchestration.platforms.google.tpu import states
-from kinetic_orchestration.platforms.shared.rate_limit import Pace
 from kinetic_orchestration.platforms.shared import ownership
+from kinetic_orchestration.platforms.shared.rate_limit import Pace
 from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.wire import Verdict

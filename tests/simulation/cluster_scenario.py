@@ -38,7 +38,7 @@ from tests.simulation.cluster import Cluster, JobSet
 from tests.simulation.cluster import Odds as ClusterOdds
 from tests.simulation.pods import FATES, OF_A_NAMESPACE, OF_A_QUEUE, OOM, UNFOLLOWED, PodGround
 from tests.simulation.scenario import DAY
-from tests.simulation.world import Odds, Task, Violation, World
+from tests.simulation.world import Task, Violation, World
 
 CLUSTERS, SPACES = ("east", "west"), ("a", "b")
 PLACES = tuple(f"{cluster}/{space}" for cluster in CLUSTERS for space in SPACES)

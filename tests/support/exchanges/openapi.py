@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from kinetic_orchestration.platforms.kubernetes.api.client import Exchange
@@ -15,6 +15,7 @@ Schema = Mapping[str, Any]
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "object": (dict,), "array": (list,),
 }  # fmt: skip
+_UNDESCRIBED: Final = re.compile(r"/version|/apis/[^/]+(/[^/]+)?")
 _STATUS = "io.k8s.apimachinery.pkg.apis.meta.v1.Status"
 
 
@@ -28,6 +29,12 @@ class Documents:
             self._schemas |= document.get("components", {}).get("schemas", {})
             for path, operations in document["paths"].items():
                 self._paths[re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(path)))] = operations
+
+    def all_wrongs(self, exchanges: Iterable[Exchange]) -> list[str]:
+        """Return all that is wrong in exchanges that had an answer; what discovery says is not described."""
+        told = {(one.method, one.target, one.status, one.answer): one for one in exchanges if one.status}
+        described = (one for one in told.values() if not _UNDESCRIBED.fullmatch(one.target))
+        return sorted({wrong for one in described for wrong in self.wrongs(one)})
 
     def wrongs(self, exchange: Exchange) -> list[str]:
         """Return all that is wrong in an exchange."""

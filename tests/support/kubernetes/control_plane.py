@@ -12,6 +12,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -184,6 +185,17 @@ class ControlPlane:
         if done.returncode:
             raise RuntimeError(f"kubectl {' '.join(words)}: {done.stderr}")
         return done.stdout
+
+    def documents(self) -> dict[str, Any]:
+        """Return all OpenAPI documents of the server and of those it asks, by the group and version that each is of."""
+        last = "apis/visibility.kueue.x-k8s.io/v1beta2"  # which another server has
+        listed = wait_until(
+            lambda: (found := self.api.get("/openapi/v3")["paths"]).get(last) and found,
+            "all documents are there",
+            pause=0.5,
+        )
+        versions = [name for name in listed if re.fullmatch(r"api/v1|apis/[^/]+/[^/]+", name)]
+        return {name: self.api.get(listed[name]["serverRelativeURL"]) for name in versions}
 
     def apply(self, text: str) -> None:
         """Create the objects of a file of YAML."""

@@ -5,6 +5,8 @@ A file of tests on a real one alone is marked so: `pytestmark = [pytest.mark.slo
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from tests.support import go_programs
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # every test loads this module, also where what they need is not installed
     from kinetic_orchestration.testing.kubernetes.pods.nodes import NodeGroup
+    from tests.support.exchanges.openapi import Documents
     from tests.support.kubernetes.control_plane import ControlPlane
     from tests.support.kubernetes.emulated import EmulatedPlane
 
@@ -32,6 +35,38 @@ def built() -> Path:
     if not go_programs.has_go():
         pytest.skip(go_programs.NONE)
     return go_programs.control_plane()
+
+
+@pytest.fixture(scope="session")
+def documents(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Documents:
+    """What a real server with these programs publishes of its API; asked once, and kept beside them."""
+    from tests.support.exchanges.openapi import Documents
+    from tests.support.kubernetes.control_plane import ControlPlane
+
+    kept = built.with_name(f"{built.name}.openapi.json")
+    if not kept.exists():
+        with ControlPlane(tmp_path_factory.mktemp("real") / "plane", built) as real:
+            found = real.documents()
+        fresh = kept.with_suffix(f".{os.getpid()}")
+        fresh.write_text(json.dumps(found), encoding="utf-8")
+        fresh.replace(kept)
+    return Documents(json.loads(kept.read_text(encoding="utf-8")))
+
+
+@pytest.fixture
+def described(plane: ControlPlane | EmulatedPlane, request: pytest.FixtureRequest) -> Iterator[None]:
+    """All that this process hears of an emulated plane is as a real server's documents have it, where these can be had."""
+    from kinetic_orchestration.platforms.kubernetes.api import client
+    from tests.support.kubernetes.emulated import EmulatedPlane
+
+    if not isinstance(plane, EmulatedPlane) or not go_programs.has_go():
+        yield
+        return
+    documents: Documents = request.getfixturevalue("documents")
+    heard: list[client.Exchange] = []
+    with client.listening(heard.append):
+        yield
+    assert not (wrong := documents.all_wrongs(heard)), "\n".join(wrong)
 
 
 @pytest.fixture(scope="module", params=[REAL, EMULATED])

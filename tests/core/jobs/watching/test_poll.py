@@ -21,11 +21,11 @@ from kinetic_orchestration.jobs.watching.watchers.registry import MOST_WATCHERS,
 from kinetic_orchestration.plan.records import intent_of
 from kinetic_orchestration.plan.values import ABSENT, PRESENT, UNKNOWN, Intent, Observation
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
-from kinetic_orchestration.platforms.shared import rate_limit
 from kinetic_orchestration.platforms.google.tpu.backend import TpuVmBackend
-from kinetic_orchestration.platforms.shared.rate_limit import pace_of
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import LocalStore, open_local
+from kinetic_orchestration.platforms.shared import rate_limit
+from kinetic_orchestration.platforms.shared.rate_limit import pace_of
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator
