@@ -96,7 +96,7 @@ def _dry_run(spec: JobSpec, own: Settings) -> tuple[Plan, Bundle, str]:
     """The way of `launch`, as far as nothing is sent; and what is billed for data that crosses regions."""
     settings = _complete(own, spec)
     planned, egress = request.draft(spec, settings).plan, ""
-    if planned.zones:
+    if planned.traits.in_zones and planned.zones:
         named = zones_named(spec.options, settings)
         bucket, egress = _bucket(settings, named, real=own.store == settings.store)
         if bucket is not None and not named:
