@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli import doctor as checks
-from kinetic_orchestration.cli.output import note, show_json, show_table, working
+from kinetic_orchestration.cli.output import note, show_checks, show_json, show_table, working
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.plan.declare.cloud import Kubernetes, queues_of
@@ -40,10 +40,7 @@ def doctor(arguments: Namespace) -> int:
             ("setting", "value", "from"), [(entry.name, entry.value or "-", entry.source) for entry in report.settings]
         )
         print()
-    show_table(("check", "is", "found"), [(check.name, check.state, check.found) for check in report.checks])
-    for check in report.checks:
-        if check.fix:
-            print(f"\n{check.name}: {check.fix}")
+    show_checks(report.checks)
     if read is not None and read.damaged:
         print()
         show_table(

@@ -112,6 +112,10 @@ class KubernetesBackend:
         for place in plan.zones:
             yield from preflight.examine(plan, place, self._hurried)
 
+    def admission(self, plan: Plan) -> Iterator[Finding]:
+        """Send the JobSet of `dry_run` as a dry run to the cluster that comes first, for `plan --admission`."""
+        yield from preflight.admission(plan, plan.zones[0], self._hurried)
+
     def _hurried(self, cluster: str) -> Api:
         return Api(self._clusters.access(cluster), timeout=preflight.HURRY, patience=preflight.HURRY)
 

@@ -1,8 +1,8 @@
 """Checks before a job is submitted that a cluster will let it run: access, JobSet, namespace, rights, queue, admission.
 
 Every failed check names what fixes it. A submitter checks once in ten minutes (`require`), in two requests, or three
-with a queue; `doctor` on every call, and more (`examine`). Whether a node is free is never a reason to refuse: a pool
-may be empty until a pod waits for it.
+with a queue; `doctor` on every call, and more (`examine`); `plan --admission` what the job that it shows would meet
+(`admission`). Whether a node is free is never a reason to refuse: a pool may be empty until a pod waits for it.
 """
 
 from __future__ import annotations
@@ -115,6 +115,20 @@ def examine(plan: Plan, where: str, open_api: Callable[[str], Api]) -> Iterator[
         checks = [*chosen, _account, _set, _pod, _nodes]
         found = at_once([partial(_tried, check, place) for check in checks], len(checks))
         yield from {finding.name: finding for finding in found}.values()  # the set may say of others what they lack
+
+
+def admission(plan: Plan, where: str, open_api: Callable[[str], Api]) -> Iterator[Finding]:
+    """Ask one place what a submit would ask, and try a pod of the set if that finds nothing amiss. Nothing is stored.
+
+    Raises:
+        ApiError: The cluster does not answer.
+        CredentialsError: It does not accept the client.
+    """
+    with Place.opened(plan, where, open_api) as place:
+        found = list(_needed(place))
+        yield from found
+        if all(finding.state != FAILED for finding in found):
+            yield _tried(_pod, place)
 
 
 def _tried(check: Callable[[Place], Finding], place: Place) -> Finding:
