@@ -69,7 +69,7 @@ def _spec(arguments: Namespace) -> JobSpec | None:
 
 def _print_role(arguments: Namespace, spec: JobSpec | None) -> int:
     """Print the rights of a submitter of such jobs: an administrator grants them, who has no store and no key."""
-    from kinetic_orchestration.plan.planner import backend_of
+    from kinetic_orchestration.plan.planner import backend_of, with_queue
     from kinetic_orchestration.platforms.kubernetes import manifest, rights
     from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
     from kinetic_orchestration.platforms.registry import open_backend
@@ -81,7 +81,7 @@ def _print_role(arguments: Namespace, spec: JobSpec | None) -> int:
     assert isinstance(backend, KubernetesBackend)
     secrets = bool(options.capture_env_vars) and name != "gke"  # which has Secret Manager
     cloud = options.cloud if isinstance(options.cloud, Kubernetes) else Kubernetes()
-    queue = bool(queues_of(cloud.queue))
+    queue = bool(queues_of(with_queue(cloud, settings).queue))
     namespaces = tuple(cloud.namespaces) or (backend.usual_place().rpartition("/")[2],)
     granted = rights.of(secrets=secrets, queue=queue)
     printed = [each for namespace in namespaces for each in rights.role(granted, namespace, arguments.role)]

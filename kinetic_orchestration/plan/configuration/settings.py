@@ -187,6 +187,10 @@ class Settings:
         "all namespaces in which jobs of the deployment may be, separated by commas, in each of the clusters",
         read=_several,
     )
+    queue: str = _setting(
+        "KINETIC_QUEUE",
+        "the queue of Kueue for jobs that name none, or several separated by commas, in the order of their trial",
+    )
     output_dir: str = _setting("KINETIC_OUTPUT_DIR", "where jobs write their outputs")
     distributed: bool = _setting(
         "KINETIC_DISTRIBUTED", "join the hosts of a slice right after the first import jax", "true", _boolean

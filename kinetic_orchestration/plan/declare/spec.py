@@ -13,7 +13,7 @@ from typing import Any
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, Unsupported, UsageError
 from kinetic_orchestration.plan.configuration import settings, store_address
 from kinetic_orchestration.plan.declare import profile
-from kinetic_orchestration.plan.declare.cloud import CloudOptions, Kubernetes, TpuVm, queues_of
+from kinetic_orchestration.plan.declare.cloud import CloudOptions, Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
@@ -263,11 +263,6 @@ def _check_pods(options: Options, cloud: Kubernetes) -> None:
         raise ConflictingSettings(f"flex_start=True and {other} name two kinds of capacity: keep one")
     if cloud.queued_provisioning and not cloud.flex_start:
         raise UsageError("queued_provisioning=True is a way of flex-start: add flex_start=True")
-    if cloud.queued_provisioning and not queues_of(cloud.queue):
-        raise UsageError(
-            "queued_provisioning=True takes a queue, whose admission check of the controller "
-            "kueue.x-k8s.io/provisioning-request asks for the machines: name it with cloud=Kubernetes(queue=…)"
-        )
 
 
 def _check_names(options: Options) -> None:

@@ -95,7 +95,9 @@ class KubernetesBackend:
                 "with hosts="
             )
         if plan.cloud["priority_class"] and not plan.cloud["queue"]:
-            raise UsageError("a priority_class orders the jobs of a queue: name one with cloud=Kubernetes(queue=…)")
+            raise UsageError(
+                "a priority_class orders the jobs of a queue: name one with cloud=Kubernetes(queue=…) or KINETIC_QUEUE"
+            )
         if not self._settings.signing_key and not self._settings.trust_store:
             raise UsageError(
                 "pods cannot prove who they are, as VMs of Google can, so what they return is read only with a key: "

@@ -270,13 +270,17 @@ def _queue(place: Place, name: str) -> Finding:
         found = place.api.get(f"{_KUEUE}/namespaces/{place.namespace}/localqueues/{name}")
     except ApiError as error:
         if error.kind == answers.UNSERVED:
-            fix = "Have Kueue 0.15 or later installed, or leave out queue=: https://kueue.sigs.k8s.io/docs/installation"
+            fix = (
+                "Have Kueue 0.15 or later installed, or leave out queue= and KINETIC_QUEUE: "
+                "https://kueue.sigs.k8s.io/docs/installation"
+            )
             return Finding(
                 "queue", FAILED, f"{name} is asked for, and {place.cluster} has no Kueue that serves v1beta2", fix
             )
         if error.kind == answers.ABSENT:
             fix = (
-                f"See which there are: kubectl get localqueues -n {place.namespace}; name one with Kubernetes(queue=…)"
+                f"See which there are: kubectl get localqueues -n {place.namespace}; name one with Kubernetes(queue=…) "
+                "or KINETIC_QUEUE"
             )
             return Finding("queue", FAILED, f"{place.namespace} has no queue {name}", fix)
         if error.kind in (answers.FORBIDDEN, answers.BUSY):
