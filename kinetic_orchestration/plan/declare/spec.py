@@ -307,9 +307,9 @@ def not_on_cloud(slice_: accelerators.Slice) -> str:
             "Choose a smaller one, or several with cloud=TpuVm(num_slices=…)"
         )
     return (
-        f"{slice_.name} cannot be made by the {TPU_VM} backend: the Cloud TPU API stops at v6e, and TPU7x and later "
-        "are reached through GKE only, with backend='kubernetes'. Use v6e or v5p here (see `kinetic-orchestration "
-        "accelerators`)"
+        f"{slice_.name} cannot be made by the {TPU_VM} backend: the Cloud TPU API stops at v6e, and TPU7x is "
+        "reached through GKE only, with backend='gke' or 'kubernetes'. Use v6e or v5p here (see "
+        "`kinetic-orchestration accelerators`)"
     )
 
 
