@@ -192,7 +192,7 @@ GROUPS = (
             "KINETIC_PACKAGE_ROOT": "the folder with a `.kineticignore`, which may be empty, is the project",
             "KINETIC_PAYLOAD_SIZE_WARN_MB": "give what is large as `Data`",
             "KINETIC_PROFILES_FILE": "`KINETIC_PROFILE_FILE` names a TOML file of profiles",
-            "KINETIC_RESERVATION": "`TpuVm(reservation=…)` names one; on GKE `Kubernetes(node_selector=…)` its label",
+            "KINETIC_RESERVATION": "`TpuVm(reservation=…)` names one, on GKE `Kubernetes(reservation=…)`",
         },
     ),
     Group(
