@@ -181,7 +181,9 @@ class Settings:
         "all clusters in which jobs of the deployment may be, separated by commas: leftovers are looked for in each",
         read=_several,
     )
-    namespace: str = _setting("KINETIC_NAMESPACE", "the Kubernetes namespace; by default that of the context, on gke default")
+    namespace: str = _setting(
+        "KINETIC_NAMESPACE", "the Kubernetes namespace; by default that of the context, on gke default"
+    )
     namespaces: tuple[str, ...] = _setting(
         "KINETIC_NAMESPACES",
         "all namespaces in which jobs of the deployment may be, separated by commas, in each of the clusters",

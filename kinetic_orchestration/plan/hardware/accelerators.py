@@ -423,9 +423,9 @@ def _explain_unresolved(name: str) -> str:
         )
     chips, memory = _ANNOUNCED[name]
     return (
-        f"TPU {name} is announced with {chips} chips to a pod and {memory} GB to a chip, for GKE alone. Its topologies, "
-        "its machine types and the labels of its nodes are in no source that is known here, so no slice of it can be "
-        "resolved. Near: tpu7x-8, v6e-8."
+        f"TPU {name} is announced with {chips} chips to a pod and {memory} GB to a chip, for GKE alone. Its "
+        "topologies, its machine types and the labels of its nodes are in no source that is known here, so no slice of "
+        "it can be resolved. Near: tpu7x-8, v6e-8."
     )
 
 

@@ -263,7 +263,10 @@ def test_a_slice_written_by_a_later_version_can_be_read() -> None:
         ("tpu7-8", ["two machine types of GKE", "memory and its speed are not known", "tpu7x-8"]),
         ("tpu-7", ["no slice of it can be resolved"]),
         ("tpu-8i", ["TPU 8i is announced with 1152 chips to a pod and 288 GB to a chip, for GKE alone", "tpu7x-8"]),
-        ("8t-16", ["TPU 8t is announced with 9600 chips to a pod and 216 GB to a chip", "labels of its nodes are in no"]),
+        (
+            "8t-16",
+            ["TPU 8t is announced with 9600 chips to a pod and 216 GB to a chip", "labels of its nodes are in no"],
+        ),
         ("cpu:0", ["cpu:8"]),
         ("cpu:many", ["cpu:8"]),
         ("quantum", ["nothing is near", "TPUs: v2, v3, v4, v5e, v5p, v6e, tpu7x", "GPUs: gb200, b200, h200", "cpu"]),
