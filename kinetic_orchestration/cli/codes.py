@@ -13,7 +13,7 @@ INTERRUPTED = 130
 
 MEANING = {
     OK: "it worked; of a job: it succeeded",
-    FAILED: "the job failed or was cancelled",
+    FAILED: "the job failed or was cancelled; of `plan --admission`: the cluster refuses it",
     USAGE: "a wrong argument, or something impossible was asked for; nothing has run",
     NOT_FOUND: "there is no such job",
     RUNNING: "the job has not ended, or not within --timeout",

@@ -54,6 +54,27 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: 
         print("  ".join(cells).rstrip())
 
 
+class Checked(Protocol):
+    """The result of one check, and the next step, if there is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def found(self) -> str: ...
+    @property
+    def fix(self) -> str: ...
+
+
+def show_checks(checks: Sequence[Checked]) -> None:
+    """Print a table of checks, and below it the next step of each that has one."""
+    show_table(("check", "is", "found"), [(check.name, check.state, check.found) for check in checks])
+    for check in checks:
+        if check.fix:
+            print(f"\n{check.name}: {check.fix}")
+
+
 SHORT = 18  # an id, a name, a number: whole also where the terminal is narrow, so that it can be read and copied
 
 

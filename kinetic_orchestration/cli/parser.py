@@ -79,10 +79,15 @@ def _planning(commands: Any) -> None:
     command = _add(commands, "accelerators", "list the known slices with their price, or draw one")
     command.add_argument("name", nargs="?", metavar="NAME", help="such as v5e-16, v5p-4x4x4, a100x4 or cpu:8")
 
-    command = _add(commands, "plan", "show what would run, be sent and cost; runs and sends nothing", place=True)
+    command = _add(commands, "plan", "show what would run, be sent and cost; runs nothing", place=True)
     command.add_argument("target", metavar="FILE:FUNCTION", help="such as train.py:train; FILE may be a module")
     command.add_argument("--accelerator", metavar="NAME", help="plan for this one; a plain function needs it")
     command.add_argument("--files", action="store_true", help="name every file that would travel")
+    command.add_argument(
+        "--admission",
+        action="store_true",
+        help="on Kubernetes: also have the cluster try the JobSet, of which it stores nothing; else nothing is sent",
+    )
 
     command = _add(commands, "lock", "pin requirements, or what a function imports, with hashes")
     command.add_argument(

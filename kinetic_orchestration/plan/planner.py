@@ -13,7 +13,7 @@ from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration.settings import VARIABLES, Settings, duration, seconds
 from kinetic_orchestration.plan.declare import profile
 from kinetic_orchestration.plan.declare.backend_choice import GKE, KUBERNETES, asked_backend
-from kinetic_orchestration.plan.declare.cloud import OF_ANY_BACKEND, Kubernetes, TpuVm, fields_of
+from kinetic_orchestration.plan.declare.cloud import OF_ANY_BACKEND, Kubernetes, TpuVm, fields_of, queues_of
 from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import (
     LOCAL,
@@ -207,7 +207,9 @@ def _cloud(
     if not traits.in_zones:
         given = options.cloud if isinstance(options.cloud, traits.options or ()) else None
         cloud: Any = given if given is not None or traits.options is None else traits.options()
-        who = {"owner": _owner(environ)} if isinstance(cloud, Kubernetes) else {}
+        who: dict[str, str] = {}
+        if isinstance(cloud, Kubernetes):
+            cloud, who = with_queue(cloud, settings), {"owner": _owner(environ)}
         return {
             **common,
             "project": settings.project if traits.in_project else "",
@@ -233,6 +235,22 @@ def _cloud(
         "affordable": _affordable(options.limits.cost, slice_, zones, cloud.num_slices, settings, spot=spot),
         "zone_patience": settings.zone_patience,
     }
+
+
+def with_queue(cloud: Kubernetes, settings: Settings) -> Kubernetes:
+    """Return the options with the queue of the settings, if they name none.
+
+    Raises:
+        UsageError: A queue is needed, and neither names one.
+    """
+    found = cloud if queues_of(cloud.queue) else replace(cloud, queue=settings.queue)
+    if found.queued_provisioning and not queues_of(found.queue):
+        raise UsageError(
+            "queued_provisioning=True takes a queue, whose admission check of the controller "
+            "kueue.x-k8s.io/provisioning-request asks for the machines: name it with cloud=Kubernetes(queue=…) or "
+            "KINETIC_QUEUE"
+        )
+    return found
 
 
 def _owner(environ: Mapping[str, str]) -> str:

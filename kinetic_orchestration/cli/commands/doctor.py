@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli import doctor as checks
-from kinetic_orchestration.cli.output import note, show_json, show_table, working
+from kinetic_orchestration.cli.output import note, show_checks, show_json, show_table, working
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.plan.declare.cloud import Kubernetes, queues_of
@@ -40,10 +40,7 @@ def doctor(arguments: Namespace) -> int:
             ("setting", "value", "from"), [(entry.name, entry.value or "-", entry.source) for entry in report.settings]
         )
         print()
-    show_table(("check", "is", "found"), [(check.name, check.state, check.found) for check in report.checks])
-    for check in report.checks:
-        if check.fix:
-            print(f"\n{check.name}: {check.fix}")
+    show_checks(report.checks)
     if read is not None and read.damaged:
         print()
         show_table(
@@ -72,7 +69,7 @@ def _spec(arguments: Namespace) -> JobSpec | None:
 
 def _print_role(arguments: Namespace, spec: JobSpec | None) -> int:
     """Print the rights of a submitter of such jobs: an administrator grants them, who has no store and no key."""
-    from kinetic_orchestration.plan.planner import backend_of
+    from kinetic_orchestration.plan.planner import backend_of, with_queue
     from kinetic_orchestration.platforms.kubernetes import manifest, rights
     from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
     from kinetic_orchestration.platforms.registry import open_backend
@@ -84,7 +81,7 @@ def _print_role(arguments: Namespace, spec: JobSpec | None) -> int:
     assert isinstance(backend, KubernetesBackend)
     secrets = bool(options.capture_env_vars) and name != "gke"  # which has Secret Manager
     cloud = options.cloud if isinstance(options.cloud, Kubernetes) else Kubernetes()
-    queue = bool(queues_of(cloud.queue))
+    queue = bool(queues_of(with_queue(cloud, settings).queue))
     namespaces = tuple(cloud.namespaces) or (backend.usual_place().rpartition("/")[2],)
     granted = rights.of(secrets=secrets, queue=queue)
     printed = [each for namespace in namespaces for each in rights.role(granted, namespace, arguments.role)]

@@ -19,7 +19,7 @@ from typing import Any
 
 from kinetic_orchestration.api.decorator import RemoteCallable
 from kinetic_orchestration.cli import codes
-from kinetic_orchestration.cli.output import dollars, note, show_fields, show_json, working
+from kinetic_orchestration.cli.output import dollars, note, show_checks, show_fields, show_json, working
 from kinetic_orchestration.cli.slice_drawing import draw
 from kinetic_orchestration.errors import KineticError, NotEmulated, UsageError
 from kinetic_orchestration.jobs import request
@@ -28,14 +28,17 @@ from kinetic_orchestration.packaging.source.tree import Snapshot
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.declare.spec import TPU_VM, JobSpec, Options, check_function, name_of
 from kinetic_orchestration.plan.hardware import cost, regions
 from kinetic_orchestration.plan.hardware.regions import Location
 from kinetic_orchestration.plan.messages import size, warn
 from kinetic_orchestration.plan.planner import backend_of, describe, near_bucket, zones_named
 from kinetic_orchestration.plan.values import Plan, Traits, traits_of
+from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.google.storage.location import bucket_of, location_of
 from kinetic_orchestration.platforms.registry import open_backend
+from kinetic_orchestration.platforms.shared.findings import FAILED, Finding
 from kinetic_orchestration.protocol.content.tree import FILE
 from kinetic_orchestration.protocol.system import copies
 
@@ -50,12 +53,18 @@ def plan(arguments: Namespace) -> int:
             settings = request.settings_of(spec)
             planned, bundle, egress = _dry_run(spec, settings)
     told = list(dict.fromkeys(str(entry.message) for entry in caught if issubclass(entry.category, UserWarning)))
+    backend = open_backend(planned.backend, settings)
+    if arguments.admission and planned.traits.options is not Kubernetes:
+        raise UsageError(
+            f"--admission asks a Kubernetes cluster, and this job would run on {planned.backend}: leave it out"
+        )
     if arguments.json:
-        show_json(_document(planned, bundle, told, files=arguments.files) | {"egress": egress or None})
-        return codes.OK
+        found = _admission(backend, planned) if arguments.admission else None
+        asked = {"admission": None if found is None else [finding._asdict() for finding in found]}
+        show_json(_document(planned, bundle, told, files=arguments.files) | {"egress": egress or None} | asked)
+        return _code(found or ())
     print(describe(planned))
     told_egress = [("egress     ", egress)] if egress else []
-    backend = open_backend(planned.backend, settings)
     prices = _prices(planned, settings) if backend.charges else []
     show_fields([*prices, *told_egress, *_contents(bundle)])
     if call := backend.dry_run(planned):
@@ -68,8 +77,28 @@ def plan(arguments: Namespace) -> int:
     sys.stdout.flush()
     for text in told:
         note(f"warning: {text}")
-    note("nothing was run or sent")
-    return codes.OK
+    if not arguments.admission:
+        note("nothing was run or sent")
+        return codes.OK
+    found = _admission(backend, planned)
+    print()
+    show_checks(found)
+    sys.stdout.flush()
+    note(f"nothing was run, and nothing is stored in {planned.zones[0]}, which was asked")
+    return _code(found)
+
+
+def _admission(backend: Backend, planned: Plan) -> list[Finding]:
+    """Return what the cluster that comes first says of the job. Raises BackendError if it cannot be asked."""
+    from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
+
+    assert isinstance(backend, KubernetesBackend)
+    with working(f"asking {planned.zones[0]}"):
+        return list(backend.admission(planned))
+
+
+def _code(found: Sequence[Finding]) -> int:
+    return codes.FAILED if any(finding.state == FAILED for finding in found) else codes.OK
 
 
 def spec_of(arguments: Namespace) -> JobSpec:
@@ -96,7 +125,7 @@ def _dry_run(spec: JobSpec, own: Settings) -> tuple[Plan, Bundle, str]:
     """The way of `launch`, as far as nothing is sent; and what is billed for data that crosses regions."""
     settings = _complete(own, spec)
     planned, egress = request.draft(spec, settings).plan, ""
-    if planned.zones:
+    if planned.traits.in_zones and planned.zones:
         named = zones_named(spec.options, settings)
         bucket, egress = _bucket(settings, named, real=own.store == settings.store)
         if bucket is not None and not named:

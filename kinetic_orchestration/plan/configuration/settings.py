@@ -181,11 +181,17 @@ class Settings:
         "all clusters in which jobs of the deployment may be, separated by commas: leftovers are looked for in each",
         read=_several,
     )
-    namespace: str = _setting("KINETIC_NAMESPACE", "the Kubernetes namespace; by default that of the context")
+    namespace: str = _setting(
+        "KINETIC_NAMESPACE", "the Kubernetes namespace; by default that of the context, on gke default"
+    )
     namespaces: tuple[str, ...] = _setting(
         "KINETIC_NAMESPACES",
         "all namespaces in which jobs of the deployment may be, separated by commas, in each of the clusters",
         read=_several,
+    )
+    queue: str = _setting(
+        "KINETIC_QUEUE",
+        "the queue of Kueue for jobs that name none, or several separated by commas, in the order of their trial",
     )
     output_dir: str = _setting("KINETIC_OUTPUT_DIR", "where jobs write their outputs")
     distributed: bool = _setting(

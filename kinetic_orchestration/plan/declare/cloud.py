@@ -108,7 +108,7 @@ class Kubernetes(CloudOptions):
         num_slices: Number of slices of TPUs that are requested together and joined (multislice).
         hosts: Number of nodes that have the accelerator's GPUs each, requested together and joined over TCP.
         queue: Kueue's local queue that admits the pods, or several to try, in order, which each of the namespaces has;
-            by default pods are scheduled at once. As text, several have commas between them.
+            by default that of the settings, else pods are scheduled at once. As text, several have commas between them.
         priority_class: Kueue's priority class in that queue.
         reservation: Reservation of GKE to take machines from: its name, or its whole path if another project shares it.
         flex_start: Take machines of GKE by flex-start: Google gives them when it has some, for 7 days at most.

@@ -13,7 +13,7 @@ from typing import Any
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, Unsupported, UsageError
 from kinetic_orchestration.plan.configuration import settings, store_address
 from kinetic_orchestration.plan.declare import profile
-from kinetic_orchestration.plan.declare.cloud import CloudOptions, Kubernetes, TpuVm, queues_of
+from kinetic_orchestration.plan.declare.cloud import CloudOptions, Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
@@ -263,11 +263,6 @@ def _check_pods(options: Options, cloud: Kubernetes) -> None:
         raise ConflictingSettings(f"flex_start=True and {other} name two kinds of capacity: keep one")
     if cloud.queued_provisioning and not cloud.flex_start:
         raise UsageError("queued_provisioning=True is a way of flex-start: add flex_start=True")
-    if cloud.queued_provisioning and not queues_of(cloud.queue):
-        raise UsageError(
-            "queued_provisioning=True takes a queue, whose admission check of the controller "
-            "kueue.x-k8s.io/provisioning-request asks for the machines: name it with cloud=Kubernetes(queue=…)"
-        )
 
 
 def _check_names(options: Options) -> None:
@@ -312,9 +307,9 @@ def not_on_cloud(slice_: accelerators.Slice) -> str:
             "Choose a smaller one, or several with cloud=TpuVm(num_slices=…)"
         )
     return (
-        f"{slice_.name} cannot be made by the {TPU_VM} backend: the Cloud TPU API stops at v6e, and TPU7x and later "
-        "are reached through GKE only, with backend='kubernetes'. Use v6e or v5p here (see `kinetic-orchestration "
-        "accelerators`)"
+        f"{slice_.name} cannot be made by the {TPU_VM} backend: the Cloud TPU API stops at v6e, and TPU7x is "
+        "reached through GKE only, with backend='gke' or 'kubernetes'. Use v6e or v5p here (see "
+        "`kinetic-orchestration accelerators`)"
     )
 
 

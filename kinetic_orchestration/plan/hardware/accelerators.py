@@ -209,9 +209,10 @@ _TPUS: dict[str, _Tpu] = {tpu.name: tpu for tpu in (
 )}
 # fmt: on
 
-# No slice of these can be resolved. Of 8i and 8t only the size of a pod is known (1152 and 9600 chips); tpu7 is a label
-# of GKE's, with shapes in AI-Hypercomputer/xpk, but its memory, its speed and its product are unknown.
-_UNRESOLVED = {alias: name for name in ("8i", "8t", "7") for alias in (name, f"tpu{name}", f"v{name}")}
+# No slice of these can be resolved: tpu7 is a label of GKE's, with shapes in AI-Hypercomputer/xpk, but its memory, its
+# speed and its product are unknown. Of 8i and 8t chips of a pod and GB of a chip are known, partly from the press.
+_ANNOUNCED = {"8i": (1152, 288), "8t": (9600, 216)}
+_UNRESOLVED = {alias: name for name in (*_ANNOUNCED, "7") for alias in (name, f"tpu{name}", f"v{name}")}
 
 # Memory by Google's pages. bf16 by NVIDIA's data sheets: half of what they say "with sparsity"; of the RTX PRO 6000,
 # whose sheet has FP4 only, an eighth of it.
@@ -420,9 +421,11 @@ def _explain_unresolved(name: str) -> str:
             "tpu7 is a label and two machine types of GKE (tpu7-standard-1t, tpu7-standard-4t). What it is sold as, "
             "its memory and its speed are not known here, so no slice of it can be resolved. Near: tpu7x-4, tpu7x-8."
         )
+    chips, memory = _ANNOUNCED[name]
     return (
-        f"TPU {name} is known by name only. It is reached through GKE, and its topologies are not known "
-        f"here, so no slice of it can be resolved. Near: tpu7x-8, v6e-8."
+        f"TPU {name} is announced with {chips} chips to a pod and {memory} GB to a chip, for GKE alone. Its "
+        "topologies, its machine types and the labels of its nodes are in no source that is known here, so no slice of "
+        "it can be resolved. Near: tpu7x-8, v6e-8."
     )
 
 

@@ -95,7 +95,9 @@ class KubernetesBackend:
                 "with hosts="
             )
         if plan.cloud["priority_class"] and not plan.cloud["queue"]:
-            raise UsageError("a priority_class orders the jobs of a queue: name one with cloud=Kubernetes(queue=…)")
+            raise UsageError(
+                "a priority_class orders the jobs of a queue: name one with cloud=Kubernetes(queue=…) or KINETIC_QUEUE"
+            )
         if not self._settings.signing_key and not self._settings.trust_store:
             raise UsageError(
                 "pods cannot prove who they are, as VMs of Google can, so what they return is read only with a key: "
@@ -111,6 +113,10 @@ class KubernetesBackend:
         """Run all checks of every place that a plan names, for `doctor`."""
         for place in plan.zones:
             yield from preflight.examine(plan, place, self._hurried)
+
+    def admission(self, plan: Plan) -> Iterator[Finding]:
+        """Send the JobSet of `dry_run` as a dry run to the cluster that comes first, for `plan --admission`."""
+        yield from preflight.admission(plan, plan.zones[0], self._hurried)
 
     def _hurried(self, cluster: str) -> Api:
         return Api(self._clusters.access(cluster), timeout=preflight.HURRY, patience=preflight.HURRY)

@@ -1,8 +1,8 @@
 """Checks before a job is submitted that a cluster will let it run: access, JobSet, namespace, rights, queue, admission.
 
 Every failed check names what fixes it. A submitter checks once in ten minutes (`require`), in two requests, or three
-with a queue; `doctor` on every call, and more (`examine`). Whether a node is free is never a reason to refuse: a pool
-may be empty until a pod waits for it.
+with a queue; `doctor` on every call, and more (`examine`); `plan --admission` what the job that it shows would meet
+(`admission`). Whether a node is free is never a reason to refuse: a pool may be empty until a pod waits for it.
 """
 
 from __future__ import annotations
@@ -115,6 +115,20 @@ def examine(plan: Plan, where: str, open_api: Callable[[str], Api]) -> Iterator[
         checks = [*chosen, _account, _set, _pod, _nodes]
         found = at_once([partial(_tried, check, place) for check in checks], len(checks))
         yield from {finding.name: finding for finding in found}.values()  # the set may say of others what they lack
+
+
+def admission(plan: Plan, where: str, open_api: Callable[[str], Api]) -> Iterator[Finding]:
+    """Ask one place what a submit would ask, and try a pod of the set if that finds nothing amiss. Nothing is stored.
+
+    Raises:
+        ApiError: The cluster does not answer.
+        CredentialsError: It does not accept the client.
+    """
+    with Place.opened(plan, where, open_api) as place:
+        found = list(_needed(place))
+        yield from found
+        if all(finding.state != FAILED for finding in found):
+            yield _tried(_pod, place)
 
 
 def _tried(check: Callable[[Place], Finding], place: Place) -> Finding:
@@ -256,13 +270,17 @@ def _queue(place: Place, name: str) -> Finding:
         found = place.api.get(f"{_KUEUE}/namespaces/{place.namespace}/localqueues/{name}")
     except ApiError as error:
         if error.kind == answers.UNSERVED:
-            fix = "Have Kueue 0.15 or later installed, or leave out queue=: https://kueue.sigs.k8s.io/docs/installation"
+            fix = (
+                "Have Kueue 0.15 or later installed, or leave out queue= and KINETIC_QUEUE: "
+                "https://kueue.sigs.k8s.io/docs/installation"
+            )
             return Finding(
                 "queue", FAILED, f"{name} is asked for, and {place.cluster} has no Kueue that serves v1beta2", fix
             )
         if error.kind == answers.ABSENT:
             fix = (
-                f"See which there are: kubectl get localqueues -n {place.namespace}; name one with Kubernetes(queue=…)"
+                f"See which there are: kubectl get localqueues -n {place.namespace}; name one with Kubernetes(queue=…) "
+                "or KINETIC_QUEUE"
             )
             return Finding("queue", FAILED, f"{place.namespace} has no queue {name}", fix)
         if error.kind in (answers.FORBIDDEN, answers.BUSY):

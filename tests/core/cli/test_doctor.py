@@ -156,3 +156,8 @@ def test_the_role_is_printed_for_every_namespace_that_the_job_names(
         ("Role", "east"), ("RoleBinding", "east"), ("Role", "west"), ("RoleBinding", "west"),
     ]  # fmt: skip
     assert "localqueues" in json.dumps(printed[0]["rules"])
+    file.write_text(file.read_text(encoding="utf-8").replace(", queue=['a', 'b']", ""), encoding="utf-8")
+    for queue in ("usual", ""):
+        monkeypatch.setenv("KINETIC_QUEUE", queue)
+        assert main(["doctor", f"{file}:step", "--role", "user:ada"]) == 0
+        assert ("localqueues" in capsys.readouterr().out) == bool(queue)

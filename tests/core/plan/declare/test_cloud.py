@@ -156,6 +156,25 @@ def test_cloud_takes_options_of_a_cloud_alone() -> None:
         check_options(Options(accelerator="v5e-16", cloud={"queue": "q"}))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("queue", "named"), [("", "usual,spare"), ("own", "own"), (" , ", "usual,spare"), (["own", "spare"], "own,spare")]
+)
+def test_the_queue_of_the_settings_is_for_jobs_that_name_none(
+    tmp_path: Path, queue: str | list[str], named: str
+) -> None:
+    environ = {**PODS, "KINETIC_QUEUE": "usual, spare"}
+    assert planned(tmp_path, environ, cloud=Kubernetes(queue=queue)).cloud["queue"] == named
+    assert planned(tmp_path, environ).cloud["queue"] == "usual,spare"
+    assert planned(tmp_path, PODS).cloud["queue"] == ""
+
+
+def test_machines_that_a_queue_asks_for_take_a_queue_of_the_call_or_of_the_settings(tmp_path: Path) -> None:
+    cloud = Kubernetes(flex_start=True, queued_provisioning=True)
+    with pytest.raises(UsageError, match=r"queued_provisioning=True takes a queue.*or KINETIC_QUEUE"):
+        planned(tmp_path, PODS, cloud=cloud)
+    assert planned(tmp_path, {**PODS, "KINETIC_QUEUE": "dws"}, cloud=cloud).cloud["queue"] == "dws"
+
+
 def test_every_backend_states_what_it_is() -> None:
     assert list(TRAITS)[:2] == ["local", "tpu-vm"]
     for name, traits in TRAITS.items():

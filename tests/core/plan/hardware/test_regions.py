@@ -175,6 +175,22 @@ def test_plan_and_doctor_tell_the_egress(
     assert found.state == preflight.WARNING and "zones of the bucket's location alone" in found.fix
 
 
+def test_places_of_a_cluster_are_no_zones_and_nobody_is_asked_where_the_bucket_lies(
+    place: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    cloud = place("US-EAST5", "of-pods")
+    monkeypatch.setenv("KINETIC_BACKEND", "gke")
+    monkeypatch.setenv("KINETIC_CLUSTER", "prod")
+    monkeypatch.setenv("KINETIC_SIGNING_KEY", "0123456789abcdef")
+    (tmp_path / "train.py").write_text(
+        "import kinetic_orchestration as kinetic\n\n@kinetic.run(accelerator='v6e-1')\ndef train():\n    pass\n"
+    )
+    assert cli.main(["plan", str(tmp_path / "train.py"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["egress"], told["plan"]["zones"]) == (None, ["prod/default"])
+    assert asks_of(cloud) == []
+
+
 def test_what_a_job_that_is_there_already_says_is_no_other_zone(place: Any, tmp_path: Path) -> None:
     place("US-EAST5", "again")
     (tmp_path / "program").mkdir()

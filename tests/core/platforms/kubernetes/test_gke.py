@@ -167,7 +167,6 @@ def test_a_run_that_outlives_machines_of_flex_start_is_refused() -> None:
         ({"cloud": Kubernetes(flex_start=True), "accelerator": "l4:spot"}, "flex_start=True and spot=True"),
         ({"cloud": Kubernetes(flex_start=True, reservation="r")}, "flex_start=True and reservation='r' name two kinds"),
         ({"cloud": Kubernetes(queued_provisioning=True)}, "is a way of flex-start: add flex_start=True"),
-        ({"cloud": Kubernetes(flex_start=True, queued_provisioning=True)}, "queued_provisioning=True takes a queue"),
     ],
 )
 def test_one_kind_of_capacity_is_named(options: dict[str, Any], said: str) -> None:

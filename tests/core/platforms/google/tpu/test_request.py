@@ -252,7 +252,7 @@ def test_a_request_waits_no_longer_than_the_job_may_still_wait_for_hardware() ->
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("tpu7x-8", "stops at v6e, and TPU7x and later are reached through GKE only"),
+        ("tpu7x-8", "stops at v6e, and TPU7x is reached through GKE only, with backend='gke' or 'kubernetes'"),
         ("l4", "no TPU"),
         ("cpu", "no TPU"),
     ],
