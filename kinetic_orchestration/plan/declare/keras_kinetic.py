@@ -56,7 +56,7 @@ _BOUNDED = "accepted, without effect: freeing hosts is bounded by itself"
 _PUSHED = "accepted, without effect: the end of a job is an event"
 _POD = "Keras Kinetic sets it on its pods"
 _PROFILES = "a profile is a table of `profiles.toml`, which an editor writes; `KINETIC_PROFILE` names it"
-_POOLS = "its administrator makes a cluster's pools: where none fits, `ko doctor --accelerator NAME` prints the line"
+_POOLS = "a cluster's pools are its administrator's: `ko doctor --accelerator NAME` prints the line where none fits"
 _NAMED = "read where `requirements=` names it; a launch for other machines says when one is there and is not"
 _DEBUGGER = "`debug=True` waits for a debugger on loopback, and the log says where"
 

@@ -20,6 +20,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import (
     ConflictingSettings,
+    CredentialsError,
     DataNotFound,
     JobNotFound,
     NewerWire,
@@ -31,6 +32,7 @@ from kinetic_orchestration.errors import (
     Unsupported,
     UsageError,
 )
+from kinetic_orchestration.testing import Emulator
 from tests.support.bucket import unsummed
 
 
@@ -325,6 +327,29 @@ def test_hosts_elsewhere_cannot_read_a_folder_of_this_machine() -> None:
 def test_a_text_where_a_list_belongs(option: str) -> None:
     with pytest.raises(UsageError, match=rf"{option} is a list of names, such as \['HOME'\]"):
         kinetic.run(accelerator="cpu", **{option: "HOME"})  # type: ignore[arg-type]
+
+
+def test_a_cluster_whose_login_program_is_missing(
+    tpu_cloud: Emulator, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kubeconfig"
+    login = {"apiVersion": "client.authentication.k8s.io/v1", "command": "no-such-plugin", "interactiveMode": "Never"}
+    config = {
+        "current-context": "prod",
+        "contexts": [{"name": "prod", "context": {"cluster": "prod", "user": "ada"}}],
+        "clusters": [{"name": "prod", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "ada", "user": {"exec": {**login, "installHint": "Install it with apt."}}}],
+    }
+    path.write_text(json.dumps(config), encoding="utf-8")
+    for name, value in {
+        **tpu_cloud.environ(), "KINETIC_HOME": str(home), "KINETIC_BACKEND": "kubernetes", "KUBECONFIG": str(path),
+        "KINETIC_SIGNING_KEY": "0123456789abcdef",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CredentialsError, match=r"'no-such-plugin', which is not here\. Install it with apt"):
+        kinetic.run(accelerator="l4")(nothing)()
+    written = {call.where.rpartition("/")[2] for call in tpu_cloud.storage.calls if call.verb not in ("get", "list")}
+    assert written <= {"deployment.json"}, "whose the prefix is, and nothing of a job"
 
 
 def test_more_hosts_than_this_machine_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
