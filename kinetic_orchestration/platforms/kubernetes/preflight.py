@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -460,11 +461,11 @@ def _pool(place: Place, pod: Object) -> str:
     if name := pod.get("nodeSelector", {}).get(gke.COMPUTE_CLASS):
         return f"There is no compute class {name} that makes them: see those there are: kubectl get computeclasses"
     if (found := _gke(place)) is not None:
-        project, location, cluster = found
+        plan, (project, location, cluster) = place.plan, found
         zone = location if location.count("-") > 1 else f"{location}-ZONE"
         try:
             command = nodes.pool_command(
-                place.plan.slice,
+                replace(plan.slice, spot=plan.spot or plan.slice.spot),
                 cluster=cluster,
                 location=location,
                 zone=zone,
