@@ -17,7 +17,7 @@ from kinetic_orchestration.plan.hardware.regions import region_of
 from kinetic_orchestration.platforms.google import api_errors, credentials
 from kinetic_orchestration.platforms.google.api_errors import CallContext
 from kinetic_orchestration.platforms.google.rest.client import google
-from kinetic_orchestration.platforms.shared.cluster_access import EVERYTHING, Access, ClusterGone
+from kinetic_orchestration.platforms.shared.cluster_access import EVERYTHING, Access, Cluster, ClusterGone
 from kinetic_orchestration.protocol import wire
 
 SERVICE = "container"
@@ -55,12 +55,14 @@ class GkeClusters:
         else:
             server = str(found.get("endpoint", ""))
             authority = base64.b64decode(found.get("masterAuth", {}).get("clusterCaCertificate", "")).decode()
+        location = str(found.get("location", ""))
         return Access(
             f"https://{server}",
-            f"the cluster {cluster} of {project} in {found.get('location', '')}",
+            f"the cluster {cluster} of {project} in {location}",
             authority=authority,
             token=self._token,
             find=partial(self.access, cluster, project),  # its address and authority may have changed
+            cluster=Cluster(project, location, cluster),
             provisions=_provisions(found),
         )
 

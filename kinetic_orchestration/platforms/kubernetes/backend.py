@@ -36,7 +36,7 @@ from kinetic_orchestration.platforms.kubernetes.observing.observer import JOBSET
 from kinetic_orchestration.platforms.kubernetes.observing.states import Seen
 from kinetic_orchestration.platforms.kubernetes.observing.waiting import Wanted
 from kinetic_orchestration.platforms.shared import ownership, places
-from kinetic_orchestration.platforms.shared.cluster_access import ClusterGone, Clusters
+from kinetic_orchestration.platforms.shared.cluster_access import Cluster, ClusterGone, Clusters
 from kinetic_orchestration.platforms.shared.findings import Finding
 from kinetic_orchestration.platforms.shared.rate_limit import pace_of
 from kinetic_orchestration.protocol import names, wire
@@ -219,7 +219,7 @@ class KubernetesBackend:
         return now - since
 
     def _judge(self, placement: Mapping[str, Any], seen: Seen) -> Observation:
-        judged = states.judge(placement, seen, _wanted(placement, seen))
+        judged = states.judge(placement, seen, _wanted(placement, seen, self._api(placement).access.cluster))
         observation, why = judged.observation, judged.why
         if why is not None and why.cause:
             lasts = self._lasts(placement["name"], why.cause)
@@ -421,8 +421,8 @@ def _is_asked_for(seen: Seen) -> bool:
     return reserved.get("status") != "False"
 
 
-def _wanted(placement: Mapping[str, Any], seen: Seen) -> Wanted:
-    """Return what a set's pods ask of their nodes, for users."""
+def _wanted(placement: Mapping[str, Any], seen: Seen, cluster: Cluster | None) -> Wanted:
+    """Return what a set's pods ask of their nodes, for users. `cluster`: what is known of it but its name."""
     if seen.set is None:
         return Wanted()
     pod = manifest.pod_spec(seen.set)
@@ -431,10 +431,17 @@ def _wanted(placement: Mapping[str, Any], seen: Seen) -> Wanted:
         slice_ = accelerators.parse(seen.set["metadata"].get("annotations", {}).get(manifest.ACCELERATOR, ""))
     except UnknownAccelerator:  # of a later version
         return Wanted(labels)
+    if slice_.kind == "cpu":
+        return Wanted(labels)
     if slice_.kind == "gpu":
         slice_ = accelerators.on_hosts(slice_, placement["hosts"])
-    command = gke.pool_command(slice_, placement["zone"], **gke.capacity_of(pod)._asdict())
-    return Wanted(labels, f"make a pool of such nodes with: {command}" if command else "")
+    known = cluster or gke.cluster_of(placement["zone"])
+    try:
+        command = gke.pool_command(slice_, known, **gke.capacity_of(pod)._asdict())
+    except UsageError as error:
+        return Wanted(labels, str(error).rstrip("."))
+    one_line = command.replace("\n", " && ")
+    return Wanted(labels, f"make a pool of such nodes with: {one_line}" if command else "")
 
 
 def _adopt(found: Object, asked: Submission) -> None:

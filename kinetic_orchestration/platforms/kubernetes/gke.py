@@ -11,11 +11,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.errors import UnknownAccelerator, UsageError
+from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.hardware.nodes import Node
 from kinetic_orchestration.plan.values import Plan
+from kinetic_orchestration.platforms.shared.cluster_access import Cluster
 
 RESERVATION = "cloud.google.com/reservation-name"
 RESERVATION_PROJECT = "cloud.google.com/reservation-project"
@@ -28,24 +29,10 @@ AROUND = 3600.0  # seconds beyond a run in which images, environment and inputs 
 ZONE = "topology.kubernetes.io/zone"
 
 _NAME = re.compile(r"gke_([a-z0-9.:-]+)_([a-z0-9-]+)_([a-z0-9-]+)(?:/|$)")
-_ZONE = re.compile(r"-[a-z]$")
 _RESERVATION = re.compile(
     r"(?:projects/(?P<project>[a-z0-9.:-]+)/(?:zones/(?P<zone>[a-z0-9-]+)/)?reservations/)?"
     r"(?P<name>[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)"
 )
-
-
-class Cluster(NamedTuple):
-    """A cluster of GKE."""
-
-    project: str
-    location: str  # a zone or a region
-    name: str
-
-    @property
-    def zone(self) -> str:
-        """Its zone; "" for a cluster of a region."""
-        return self.location if _ZONE.search(self.location) else ""
 
 
 def cluster_of(place: str) -> Cluster | None:
@@ -54,22 +41,18 @@ def cluster_of(place: str) -> Cluster | None:
     return Cluster(*match.groups()) if match else None
 
 
-def pool_command(slice: Slice, place: str, **capacity: Any) -> str:
-    """Return the line that makes a pool of nodes for the slice; "" if the cluster is no GKE or has no such machine.
+def pool_command(slice: Slice, cluster: Cluster | None, **capacity: Any) -> str:
+    """Return the lines that make a pool of nodes for the slice; "" if the cluster is not known to be one of GKE.
 
-    Only GKE has TPUs: where the name of the cluster is unknown, the line has words in capitals in its place. `capacity`
-    is what `nodes.pool_command` takes of it.
+    Only GKE has TPUs: where the name of the cluster is unknown, the lines have words in capitals in its place.
+    `capacity` is what `nodes.pool_command` takes of it. Raises UsageError if GKE has no such machine, or does not give
+    it that way.
     """
-    known = cluster_of(place)
-    if known is None and slice.kind != "tpu":
+    if cluster is None and slice.kind != "tpu":
         return ""
-    project, location, name = known or Cluster("PROJECT", "LOCATION", "CLUSTER")
-    zone = (known and known.zone) or f"{location}-ZONE"
-    try:
-        lines = nodes.pool_command(slice, cluster=name, location=location, zone=zone, project=project, **capacity)
-    except (UnknownAccelerator, UsageError):  # none of this name, or by reservation alone
-        return ""
-    return lines.replace("\n", " && ")
+    project, location, name = cluster or Cluster("PROJECT", "LOCATION", "CLUSTER")
+    zone = (cluster and cluster.zone) or f"{location}-ZONE"
+    return nodes.pool_command(slice, cluster=name, location=location, zone=zone, project=project, **capacity)
 
 
 # ---- capacity --------------------------------------------------------------------------------------------------------

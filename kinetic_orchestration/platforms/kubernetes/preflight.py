@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.errors import BackendError, CredentialsError, KineticError
+from kinetic_orchestration.errors import BackendError, CredentialsError, KineticError, UsageError
 from kinetic_orchestration.plan.declare.cloud import queues_of
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.values import Intent, Plan, Staged
@@ -460,19 +460,12 @@ def _pool(place: Place, pod: Object) -> str:
     """Return what gives the cluster such nodes: of GKE the command, elsewhere what they must have."""
     if name := pod.get("nodeSelector", {}).get(gke.COMPUTE_CLASS):
         return f"There is no compute class {name} that makes them: see those there are: kubectl get computeclasses"
-    if (found := _gke(place)) is not None:
-        plan, (project, location, cluster) = place.plan, found
-        zone = location if location.count("-") > 1 else f"{location}-ZONE"
+    plan, known = place.plan, place.api.access.cluster or gke.cluster_of(place.cluster)
+    if known is not None:
+        slice_ = replace(plan.slice, spot=plan.spot or plan.slice.spot)
         try:
-            command = nodes.pool_command(
-                replace(plan.slice, spot=plan.spot or plan.slice.spot),
-                cluster=cluster,
-                location=location,
-                zone=zone,
-                project=project,
-                **gke.capacity_of(pod)._asdict(),
-            )
-        except KineticError as error:
+            command = gke.pool_command(slice_, known, **gke.capacity_of(pod)._asdict())
+        except UsageError as error:
             return str(error)
         lacks = _limited(place) if place.api.access.provisions else ""
         told = f"; or give auto-provisioning a limit for {lacks}, which it has none for" if lacks else ""
@@ -481,13 +474,6 @@ def _pool(place: Place, pod: Object) -> str:
     chips = [f"{count} of {resource}" for resource, count in limits.items()]
     asked = ", ".join([*chips, *filter(None, [manifest.wanted(pod)])]) or "no taint"
     return f"A job would wait for ever. Each host needs a node with {asked}; taints: cloud=Kubernetes(tolerations=[…])"
-
-
-def _gke(place: Place) -> gke.Cluster | None:
-    """Return the cluster; None if it is not known to be one of GKE."""
-    if place.plan.project:
-        return gke.Cluster(place.plan.project, "LOCATION", place.cluster)
-    return gke.cluster_of(place.cluster)
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -5,16 +5,31 @@ It knows neither where the value comes from (a kubeconfig, a pod, a cloud's API)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from kinetic_orchestration.errors import BackendError
 
 EVERYTHING = "*"
+_ZONE = re.compile(r"-[a-z]$")
 
 
 class ClusterGone(BackendError):
     """Whoever has all clusters says that there is none of this name: nothing of any job is left in it."""
+
+
+class Cluster(NamedTuple):
+    """A cluster of GKE, as Google names it."""
+
+    project: str
+    location: str  # a zone or a region
+    name: str
+
+    @property
+    def zone(self) -> str:
+        """Its zone; "" for a cluster of a region."""
+        return self.location if _ZONE.search(self.location) else ""
 
 
 class Pair(NamedTuple):
@@ -55,6 +70,7 @@ class Access(NamedTuple):
     token: Callable[[bool], str] = no_token
     pair: Callable[[], Pair | None] = no_pair
     find: Callable[[], Access] | None = None
+    cluster: Cluster | None = None  # None: it is not known to be one of GKE
     provisions: tuple[str, ...] = ()  # for what it makes nodes: EVERYTHING, or resources by their cloud's names
 
     @property

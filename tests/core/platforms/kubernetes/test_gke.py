@@ -13,6 +13,7 @@ from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.hardware.accelerators import on_hosts, parse
 from kinetic_orchestration.plan.values import Limits, Plan
 from kinetic_orchestration.platforms.kubernetes import gke
+from kinetic_orchestration.platforms.shared.cluster_access import Cluster
 from tests.core.platforms.kubernetes.attempts import GKE, plan_of, pod_of, rendered
 
 pytestmark = pytest.mark.fast
@@ -82,7 +83,7 @@ def test_a_reservation_is_never_spot(options: dict[str, Any]) -> None:
 
 
 def pool(plan: Plan) -> str:
-    return gke.pool_command(plan.slice, plan.zones[0], **gke.capacity_of(pod_of(rendered(plan)))._asdict())
+    return gke.pool_command(plan.slice, gke.cluster_of(plan.zones[0]), **gke.capacity_of(pod_of(rendered(plan)))._asdict())
 
 
 def test_the_line_that_makes_a_pool_names_the_reservation() -> None:
@@ -181,3 +182,53 @@ def test_the_line_that_makes_a_pool_is_of_flex_start() -> None:
         assert "--flex-start --location-policy=ANY" in line
         assert ("--enable-queued-provisioning" in line) == queued
         assert "--min-nodes=0" in line
+
+
+# Clusters and their pools
+
+
+@pytest.mark.parametrize(
+    ("place", "cluster"),
+    [
+        ("gke_my-project_us-central1-a_research/team", Cluster("my-project", "us-central1-a", "research")),
+        ("gke_example.com:ours_europe-west4_tpus", Cluster("example.com:ours", "europe-west4", "tpus")),
+        ("kind-local/default", None),
+        ("gke_incomplete/team", None),
+        ("arn:aws:eks:eu-west-1:1:cluster/gke_a_b_c", None),
+    ],
+)
+def test_a_context_of_gcloud_names_project_location_and_cluster(place: str, cluster: Cluster | None) -> None:
+    assert gke.cluster_of(place) == cluster
+
+
+OURS = gke.cluster_of(GKE)
+
+
+def line_of(name: str, cluster: Cluster | None = OURS, **options: Any) -> str:
+    return gke.pool_command(parse(name), cluster, **options)
+
+
+def test_a_pool_is_made_by_lines_for_this_cluster() -> None:
+    line = line_of("v5e-16:spot")
+    for flag in ("--project=ours", "--cluster=research", "--location=us-central1-a", "--node-locations=us-central1-a"):
+        assert f" {flag} " in line
+    assert line.startswith("gcloud container node-pools create ko-v5e-16-spot ") and "--spot" in line
+    of_region = line_of("l4", Cluster("ours", "us-central1", "research"))
+    assert "--location=us-central1 --node-locations=us-central1-ZONE" in of_region
+
+
+def test_without_a_name_of_gcloud_a_pool_of_tpus_has_words_to_replace_and_of_gpus_is_unknown() -> None:
+    assert "--project=PROJECT --cluster=CLUSTER --location=LOCATION --node-locations=LOCATION-ZONE" in line_of(
+        "v5e-16", None
+    )
+    assert line_of("l4", None) == ""
+    assert "type=nvidia-l4" in line_of("l4")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("gpu:2", "gpu:2 is of any model"), ("cpu", "has any machine"), ("gb200x4", "by reservation alone: name one")],
+)
+def test_why_there_is_no_line_is_said(name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        line_of(name)
