@@ -279,15 +279,17 @@ def pool_command(
     location: str,
     zone: str,
     project: str,
+    slices: int = 1,
     flex_start: bool = False,
     queued_provisioning: bool = False,
     reservation: str = "",
 ) -> str:
-    """Return the `gcloud` commands, one to a line, that make a pool of GKE for one slice, empty until a pod needs it.
+    """Return the `gcloud` commands, one to a line, that make pools of GKE for slices, empty until a pod needs them.
 
-    Takes the cluster's location and the zone of the nodes. Their capacity is spot if the slice's is; with
-    `queued_provisioning`, flex-start makes all of them at once, for a ProvisioningRequest. Raises UnknownAccelerator if
-    GKE has no such machine, and UsageError if the machine is not given that way.
+    A pool of a TPU slice of several hosts is one slice: each has its own. Takes the cluster's location and the zone of
+    the nodes. Their capacity is spot if the slice's is; with `queued_provisioning`, flex-start makes all of them at
+    once, for a ProvisioningRequest. Raises UnknownAccelerator if GKE has no such machine, and UsageError if the machine
+    is not given that way.
     """
     needed = node(slice)
     if not needed.machine:
@@ -324,7 +326,9 @@ def pool_command(
             f"--region={region_of(zone)} --type=HIGH_THROUGHPUT --accelerator-topology={policy}"
         )
         flags.append(f"--placement-policy={policy_name}")
-    flags += ["--num-nodes=0", "--enable-autoscaling", "--min-nodes=0", f"--max-nodes={slice.machines}"]
+    one_each = slice.kind == "tpu" and slice.hosts > 1
+    most = slice.machines if one_each else slice.machines * slices
+    flags += ["--num-nodes=0", "--enable-autoscaling", "--min-nodes=0", f"--max-nodes={most}"]
     if slice.spot:
         flags.append("--spot")
     if flex_start:
@@ -332,7 +336,9 @@ def pool_command(
         flags += ["--enable-queued-provisioning"] if queued_provisioning else []
     if reservation:
         flags += ["--reservation-affinity=specific", f"--reservation={reservation}"]
-    commands.append(f"gcloud container node-pools create ko-{slice.name}{capacity} {' '.join(flags)}")
+    numbers = [f"-{number}" for number in range(1, slices + 1)] if one_each and slices > 1 else [""]
+    create = f"gcloud container node-pools create ko-{slice.name}{capacity}"
+    commands += [f"{create}{number} {' '.join(flags)}" for number in numbers]
     return "\n".join(commands)
 
 

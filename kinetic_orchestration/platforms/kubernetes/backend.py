@@ -437,7 +437,8 @@ def _wanted(placement: Mapping[str, Any], seen: Seen, cluster: Cluster | None) -
         slice_ = accelerators.on_hosts(slice_, placement["hosts"])
     known = cluster or gke.cluster_of(placement["zone"])
     try:
-        command = gke.pool_command(slice_, known, **gke.capacity_of(pod)._asdict())
+        capacity = gke.capacity_of(pod)._asdict()
+        command = gke.pool_command(slice_, known, slices=int(placement.get("slices") or 1), **capacity)
     except UsageError as error:
         return Wanted(labels, str(error).rstrip("."))
     one_line = command.replace("\n", " && ")

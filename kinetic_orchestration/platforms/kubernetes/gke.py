@@ -41,8 +41,8 @@ def cluster_of(place: str) -> Cluster | None:
     return Cluster(*match.groups()) if match else None
 
 
-def pool_command(slice: Slice, cluster: Cluster | None, **capacity: Any) -> str:
-    """Return the lines that make a pool of nodes for the slice; "" if the cluster is not known to be one of GKE.
+def pool_command(slice: Slice, cluster: Cluster | None, *, slices: int = 1, **capacity: Any) -> str:
+    """Return the lines that make pools of nodes for so many slices; "" if the cluster is not known to be one of GKE.
 
     Only GKE has TPUs: where the name of the cluster is unknown, the lines have words in capitals in its place.
     `capacity` is what `nodes.pool_command` takes of it. Raises UsageError if GKE has no such machine, or does not give
@@ -52,7 +52,8 @@ def pool_command(slice: Slice, cluster: Cluster | None, **capacity: Any) -> str:
         return ""
     project, location, name = cluster or Cluster("PROJECT", "LOCATION", "CLUSTER")
     zone = (cluster and cluster.zone) or f"{location}-ZONE"
-    return nodes.pool_command(slice, cluster=name, location=location, zone=zone, project=project, **capacity)
+    where = {"cluster": name, "location": location, "zone": zone, "project": project}
+    return nodes.pool_command(slice, **where, slices=slices, **capacity)
 
 
 # ---- capacity --------------------------------------------------------------------------------------------------------

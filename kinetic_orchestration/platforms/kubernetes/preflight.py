@@ -464,7 +464,7 @@ def _pool(place: Place, pod: Object) -> str:
     if known is not None:
         slice_ = replace(plan.slice, spot=plan.spot or plan.slice.spot)
         try:
-            command = gke.pool_command(slice_, known, **gke.capacity_of(pod)._asdict())
+            command = gke.pool_command(slice_, known, slices=plan.slices, **gke.capacity_of(pod)._asdict())
         except UsageError as error:
             return str(error)
         lacks = _limited(place) if place.api.access.provisions else ""

@@ -83,7 +83,9 @@ def test_a_reservation_is_never_spot(options: dict[str, Any]) -> None:
 
 
 def pool(plan: Plan) -> str:
-    return gke.pool_command(plan.slice, gke.cluster_of(plan.zones[0]), **gke.capacity_of(pod_of(rendered(plan)))._asdict())
+    return gke.pool_command(
+        plan.slice, gke.cluster_of(plan.zones[0]), **gke.capacity_of(pod_of(rendered(plan)))._asdict()
+    )
 
 
 def test_the_line_that_makes_a_pool_names_the_reservation() -> None:
@@ -223,6 +225,16 @@ def test_without_a_name_of_gcloud_a_pool_of_tpus_has_words_to_replace_and_of_gpu
     )
     assert line_of("l4", None) == ""
     assert "type=nvidia-l4" in line_of("l4")
+
+
+def test_several_slices_have_a_pool_for_each_if_they_have_several_hosts_and_else_one() -> None:
+    each = line_of("v5e-16:spot", slices=3).splitlines()
+    assert [line.split()[4] for line in each] == ["ko-v5e-16-spot-1", "ko-v5e-16-spot-2", "ko-v5e-16-spot-3"]
+    assert all("--max-nodes=4 " in line for line in each)
+    [only] = line_of("v5e-8", slices=3).splitlines()
+    assert " ko-v5e-8 " in only and only.endswith("--max-nodes=3")
+    policy, *pools = line_of("tpu7x-16", slices=2).splitlines()
+    assert "workload-policy" in policy and len(pools) == 2
 
 
 @pytest.mark.parametrize(

@@ -78,3 +78,9 @@ def test_the_line_that_makes_a_pool_has_no_word_to_replace(google: Google, accel
     plan = google.plan(accelerator)
     assert f"ko-{accelerator} {PLACE}" in google.finding("nodes", plan).fix
     assert f"ko-{accelerator} {PLACE}" in google.waiting(plan)
+
+
+def test_each_slice_of_several_hosts_has_a_pool_of_its_own(google: Google) -> None:
+    plan = google.plan("v5e-16", slices=2)
+    for told in (google.finding("nodes", plan).fix, google.waiting(plan)):
+        assert f"ko-v5e-16-1 {PLACE}" in told and f"ko-v5e-16-2 {PLACE}" in told
