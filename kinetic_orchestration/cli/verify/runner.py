@@ -42,8 +42,8 @@ from kinetic_orchestration.plan.messages import warn
 from kinetic_orchestration.platforms.google import call_listeners
 from kinetic_orchestration.platforms.google.storage.location import location_of
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
-from kinetic_orchestration.platforms.shared import rate_limit
 from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.platforms.shared import rate_limit
 from kinetic_orchestration.protocol import names
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"

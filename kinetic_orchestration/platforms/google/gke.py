@@ -17,7 +17,7 @@ from kinetic_orchestration.plan.hardware.regions import region_of
 from kinetic_orchestration.platforms.google import api_errors, credentials
 from kinetic_orchestration.platforms.google.api_errors import CallContext
 from kinetic_orchestration.platforms.google.rest.client import google
-from kinetic_orchestration.platforms.shared.cluster_access import EVERYTHING, Access, Cluster, ClusterGone
+from kinetic_orchestration.platforms.shared.cluster_access import EVERYTHING, Access, Cluster, ClusterGone, Pool
 from kinetic_orchestration.protocol import wire
 
 SERVICE = "container"
@@ -63,6 +63,7 @@ class GkeClusters:
             token=self._token,
             find=partial(self.access, cluster, project),  # its address and authority may have changed
             cluster=Cluster(project, location, cluster),
+            pools=_pools(found),
             provisions=_provisions(found),
         )
 
@@ -112,6 +113,54 @@ def _provisions(found: Mapping[str, Any]) -> tuple[str, ...]:
     scaling = found.get("autoscaling", {})
     limits = scaling.get("resourceLimits", ()) if scaling.get("enableNodeAutoprovisioning") else ()
     return tuple(str(limit.get("resourceType", "")) for limit in limits)
+
+
+_EFFECTS = {"NO_SCHEDULE": "NoSchedule", "NO_EXECUTE": "NoExecute", "PREFER_NO_SCHEDULE": "PreferNoSchedule"}
+
+
+def _pools(found: Mapping[str, Any]) -> tuple[Pool, ...] | None:
+    """Return the pools of a cluster; None if pods get a ComputeClass that they do not name, which makes others."""
+    if found.get("autoscaling", {}).get("defaultComputeClassConfig", {}).get("enabled"):
+        return None
+    zones = tuple(map(str, found.get("locations", ())))
+    there = (one for one in found.get("nodePools", ()) if one.get("status") != GOING)
+    return tuple(_pool(one, zones) for one in there)
+
+
+def _pool(one: Mapping[str, Any], zones: tuple[str, ...]) -> Pool:
+    config, scaling = one.get("config", {}), one.get("autoscaling", {})
+    zones = tuple(map(str, one.get("locations", ()))) or zones
+    gpus = [(str(gpu.get("acceleratorType", "")), int(gpu.get("acceleratorCount", 0))) for gpu in
+            config.get("accelerators", ())]  # fmt: skip
+    taints = [
+        (str(taint.get("key", "")), str(taint.get("value", "")), _EFFECTS.get(taint.get("effect"), ""))
+        for taint in config.get("taints", ())
+    ]
+
+    def nodes(which: str) -> int:
+        """Of all zones together: the bound is one for all, or for each."""
+        total = int(scaling.get(f"total{which}NodeCount", 0))
+        return total or int(scaling.get(f"{which[0].lower()}{which[1:]}NodeCount", 0)) * max(len(zones), 1)
+
+    return Pool(
+        name=str(one.get("name", "")),
+        machine=str(config.get("machineType", "")),
+        gpus=tuple(gpus),
+        topology=str(one.get("placementPolicy", {}).get("tpuTopology", "")),
+        policy=str(one.get("placementPolicy", {}).get("policyName", "")),
+        zones=zones,
+        labels=tuple((str(key), str(value)) for key, value in config.get("labels", {}).items()),
+        taints=tuple(taints),
+        spot=bool(config.get("spot")),
+        flex_start=bool(config.get("flexStart")),
+        queued_provisioning=bool(one.get("queuedProvisioning", {}).get("enabled")),
+        reservations=tuple(map(str, config.get("reservationAffinity", {}).get("values", ()))),
+        scales=bool(scaling.get("enabled")),
+        least=nodes("Min"),
+        most=nodes("Max"),
+        lasts=float(str(config.get("maxRunDuration", "")).removesuffix("s") or 0.0),
+        metadata_server=config.get("workloadMetadataConfig", {}).get("mode") == "GKE_METADATA",
+    )
 
 
 def _not_one(cluster: str, project: str, listed: list[dict[str, Any]], chosen: list[dict[str, Any]]) -> str:

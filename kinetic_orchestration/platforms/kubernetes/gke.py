@@ -52,8 +52,9 @@ def pool_command(slice: Slice, cluster: Cluster | None, *, slices: int = 1, **ca
         return ""
     project, location, name = cluster or Cluster("PROJECT", "LOCATION", "CLUSTER")
     zone = (cluster and cluster.zone) or f"{location}-ZONE"
-    where = {"cluster": name, "location": location, "zone": zone, "project": project}
-    return nodes.pool_command(slice, **where, slices=slices, **capacity)
+    return nodes.pool_command(
+        slice, cluster=name, location=location, zone=zone, project=project, slices=slices, **capacity
+    )
 
 
 # ---- capacity --------------------------------------------------------------------------------------------------------

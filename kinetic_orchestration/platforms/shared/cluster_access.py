@@ -32,6 +32,28 @@ class Cluster(NamedTuple):
         return self.location if _ZONE.search(self.location) else ""
 
 
+class Pool(NamedTuple):
+    """A pool of nodes of a cluster of GKE, as Google's API has it."""
+
+    name: str
+    machine: str  # its type
+    gpus: tuple[tuple[str, int], ...] = ()  # model and number of those of a node
+    topology: str = ""  # of the TPU slice that its nodes are; "": of one host, or a policy has it
+    policy: str = ""  # by which its nodes lie close to each other
+    zones: tuple[str, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()  # that were given to it: its nodes have others, too
+    taints: tuple[tuple[str, str, str], ...] = ()  # key, value and effect
+    spot: bool = False
+    flex_start: bool = False
+    queued_provisioning: bool = False
+    reservations: tuple[str, ...] = ()
+    scales: bool = False
+    least: int = 0  # nodes, if it scales
+    most: int = 0
+    lasts: float = 0.0  # seconds for which a machine is given; 0: no limit
+    metadata_server: bool = False  # pods are who their service account is
+
+
 class Pair(NamedTuple):
     """A client certificate and its key, as PEM."""
 
@@ -71,6 +93,7 @@ class Access(NamedTuple):
     pair: Callable[[], Pair | None] = no_pair
     find: Callable[[], Access] | None = None
     cluster: Cluster | None = None  # None: it is not known to be one of GKE
+    pools: tuple[Pool, ...] | None = None  # all that can have nodes; None: not known
     provisions: tuple[str, ...] = ()  # for what it makes nodes: EVERYTHING, or resources by their cloud's names
 
     @property

@@ -25,10 +25,10 @@ from kinetic_orchestration.platforms.google.api_errors import CallContext, Statu
 from kinetic_orchestration.platforms.google.rest.kept_secrets import KeptSecrets
 from kinetic_orchestration.platforms.google.tpu import request, states
 from kinetic_orchestration.platforms.google.tpu.client import Page, Tpus, status_of
-from kinetic_orchestration.platforms.shared.rate_limit import pace_of
 from kinetic_orchestration.platforms.google.tpu.states import MISSING, WITHOUT_NODES, Node, Queued
 from kinetic_orchestration.platforms.shared import ownership, places
 from kinetic_orchestration.platforms.shared.ownership import Owned
+from kinetic_orchestration.platforms.shared.rate_limit import pace_of
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import REQUESTS
 
