@@ -27,6 +27,8 @@ TPU_ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
 TPU_TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 GPU_ACCELERATOR = "cloud.google.com/gke-accelerator"
 ARCHITECTURE = "kubernetes.io/arch"
+SPOT = ("cloud.google.com/gke-spot", "true")  # label of GKE's nodes, and taint of those of our pools
+FLEX_START = ("cloud.google.com/gke-flex-start", "true")  # as well
 
 GpuDirect = Literal["", "tcpx", "tcpxo", "rdma"]
 
@@ -46,6 +48,11 @@ class Node:
     gpudirect: GpuDirect = ""  # what its machines use between hosts, with networks and an installer of their own
     on_demand: bool = True  # if not, its machines come by flex-start or as spot alone, or by reservation alone
     flex_start: bool = False
+
+    @property
+    def only_by_flex_start(self) -> bool:
+        """True if what is not spot comes by flex-start."""
+        return not self.on_demand and self.flex_start
 
     @property
     def taints(self) -> tuple[str, ...]:
@@ -301,7 +308,7 @@ def pool_command(
             raise UsageError(f"{needed.machine} is given by reservation alone: name one.")
         if needed.flex_start and reservation:
             raise UsageError(f"{needed.machine} is given as spot or by flex-start alone: leave out the reservation.")
-        flex_start = needed.flex_start and not slice.spot
+        flex_start = needed.only_by_flex_start and not slice.spot
     if flex_start and not needed.flex_start:
         raise UsageError(f"{needed.machine} is not given by flex-start: use spot capacity or a reservation.")
     capacity = "-spot" if slice.spot else "-flex" if flex_start else "-reserved" if reservation else ""
@@ -330,8 +337,9 @@ def pool_command(
     most = slice.machines if one_each else slice.machines * slices
     flags += ["--num-nodes=0", "--enable-autoscaling", "--min-nodes=0", f"--max-nodes={most}"]
     if slice.spot:
-        flags.append("--spot")
+        flags += ["--spot", _keeping_others_off(SPOT)]
     if flex_start:
+        flags += [_keeping_others_off(FLEX_START)]
         flags += ["--flex-start", "--location-policy=ANY", "--reservation-affinity=none", "--no-enable-autorepair"]
         flags += ["--enable-queued-provisioning"] if queued_provisioning else []
     if reservation:
@@ -340,6 +348,11 @@ def pool_command(
     create = f"gcloud container node-pools create ko-{slice.name}{capacity}"
     commands += [f"{create}{number} {' '.join(flags)}" for number in numbers]
     return "\n".join(commands)
+
+
+def _keeping_others_off(label: tuple[str, str]) -> str:
+    """Return the flag of a taint by which pods that do not ask for such machines never get one."""
+    return f"--node-taints={'='.join(label)}:NoSchedule"
 
 
 def _policy_topology(slice: Slice) -> str:

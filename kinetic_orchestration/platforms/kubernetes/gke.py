@@ -20,7 +20,7 @@ from kinetic_orchestration.platforms.shared.cluster_access import Cluster
 
 RESERVATION = "cloud.google.com/reservation-name"
 RESERVATION_PROJECT = "cloud.google.com/reservation-project"
-FLEX_START = ("cloud.google.com/gke-flex-start", "true")
+FLEX_START = nodes.FLEX_START
 QUEUED = ("cloud.google.com/gke-queued", "true")  # label and taint of nodes that one ProvisioningRequest makes
 COMPUTE_CLASS = "cloud.google.com/compute-class"  # whose nodes have it as a taint, too
 MAX_RUN = "provreq.kueue.x-k8s.io/maxRunDurationSeconds"  # Kueue makes a parameter of the request of it
@@ -123,11 +123,16 @@ def taints(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Return key and value of the taints that nodes of such capacity may have."""
     named = str((plan.cloud["node_selector"] or {}).get(COMPUTE_CLASS) or "")
     given = {
-        FLEX_START: plan.cloud["flex_start"],
+        FLEX_START: plan.cloud["flex_start"] or _comes_by_flex_start(plan),
         QUEUED: plan.cloud["queued_provisioning"],
         (COMPUTE_CLASS, named): named,
     }
     return tuple(taint for taint, has in given.items() if has)
+
+
+def _comes_by_flex_start(plan: Plan) -> bool:
+    spot = plan.spot or plan.slice.spot
+    return nodes.node(plan.slice).only_by_flex_start and not spot and not plan.cloud["reservation"]
 
 
 def notes_for_kueue(plan: Plan) -> dict[str, str]:

@@ -77,7 +77,7 @@ def _has_label(pool: Pool, key: str, value: str) -> bool:
         manifest.NODE_POOL: (pool.name,),
         _MACHINE: (pool.machine,),
         gke.ZONE: pool.zones or (value,),
-        manifest.GKE_SPOT[0]: ("true",) if pool.spot else (),
+        nodes.SPOT[0]: ("true",) if pool.spot else (),
         gke.FLEX_START[0]: ("true",) if pool.flex_start else (),
         gke.QUEUED[0]: ("true",) if pool.queued_provisioning else (),
         gke.RESERVATION: tuple(name.rpartition("/")[2] for name in pool.reservations),

@@ -42,6 +42,7 @@ NEWEST_JOBSET = "v0.12.0"  # with which it was tried
 JOBSET_MANIFEST = "https://github.com/kubernetes-sigs/jobset/releases/download/{}/manifests.yaml"
 INSTALL = f"Install it, as an administrator: kubectl apply --server-side -f {JOBSET_MANIFEST.format(NEWEST_JOBSET)}"
 _KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+_FOR_EVER = "A job would wait for ever."
 _OF_AUTOPILOT = "gk3-"  # how names of its nodes begin
 
 
@@ -136,7 +137,7 @@ def _needed(place: Place) -> Iterator[Finding]:
         yield _queues(place)
     pod = manifest.pod_spec(_sample(place))
     if _lacks_pool(place, pod) and not any(_fits(node, pod) for node in _listed(place) or ()):
-        yield Finding("nodes", FAILED, _no_pool(place), _pool(place, pod))
+        yield Finding("nodes", FAILED, _no_pool(place), f"{_FOR_EVER} {_pool(place, pod)}")
 
 
 def _asked_of_pools(plan: Plan) -> tuple[str, ...]:
@@ -394,10 +395,14 @@ def _nodes(place: Place) -> Finding:
     pod, wanted = manifest.pod_spec(_sample(place)), place.plan.hosts
     there = _listed(place)
     if there is None and _lacks_pool(place, pod):
-        return Finding("nodes", FAILED, _no_pool(place), _pool(place, pod))
+        return Finding("nodes", FAILED, _no_pool(place), f"{_FOR_EVER} {_pool(place, pod)}")
     if there is None:
         return Finding("nodes", OK, "you may not list them: why a pod waits is told once one does")
-    fitting = sum(_fits(node, pod) for node in there)
+    found_by = [node for node in there if _fits(node, pod)]
+    fitting = sum(not _is_taken_away(node, place.plan) for node in found_by)
+    if found_by and not fitting:
+        only = f"only {len(found_by)} of spot capacity or flex-start can run a host of {place.plan.slice.name}"
+        return Finding("nodes", WARNING, f"{only}, and nothing keeps a job off them", _pool(place, pod))
     if fitting:
         few = f"; {place.plan.slice.name} needs {wanted} at once" if fitting < wanted else ""
         return Finding("nodes", OK, f"{fitting} of {len(there)} can run a host of {place.plan.slice.name}{few}")
@@ -405,7 +410,7 @@ def _nodes(place: Place) -> Finding:
     if (maker := _maker(place, pod, there)) is not None:
         return Finding("nodes", OK, f"{found} now; {maker} may make some")
     state = FAILED if _lacks_pool(place, pod) else WARNING
-    return Finding("nodes", state, found, _pool(place, pod))
+    return Finding("nodes", state, found, f"{_FOR_EVER} {_pool(place, pod)}")
 
 
 def _listed(place: Place) -> Sequence[Object] | None:
@@ -476,6 +481,15 @@ def _fits(node: Object, pod: Object) -> bool:
     )
 
 
+def _is_taken_away(node: Object, plan: Plan) -> bool:
+    """Return True for a node of spot capacity or flex-start, where the plan asks for neither."""
+    labels = node["metadata"].get("labels", {})
+    of_spot = any(labels.get(key) == value for key, value in manifest.SPOT)
+    of_flex_start = labels.get(nodes.FLEX_START[0]) == nodes.FLEX_START[1]
+    asks_for_it = nodes.FLEX_START in gke.taints(plan)
+    return (of_spot and not (plan.spot or plan.slice.spot)) or (of_flex_start and not asks_for_it)
+
+
 def _maker(place: Place, pod: Object, there: Sequence[Object]) -> str | None:
     """Return what makes nodes for such pods once one waits; None if nothing is known to."""
     provisions, chosen = place.api.access.provisions, pod.get("nodeSelector", {})
@@ -525,11 +539,11 @@ def _pool(place: Place, pod: Object) -> str:
             return str(error)
         lacks = _limited(place) if place.api.access.provisions else ""
         told = f"; or give auto-provisioning a limit for {lacks}, which it has none for" if lacks else ""
-        return f"A job would wait for ever. Make a pool that is empty until a pod needs it:\n{command}{told}"
+        return f"Make a pool that is empty until a pod needs it:\n{command}{told}"
     limits = pod["containers"][0]["resources"].get("limits", {})
     chips = [f"{count} of {resource}" for resource, count in limits.items()]
     asked = ", ".join([*chips, *filter(None, [manifest.wanted(pod)])]) or "no taint"
-    return f"A job would wait for ever. Each host needs a node with {asked}; taints: cloud=Kubernetes(tolerations=[…])"
+    return f"Each host needs a node with {asked}; taints: cloud=Kubernetes(tolerations=[…])"
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -186,6 +186,22 @@ def test_the_line_that_makes_a_pool_is_of_flex_start() -> None:
         assert "--min-nodes=0" in line
 
 
+@pytest.mark.parametrize("cloud", [{}, {"queue": "ours"}])
+def test_machines_that_come_by_flex_start_alone_are_taken_without_asking_for_it(cloud: dict[str, Any]) -> None:
+    """The pool that is printed for them has the taint of flex-start."""
+    plan = plan_of("h100x2", cloud=Kubernetes(**cloud))
+    assert "--node-taints=cloud.google.com/gke-flex-start=true:NoSchedule" in pool(plan)
+    assert tolerated(plan) == ["cloud.google.com/gke-flex-start=true"]
+    assert tolerated(plan_of("h100x8")) == tolerated(plan_of("l4")) == []
+    assert tolerated(plan_of("h100x2", spot=True)) == ["cloud.google.com/gke-spot=true"]
+
+
+def test_pools_whose_machines_are_taken_away_keep_pods_off_that_do_not_ask_for_them() -> None:
+    assert "--spot --node-taints=cloud.google.com/gke-spot=true:NoSchedule" in line_of("l4:spot")
+    assert "--node-taints=cloud.google.com/gke-flex-start=true:NoSchedule --flex" in pool(flexible("v5e-8"))
+    assert "taint" not in line_of("l4")
+
+
 # Clusters and their pools
 
 

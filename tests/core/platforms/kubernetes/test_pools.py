@@ -20,7 +20,7 @@ from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.testing import Cluster, Emulator
 from kinetic_orchestration.testing.emulator import PROJECT
-from kinetic_orchestration.testing.kubernetes.pods.nodes import tpu_pool
+from kinetic_orchestration.testing.kubernetes.pods.nodes import Node, tpu_pool
 from tests.core.platforms.kubernetes.attempts import JOB, attempt_of, plan_of
 from tests.support.waits import wait_until
 
@@ -203,3 +203,19 @@ def test_doctor_warns_of_a_pool_that_costs_or_ends_a_job_early(google: Google, p
     google.has(nodePools=[{**WHOLE, **pool}])
     found = google.finding("pools", google.plan("v5e-16"))
     assert found.state == WARNING and told in found.found
+
+
+def node(name: str, **labels: str) -> Node:
+    own = {"cloud.google.com/gke-accelerator": "nvidia-l4", **labels}
+    return Node(name, own, (), {"nvidia.com/gpu": "1", "cpu": "4"}, {})
+
+
+def test_doctor_does_not_count_nodes_that_are_taken_away_for_a_job_on_demand(google: Google) -> None:
+    google.cluster.nodes.add(node("a", **{"cloud.google.com/gke-spot": "true"}))
+    google.cluster.nodes.add(node("b", **{"cloud.google.com/gke-flex-start": "true"}))
+    found = google.finding("nodes", google.plan("l4"))
+    assert found.state == WARNING and "only 2 of spot capacity or flex-start can run a host of l4" in found.found
+    assert "node-pools create ko-l4 " in found.fix and "for ever" not in found.fix
+    assert google.finding("nodes", google.plan("l4", spot=True)).state == OK
+    google.cluster.nodes.add(node("c"))
+    assert "1 of 3 can run a host of l4" in google.finding("nodes", google.plan("l4")).found
