@@ -23,6 +23,7 @@ from kinetic_orchestration.protocol import wire
 SERVICE = "container"
 GOING = "STOPPING"
 _refreshing = threading.Lock()
+_locations: dict[tuple[str, str], str] = {}  # of the clusters that this process has found, by project and name
 
 
 class GkeClusters:
@@ -42,32 +43,35 @@ class GkeClusters:
         return bool(self._settings.emulator)
 
     def mark(self, cluster: str) -> str:
-        return ""  # its project's name and its own are enough
+        return _locations.get((self._settings.project, cluster), "")
 
-    def access(self, cluster: str, project: str = "") -> Access:
+    def access(self, cluster: str, project: str = "", mark: str = "") -> Access:
         """Return the cluster's DNS endpoint if it admits traffic from outside, else its address with its own
-        authority."""
+        authority. A mark is a location."""
         project = project or self._settings.project
-        found = self._find(cluster, project)
+        found = self._find(cluster, project, mark)
         outside = found.get("controlPlaneEndpointsConfig", {}).get("dnsEndpointConfig", {})
         if outside.get("allowExternalTraffic") and outside.get("endpoint"):
             server, authority = str(outside["endpoint"]), ""
         else:
             server = str(found.get("endpoint", ""))
             authority = base64.b64decode(found.get("masterAuth", {}).get("clusterCaCertificate", "")).decode()
-        location = str(found.get("location", ""))
+        location, name = str(found.get("location", "")), str(found.get("name", ""))
+        _locations[project, cluster] = location
         return Access(
             f"https://{server}",
-            f"the cluster {cluster} of {project} in {location}",
+            f"the cluster {name} of {project} in {location}",
             authority=authority,
             token=self._token,
-            find=partial(self.access, cluster, project),  # its address and authority may have changed
-            cluster=Cluster(project, location, cluster),
+            find=partial(self.access, cluster, project, location),  # its address and authority may have changed
+            cluster=Cluster(project, location, name),
             pools=_pools(found),
             provisions=_provisions(found),
         )
 
-    def _find(self, cluster: str, project: str) -> Mapping[str, Any]:
+    def _find(self, cluster: str, project: str, location: str) -> Mapping[str, Any]:
+        """Return the cluster NAME or LOCATION/NAME of a project, as Google has it. `location`: "" if not known."""
+        told_with_it, _, name = cluster.rpartition("/")
         with self._acting(), google(self._settings) as api:
             answer = api.call("GET", SERVICE, f"v1/projects/{project}/locations/-/clusters")
         if not answer.ok:
@@ -78,15 +82,18 @@ class GkeClusters:
                 trouble.cause,
             )
         listed = [one for one in answer.body.get("clusters", ()) if isinstance(one, dict)]
-        named = [one for one in listed if one.get("name") == cluster]
-        zones = self._settings.zones
+        named = [one for one in listed if one.get("name") == name]
+        if location := location or told_with_it:
+            named = [one for one in named if one.get("location") == location]
+        zones = self._settings.zones if not location else ()
         near = {*zones, *map(region_of, zones)}
-        chosen = [one for one in named if one.get("location") in near] or named
+        chosen = [one for one in named if one.get("location") in near] if zones else named
         if len(chosen) == 1 and chosen[0].get("status") != GOING:
             return chosen[0]
         # A location that did not answer may have it.
         is_gone = not named and not answer.body.get("missingZones")
-        raise (ClusterGone if is_gone else BackendError)(_not_one(cluster, project, listed, chosen), wire.CONFIGURATION)
+        told = _not_one(cluster, project, listed, named, chosen)
+        raise (ClusterGone if is_gone else BackendError)(told, wire.CONFIGURATION)
 
     def _token(self, fresh: bool) -> str:
         """Return an access token of this process's identity, which lasts for an hour."""
@@ -163,11 +170,25 @@ def _pool(one: Mapping[str, Any], zones: tuple[str, ...]) -> Pool:
     )
 
 
-def _not_one(cluster: str, project: str, listed: list[dict[str, Any]], chosen: list[dict[str, Any]]) -> str:
+def _not_one(
+    cluster: str,
+    project: str,
+    listed: list[dict[str, Any]],
+    named: list[dict[str, Any]],
+    chosen: list[dict[str, Any]],
+) -> str:
+    where = ", ".join(sorted(str(one.get("location", "")) for one in named))
     if len(chosen) > 1:
-        where = ", ".join(str(one.get("location", "")) for one in chosen)
-        return f"{project} has several clusters named {cluster}, in {where}: name the location of one with KINETIC_ZONE"
+        return (
+            f"{project} has several clusters named {cluster}, in {where}: name one as LOCATION/{cluster} with cluster= "
+            "or KINETIC_CLUSTER, or its location with KINETIC_ZONE"
+        )
     if chosen:
         return f"the cluster {cluster} of {project} is being deleted (STOPPING): name another one"
+    if named:
+        return (
+            f"{project} has a cluster {cluster} in {where}, and none where KINETIC_ZONE or KINETIC_ZONES lead: name "
+            f"it as LOCATION/{cluster} with cluster= or KINETIC_CLUSTER, or change the zone"
+        )
     there = ", ".join(sorted(str(one.get("name", "")) for one in listed)) or "none"
     return f"{project} has no cluster {cluster}; it has {there}. Name one with cluster= or KINETIC_CLUSTER"

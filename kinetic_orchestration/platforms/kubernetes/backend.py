@@ -70,9 +70,8 @@ class KubernetesBackend:
         self._clusters = clusters
         self._vault = vault
         self._mark = names.mark(settings.store, settings.deployment)
-        self._apis: dict[tuple[str, str], Api] = {}
+        self._apis: dict[tuple[str, str, str], Api] = {}
         self._opening = threading.Lock()
-        self._known: set[tuple[str, str, str]] = set()  # clusters that are those of placements
         self._noting = threading.Lock()
         self._since: dict[str, dict[str, float]] = {}  # a set → why it waits → when that was first seen
         weakref.finalize(self, _close, self._apis)
@@ -338,18 +337,11 @@ class KubernetesBackend:
 
     def _api(self, placement: Mapping[str, Any]) -> Api:
         """Return the API of a placement's cluster. Raises CredentialsError if its name means another cluster here."""
-        project, cluster = _where(placement)[:2]
-        mark = placement.get("cluster") or ""
-        if mark and (project, cluster, mark) not in self._known and self._clusters.mark(cluster) != mark:
-            raise CredentialsError(
-                f"the cluster {cluster} is another one here than where the job was submitted: its certificate "
-                "authority differs. Name clusters alike on all machines of a deployment, by contexts of kubeconfigs"
-            )
-        self._known.add((project, cluster, mark))
+        project, cluster, _, mark = _where(placement)
         with self._opening:
-            if (project, cluster) not in self._apis:
-                self._apis[project, cluster] = Api(self._clusters.access(cluster, project))
-            return self._apis[project, cluster]
+            if (project, cluster, mark) not in self._apis:
+                self._apis[project, cluster, mark] = Api(self._clusters.access(cluster, project, mark))
+            return self._apis[project, cluster, mark]
 
 
 _LATER = (answers.BUSY, answers.UNREACHABLE, answers.CONFLICT)
@@ -374,7 +366,7 @@ def _created(api: Api, where: str, asked: Submission) -> Object:
     return made
 
 
-def _close(apis: Mapping[tuple[str, str], Api]) -> None:
+def _close(apis: Mapping[tuple[str, str, str], Api]) -> None:
     for api in apis.values():
         api.close()
 

@@ -125,11 +125,16 @@ class Clusters(Protocol):
         """Return what tells a cluster from others of its name on other machines; "" if its name does, or it is not
         known here. Sends nothing."""
 
-    def access(self, cluster: str, project: str = "") -> Access:
-        """Return how the API of a cluster is reached. May send requests. `project`: its placement's, if it has one.
+    def access(self, cluster: str, project: str = "", mark: str = "") -> Access:
+        """Return how the API of a cluster is reached. May send requests.
+
+        Args:
+            cluster: Its name.
+            project: Its placement's, if it has one.
+            mark: Its placement's, if it has one: of several clusters of that name, this one is meant.
 
         Raises:
             BackendError: It is not known which cluster that is.
             ClusterGone: There is no such cluster.
-            CredentialsError: The caller has no credentials, or they are refused.
+            CredentialsError: The caller has no credentials, they are refused, or the name means another cluster here.
         """
