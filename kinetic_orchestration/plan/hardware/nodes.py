@@ -300,7 +300,7 @@ def pool_command(
     """
     needed = node(slice)
     if not needed.machine:
-        raise UnknownAccelerator(_no_machine(slice))
+        raise UnknownAccelerator(no_machine(slice))
     if slice.spot + flex_start + bool(reservation) > 1:
         raise UsageError("A node pool has spot capacity, flex-start or a reservation: name one of them.")
     if not needed.on_demand:
@@ -361,7 +361,8 @@ def _policy_topology(slice: Slice) -> str:
     return slice.topology if slice.hosts > 1 and _TPU_NODES[slice.generation].workload_policy else ""
 
 
-def _no_machine(slice: Slice) -> str:
+def no_machine(slice: Slice) -> str:
+    """Return why Google Cloud has no machine for a slice of none, for users."""
     if slice.kind == "cpu":
         return "A pool of GKE for cpu has any machine: no accelerator names one."
     if slice.generation not in _GPU_NODES:

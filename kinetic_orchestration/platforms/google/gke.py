@@ -71,7 +71,7 @@ class GkeClusters:
 
     def _find(self, cluster: str, project: str, location: str) -> Mapping[str, Any]:
         """Return the cluster NAME or LOCATION/NAME of a project, as Google has it. `location`: "" if not known."""
-        told_with_it, _, name = cluster.rpartition("/")
+        of_name, _, name = cluster.rpartition("/")
         with self._acting(), google(self._settings) as api:
             answer = api.call("GET", SERVICE, f"v1/projects/{project}/locations/-/clusters")
         if not answer.ok:
@@ -83,7 +83,7 @@ class GkeClusters:
             )
         listed = [one for one in answer.body.get("clusters", ()) if isinstance(one, dict)]
         named = [one for one in listed if one.get("name") == name]
-        if location := location or told_with_it:
+        if location := location or of_name:
             named = [one for one in named if one.get("location") == location]
         zones = self._settings.zones if not location else ()
         near = {*zones, *map(region_of, zones)}

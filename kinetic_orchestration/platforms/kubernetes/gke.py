@@ -71,6 +71,8 @@ class Capacity(NamedTuple):
 def check_capacity(plan: Plan) -> None:
     """Refuse what GKE does not give that way. Raises UsageError."""
     node, reservation = nodes.node(plan.slice), plan.cloud["reservation"]
+    if plan.backend == "gke" or any(cluster_of(place) is not None for place in plan.zones):
+        _check_machine(plan, node)
     if plan.cloud["flex_start"]:
         _check_flex_start(plan, node)
     if not reservation:
@@ -80,6 +82,17 @@ def check_capacity(plan: Plan) -> None:
         raise UsageError(
             f"{node.machine}, the machine of {plan.slice.name}, is given as spot or by flex-start alone: leave out "
             "the reservation"
+        )
+
+
+def _check_machine(plan: Plan, node: Node) -> None:
+    if nodes.GPU_ACCELERATOR in node.labels and not node.machine:
+        raise UsageError(nodes.no_machine(plan.slice))
+    by_hand = plan.cloud["node_selector"] is not None  # of a reservation, or a ComputeClass that has one
+    if not (node.on_demand or node.flex_start or plan.cloud["reservation"] or plan.cloud["flex_start"] or by_hand):
+        raise UsageError(
+            f"{node.machine}, the machine of {plan.slice.name}, is given by reservation alone: name one with "
+            "cloud=Kubernetes(reservation=…)"
         )
 
 

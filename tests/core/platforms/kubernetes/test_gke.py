@@ -76,6 +76,26 @@ def test_a_machine_that_no_reservation_has_is_refused() -> None:
     assert "a3-highgpu-2g, the machine of h100x2, is given as spot or by flex-start alone" in said
 
 
+@pytest.mark.parametrize("place", [GKE, "prod/team"])
+@pytest.mark.parametrize(
+    ("accelerator", "said"),
+    [
+        ("a100-80gbx16", "No machine of Google Cloud has a100-80gbx16: a100-80gb comes 1, 2, 4 or 8 to a machine"),
+        ("gb200x4", "a4x-highgpu-4g, the machine of gb200x4, is given by reservation alone: name one with cloud="),
+        ("gb200x4:spot", "is given by reservation alone"),
+    ],
+)
+def test_what_gke_never_has_is_refused_with_why(accelerator: str, said: str, place: str) -> None:
+    backend = "gke" if place == "prod/team" else "kubernetes"
+    assert said in refusal(plan_of(accelerator, zone=place, backend=backend))
+    gke.check_capacity(plan_of(accelerator, zone="kind/team"))
+
+
+def test_a_reservation_may_be_named_by_hand() -> None:
+    for cloud in (Kubernetes(reservation="quarter"), Kubernetes(node_selector={NAME: "quarter"})):
+        gke.check_capacity(plan_of("gb200x4", cloud=cloud))
+
+
 @pytest.mark.parametrize("options", [{"spot": True}, {"accelerator": "v5e-8:spot"}])
 def test_a_reservation_is_never_spot(options: dict[str, Any]) -> None:
     with pytest.raises(ConflictingSettings, match=r"spot=True and the reservation 'quarter' exclude each other"):
