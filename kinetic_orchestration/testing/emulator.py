@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
+from kinetic_orchestration.plan.hardware import accelerators, nodes
 from kinetic_orchestration.protocol.system import copies, processes
 from kinetic_orchestration.testing.api_rules.access import Access
 from kinetic_orchestration.testing.api_servers import server
@@ -140,7 +141,7 @@ class Emulator(Cloud):
                     listener=self._heard,
                 )
                 self._cluster = self._running.enter_context(cluster)
-                self.add_cluster(CLUSTER, cluster.endpoint, cluster.authority, REGION)
+                self.add_cluster(CLUSTER, cluster.endpoint, cluster.authority, REGION, autoscaling=_provisioning())
             return self._cluster
 
     def _pod_environment(self) -> dict[str, str]:
@@ -215,7 +216,7 @@ class Emulator(Cloud):
         if backend != "gke":
             raise ValueError(f"there is no emulated {backend}: tpu-vm, gke or kubernetes")
         endpoint, authority = self.cluster.endpoint, self.cluster.authority
-        self.add_cluster(CLUSTER, endpoint, authority, REGION, project)
+        self.add_cluster(CLUSTER, endpoint, authority, REGION, project, autoscaling=_provisioning())
         return {**shared, "KINETIC_PROJECT": project, "KINETIC_CLUSTER": CLUSTER, **self.addresses()}
 
     # Inspection and waiting
@@ -275,7 +276,13 @@ class Emulator(Cloud):
         )
 
     def add_cluster(
-        self, name: str, server: str, authority: str, location: str = "us-central1", project: str = PROJECT
+        self,
+        name: str,
+        server: str,
+        authority: str,
+        location: str = "us-central1",
+        project: str = PROJECT,
+        **more: Any,
     ) -> None:
         """Let GKE have a cluster: a Kubernetes API server that listens elsewhere.
 
@@ -285,9 +292,10 @@ class Emulator(Cloud):
             authority: PEM of the certificates that sign its own.
             location: Its zone or region.
             project: Its project.
+            more: What the container API says of it besides, as it writes it: `nodePools=[…]`.
         """
         encoded = base64.b64encode(authority.encode()).decode()
-        found = {"name": name, "endpoint": server, "masterAuth": {"clusterCaCertificate": encoded}}
+        found = {"name": name, "endpoint": server, "masterAuth": {"clusterCaCertificate": encoded}, **more}
         self.neighbours.add_cluster(project, location, found)
 
     def add_secret(self, secret_id: str, value: str | bytes, project: str = PROJECT) -> str:
@@ -314,6 +322,15 @@ class Emulator(Cloud):
     def _host_failed(self, machine: Machine, error: Exception) -> None:
         with self.changed:
             self._record("VM", f"{machine.node}/{machine.worker}", f"the emulator failed: {error!r}")
+
+
+def _provisioning() -> dict[str, Any]:
+    """Return what the container API says of a cluster that makes pools for whatever pods ask for."""
+    known = (nodes.node(slice) for slice in accelerators.catalogue() if slice.generation != "v2")
+    models = {node.labels.get(nodes.TPU_ACCELERATOR) or node.labels.get(nodes.GPU_ACCELERATOR) for node in known}
+    limited = ["cpu", "memory", *sorted(model for model in models if model)]
+    limits = [{"resourceType": name, "maximum": "1000000"} for name in limited]
+    return {"enableNodeAutoprovisioning": True, "resourceLimits": limits}
 
 
 def _remove_orphans() -> None:

@@ -65,7 +65,7 @@ class SimulatedClusters:
     def mark(self, cluster: str) -> str:
         return f"the authority of {cluster}"
 
-    def access(self, cluster: str, project: str = "") -> Access:
+    def access(self, cluster: str, project: str = "", mark: str = "") -> Access:
         return Access(f"https://{cluster}", "the simulation")
 
 

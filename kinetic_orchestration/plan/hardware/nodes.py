@@ -27,6 +27,8 @@ TPU_ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
 TPU_TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 GPU_ACCELERATOR = "cloud.google.com/gke-accelerator"
 ARCHITECTURE = "kubernetes.io/arch"
+SPOT = ("cloud.google.com/gke-spot", "true")  # label of GKE's nodes, and taint of those of our pools
+FLEX_START = ("cloud.google.com/gke-flex-start", "true")  # as well
 
 GpuDirect = Literal["", "tcpx", "tcpxo", "rdma"]
 
@@ -46,6 +48,11 @@ class Node:
     gpudirect: GpuDirect = ""  # what its machines use between hosts, with networks and an installer of their own
     on_demand: bool = True  # if not, its machines come by flex-start or as spot alone, or by reservation alone
     flex_start: bool = False
+
+    @property
+    def only_by_flex_start(self) -> bool:
+        """True if what is not spot comes by flex-start."""
+        return not self.on_demand and self.flex_start
 
     @property
     def taints(self) -> tuple[str, ...]:
@@ -279,19 +286,21 @@ def pool_command(
     location: str,
     zone: str,
     project: str,
+    slices: int = 1,
     flex_start: bool = False,
     queued_provisioning: bool = False,
     reservation: str = "",
 ) -> str:
-    """Return the `gcloud` commands, one to a line, that make a pool of GKE for one slice, empty until a pod needs it.
+    """Return the `gcloud` commands, one to a line, that make pools of GKE for slices, empty until a pod needs them.
 
-    Takes the cluster's location and the zone of the nodes. Their capacity is spot if the slice's is; with
-    `queued_provisioning`, flex-start makes all of them at once, for a ProvisioningRequest. Raises UnknownAccelerator if
-    GKE has no such machine, and UsageError if the machine is not given that way.
+    A pool of a TPU slice of several hosts is one slice: each has its own. Takes the cluster's location and the zone of
+    the nodes. Their capacity is spot if the slice's is; with `queued_provisioning`, flex-start makes all of them at
+    once, for a ProvisioningRequest. Raises UnknownAccelerator if GKE has no such machine, and UsageError if the machine
+    is not given that way.
     """
     needed = node(slice)
     if not needed.machine:
-        raise UnknownAccelerator(_no_machine(slice))
+        raise UnknownAccelerator(no_machine(slice))
     if slice.spot + flex_start + bool(reservation) > 1:
         raise UsageError("A node pool has spot capacity, flex-start or a reservation: name one of them.")
     if not needed.on_demand:
@@ -299,7 +308,7 @@ def pool_command(
             raise UsageError(f"{needed.machine} is given by reservation alone: name one.")
         if needed.flex_start and reservation:
             raise UsageError(f"{needed.machine} is given as spot or by flex-start alone: leave out the reservation.")
-        flex_start = needed.flex_start and not slice.spot
+        flex_start = needed.only_by_flex_start and not slice.spot
     if flex_start and not needed.flex_start:
         raise UsageError(f"{needed.machine} is not given by flex-start: use spot capacity or a reservation.")
     capacity = "-spot" if slice.spot else "-flex" if flex_start else "-reserved" if reservation else ""
@@ -324,16 +333,26 @@ def pool_command(
             f"--region={region_of(zone)} --type=HIGH_THROUGHPUT --accelerator-topology={policy}"
         )
         flags.append(f"--placement-policy={policy_name}")
-    flags += ["--num-nodes=0", "--enable-autoscaling", "--min-nodes=0", f"--max-nodes={slice.machines}"]
+    one_each = slice.kind == "tpu" and slice.hosts > 1
+    most = slice.machines if one_each else slice.machines * slices
+    flags += ["--num-nodes=0", "--enable-autoscaling", "--min-nodes=0", f"--max-nodes={most}"]
     if slice.spot:
-        flags.append("--spot")
+        flags += ["--spot", _keeping_others_off(SPOT)]
     if flex_start:
+        flags += [_keeping_others_off(FLEX_START)]
         flags += ["--flex-start", "--location-policy=ANY", "--reservation-affinity=none", "--no-enable-autorepair"]
         flags += ["--enable-queued-provisioning"] if queued_provisioning else []
     if reservation:
         flags += ["--reservation-affinity=specific", f"--reservation={reservation}"]
-    commands.append(f"gcloud container node-pools create ko-{slice.name}{capacity} {' '.join(flags)}")
+    numbers = [f"-{number}" for number in range(1, slices + 1)] if one_each and slices > 1 else [""]
+    create = f"gcloud container node-pools create ko-{slice.name}{capacity}"
+    commands += [f"{create}{number} {' '.join(flags)}" for number in numbers]
     return "\n".join(commands)
+
+
+def _keeping_others_off(label: tuple[str, str]) -> str:
+    """Return the flag of a taint by which pods that do not ask for such machines never get one."""
+    return f"--node-taints={'='.join(label)}:NoSchedule"
 
 
 def _policy_topology(slice: Slice) -> str:
@@ -342,7 +361,8 @@ def _policy_topology(slice: Slice) -> str:
     return slice.topology if slice.hosts > 1 and _TPU_NODES[slice.generation].workload_policy else ""
 
 
-def _no_machine(slice: Slice) -> str:
+def no_machine(slice: Slice) -> str:
+    """Return why Google Cloud has no machine for a slice of none, for users."""
     if slice.kind == "cpu":
         return "A pool of GKE for cpu has any machine: no accelerator names one."
     if slice.generation not in _GPU_NODES:

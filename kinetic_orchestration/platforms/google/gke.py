@@ -17,12 +17,13 @@ from kinetic_orchestration.plan.hardware.regions import region_of
 from kinetic_orchestration.platforms.google import api_errors, credentials
 from kinetic_orchestration.platforms.google.api_errors import CallContext
 from kinetic_orchestration.platforms.google.rest.client import google
-from kinetic_orchestration.platforms.shared.cluster_access import EVERYTHING, Access, ClusterGone
+from kinetic_orchestration.platforms.shared.cluster_access import EVERYTHING, Access, Cluster, ClusterGone, Pool
 from kinetic_orchestration.protocol import wire
 
 SERVICE = "container"
 GOING = "STOPPING"
 _refreshing = threading.Lock()
+_locations: dict[tuple[str, str], str] = {}  # of the clusters that this process has found, by project and name
 
 
 class GkeClusters:
@@ -42,29 +43,35 @@ class GkeClusters:
         return bool(self._settings.emulator)
 
     def mark(self, cluster: str) -> str:
-        return ""  # its project's name and its own are enough
+        return _locations.get((self._settings.project, cluster), "")
 
-    def access(self, cluster: str, project: str = "") -> Access:
+    def access(self, cluster: str, project: str = "", mark: str = "") -> Access:
         """Return the cluster's DNS endpoint if it admits traffic from outside, else its address with its own
-        authority."""
+        authority. A mark is a location."""
         project = project or self._settings.project
-        found = self._find(cluster, project)
+        found = self._find(cluster, project, mark)
         outside = found.get("controlPlaneEndpointsConfig", {}).get("dnsEndpointConfig", {})
         if outside.get("allowExternalTraffic") and outside.get("endpoint"):
             server, authority = str(outside["endpoint"]), ""
         else:
             server = str(found.get("endpoint", ""))
             authority = base64.b64decode(found.get("masterAuth", {}).get("clusterCaCertificate", "")).decode()
+        location, name = str(found.get("location", "")), str(found.get("name", ""))
+        _locations[project, cluster] = location
         return Access(
             f"https://{server}",
-            f"the cluster {cluster} of {project} in {found.get('location', '')}",
+            f"the cluster {name} of {project} in {location}",
             authority=authority,
             token=self._token,
-            find=partial(self.access, cluster, project),  # its address and authority may have changed
+            find=partial(self.access, cluster, project, location),  # its address and authority may have changed
+            cluster=Cluster(project, location, name),
+            pools=_pools(found),
             provisions=_provisions(found),
         )
 
-    def _find(self, cluster: str, project: str) -> Mapping[str, Any]:
+    def _find(self, cluster: str, project: str, location: str) -> Mapping[str, Any]:
+        """Return the cluster NAME or LOCATION/NAME of a project, as Google has it. `location`: "" if not known."""
+        of_name, _, name = cluster.rpartition("/")
         with self._acting(), google(self._settings) as api:
             answer = api.call("GET", SERVICE, f"v1/projects/{project}/locations/-/clusters")
         if not answer.ok:
@@ -75,15 +82,18 @@ class GkeClusters:
                 trouble.cause,
             )
         listed = [one for one in answer.body.get("clusters", ()) if isinstance(one, dict)]
-        named = [one for one in listed if one.get("name") == cluster]
-        zones = self._settings.zones
+        named = [one for one in listed if one.get("name") == name]
+        if location := location or of_name:
+            named = [one for one in named if one.get("location") == location]
+        zones = self._settings.zones if not location else ()
         near = {*zones, *map(region_of, zones)}
-        chosen = [one for one in named if one.get("location") in near] or named
+        chosen = [one for one in named if one.get("location") in near] if zones else named
         if len(chosen) == 1 and chosen[0].get("status") != GOING:
             return chosen[0]
         # A location that did not answer may have it.
         is_gone = not named and not answer.body.get("missingZones")
-        raise (ClusterGone if is_gone else BackendError)(_not_one(cluster, project, listed, chosen), wire.CONFIGURATION)
+        told = _not_one(cluster, project, listed, named, chosen)
+        raise (ClusterGone if is_gone else BackendError)(told, wire.CONFIGURATION)
 
     def _token(self, fresh: bool) -> str:
         """Return an access token of this process's identity, which lasts for an hour."""
@@ -112,11 +122,73 @@ def _provisions(found: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(limit.get("resourceType", "")) for limit in limits)
 
 
-def _not_one(cluster: str, project: str, listed: list[dict[str, Any]], chosen: list[dict[str, Any]]) -> str:
+_EFFECTS = {"NO_SCHEDULE": "NoSchedule", "NO_EXECUTE": "NoExecute", "PREFER_NO_SCHEDULE": "PreferNoSchedule"}
+
+
+def _pools(found: Mapping[str, Any]) -> tuple[Pool, ...] | None:
+    """Return the pools of a cluster; None if pods get a ComputeClass that they do not name, which makes others."""
+    if found.get("autoscaling", {}).get("defaultComputeClassConfig", {}).get("enabled"):
+        return None
+    zones = tuple(map(str, found.get("locations", ())))
+    there = (one for one in found.get("nodePools", ()) if one.get("status") != GOING)
+    return tuple(_pool(one, zones) for one in there)
+
+
+def _pool(one: Mapping[str, Any], zones: tuple[str, ...]) -> Pool:
+    config, scaling = one.get("config", {}), one.get("autoscaling", {})
+    zones = tuple(map(str, one.get("locations", ()))) or zones
+    gpus = [(str(gpu.get("acceleratorType", "")), int(gpu.get("acceleratorCount", 0))) for gpu in
+            config.get("accelerators", ())]  # fmt: skip
+    taints = [
+        (str(taint.get("key", "")), str(taint.get("value", "")), _EFFECTS.get(taint.get("effect"), ""))
+        for taint in config.get("taints", ())
+    ]
+
+    def nodes(which: str) -> int:
+        """Of all zones together: the bound is one for all, or for each."""
+        total = int(scaling.get(f"total{which}NodeCount", 0))
+        return total or int(scaling.get(f"{which[0].lower()}{which[1:]}NodeCount", 0)) * max(len(zones), 1)
+
+    return Pool(
+        name=str(one.get("name", "")),
+        machine=str(config.get("machineType", "")),
+        gpus=tuple(gpus),
+        topology=str(one.get("placementPolicy", {}).get("tpuTopology", "")),
+        policy=str(one.get("placementPolicy", {}).get("policyName", "")),
+        zones=zones,
+        labels=tuple((str(key), str(value)) for key, value in config.get("labels", {}).items()),
+        taints=tuple(taints),
+        spot=bool(config.get("spot")),
+        flex_start=bool(config.get("flexStart")),
+        queued_provisioning=bool(one.get("queuedProvisioning", {}).get("enabled")),
+        reservations=tuple(map(str, config.get("reservationAffinity", {}).get("values", ()))),
+        scales=bool(scaling.get("enabled")),
+        least=nodes("Min"),
+        most=nodes("Max"),
+        lasts=float(str(config.get("maxRunDuration", "")).removesuffix("s") or 0.0),
+        metadata_server=config.get("workloadMetadataConfig", {}).get("mode") == "GKE_METADATA",
+    )
+
+
+def _not_one(
+    cluster: str,
+    project: str,
+    listed: list[dict[str, Any]],
+    named: list[dict[str, Any]],
+    chosen: list[dict[str, Any]],
+) -> str:
+    where = ", ".join(sorted(str(one.get("location", "")) for one in named))
     if len(chosen) > 1:
-        where = ", ".join(str(one.get("location", "")) for one in chosen)
-        return f"{project} has several clusters named {cluster}, in {where}: name the location of one with KINETIC_ZONE"
+        return (
+            f"{project} has several clusters named {cluster}, in {where}: name one as LOCATION/{cluster} with cluster= "
+            "or KINETIC_CLUSTER, or its location with KINETIC_ZONE"
+        )
     if chosen:
         return f"the cluster {cluster} of {project} is being deleted (STOPPING): name another one"
+    if named:
+        return (
+            f"{project} has a cluster {cluster} in {where}, and none where KINETIC_ZONE or KINETIC_ZONES lead: name "
+            f"it as LOCATION/{cluster} with cluster= or KINETIC_CLUSTER, or change the zone"
+        )
     there = ", ".join(sorted(str(one.get("name", "")) for one in listed)) or "none"
     return f"{project} has no cluster {cluster}; it has {there}. Name one with cluster= or KINETIC_CLUSTER"

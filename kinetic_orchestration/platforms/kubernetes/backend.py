@@ -36,7 +36,7 @@ from kinetic_orchestration.platforms.kubernetes.observing.observer import JOBSET
 from kinetic_orchestration.platforms.kubernetes.observing.states import Seen
 from kinetic_orchestration.platforms.kubernetes.observing.waiting import Wanted
 from kinetic_orchestration.platforms.shared import ownership, places
-from kinetic_orchestration.platforms.shared.cluster_access import ClusterGone, Clusters
+from kinetic_orchestration.platforms.shared.cluster_access import Cluster, ClusterGone, Clusters
 from kinetic_orchestration.platforms.shared.findings import Finding
 from kinetic_orchestration.platforms.shared.rate_limit import pace_of
 from kinetic_orchestration.protocol import names, wire
@@ -70,9 +70,8 @@ class KubernetesBackend:
         self._clusters = clusters
         self._vault = vault
         self._mark = names.mark(settings.store, settings.deployment)
-        self._apis: dict[tuple[str, str], Api] = {}
+        self._apis: dict[tuple[str, str, str], Api] = {}
         self._opening = threading.Lock()
-        self._known: set[tuple[str, str, str]] = set()  # clusters that are those of placements
         self._noting = threading.Lock()
         self._since: dict[str, dict[str, float]] = {}  # a set → why it waits → when that was first seen
         weakref.finalize(self, _close, self._apis)
@@ -225,7 +224,7 @@ class KubernetesBackend:
         return now - since
 
     def _judge(self, placement: Mapping[str, Any], seen: Seen) -> Observation:
-        judged = states.judge(placement, seen, _wanted(placement, seen))
+        judged = states.judge(placement, seen, _wanted(placement, seen, self._api(placement).access.cluster))
         observation, why = judged.observation, judged.why
         if why is not None and why.cause:
             lasts = self._lasts(placement["name"], why.cause)
@@ -344,18 +343,11 @@ class KubernetesBackend:
 
     def _api(self, placement: Mapping[str, Any]) -> Api:
         """Return the API of a placement's cluster. Raises CredentialsError if its name means another cluster here."""
-        project, cluster = _where(placement)[:2]
-        mark = placement.get("cluster") or ""
-        if mark and (project, cluster, mark) not in self._known and self._clusters.mark(cluster) != mark:
-            raise CredentialsError(
-                f"the cluster {cluster} is another one here than where the job was submitted: its certificate "
-                "authority differs. Name clusters alike on all machines of a deployment, by contexts of kubeconfigs"
-            )
-        self._known.add((project, cluster, mark))
+        project, cluster, _, mark = _where(placement)
         with self._opening:
-            if (project, cluster) not in self._apis:
-                self._apis[project, cluster] = Api(self._clusters.access(cluster, project))
-            return self._apis[project, cluster]
+            if (project, cluster, mark) not in self._apis:
+                self._apis[project, cluster, mark] = Api(self._clusters.access(cluster, project, mark))
+            return self._apis[project, cluster, mark]
 
 
 _LATER = (answers.BUSY, answers.UNREACHABLE, answers.CONFLICT)
@@ -380,7 +372,7 @@ def _created(api: Api, where: str, asked: Submission) -> Object:
     return made
 
 
-def _close(apis: Mapping[tuple[str, str], Api]) -> None:
+def _close(apis: Mapping[tuple[str, str, str], Api]) -> None:
     for api in apis.values():
         api.close()
 
@@ -427,8 +419,8 @@ def _is_asked_for(seen: Seen) -> bool:
     return reserved.get("status") != "False"
 
 
-def _wanted(placement: Mapping[str, Any], seen: Seen) -> Wanted:
-    """Return what a set's pods ask of their nodes, for users."""
+def _wanted(placement: Mapping[str, Any], seen: Seen, cluster: Cluster | None) -> Wanted:
+    """Return what a set's pods ask of their nodes, for users. `cluster`: what is known of it but its name."""
     if seen.set is None:
         return Wanted()
     pod = manifest.pod_spec(seen.set)
@@ -437,10 +429,18 @@ def _wanted(placement: Mapping[str, Any], seen: Seen) -> Wanted:
         slice_ = accelerators.parse(seen.set["metadata"].get("annotations", {}).get(manifest.ACCELERATOR, ""))
     except UnknownAccelerator:  # of a later version
         return Wanted(labels)
+    if slice_.kind == "cpu":
+        return Wanted(labels)
     if slice_.kind == "gpu":
         slice_ = accelerators.on_hosts(slice_, placement["hosts"])
-    command = gke.pool_command(slice_, placement["zone"], **gke.capacity_of(pod)._asdict())
-    return Wanted(labels, f"make a pool of such nodes with: {command}" if command else "")
+    known = cluster or gke.cluster_of(placement["zone"])
+    try:
+        capacity = gke.capacity_of(pod)._asdict()
+        command = gke.pool_command(slice_, known, slices=int(placement.get("slices") or 1), **capacity)
+    except UsageError as error:
+        return Wanted(labels, str(error).rstrip("."))
+    one_line = command.replace("\n", " && ")
+    return Wanted(labels, f"make a pool of such nodes with: {one_line}" if command else "")
 
 
 def _adopt(found: Object, asked: Submission) -> None:

@@ -11,15 +11,16 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.errors import UnknownAccelerator, UsageError
+from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.hardware.nodes import Node
 from kinetic_orchestration.plan.values import Plan
+from kinetic_orchestration.platforms.shared.cluster_access import Cluster
 
 RESERVATION = "cloud.google.com/reservation-name"
 RESERVATION_PROJECT = "cloud.google.com/reservation-project"
-FLEX_START = ("cloud.google.com/gke-flex-start", "true")
+FLEX_START = nodes.FLEX_START
 QUEUED = ("cloud.google.com/gke-queued", "true")  # label and taint of nodes that one ProvisioningRequest makes
 COMPUTE_CLASS = "cloud.google.com/compute-class"  # whose nodes have it as a taint, too
 MAX_RUN = "provreq.kueue.x-k8s.io/maxRunDurationSeconds"  # Kueue makes a parameter of the request of it
@@ -28,24 +29,10 @@ AROUND = 3600.0  # seconds beyond a run in which images, environment and inputs 
 ZONE = "topology.kubernetes.io/zone"
 
 _NAME = re.compile(r"gke_([a-z0-9.:-]+)_([a-z0-9-]+)_([a-z0-9-]+)(?:/|$)")
-_ZONE = re.compile(r"-[a-z]$")
 _RESERVATION = re.compile(
     r"(?:projects/(?P<project>[a-z0-9.:-]+)/(?:zones/(?P<zone>[a-z0-9-]+)/)?reservations/)?"
     r"(?P<name>[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)"
 )
-
-
-class Cluster(NamedTuple):
-    """A cluster of GKE."""
-
-    project: str
-    location: str  # a zone or a region
-    name: str
-
-    @property
-    def zone(self) -> str:
-        """Its zone; "" for a cluster of a region."""
-        return self.location if _ZONE.search(self.location) else ""
 
 
 def cluster_of(place: str) -> Cluster | None:
@@ -54,22 +41,20 @@ def cluster_of(place: str) -> Cluster | None:
     return Cluster(*match.groups()) if match else None
 
 
-def pool_command(slice: Slice, place: str, **capacity: Any) -> str:
-    """Return the line that makes a pool of nodes for the slice; "" if the cluster is no GKE or has no such machine.
+def pool_command(slice: Slice, cluster: Cluster | None, *, slices: int = 1, **capacity: Any) -> str:
+    """Return the lines that make pools of nodes for so many slices; "" if the cluster is not known to be one of GKE.
 
-    Only GKE has TPUs: where the name of the cluster is unknown, the line has words in capitals in its place. `capacity`
-    is what `nodes.pool_command` takes of it.
+    Only GKE has TPUs: where the name of the cluster is unknown, the lines have words in capitals in its place.
+    `capacity` is what `nodes.pool_command` takes of it. Raises UsageError if GKE has no such machine, or does not give
+    it that way.
     """
-    known = cluster_of(place)
-    if known is None and slice.kind != "tpu":
+    if cluster is None and slice.kind != "tpu":
         return ""
-    project, location, name = known or Cluster("PROJECT", "LOCATION", "CLUSTER")
-    zone = (known and known.zone) or f"{location}-ZONE"
-    try:
-        lines = nodes.pool_command(slice, cluster=name, location=location, zone=zone, project=project, **capacity)
-    except (UnknownAccelerator, UsageError):  # none of this name, or by reservation alone
-        return ""
-    return lines.replace("\n", " && ")
+    project, location, name = cluster or Cluster("PROJECT", "LOCATION", "CLUSTER")
+    zone = (cluster and cluster.zone) or f"{location}-ZONE"
+    return nodes.pool_command(
+        slice, cluster=name, location=location, zone=zone, project=project, slices=slices, **capacity
+    )
 
 
 # ---- capacity --------------------------------------------------------------------------------------------------------
@@ -86,6 +71,8 @@ class Capacity(NamedTuple):
 def check_capacity(plan: Plan) -> None:
     """Refuse what GKE does not give that way. Raises UsageError."""
     node, reservation = nodes.node(plan.slice), plan.cloud["reservation"]
+    if plan.backend == "gke" or any(cluster_of(place) is not None for place in plan.zones):
+        _check_machine(plan, node)
     if plan.cloud["flex_start"]:
         _check_flex_start(plan, node)
     if not reservation:
@@ -95,6 +82,17 @@ def check_capacity(plan: Plan) -> None:
         raise UsageError(
             f"{node.machine}, the machine of {plan.slice.name}, is given as spot or by flex-start alone: leave out "
             "the reservation"
+        )
+
+
+def _check_machine(plan: Plan, node: Node) -> None:
+    if nodes.GPU_ACCELERATOR in node.labels and not node.machine:
+        raise UsageError(nodes.no_machine(plan.slice))
+    by_hand = plan.cloud["node_selector"] is not None  # of a reservation, or a ComputeClass that has one
+    if not (node.on_demand or node.flex_start or plan.cloud["reservation"] or plan.cloud["flex_start"] or by_hand):
+        raise UsageError(
+            f"{node.machine}, the machine of {plan.slice.name}, is given by reservation alone: name one with "
+            "cloud=Kubernetes(reservation=…)"
         )
 
 
@@ -138,11 +136,16 @@ def taints(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Return key and value of the taints that nodes of such capacity may have."""
     named = str((plan.cloud["node_selector"] or {}).get(COMPUTE_CLASS) or "")
     given = {
-        FLEX_START: plan.cloud["flex_start"],
+        FLEX_START: plan.cloud["flex_start"] or _comes_by_flex_start(plan),
         QUEUED: plan.cloud["queued_provisioning"],
         (COMPUTE_CLASS, named): named,
     }
     return tuple(taint for taint, has in given.items() if has)
+
+
+def _comes_by_flex_start(plan: Plan) -> bool:
+    spot = plan.spot or plan.slice.spot
+    return nodes.node(plan.slice).only_by_flex_start and not spot and not plan.cloud["reservation"]
 
 
 def notes_for_kueue(plan: Plan) -> dict[str, str]:

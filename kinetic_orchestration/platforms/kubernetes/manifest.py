@@ -39,9 +39,8 @@ DRIVER = "/usr/local/nvidia/lib64"  # where GKE puts the GPUs' driver, which onl
 PYTHON = "3.12"  # of an image for a command, which may bring any other
 
 # Labels of nodes that may be taken away at any time, and the taints that some of them have.
-GKE_SPOT = ("cloud.google.com/gke-spot", "true")
 SPOT = (
-    GKE_SPOT,
+    nodes.SPOT,
     ("karpenter.sh/capacity-type", "spot"),
     ("eks.amazonaws.com/capacityType", "SPOT"),
     ("kubernetes.azure.com/scalesetpriority", "spot"),
@@ -200,7 +199,7 @@ def _selector(asked: Submission, node: Node) -> dict[str, str]:
     if not _is_gke(asked, node):
         return {}
     chosen = {} if node.resource == nodes.GPU and plan.cloud["node_selector"] is not None else node.labels
-    return dict([*chosen.items(), *([GKE_SPOT] if plan.spot or plan.slice.spot else ())])
+    return dict([*chosen.items(), *([nodes.SPOT] if plan.spot or plan.slice.spot else ())])
 
 
 def _affinity(plan: Plan, node: Node) -> dict[str, Any]:
@@ -226,7 +225,7 @@ def _tolerations(asked: Submission, node: Node) -> list[dict[str, str]]:
     plan = asked.plan
     found = [{"key": key, "operator": "Exists"} for key in node.taints]
     if plan.spot or plan.slice.spot:
-        known = [GKE_SPOT] if _is_gke(asked, node) else SPOT
+        known = [nodes.SPOT] if _is_gke(asked, node) else SPOT
         found += [{"key": key, "operator": "Equal", "value": value} for key, value in known]
     found += [{"key": key, "operator": "Equal", "value": value} for key, value in gke.taints(plan)]
     return [*found, *map(toleration, plan.cloud["tolerations"])]

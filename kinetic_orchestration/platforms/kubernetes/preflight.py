@@ -13,20 +13,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.errors import BackendError, CredentialsError, KineticError
+from kinetic_orchestration.errors import BackendError, CredentialsError, KineticError, UsageError
 from kinetic_orchestration.plan.declare.cloud import queues_of
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.values import Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.kubernetes import gke, manifest, rights
+from kinetic_orchestration.platforms.kubernetes import gke, manifest, pools, rights
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.kubernetes.observing import waiting
-from kinetic_orchestration.platforms.shared.cluster_access import EVERYTHING
+from kinetic_orchestration.platforms.shared.cluster_access import EVERYTHING, Pool
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import at_once
@@ -41,8 +42,8 @@ NEWEST_JOBSET = "v0.12.0"  # with which it was tried
 JOBSET_MANIFEST = "https://github.com/kubernetes-sigs/jobset/releases/download/{}/manifests.yaml"
 INSTALL = f"Install it, as an administrator: kubectl apply --server-side -f {JOBSET_MANIFEST.format(NEWEST_JOBSET)}"
 _KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+_FOR_EVER = "A job would wait for ever."
 _OF_AUTOPILOT = "gk3-"  # how names of its nodes begin
-_NO_POD = ("NoSchedule", "NoExecute")  # effects of taints that keep pods away
 
 
 class Place(NamedTuple):
@@ -81,7 +82,7 @@ def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
     """
     silent: list[ApiError] = []
     for where in plan.zones:
-        key = os.getpid(), plan.backend, where, queues_of(plan.cloud["queue"]), *_wanted(plan)
+        key = os.getpid(), plan.backend, where, queues_of(plan.cloud["queue"]), *_wanted(plan), *_asked_of_pools(plan)
         with _lock:
             if time.monotonic() - _passed.get(key, -LASTS) < LASTS:
                 continue
@@ -112,7 +113,8 @@ def examine(plan: Plan, where: str, open_api: Callable[[str], Api]) -> Iterator[
             yield Finding("cluster", FAILED, f"{place.cluster} cannot be asked", str(error))
             return
         chosen = [_jobset, _namespace, _rights, *([_queues, _priority] if queues_of(plan.cloud["queue"]) else [])]
-        checks = [*chosen, _account, _set, _pod, _nodes]
+        known = place.api.access.pools is not None and plan.slice.kind != "cpu"
+        checks = [*chosen, _account, _set, _pod, _nodes, *([_pools] if known else [])]
         found = at_once([partial(_tried, check, place) for check in checks], len(checks))
         yield from {finding.name: finding for finding in found}.values()  # the set may say of others what they lack
 
@@ -147,6 +149,17 @@ def _needed(place: Place) -> Iterator[Finding]:
     yield granted
     if queues_of(place.plan.cloud["queue"]):
         yield _queues(place)
+    pod = manifest.pod_spec(_sample(place))
+    if _lacks_pool(place, pod) and not any(_fits(node, pod) for node in _listed(place) or ()):
+        yield Finding("nodes", FAILED, _no_pool(place), f"{_FOR_EVER} {_pool(place, pod)}")
+
+
+def _asked_of_pools(plan: Plan) -> tuple[str, ...]:
+    """Return what tells a job from another one that other pools may have nodes for."""
+    if plan.backend != "gke":
+        return ()
+    asked = ("node_selector", "tolerations", "reservation", "flex_start", "queued_provisioning")
+    return str(plan.slice), str(plan.spot), *(repr(plan.cloud[name]) for name in asked)
 
 
 # ---- the cluster -----------------------------------------------------------------------------------------------
@@ -398,20 +411,75 @@ def _pod(place: Place) -> Finding:
 
 def _nodes(place: Place) -> Finding:
     pod, wanted = manifest.pod_spec(_sample(place)), place.plan.hosts
-    try:
-        there = place.api.list("/api/v1/nodes", cached=True)
-    except ApiError as error:
-        if error.kind != answers.FORBIDDEN:
-            raise
+    there = _listed(place)
+    if there is None and _lacks_pool(place, pod):
+        return Finding("nodes", FAILED, _no_pool(place), f"{_FOR_EVER} {_pool(place, pod)}")
+    if there is None:
         return Finding("nodes", OK, "you may not list them: why a pod waits is told once one does")
-    fitting = sum(_fits(node, pod) for node in there)
+    found_by = [node for node in there if _fits(node, pod)]
+    fitting = sum(not _is_taken_away(node, place.plan) for node in found_by)
+    if found_by and not fitting:
+        only = f"only {len(found_by)} of spot capacity or flex-start can run a host of {place.plan.slice.name}"
+        return Finding("nodes", WARNING, f"{only}, and nothing keeps a job off them", _pool(place, pod))
     if fitting:
         few = f"; {place.plan.slice.name} needs {wanted} at once" if fitting < wanted else ""
         return Finding("nodes", OK, f"{fitting} of {len(there)} can run a host of {place.plan.slice.name}{few}")
     found = f"none of {len(there)} can run a host of {place.plan.slice.name}"
     if (maker := _maker(place, pod, there)) is not None:
         return Finding("nodes", OK, f"{found} now; {maker} may make some")
-    return Finding("nodes", WARNING, found, _pool(place, pod))
+    state = FAILED if _lacks_pool(place, pod) else WARNING
+    return Finding("nodes", state, found, f"{_FOR_EVER} {_pool(place, pod)}")
+
+
+def _listed(place: Place) -> Sequence[Object] | None:
+    """Return the nodes of the cluster; None if the caller may not list them."""
+    try:
+        return place.api.list("/api/v1/nodes", cached=True)
+    except ApiError as error:
+        if error.kind != answers.FORBIDDEN:
+            raise
+        return None
+
+
+def _suitable(place: Place, pod: Object) -> list[Pool]:
+    """Return the pools that can have nodes for the pod, of those that are known."""
+    node = nodes.node(place.plan.slice)
+    return [pool for pool in place.api.access.pools or () if pools.fits(pool, node, pod)]
+
+
+def _lacks_pool(place: Place, pod: Object) -> bool:
+    """Return True if all pools are known, none can ever have a node for the pod, and nothing makes another pool."""
+    access = place.api.access
+    if access.pools is None or access.provisions or gke.COMPUTE_CLASS in pod.get("nodeSelector", {}):
+        return False
+    return not _suitable(place, pod)
+
+
+def _no_pool(place: Place) -> str:
+    names = ", ".join(pool.name for pool in place.api.access.pools or ()) or "none"
+    return f"no pool of {place.cluster} can run a host of {place.plan.slice.name} (there are: {names})"
+
+
+def _pools(place: Place) -> Finding:
+    """Say of the pools that suit what costs money while nothing runs, or ends a job early."""
+    plan, found = place.plan, _suitable(place, manifest.pod_spec(_sample(place)))
+    limit = float(plan.limits.run or 0.0)
+    told = [
+        *(f"{pool.name} keeps {pool.least} nodes while nothing runs" for pool in found if pool.scales and pool.least),
+        *(f"{pool.name} has no autoscaling: its nodes cost while nothing runs" for pool in found if not pool.scales),
+        *(
+            f"the machines of {pool.name} are taken away after {pool.lasts:g} s, and limits.run is {limit:g} s"
+            for pool in found
+            if 0 < pool.lasts < limit
+        ),
+    ]
+    most = sum(pool.most for pool in found)
+    if found and all(pool.scales for pool in found) and most < plan.hosts and not place.api.access.provisions:
+        told.append(f"all together have {most} nodes at most, and the job has {plan.hosts} hosts")
+    if told:
+        fix = "Change a pool: gcloud container node-pools update NAME --enable-autoscaling --min-nodes=0 --max-nodes=…"
+        return Finding("pools", WARNING, "; ".join(told), fix)
+    return Finding("pools", OK, ", ".join(pool.name for pool in found) or "none of this kind")
 
 
 def _fits(node: Object, pod: Object) -> bool:
@@ -427,17 +495,17 @@ def _fits(node: Object, pod: Object) -> bool:
         and all(labels.get(key) == value for key, value in pod.get("nodeSelector", {}).items())
         and any(all(labels.get(key) in values for key, values in term.items()) for term in chosen)
         and all(int(has.get(resource, "0")) >= int(count) for resource, count in limits.items())
-        and all(_tolerates(pod, taint) for taint in taints if taint.get("effect") in _NO_POD)
+        and all(pools.tolerates(pod, taint) for taint in taints if taint.get("effect") in pools.KEEPS_AWAY)
     )
 
 
-def _tolerates(pod: Object, taint: Object) -> bool:
-    return any(
-        one["key"] == taint["key"]
-        and one.get("effect") in (None, taint["effect"])
-        and (one["operator"] == "Exists" or one.get("value") == taint.get("value", ""))
-        for one in pod.get("tolerations", ())
-    )
+def _is_taken_away(node: Object, plan: Plan) -> bool:
+    """Return True for a node of spot capacity or flex-start, where the plan asks for neither."""
+    labels = node["metadata"].get("labels", {})
+    of_spot = any(labels.get(key) == value for key, value in manifest.SPOT)
+    of_flex_start = labels.get(nodes.FLEX_START[0]) == nodes.FLEX_START[1]
+    asks_for_it = nodes.FLEX_START in gke.taints(plan)
+    return (of_spot and not (plan.spot or plan.slice.spot)) or (of_flex_start and not asks_for_it)
 
 
 def _maker(place: Place, pod: Object, there: Sequence[Object]) -> str | None:
@@ -453,7 +521,10 @@ def _maker(place: Place, pod: Object, there: Sequence[Object]) -> str | None:
         return f"the compute class {name}"
     if provisions and (_limited(place) in provisions or place.plan.slice.kind == "cpu"):
         return "the cluster's auto-provisioning"
-    return _autoscaler(place.api, there)
+    if place.api.access.pools is None:
+        return _autoscaler(place.api, there)
+    scaled = ", ".join(pool.name for pool in _suitable(place, pod) if pool.scales)
+    return f"the autoscaler of {scaled}" if scaled else None
 
 
 def _limited(place: Place) -> str:
@@ -477,34 +548,20 @@ def _pool(place: Place, pod: Object) -> str:
     """Return what gives the cluster such nodes: of GKE the command, elsewhere what they must have."""
     if name := pod.get("nodeSelector", {}).get(gke.COMPUTE_CLASS):
         return f"There is no compute class {name} that makes them: see those there are: kubectl get computeclasses"
-    if (found := _gke(place)) is not None:
-        project, location, cluster = found
-        zone = location if location.count("-") > 1 else f"{location}-ZONE"
+    plan, known = place.plan, place.api.access.cluster or gke.cluster_of(place.cluster)
+    if known is not None:
+        slice_ = replace(plan.slice, spot=plan.spot or plan.slice.spot)
         try:
-            command = nodes.pool_command(
-                place.plan.slice,
-                cluster=cluster,
-                location=location,
-                zone=zone,
-                project=project,
-                **gke.capacity_of(pod)._asdict(),
-            )
-        except KineticError as error:
+            command = gke.pool_command(slice_, known, slices=plan.slices, **gke.capacity_of(pod)._asdict())
+        except UsageError as error:
             return str(error)
         lacks = _limited(place) if place.api.access.provisions else ""
         told = f"; or give auto-provisioning a limit for {lacks}, which it has none for" if lacks else ""
-        return f"A job would wait for ever. Make a pool that is empty until a pod needs it:\n{command}{told}"
+        return f"Make a pool that is empty until a pod needs it:\n{command}{told}"
     limits = pod["containers"][0]["resources"].get("limits", {})
     chips = [f"{count} of {resource}" for resource, count in limits.items()]
     asked = ", ".join([*chips, *filter(None, [manifest.wanted(pod)])]) or "no taint"
-    return f"A job would wait for ever. Each host needs a node with {asked}; taints: cloud=Kubernetes(tolerations=[…])"
-
-
-def _gke(place: Place) -> gke.Cluster | None:
-    """Return the cluster; None if it is not known to be one of GKE."""
-    if place.plan.project:
-        return gke.Cluster(place.plan.project, "LOCATION", place.cluster)
-    return gke.cluster_of(place.cluster)
+    return f"Each host needs a node with {asked}; taints: cloud=Kubernetes(tolerations=[…])"
 
 
 def _number(version: str) -> tuple[int, ...]:

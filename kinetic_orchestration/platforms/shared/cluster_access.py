@@ -5,16 +5,53 @@ It knows neither where the value comes from (a kubeconfig, a pod, a cloud's API)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from kinetic_orchestration.errors import BackendError
 
 EVERYTHING = "*"
+_ZONE = re.compile(r"-[a-z]$")
 
 
 class ClusterGone(BackendError):
     """Whoever has all clusters says that there is none of this name: nothing of any job is left in it."""
+
+
+class Cluster(NamedTuple):
+    """A cluster of GKE, as Google names it."""
+
+    project: str
+    location: str  # a zone or a region
+    name: str
+
+    @property
+    def zone(self) -> str:
+        """Its zone; "" for a cluster of a region."""
+        return self.location if _ZONE.search(self.location) else ""
+
+
+class Pool(NamedTuple):
+    """A pool of nodes of a cluster of GKE, as Google's API has it."""
+
+    name: str
+    machine: str  # its type
+    gpus: tuple[tuple[str, int], ...] = ()  # model and number of those of a node
+    topology: str = ""  # of the TPU slice that its nodes are; "": of one host, or a policy has it
+    policy: str = ""  # by which its nodes lie close to each other
+    zones: tuple[str, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()  # that were given to it: its nodes have others, too
+    taints: tuple[tuple[str, str, str], ...] = ()  # key, value and effect
+    spot: bool = False
+    flex_start: bool = False
+    queued_provisioning: bool = False
+    reservations: tuple[str, ...] = ()
+    scales: bool = False
+    least: int = 0  # nodes, if it scales
+    most: int = 0
+    lasts: float = 0.0  # seconds for which a machine is given; 0: no limit
+    metadata_server: bool = False  # pods are who their service account is
 
 
 class Pair(NamedTuple):
@@ -55,6 +92,8 @@ class Access(NamedTuple):
     token: Callable[[bool], str] = no_token
     pair: Callable[[], Pair | None] = no_pair
     find: Callable[[], Access] | None = None
+    cluster: Cluster | None = None  # None: it is not known to be one of GKE
+    pools: tuple[Pool, ...] | None = None  # all that can have nodes; None: not known
     provisions: tuple[str, ...] = ()  # for what it makes nodes: EVERYTHING, or resources by their cloud's names
 
     @property
@@ -86,11 +125,16 @@ class Clusters(Protocol):
         """Return what tells a cluster from others of its name on other machines; "" if its name does, or it is not
         known here. Sends nothing."""
 
-    def access(self, cluster: str, project: str = "") -> Access:
-        """Return how the API of a cluster is reached. May send requests. `project`: its placement's, if it has one.
+    def access(self, cluster: str, project: str = "", mark: str = "") -> Access:
+        """Return how the API of a cluster is reached. May send requests.
+
+        Args:
+            cluster: Its name.
+            project: Its placement's, if it has one.
+            mark: Its placement's, if it has one: of several clusters of that name, this one is meant.
 
         Raises:
             BackendError: It is not known which cluster that is.
             ClusterGone: There is no such cluster.
-            CredentialsError: The caller has no credentials, or they are refused.
+            CredentialsError: The caller has no credentials, they are refused, or the name means another cluster here.
         """

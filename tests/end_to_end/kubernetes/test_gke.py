@@ -17,7 +17,7 @@ from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.platforms.google.credentials import handed_in
 from kinetic_orchestration.platforms.registry import open_backend
-from kinetic_orchestration.platforms.shared.findings import OK, WARNING
+from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.emulator import PROJECT
 from kinetic_orchestration.testing.kubernetes.pods.nodes import NodeGroup, tpu_pool
@@ -35,7 +35,8 @@ def google(
     """An emulated Google Cloud that has the cluster, and this process's settings for it."""
     config = json.loads(plane.kubeconfig.read_text(encoding="utf-8"))["clusters"][0]["cluster"]
     authority = base64.b64decode(config["certificate-authority-data"]).decode()
-    bucket.add_cluster("prod", config["server"].removeprefix("https://"), authority)
+    pool = {"name": "pool", "config": {"machineType": "ct5lp-hightpu-8t"}, "initialNodeCount": 1}
+    bucket.add_cluster("prod", config["server"].removeprefix("https://"), authority, nodePools=[pool])
     for name, value in bucket.environ().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("KINETIC_BACKEND", "gke")
@@ -78,7 +79,7 @@ CLASS = {"cloud.google.com/compute-class": "training"}
 @pytest.mark.parametrize(
     ("cluster", "options", "state", "told"),
     [
-        ({}, {}, WARNING, "gcloud container node-pools create ko-l4 "),
+        ({}, {}, FAILED, "gcloud container node-pools create ko-l4 "),
         ({"autopilot": {"enabled": True}}, {}, OK, "Autopilot may make some"),
         (WITH_L4, {}, OK, "the cluster's auto-provisioning may make some"),
         (AUTOMATIC, {}, WARNING, "; or give auto-provisioning a limit for nvidia-l4, which it has none for"),

@@ -27,7 +27,12 @@ class KubeconfigClusters:
             return ""
         return hashlib.sha256("".join(found.authority.split()).encode() or found.server.encode()).hexdigest()[:16]
 
-    def access(self, cluster: str, project: str = "") -> Access:
+    def access(self, cluster: str, project: str = "", mark: str = "") -> Access:
+        if mark and self.mark(cluster) != mark:
+            raise CredentialsError(
+                f"the cluster {cluster} is another one here than where the job was submitted: its certificate "
+                "authority differs. Name clusters alike on all machines of a deployment, by contexts of kubeconfigs"
+            )
         environ = copies.environ()
         if cluster == IN_CLUSTER:
             return kubeconfig.in_cluster(environ)

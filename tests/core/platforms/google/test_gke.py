@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import GONE, UNKNOWN, Freed, Observation
 from kinetic_orchestration.platforms.google.gke import GkeClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
+from kinetic_orchestration.platforms.shared.cluster_access import ClusterGone
 from kinetic_orchestration.protocol import wire
+from tests.core.platforms.kubernetes.attempts import plan_of
 
 OTHER = {"name": "other", "location": "us-central1", "status": "RUNNING"}
 GOING = {"name": "prod", "location": "us-central1", "status": "STOPPING"}
@@ -89,3 +92,69 @@ def test_a_cluster_of_which_not_all_is_known_is_not_called_gone(
     freed, observed, (unread,) = seen()
     assert (freed, observed.state, observed.cause) == (Freed.REFUSED, UNKNOWN, "")
     assert unread["unread"]
+
+
+# ---- clusters of one name
+
+
+WEST = {"name": "prod", "location": "us-west4", "status": "RUNNING", "endpoint": "10.0.0.1"}
+EAST = {"name": "prod", "location": "us-east5-a", "status": "RUNNING", "endpoint": "10.0.0.2"}
+
+
+def clusters(**options: Any) -> GkeClusters:
+    return GkeClusters(
+        settings.load(backend="gke", store="gs://bucket/kinetic", deployment="prod", project="p", **options)
+    )
+
+
+@pytest.fixture(autouse=True)
+def nothing_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinetic_orchestration.platforms.google.gke._locations", {})
+
+
+@pytest.mark.parametrize(
+    ("cluster", "zone", "location"),
+    [
+        ("prod", "us-west4-a", "us-west4"),
+        ("prod", "us-east5-a", "us-east5-a"),
+        ("us-east5-a/prod", "", "us-east5-a"),
+        ("us-east5-a/prod", "us-west4-a", "us-east5-a"),
+    ],
+)
+def test_of_two_clusters_of_one_name_one_is_chosen_by_its_location(
+    lists: Lists, cluster: str, zone: str, location: str
+) -> None:
+    lists.body = {"clusters": [WEST, EAST]}
+    ours = clusters(zone=zone)
+    assert ours.access(cluster).cluster == ("p", location, "prod")
+    assert ours.mark(cluster) == location
+
+
+def test_another_location_than_the_one_that_is_set_is_never_taken(lists: Lists) -> None:
+    lists.body = {"clusters": [EAST]}
+    with pytest.raises(BackendError, match=r"p has a cluster prod in us-east5-a, and none where KINETIC_ZONE .* lead"):
+        clusters(zone="us-west4-a").access("prod")
+    lists.body = {"clusters": [WEST, EAST]}
+    with pytest.raises(BackendError, match="several clusters named prod, in us-east5-a, us-west4: name one as LOC"):
+        clusters().access("prod")
+
+
+def test_a_process_of_other_settings_finds_the_cluster_of_a_placement(lists: Lists) -> None:
+    lists.body = {"clusters": [WEST, EAST]}
+    ours = clusters(zone="us-east5-a")
+    ours.access("prod")
+    theirs = clusters(zone="us-west4-a")
+    assert theirs.access("prod", "p", ours.mark("prod")).server == "https://10.0.0.2"
+    lists.body = {"clusters": [WEST]}
+    with pytest.raises(ClusterGone):
+        theirs.access("prod", "p", "us-east5-a")
+
+
+def test_a_placement_says_in_which_location_its_cluster_is(lists: Lists) -> None:
+    lists.body = {"clusters": [WEST, EAST]}
+    known = settings.load(backend="gke", store="gs://bucket/kinetic", deployment="prod", project="p")
+    ours = GkeClusters(known)
+    backend = KubernetesBackend(known, ours, None, "gke")
+    ours.access("us-west4/prod")
+    placement = backend.place(plan_of("l4", zone="us-west4/prod/team", backend="gke"), "job-0123456789ab", 1)
+    assert (placement["zone"], placement["cluster"]) == ("us-west4/prod/team", "us-west4")

@@ -13,6 +13,7 @@ from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.hardware.accelerators import on_hosts, parse
 from kinetic_orchestration.plan.values import Limits, Plan
 from kinetic_orchestration.platforms.kubernetes import gke
+from kinetic_orchestration.platforms.shared.cluster_access import Cluster
 from tests.core.platforms.kubernetes.attempts import GKE, plan_of, pod_of, rendered
 
 pytestmark = pytest.mark.fast
@@ -75,6 +76,26 @@ def test_a_machine_that_no_reservation_has_is_refused() -> None:
     assert "a3-highgpu-2g, the machine of h100x2, is given as spot or by flex-start alone" in said
 
 
+@pytest.mark.parametrize("place", [GKE, "prod/team"])
+@pytest.mark.parametrize(
+    ("accelerator", "said"),
+    [
+        ("a100-80gbx16", "No machine of Google Cloud has a100-80gbx16: a100-80gb comes 1, 2, 4 or 8 to a machine"),
+        ("gb200x4", "a4x-highgpu-4g, the machine of gb200x4, is given by reservation alone: name one with cloud="),
+        ("gb200x4:spot", "is given by reservation alone"),
+    ],
+)
+def test_what_gke_never_has_is_refused_with_why(accelerator: str, said: str, place: str) -> None:
+    backend = "gke" if place == "prod/team" else "kubernetes"
+    assert said in refusal(plan_of(accelerator, zone=place, backend=backend))
+    gke.check_capacity(plan_of(accelerator, zone="kind/team"))
+
+
+def test_a_reservation_may_be_named_by_hand() -> None:
+    for cloud in (Kubernetes(reservation="quarter"), Kubernetes(node_selector={NAME: "quarter"})):
+        gke.check_capacity(plan_of("gb200x4", cloud=cloud))
+
+
 @pytest.mark.parametrize("options", [{"spot": True}, {"accelerator": "v5e-8:spot"}])
 def test_a_reservation_is_never_spot(options: dict[str, Any]) -> None:
     with pytest.raises(ConflictingSettings, match=r"spot=True and the reservation 'quarter' exclude each other"):
@@ -82,7 +103,9 @@ def test_a_reservation_is_never_spot(options: dict[str, Any]) -> None:
 
 
 def pool(plan: Plan) -> str:
-    return gke.pool_command(plan.slice, plan.zones[0], **gke.capacity_of(pod_of(rendered(plan)))._asdict())
+    return gke.pool_command(
+        plan.slice, gke.cluster_of(plan.zones[0]), **gke.capacity_of(pod_of(rendered(plan)))._asdict()
+    )
 
 
 def test_the_line_that_makes_a_pool_names_the_reservation() -> None:
@@ -180,3 +203,79 @@ def test_the_line_that_makes_a_pool_is_of_flex_start() -> None:
         assert "--flex-start --location-policy=ANY" in line
         assert ("--enable-queued-provisioning" in line) == queued
         assert "--min-nodes=0" in line
+
+
+@pytest.mark.parametrize("cloud", [{}, {"queue": "ours"}])
+def test_machines_that_come_by_flex_start_alone_are_taken_without_asking_for_it(cloud: dict[str, Any]) -> None:
+    """The pool that is printed for them has the taint of flex-start."""
+    plan = plan_of("h100x2", cloud=Kubernetes(**cloud))
+    assert "--node-taints=cloud.google.com/gke-flex-start=true:NoSchedule" in pool(plan)
+    assert tolerated(plan) == ["cloud.google.com/gke-flex-start=true"]
+    assert tolerated(plan_of("h100x8")) == tolerated(plan_of("l4")) == []
+    assert tolerated(plan_of("h100x2", spot=True)) == ["cloud.google.com/gke-spot=true"]
+
+
+def test_pools_whose_machines_are_taken_away_keep_pods_off_that_do_not_ask_for_them() -> None:
+    assert "--spot --node-taints=cloud.google.com/gke-spot=true:NoSchedule" in line_of("l4:spot")
+    assert "--node-taints=cloud.google.com/gke-flex-start=true:NoSchedule --flex" in pool(flexible("v5e-8"))
+    assert "taint" not in line_of("l4")
+
+
+# Clusters and their pools
+
+
+@pytest.mark.parametrize(
+    ("place", "cluster"),
+    [
+        ("gke_my-project_us-central1-a_research/team", Cluster("my-project", "us-central1-a", "research")),
+        ("gke_example.com:ours_europe-west4_tpus", Cluster("example.com:ours", "europe-west4", "tpus")),
+        ("kind-local/default", None),
+        ("gke_incomplete/team", None),
+        ("arn:aws:eks:eu-west-1:1:cluster/gke_a_b_c", None),
+    ],
+)
+def test_a_context_of_gcloud_names_project_location_and_cluster(place: str, cluster: Cluster | None) -> None:
+    assert gke.cluster_of(place) == cluster
+
+
+OURS = gke.cluster_of(GKE)
+
+
+def line_of(name: str, cluster: Cluster | None = OURS, **options: Any) -> str:
+    return gke.pool_command(parse(name), cluster, **options)
+
+
+def test_a_pool_is_made_by_lines_for_this_cluster() -> None:
+    line = line_of("v5e-16:spot")
+    for flag in ("--project=ours", "--cluster=research", "--location=us-central1-a", "--node-locations=us-central1-a"):
+        assert f" {flag} " in line
+    assert line.startswith("gcloud container node-pools create ko-v5e-16-spot ") and "--spot" in line
+    of_region = line_of("l4", Cluster("ours", "us-central1", "research"))
+    assert "--location=us-central1 --node-locations=us-central1-ZONE" in of_region
+
+
+def test_without_a_name_of_gcloud_a_pool_of_tpus_has_words_to_replace_and_of_gpus_is_unknown() -> None:
+    assert "--project=PROJECT --cluster=CLUSTER --location=LOCATION --node-locations=LOCATION-ZONE" in line_of(
+        "v5e-16", None
+    )
+    assert line_of("l4", None) == ""
+    assert "type=nvidia-l4" in line_of("l4")
+
+
+def test_several_slices_have_a_pool_for_each_if_they_have_several_hosts_and_else_one() -> None:
+    each = line_of("v5e-16:spot", slices=3).splitlines()
+    assert [line.split()[4] for line in each] == ["ko-v5e-16-spot-1", "ko-v5e-16-spot-2", "ko-v5e-16-spot-3"]
+    assert all("--max-nodes=4 " in line for line in each)
+    [only] = line_of("v5e-8", slices=3).splitlines()
+    assert " ko-v5e-8 " in only and only.endswith("--max-nodes=3")
+    policy, *pools = line_of("tpu7x-16", slices=2).splitlines()
+    assert "workload-policy" in policy and len(pools) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("gpu:2", "gpu:2 is of any model"), ("cpu", "has any machine"), ("gb200x4", "by reservation alone: name one")],
+)
+def test_why_there_is_no_line_is_said(name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        line_of(name)

@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -334,9 +335,14 @@ def test_no_node_for_it_is_a_warning_with_what_gives_one(
     assert "4 of google.com/tpu, cloud.google.com/gke-tpu-accelerator=tpu-v5-lite-podslice" in found.fix
     admin.require()  # a pool may be empty until a pod waits
     context = kubeconfig("gke_my-project_us-west4-a_my-cluster")
-    found = Submitter(context, admin.settings.namespace, monkeypatch).findings()["nodes"]
-    assert "gcloud container node-pools create" in found.fix
+    user = Submitter(context, admin.settings.namespace, monkeypatch)
+    found = user.findings()["nodes"]
+    assert "gcloud container node-pools create ko-v5e-16 " in found.fix
     assert "--cluster=my-cluster" in found.fix
+    assert "--spot" not in found.fix
+    [found] = [one for one in user.backend.examine(replace(user.plan(), spot=True)) if one.name == "nodes"]
+    assert "gcloud container node-pools create ko-v5e-16-spot " in found.fix
+    assert "--spot" in found.fix
 
 
 def test_a_cluster_with_an_autoscaler_may_have_no_node(admin: Submitter, plane: Any) -> None:

@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, PROVISIONING, QUEUED, WOUNDED
-from kinetic_orchestration.platforms.kubernetes import gke
-from kinetic_orchestration.platforms.kubernetes.gke import Cluster
 from kinetic_orchestration.platforms.kubernetes.observing import states, waiting
 from kinetic_orchestration.platforms.kubernetes.observing.states import Seen, judge
 from kinetic_orchestration.protocol import wire
@@ -205,40 +202,6 @@ def test_nothing_is_to_be_explained_once_all_pods_run() -> None:
         Seen(jobset(), [running, running, pod("Pending")]),
     ):
         assert not states.all_run(PLACEMENT, seen)
-
-
-# The name of a cluster
-
-
-@pytest.mark.parametrize(
-    ("place", "cluster"),
-    [
-        ("gke_my-project_us-central1-a_research/team", Cluster("my-project", "us-central1-a", "research")),
-        ("gke_example.com:ours_europe-west4_tpus", Cluster("example.com:ours", "europe-west4", "tpus")),
-        ("kind-local/default", None),
-        ("gke_incomplete/team", None),
-        ("arn:aws:eks:eu-west-1:1:cluster/gke_a_b_c", None),
-    ],
-)
-def test_a_context_of_gcloud_names_project_location_and_cluster(place: str, cluster: Cluster | None) -> None:
-    assert gke.cluster_of(place) == cluster
-
-
-def test_a_pool_is_made_by_one_line_for_this_cluster() -> None:
-    line = gke.pool_command(parse("v5e-16:spot"), "gke_ours_us-central1-a_research/team")
-    for flag in ("--project=ours", "--cluster=research", "--location=us-central1-a", "--node-locations=us-central1-a"):
-        assert f" {flag} " in line
-    assert line.startswith("gcloud container node-pools create ko-v5e-16-spot ") and "--spot" in line
-    assert "\n" not in gke.pool_command(parse("tpu7x-16"), "gke_ours_us-central1_research/team")
-
-
-def test_without_a_name_of_gcloud_a_pool_of_tpus_has_words_to_replace_and_of_gpus_is_unknown() -> None:
-    line = gke.pool_command(parse("v5e-16"), "mine/team")
-    assert "--project=PROJECT --cluster=CLUSTER --location=LOCATION --node-locations=LOCATION-ZONE" in line
-    assert gke.pool_command(parse("l4"), "mine/team") == ""
-    assert "type=nvidia-l4" in gke.pool_command(parse("l4"), "gke_ours_us-central1-a_research/team")
-    for name in ("gpu:2", "cpu", "gb200x4"):
-        assert gke.pool_command(parse(name), "gke_ours_us-central1-a_research/team") == ""
 
 
 def test_a_set_has_waited_since_it_was_created_or_evicted_and_not_while_its_pods_end() -> None:

@@ -1,0 +1,221 @@
+"""Pools of nodes on GKE, as its API lists them: what has none is refused, with the line that makes one."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic_orchestration.errors import BackendError
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.declare.cloud import Kubernetes
+from kinetic_orchestration.plan.values import Observation, Plan
+from kinetic_orchestration.platforms.google.gke import GkeClusters
+from kinetic_orchestration.platforms.kubernetes import preflight
+from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
+from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
+from kinetic_orchestration.testing import Cluster, Emulator
+from kinetic_orchestration.testing.emulator import PROJECT
+from kinetic_orchestration.testing.kubernetes.pods.nodes import Node, tpu_pool
+from tests.core.platforms.kubernetes.attempts import JOB, attempt_of, plan_of
+from tests.support.waits import wait_until
+
+
+class Google:
+    """An emulated Google Cloud with one cluster that makes no nodes by itself, and a submitter's backend."""
+
+    def __init__(self, emulator: Emulator, cluster: Cluster) -> None:
+        self._emulator = emulator
+        self.cluster = cluster
+        self.has()
+        self._settings = settings.load(
+            backend="gke", store="gs://bucket/kinetic", deployment="Production EU", project=PROJECT, cluster="prod"
+        )
+        self.backend = KubernetesBackend(self._settings, GkeClusters(self._settings), None, "gke")
+
+    def has(self, **cluster: Any) -> None:
+        """Let the container API say this of the cluster."""
+        encoded = base64.b64encode(self.cluster.authority.encode()).decode()
+        reached = {"endpoint": self.cluster.endpoint, "masterAuth": {"clusterCaCertificate": encoded}}
+        self._emulator.neighbours.add_cluster(PROJECT, "us-west4-a", {"name": "prod", **reached, **cluster})
+
+    def plan(self, accelerator: str, cloud: Kubernetes | None = None, **fields: Any) -> Plan:
+        return plan_of(accelerator, cloud=cloud, zone="prod/default", backend="gke", project=PROJECT, **fields)
+
+    def finding(self, name: str, plan: Plan) -> Finding:
+        [found] = [one for one in self.backend.examine(plan) if one.name == name]
+        return found
+
+    def waiting(self, plan: Plan) -> str:
+        """Submit an attempt that finds no node, and return what is said of it."""
+        placement = self.backend.place(plan, JOB, 1)
+        asked = attempt_of(plan)
+        assert self.backend.submit(replace(asked, intent=asked.intent._replace(placement=placement))) == ""
+
+        def look() -> list[Observation]:
+            return self.backend.observe([placement])
+
+        [seen] = wait_until(lambda: [one for one in look() if "node" in one.message], look, within=8)
+        return seen.message
+
+
+@pytest.fixture
+def google(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
+    monkeypatch.setattr(preflight, "_passed", {})
+    with Emulator(hosts=False) as emulator, Cluster(tmp_path / "cluster") as cluster:
+        for name, value in emulator.environ().items():
+            monkeypatch.setenv(name, value)
+        yield Google(emulator, cluster)
+
+
+PLACE = f"--project={PROJECT} --cluster=prod --location=us-west4-a --node-locations=us-west4-a "
+
+
+@pytest.mark.parametrize("accelerator", ["l4", "v5e-16"])
+def test_the_line_that_makes_a_pool_has_no_word_to_replace(google: Google, accelerator: str) -> None:
+    plan = google.plan(accelerator)
+    assert f"ko-{accelerator} {PLACE}" in google.finding("nodes", plan).fix
+    assert f"ko-{accelerator} {PLACE}" in google.waiting(plan)
+
+
+def test_each_slice_of_several_hosts_has_a_pool_of_its_own(google: Google) -> None:
+    plan = google.plan("v5e-16", slices=2)
+    for told in (google.finding("nodes", plan).fix, google.waiting(plan)):
+        assert f"ko-v5e-16-1 {PLACE}" in told and f"ko-v5e-16-2 {PLACE}" in told
+
+
+# ---- a job that no pool can serve ------------------------------------------------------------------------------
+
+
+SCALES = {"autoscaling": {"enabled": True, "maxNodeCount": 8}}
+TPUS = {"machineType": "ct5lp-hightpu-4t"}
+WHOLE = {**SCALES, "name": "whole", "config": TPUS, "placementPolicy": {"type": "COMPACT", "tpuTopology": "4x4"}}
+OTHER = {**WHOLE, "name": "other", "placementPolicy": {"type": "COMPACT", "tpuTopology": "2x4"}}
+L4 = {"machineType": "g2-standard-4", "accelerators": [{"acceleratorCount": "1", "acceleratorType": "nvidia-l4"}]}
+GPUS = {**SCALES, "name": "gpus", "config": L4}
+PLAIN = {"name": "plain", "config": {"machineType": "e2-standard-4"}, "initialNodeCount": 1}
+TAINT = {"key": "team", "value": "vision", "effect": "NO_SCHEDULE"}
+OWNED = {**GPUS, "config": {**L4, "taints": [TAINT]}}
+ONE_HOST = {**SCALES, "name": "one", "config": {"machineType": "ct5lp-hightpu-8t"}}
+BY_POLICY = {
+    **SCALES, "name": "cubes", "config": {"machineType": "tpu7x-standard-4t"},
+    "placementPolicy": {"policyName": "p"},
+}  # fmt: skip
+RESERVED = {"consumeReservationType": "SPECIFIC_RESERVATION", "values": ["quarter"]}
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "cloud", "pools"),
+    [
+        ("v5e-16", {}, [PLAIN, WHOLE]),
+        ("v5e-8", {}, [ONE_HOST]),
+        ("tpu7x-16", {}, [BY_POLICY]),
+        ("l4", {}, [GPUS]),
+        ("gpu:1", {}, [GPUS]),
+        ("cpu:4", {}, [PLAIN]),
+        ("l4", {"tolerations": ["team=vision"]}, [OWNED]),
+        ("l4", {"node_selector": {"team": "a"}}, [{**GPUS, "config": {**L4, "labels": {"team": "a"}}}]),
+        ("l4", {"reservation": "quarter"}, [{**GPUS, "config": {**L4, "reservationAffinity": RESERVED}}]),
+        ("l4", {"node_selector": {"cloud.google.com/compute-class": "training"}}, []),
+        ("l4", {"node_selector": {"cloud.google.com/machine-family": "g2"}}, [GPUS]),
+    ],
+)  # fmt: skip
+def test_a_job_is_sent_if_a_pool_can_have_its_nodes(
+    google: Google, accelerator: str, cloud: dict[str, Any], pools: list[dict[str, Any]]
+) -> None:
+    google.has(nodePools=pools)
+    google.backend.require(google.plan(accelerator, Kubernetes(**cloud)))
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "cloud", "pools"),
+    [
+        ("v5e-16", {}, []),
+        ("v5e-16", {}, [PLAIN, OTHER, GPUS]),
+        ("v5e-8", {}, [OTHER]),
+        ("v5e-4", {}, [WHOLE]),
+        ("l4", {}, [OWNED]),
+        ("l4x2", {}, [GPUS]),
+        ("t4", {}, [GPUS]),
+        ("cpu:4", {}, [GPUS, WHOLE]),
+        ("l4", {"node_selector": {"team": "a"}}, [GPUS]),
+        ("l4", {"reservation": "quarter"}, [GPUS]),
+        ("l4", {"flex_start": True}, [GPUS]),
+        ("l4", {}, [{**GPUS, "status": "STOPPING"}]),
+        ("l4", {}, [{**GPUS, "autoscaling": {"enabled": True}}]),
+    ],
+)
+def test_a_job_that_no_pool_can_ever_serve_is_refused_before_anything_is_sent(
+    google: Google, accelerator: str, cloud: dict[str, Any], pools: list[dict[str, Any]]
+) -> None:
+    google.has(nodePools=pools)
+    plan = google.plan(accelerator, Kubernetes(**cloud))
+    with pytest.raises(BackendError, match=f"no pool of prod can run a host of {accelerator}") as refused:
+        google.backend.require(plan)
+    line = f"node-pools create ko-{accelerator}" if "cpu" not in accelerator else "any machine"
+    assert "nothing was submitted" in str(refused.value) and line in str(refused.value)
+    assert google.finding("nodes", plan).state == FAILED
+    google.has(nodePools=pools, autopilot={"enabled": True})
+    google.backend.require(plan)
+
+
+def test_another_accelerator_than_the_one_that_passed_is_looked_at(google: Google) -> None:
+    google.has(nodePools=[GPUS])
+    google.backend.require(google.plan("l4"))
+    with pytest.raises(BackendError, match="no pool of prod can run a host of t4"):
+        google.backend.require(google.plan("t4"))
+
+
+def test_a_node_that_is_there_counts_whatever_the_list_of_pools_says(google: Google) -> None:
+    google.cluster.nodes.add(*tpu_pool("pool", 4, topology="4x4"))
+    google.backend.require(google.plan("v5e-16"))
+
+
+def test_pools_may_be_made_for_a_default_compute_class(google: Google) -> None:
+    google.has(autoscaling={"defaultComputeClassConfig": {"enabled": True}})
+    google.backend.require(google.plan("v5e-16"))
+
+
+def test_doctor_counts_an_autoscaler_only_of_a_pool_that_fits(google: Google) -> None:
+    google.has(nodePools=[WHOLE])
+    assert "the autoscaler of whole may make some" in google.finding("nodes", google.plan("v5e-16")).found
+    google.has(nodePools=[PLAIN])
+    assert google.finding("nodes", google.plan("v5e-16")).state == FAILED
+
+
+@pytest.mark.parametrize(
+    ("pool", "told"),
+    [
+        ({"autoscaling": {"enabled": True, "minNodeCount": 2, "maxNodeCount": 8}}, "whole keeps 2 nodes"),
+        ({"autoscaling": {"enabled": True, "totalMinNodeCount": 3, "totalMaxNodeCount": 8}}, "whole keeps 3 nodes"),
+        ({"autoscaling": {}}, "whole has no autoscaling"),
+        ({"autoscaling": {"enabled": True, "maxNodeCount": 2}}, "2 nodes at most, and the job has 4 hosts"),
+        ({"config": {**TPUS, "maxRunDuration": "3600s"}}, "taken away after 3600 s, and limits.run is 86400 s"),
+    ],
+)
+def test_doctor_warns_of_a_pool_that_costs_or_ends_a_job_early(google: Google, pool: dict[str, Any], told: str) -> None:
+    google.has(nodePools=[WHOLE])
+    assert google.finding("pools", google.plan("v5e-16")).state == OK
+    google.has(nodePools=[{**WHOLE, **pool}])
+    found = google.finding("pools", google.plan("v5e-16"))
+    assert found.state == WARNING and told in found.found
+
+
+def node(name: str, **labels: str) -> Node:
+    own = {"cloud.google.com/gke-accelerator": "nvidia-l4", **labels}
+    return Node(name, own, (), {"nvidia.com/gpu": "1", "cpu": "4"}, {})
+
+
+def test_doctor_does_not_count_nodes_that_are_taken_away_for_a_job_on_demand(google: Google) -> None:
+    google.cluster.nodes.add(node("a", **{"cloud.google.com/gke-spot": "true"}))
+    google.cluster.nodes.add(node("b", **{"cloud.google.com/gke-flex-start": "true"}))
+    found = google.finding("nodes", google.plan("l4"))
+    assert found.state == WARNING and "only 2 of spot capacity or flex-start can run a host of l4" in found.found
+    assert "node-pools create ko-l4 " in found.fix and "for ever" not in found.fix
+    assert google.finding("nodes", google.plan("l4", spot=True)).state == OK
+    google.cluster.nodes.add(node("c"))
+    assert "1 of 3 can run a host of l4" in google.finding("nodes", google.plan("l4")).found
