@@ -1,8 +1,8 @@
 """Checks before a job is submitted that a cluster will let it run: access, JobSet, namespace, rights, queue, admission.
 
-Every failed check names what fixes it. A submitter checks once in ten minutes (`require`), in two requests, or three
-with a queue; `doctor` on every call, and more (`examine`). Whether a node is free is never a reason to refuse: a pool
-may be empty until a pod waits for it.
+Every failed check names what fixes it. A submitter checks once in ten minutes (`require`), in two requests, and one
+more for each queue and a priority class; `doctor` on every call, and more (`examine`). Whether a node is free is never
+a reason to refuse: a pool may be empty until a pod waits for it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
     """
     silent: list[ApiError] = []
     for where in plan.zones:
-        key = os.getpid(), plan.backend, where, queues_of(plan.cloud["queue"]), *_wanted(plan)
+        chosen = queues_of(plan.cloud["queue"]), plan.cloud["priority_class"]
+        key = os.getpid(), plan.backend, where, *chosen, *_wanted(plan)
         with _lock:
             if time.monotonic() - _passed.get(key, -LASTS) < LASTS:
                 continue
@@ -133,6 +134,8 @@ def _needed(place: Place) -> Iterator[Finding]:
     yield granted
     if queues_of(place.plan.cloud["queue"]):
         yield _queues(place)
+    if place.plan.cloud["priority_class"]:
+        yield _priority(place)
 
 
 # ---- the cluster -----------------------------------------------------------------------------------------------

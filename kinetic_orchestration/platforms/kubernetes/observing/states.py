@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.plan.values import ABSENT, GONE, PARTIAL, PRESENT, PROVISIONING, QUEUED, WOUNDED, Observation
+from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.platforms.kubernetes.api.answers import escaped
 from kinetic_orchestration.platforms.kubernetes.observing import waiting
 from kinetic_orchestration.platforms.kubernetes.observing.waiting import Wanted, Why, condition
@@ -71,7 +72,11 @@ def judge(placement: Mapping[str, Any], seen: Seen, wanted: Wanted = Wanted()) -
 
 
 def _held(placement: Mapping[str, Any], seen: Seen, wanted: Wanted) -> Judged:
-    why = waiting.of_workload(seen.workload, seen.position, wanted)
+    if seen.workload is not None:
+        why = waiting.of_workload(seen.workload, seen.position, wanted)
+    else:
+        labels = (seen.set or {}).get("metadata", {}).get("labels", {})
+        why = waiting.of_none(waited(seen), labels.get(manifest.QUEUE, ""), labels.get(manifest.PRIORITY, ""))
     return Judged(Observation(QUEUED, f"{placement['zone']}: {why.message}"), why)
 
 

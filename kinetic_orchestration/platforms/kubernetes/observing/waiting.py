@@ -196,21 +196,37 @@ _CONTAINER = {
     "CreateContainerConfigError": Why("make what the message names in the namespace", wire.CONFIGURATION, SOON),
     **dict.fromkeys(("CreateContainerError", "RunContainerError"), _START),
 }
+_SILENT = "it is suspended, and Kueue has not said why yet"
 _ROOT = "runAsNonRoot"
 _INACTIVE = "the check is not active"
 _PREEMPTOR = re.compile(r"; preemptor path: (?:\S*/)?([^/;\s]+);")  # /COHORT/CLUSTER-QUEUE
 
 
-def of_workload(workload: Object | None, position: int | None = None, wanted: Wanted = Wanted()) -> Why:  # noqa: B008
+def of_none(waited: float, queue: str, priority_class: str) -> Why:
+    """Return why a set is suspended of which Kueue has made no workload.
+
+    Args:
+        waited: Seconds since it was created.
+        queue: Of Kueue, that it names; "" for none.
+        priority_class: The same.
+    """
+    if not queue:
+        return Why("it is suspended and names no queue: who suspended it has to resume it")
+    if waited < SOON:
+        return Why(_SILENT)
+    reasons = [f"there is no WorkloadPriorityClass {priority_class}"] if priority_class else []
+    reasons.append("Kueue does not run, or leaves the namespace alone, as its administrator can see")
+    return Why(f"{_SILENT}; {', or '.join(reasons)}")
+
+
+def of_workload(workload: Object, position: int | None = None, wanted: Wanted = Wanted()) -> Why:  # noqa: B008
     """Return why Kueue holds a set back.
 
     Args:
-        workload: Kueue's own object of the set; None if there is none.
+        workload: Kueue's own object of the set.
         position: Its place in the queue, from 1, where that is known.
         wanted: What the pods ask of their nodes.
     """
-    if workload is None:
-        return Why("it is suspended, and Kueue has not said why yet")
     queue = f"it waits in the queue {workload.get('spec', {}).get('queueName', '')}"
     if position is not None:
         queue += f", place {position} in it"

@@ -166,6 +166,18 @@ def test_a_suspended_set_waits_in_its_queue_with_its_place() -> None:
     assert found.observation.hint == "kubectl describe jobset x -n team"
 
 
+def test_a_set_without_a_workload_names_the_class_that_kueue_may_lack() -> None:
+    made = "2026-01-01T00:00:00Z"
+    labels = {"kueue.x-k8s.io/queue-name": "research", "kueue.x-k8s.io/priority-class": "high"}
+    one = {**jobset(suspend=True), "metadata": {"creationTimestamp": made, "labels": labels}}
+
+    def told(after: float) -> str:
+        return judge(PLACEMENT, Seen(one, now=states.seconds(made) + after)).observation.message
+
+    assert "no WorkloadPriorityClass high" not in told(waiting.SOON - 1)
+    assert "no WorkloadPriorityClass high" in told(waiting.SOON)
+
+
 def test_why_hosts_are_waited_for_is_told_beside_how_many_there_are() -> None:
     unscheduled = pod("Pending", node="", conditions=[condition("PodScheduled", "Unschedulable", "no", "False")])
     found = judge(PLACEMENT, Seen(jobset(), [pod("Running", "x-s-0-1-abcde"), unscheduled]))

@@ -484,8 +484,21 @@ def test_kueue_says_why_it_holds_a_set_back(said: str, reason: str, advice: str,
 
 
 def test_a_set_that_kueue_has_not_seen_is_only_suspended() -> None:
-    assert waiting.of_workload(None) == Why("it is suspended, and Kueue has not said why yet")
+    assert waiting.of_none(1.0, "research", "high") == Why("it is suspended, and Kueue has not said why yet")
     assert waiting.of_workload({"spec": {"queueName": "research"}}) == Why("it waits in the queue research")
+
+
+def test_a_set_that_kueue_does_not_see_for_long_says_what_may_be_why() -> None:
+    idle = "Kueue does not run, or leaves the namespace alone"
+    found = waiting.of_none(waiting.SOON, "research", "")
+    assert idle in found.message and "WorkloadPriorityClass" not in found.message
+    found = waiting.of_none(waiting.SOON, "research", "high")
+    assert f"there is no WorkloadPriorityClass high, or {idle}" in found.message
+    assert not found.cause
+
+
+def test_a_set_without_a_queue_waits_for_whoever_suspended_it() -> None:
+    assert "Kueue" not in waiting.of_none(waiting.SOON, "", "").message
 
 
 PREEMPTED = (
