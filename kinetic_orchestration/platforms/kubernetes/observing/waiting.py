@@ -20,6 +20,7 @@ SOON = 20.0  # seconds in which what is created after the pods, such as their Se
 GANG = 600.0  # for which hosts may hold chips while nodes of the others are made
 HALF = 30.0  # for which a part of the hosts may hold chips while the others get none
 ELSEWHERE = 60.0  # in which an autoscaler asks for the same machines in another zone
+AGAIN = 10.0  # after which a kubelet has asked a registry for an image once more
 IMAGE = 120.0  # a registry may be out of order for that long
 NEVER = "never has so much"  # in the reason of an end for want of quota that waiting does not change
 
@@ -186,18 +187,25 @@ _SCALING = {
     ),
 }  # fmt: skip
 
-# Of the kubelet: the reason for which a container waits.
-_PULL = Why("see that the image exists and that the nodes may pull it, or name the Secret of its registry with "
-            "cloud=Kubernetes(image_pull_secrets=[…])", wire.CONFIGURATION, IMAGE)  # fmt: skip
-_START = Why("the node cannot start the container", wire.INFRASTRUCTURE, IMAGE)
+# Of the kubelet: the message for which a container waits, by its reason. The words of a pull are a registry's, as the
+# node's runtime (containerd, CRI-O) hands them on; only a registry that was reached knows that it has no such image.
+_PULL = (
+    _row(r"failed to resolve reference \S+ \S+: not found|manifest unknown|name unknown|repository \S+ not found",
+         "the registry has no such image: see its name and its tag", wire.CONFIGURATION, AGAIN),
+    _row(r"", "see that the image exists and that the nodes may pull it, or name the Secret of its registry with "
+         "cloud=Kubernetes(image_pull_secrets=[…])", wire.CONFIGURATION, IMAGE),
+)  # fmt: skip
+_START = (_row(r"", "the node cannot start the container", wire.INFRASTRUCTURE, IMAGE),)
 _CONTAINER = {
-    "InvalidImageName": Why("name an image that a registry can have", wire.CONFIGURATION, AT_ONCE),
+    "InvalidImageName": (_row(r"", "name an image that a registry can have", wire.CONFIGURATION),),
     **dict.fromkeys(("ErrImagePull", "ImagePullBackOff"), _PULL),
-    "CreateContainerConfigError": Why("make what the message names in the namespace", wire.CONFIGURATION, SOON),
+    "CreateContainerConfigError": (
+        _row(r"runAsNonRoot", "name another user, or another image", wire.CONFIGURATION, SOON),
+        _row(r"", "make what the message names in the namespace", wire.CONFIGURATION, SOON),
+    ),
     **dict.fromkeys(("CreateContainerError", "RunContainerError"), _START),
 }
 _SILENT = "it is suspended, and Kueue has not said why yet"
-_ROOT = "runAsNonRoot"
 _INACTIVE = "the check is not active"
 _PREEMPTOR = re.compile(r"; preemptor path: (?:\S*/)?([^/;\s]+);")  # /COHORT/CLUSTER-QUEUE
 
@@ -343,11 +351,10 @@ def of_pods(pods: Sequence[Object], wanted: Wanted) -> Why | None:
         name = pod["metadata"]["name"]
         for container in pod.get("status", {}).get("containerStatuses", ()):
             state = container.get("state", {}).get("waiting") or {}
-            known = _CONTAINER.get(state.get("reason", ""))
-            if known is not None:
-                said = ": ".join(filter(None, (state["reason"], escaped(state.get("message")))))
-                advice = "name another user, or another image" if _ROOT in said else known.message
-                found.append(known._replace(message=f"pod {name} does not start ({said}): {advice}"))
+            said = ": ".join(escaped(state[key]) for key in ("reason", "message") if state.get(key))
+            told = f"pod {name} does not start ({said})"
+            if (why := _first(_CONTAINER.get(state.get("reason", ""), ()), said, told, wanted)) is not None:
+                found.append(why)
         if (lacks := _unscheduled(pod)) is not None:
             told = f"no node for pod {name}: {lacks}"
             found.append(_first(_UNSCHEDULABLE, lacks, told, wanted) or Why(told))

@@ -380,9 +380,31 @@ def test_what_a_part_of_a_set_lacks_is_graver_than_a_wait() -> None:
                 'reference "gone:1": gone:1: not found'
             ),
             wire.CONFIGURATION,
-            waiting.IMAGE,
+            waiting.AGAIN,
         ),
         ("ErrImagePull", "", wire.CONFIGURATION, waiting.IMAGE),
+        ("ImagePullBackOff", 'Back-off pulling image "gone:1"', wire.CONFIGURATION, waiting.IMAGE),  # of older kubelets
+        (
+            "ErrImagePull",
+            "rpc error: code = NotFound desc = reading manifest 1 in docker.io/library/gone: manifest unknown",
+            wire.CONFIGURATION,
+            waiting.AGAIN,
+        ),
+        (  # a node that loses what it has pulled
+            "ErrImagePull",
+            'failed to pull and unpack image "ours:1": failed to extract layer: snapshot 7 does not exist: not found',
+            wire.CONFIGURATION,
+            waiting.IMAGE,
+        ),
+        (
+            "ErrImagePull",
+            (
+                'failed to pull and unpack image "a.b/ours:1": failed to resolve reference "a.b/ours:1": failed to do '
+                'request: Head "https://a.b/v2/ours/manifests/1": dial tcp: lookup a.b: no such host'
+            ),
+            wire.CONFIGURATION,
+            waiting.IMAGE,
+        ),
         (
             "InvalidImageName",
             'Failed to apply default image tag "bad:1": couldn\'t parse image name "bad:1": invalid reference format',
