@@ -86,6 +86,9 @@ _WORKLOAD = (
          "out of account (excludeResourcePrefixes)", wire.CONFIGURATION),
     _row(r"untolerated taint \{(\S+) (\S*) (\S*) [^}]*\} in flavor",
          f"the queue's nodes have the taint {{0}}={{1}}:{{2}}: {_TOLERATE}", wire.CONFIGURATION),
+    _row(r"(?i)flavor \S+ supports only TopologyAwareScheduling",
+         "the queue's flavors place only jobs that ask for a topology, which these do not: name another queue",
+         wire.CONFIGURATION),
     _row(r"topology \S+ doesn't allow to fit",
          "the queue places all hosts near each other, and no part of its topology has room for them now"),
     _row(r"doesn't match node affinity",
@@ -131,6 +134,9 @@ _FAILED_CREATE = (
          "the namespace {0} has no service account {1}: make it, or name another with "
          "cloud=Kubernetes(service_account=…)", wire.CONFIGURATION, SOON),
     _row(r"failed calling webhook", "the controller behind that webhook does not answer, and is waited for"),
+    _row(r"Warden rejected the request.*?denied by ([^\]]+)",
+         "GKE itself refuses such pods in this cluster by the rule {0}, as Autopilot does: change what it names, or "
+         "take a Standard cluster", wire.CONFIGURATION, SOON),
     _row(r'violates PodSecurity "(\S+?):', "the namespace is {0}: with an image whose Python any user may run, "
          "cloud=Kubernetes(run_as_user=1000) meets that", wire.CONFIGURATION, SOON),
     _row(r"per (?:Container|Pod) is|less than or equal to \S+ limit",
@@ -163,23 +169,35 @@ _UNSCHEDULABLE = (
 # How the scheduler says that no pod can be evicted for this one either.
 _NO_PREEMPTION = re.compile(r"\.?\s*(?:no new claims to deallocate, )?preemption: .*", re.S)
 
-# Of an autoscaler: the messages of its events on a pod, by their reasons.
+# Of an autoscaler: the messages of its events on a pod, by their reasons. GKE's own says some things as words with
+# dots between them, which are the names that its log has for them.
+_TOPOLOGY = r"tpu[ .](?:topology|configuration)[ .]invalid"
+_NO_TOPOLOGY = "GKE has no machines of that topology ({labels}): 'ko accelerators' lists those of each generation"
 _TRIGGERED = "TriggeredScaleUp"
 _NOT_TRIGGERED = "NotTriggerScaleUp"
 _SCALING = {
     _TRIGGERED: (_row(r"", "nodes are being made"),),
     "FailedScaleUp": (
-        _row(r"out of resources", "the zone has no such machines free now", wire.STOCKOUT, ELSEWHERE),
-        _row(r"quota exceeded", "the project has no more quota of such machines: ask for more, or name another "
+        _row(r"(?i)reservation\b.*capacity[ .]exceeded", "other machines hold all that the reservation has",
+             wire.STOCKOUT, ELSEWHERE),
+        _row(r"(?i)invalid[ .]reservation|reservation\b.*(?:not[ .]found|incompatible)",
+             "see that the reservation exists, fits the machine and has room", wire.CONFIGURATION, IMAGE),
+        _row(r"out[ .]of[ .]resources", "the zone has no such machines free now", wire.STOCKOUT, ELSEWHERE),
+        _row(r"quota[ .]exceeded", "the project has no more quota of such machines: ask for more, or name another "
              "cluster", wire.QUOTA, ELSEWHERE),
-        _row(r"(?i)invalid reservation", "see that the reservation exists, fits the machine and has room",
-             wire.CONFIGURATION, IMAGE),
+        _row(r"(?i)ip[ ._]space\b.*exhausted", "the cluster's network has no address left for more nodes or pods: its "
+             "administrator can give it another range, and nodes that go free theirs"),
+        _row(_TOPOLOGY, _NO_TOPOLOGY, wire.CONFIGURATION, IMAGE),
         _row(r"", "the cluster could not make nodes, and tries again"),
     ),
     _NOT_TRIGGERED: (
         _row(r"in backoff after failed scale-up", "the last machines could not be had, and it asks again in minutes"),
         _row(r"max node group size reached|max cluster .+ limit reached",
              "a pool of such nodes is as large as it may be: raise its maximum, or wait until other jobs end"),
+        _row(_TOPOLOGY, _NO_TOPOLOGY, wire.CONFIGURATION, IMAGE),
+        _row(r"no[ .]limit[ .]defined", "auto-provisioning has no limit for such chips: its administrator gives it one "
+             "(gcloud container clusters update --enable-autoprovisioning --max-accelerator), or makes a pool: {pool}",
+             wire.CONFIGURATION, IMAGE),
         _row(r"didn't match (?:Pod's )?node affinity", _NODES, wire.CONFIGURATION, IMAGE),
         _row(_TAINTED, f"pools have a taint{{0}}: {_TOLERATE}",
              wire.CONFIGURATION, IMAGE),
@@ -189,9 +207,25 @@ _SCALING = {
 
 # Of the kubelet: the message for which a container waits, by its reason. The words of a pull are a registry's, as the
 # node's runtime (containerd, CRI-O) hands them on; only a registry that was reached knows that it has no such image.
+_UNAUTHORIZED = (
+    r"(?i:unauthorized|forbidden|insufficient_scope|denied|authentication required|no basic auth credentials)"
+)
 _PULL = (
     _row(r"failed to resolve reference \S+ \S+: not found|manifest unknown|name unknown|repository \S+ not found",
          "the registry has no such image: see its name and its tag", wire.CONFIGURATION, AGAIN),
+    _row(r"no match for platform|no matching manifest|for architecture",
+         "the image has no variant for the nodes' processor: name one that has", wire.CONFIGURATION, AGAIN),
+    _row(r"(?i)too ?many ?requests|internal server error|bad gateway|service unavailable|gateway time-?out",
+         "the registry does not serve it now: a mirror, or an account at the registry, may have more",
+         wire.INFRASTRUCTURE, IMAGE),
+    _row(rf"(?=.*(?:pkg\.dev|gcr\.io)/).*{_UNAUTHORIZED}",
+         "it does not exist, or the nodes may not pull it: on GKE, grant roles/artifactregistry.reader on its "
+         "repository to the nodes' account; elsewhere, name the Secret of the registry with "
+         "cloud=Kubernetes(image_pull_secrets=[…])", wire.CONFIGURATION, IMAGE),
+    _row(_UNAUTHORIZED, "it does not exist, or its registry wants a login: name the Secret of that with "
+         "cloud=Kubernetes(image_pull_secrets=[…])", wire.CONFIGURATION, IMAGE),
+    _row(r"dial tcp|i/o timeout|deadline exceeded", "the nodes do not reach the registry: see its name, and that nodes "
+         "without an address of their own have a way out (on Google's network, Cloud NAT)", wire.CONFIGURATION, IMAGE),
     _row(r"", "see that the image exists and that the nodes may pull it, or name the Secret of its registry with "
          "cloud=Kubernetes(image_pull_secrets=[…])", wire.CONFIGURATION, IMAGE),
 )  # fmt: skip
@@ -199,12 +233,22 @@ _START = (_row(r"", "the node cannot start the container", wire.INFRASTRUCTURE, 
 _CONTAINER = {
     "InvalidImageName": (_row(r"", "name an image that a registry can have", wire.CONFIGURATION),),
     **dict.fromkeys(("ErrImagePull", "ImagePullBackOff"), _PULL),
+    "RegistryUnavailable": (_row(r"", "the registry does not answer, and is asked again", wire.INFRASTRUCTURE, IMAGE),),
+    "ErrImageNeverPull": (
+        _row(r"", "the cluster has pods take only images that its nodes have (imagePullPolicy Never): name one of them",
+             wire.CONFIGURATION, SOON),
+    ),
+    "SignatureValidationFailed": (
+        _row(r"", "the nodes take only images with a signature that they know: name one that is signed",
+             wire.CONFIGURATION, SOON),
+    ),
+    "ImageInspectError": (_row(r"", "the node cannot read the image that it has", wire.INFRASTRUCTURE, IMAGE),),
     "CreateContainerConfigError": (
         _row(r"runAsNonRoot", "name another user, or another image", wire.CONFIGURATION, SOON),
         _row(r"", "make what the message names in the namespace", wire.CONFIGURATION, SOON),
     ),
     **dict.fromkeys(("CreateContainerError", "RunContainerError"), _START),
-}
+}  # fmt: skip
 _SILENT = "it is suspended, and Kueue has not said why yet"
 _INACTIVE = "the check is not active"
 _PREEMPTOR = re.compile(r"; preemptor path: (?:\S*/)?([^/;\s]+);")  # /COHORT/CLUSTER-QUEUE
