@@ -42,6 +42,7 @@ class Seen(NamedTuple):
     jobs: Sequence[Object] = ()  # read only of a set that has failed
     workload: Object | None = None  # Kueue's, of a set that is suspended
     events: Sequence[Object] = ()  # of controllers about its Jobs and itself, of an autoscaler about its pods
+    unread: str = ""  # why no workload could be read: a kind of `answers`
     position: int | None = None  # in the queue, from 1
     now: float = 0.0  # when it was read, by the clock of the server
 
@@ -76,7 +77,8 @@ def _held(placement: Mapping[str, Any], seen: Seen, wanted: Wanted) -> Judged:
         why = waiting.of_workload(seen.workload, seen.position, wanted)
     else:
         labels = (seen.set or {}).get("metadata", {}).get("labels", {})
-        why = waiting.of_none(waited(seen), labels.get(manifest.QUEUE, ""), labels.get(manifest.PRIORITY, ""))
+        named = labels.get(manifest.QUEUE, ""), labels.get(manifest.PRIORITY, "")
+        why = waiting.of_none(waited(seen), *named, unread=seen.unread)
     return Judged(Observation(QUEUED, f"{placement['zone']}: {why.message}"), why)
 
 

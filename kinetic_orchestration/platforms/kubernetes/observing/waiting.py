@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kinetic_orchestration.platforms.kubernetes import rights
+from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import escaped
 from kinetic_orchestration.protocol import wire
 
@@ -249,21 +251,31 @@ _CONTAINER = {
     ),
     **dict.fromkeys(("CreateContainerError", "RunContainerError"), _START),
 }  # fmt: skip
+_RIGHT = str(rights.WORKLOADS)
+_LEAST = "its administrator has to install 0.15 or later"
 _SILENT = "it is suspended, and Kueue has not said why yet"
 _INACTIVE = "the check is not active"
 _PREEMPTOR = re.compile(r"; preemptor path: (?:\S*/)?([^/;\s]+);")  # /COHORT/CLUSTER-QUEUE
 
 
-def of_none(waited: float, queue: str, priority_class: str) -> Why:
-    """Return why a set is suspended of which Kueue has made no workload.
+def of_none(waited: float, queue: str, priority_class: str, unread: str = "") -> Why:
+    """Return why a set is suspended of which no workload of Kueue is seen.
 
     Args:
         waited: Seconds since it was created.
         queue: Of Kueue, that it names; "" for none.
         priority_class: The same.
+        unread: Why workloads cannot be read, as a kind of `answers`; "" if they can.
     """
     if not queue:
         return Why("it is suspended and names no queue: who suspended it has to resume it")
+    if unread == answers.FORBIDDEN:
+        grant = f"'ko doctor --role user:NAME --queue {queue}' prints the Role that has it"
+        return Why(f"it is suspended in the queue {queue}, and why is unknown without the right {_RIGHT}: {grant}")
+    if unread == answers.UNSERVED:
+        return Why(
+            f"it is suspended in the queue {queue}, and the cluster serves no Kueue that is understood: {_LEAST}"
+        )
     if waited < SOON:
         return Why(_SILENT)
     reasons = [f"there is no WorkloadPriorityClass {priority_class}"] if priority_class else []

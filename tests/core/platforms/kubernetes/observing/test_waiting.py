@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.observing import waiting
 from kinetic_orchestration.platforms.kubernetes.observing.waiting import NEVER, Wanted, Why
 from kinetic_orchestration.protocol import wire
@@ -587,6 +588,15 @@ def test_a_set_that_kueue_does_not_see_for_long_says_what_may_be_why() -> None:
     found = waiting.of_none(waiting.SOON, "research", "high")
     assert f"there is no WorkloadPriorityClass high, or {idle}" in found.message
     assert not found.cause
+
+
+def test_without_the_right_to_read_from_kueue_the_right_is_named_and_without_kueue_that() -> None:
+    forbidden = waiting.of_none(waiting.SOON, "research", "high", answers.FORBIDDEN).message
+    assert "without the right list workloads.kueue.x-k8s.io: 'ko doctor --role user:NAME --queue research'" in forbidden
+    unserved = waiting.of_none(waiting.SOON, "research", "high", answers.UNSERVED).message
+    assert "serves no Kueue that is understood: its administrator has to install 0.15 or later" in unserved
+    for told in (forbidden, unserved):
+        assert "has not said" not in told and "PriorityClass" not in told
 
 
 def test_a_set_without_a_queue_waits_for_whoever_suspended_it() -> None:
