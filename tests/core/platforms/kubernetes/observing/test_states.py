@@ -8,7 +8,7 @@ import pytest
 
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, PROVISIONING, QUEUED, WOUNDED
-from kinetic_orchestration.platforms.kubernetes import gke
+from kinetic_orchestration.platforms.kubernetes import gke, manifest
 from kinetic_orchestration.platforms.kubernetes.gke import Cluster
 from kinetic_orchestration.platforms.kubernetes.observing import states, waiting
 from kinetic_orchestration.platforms.kubernetes.observing.states import Seen, judge
@@ -122,6 +122,16 @@ def test_a_set_that_failed_says_of_what(seen: Seen, cause: str, told: str) -> No
     assert (found.state, found.cause) == (GONE, cause)
     assert told in found.message
     assert "rule at index" not in found.message
+
+
+@pytest.mark.parametrize(("accelerator", "cause"), [("v5e-16", wire.INFRASTRUCTURE), ("v5e-16:spot", wire.PREEMPTION)])
+def test_a_node_that_is_gone_is_a_preemption_only_on_spot(accelerator: str, cause: str) -> None:
+    gone = condition("DisruptionTarget", "DeletionByPodGC", "PodGC: node no longer exists")
+    annotations = {"annotations": {manifest.ACCELERATOR: accelerator}}
+    for one in (jobset(FAILED), jobset()):
+        found = judge(PLACEMENT, Seen({**one, "metadata": annotations}, [died(137, conditions=[gone])], [DISRUPTED]))
+        assert found.observation.cause == cause
+        assert "taken away (DeletionByPodGC: PodGC: node no longer exists)" in found.observation.message
 
 
 def test_a_set_that_is_completed_is_gone_without_a_cause() -> None:
