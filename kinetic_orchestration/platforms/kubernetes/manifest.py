@@ -33,6 +33,7 @@ STAYS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.s
 NODE_POOL = "cloud.google.com/gke-nodepool"
 JOB_INDEX = "metadata.labels['jobset.sigs.k8s.io/job-index']"
 ACCELERATOR = f"{ownership.OURS}accelerator"  # annotation: the slice, by its name here
+ON_SPOT = ":spot"  # how that name ends
 KEPT_SECONDS = 3600  # of a JobSet that has ended, for people
 LONGEST = 2**31 - 1  # seconds of a pod's deadline
 DRIVER = "/usr/local/nvidia/lib64"  # where GKE puts the GPUs' driver, which only images with CUDA look for
@@ -59,7 +60,7 @@ def render(asked: Submission) -> dict[str, Any]:
     seconds = min(max(1, math.ceil(intent.deadline - intent.created)), LONGEST)
     bound = {"activeDeadlineSeconds": seconds} if intent.deadline else {}
     node = nodes.node(plan.slice)
-    annotations = {ACCELERATOR: f"{plan.slice.name}{':spot' if plan.spot or plan.slice.spot else ''}"}
+    annotations = {ACCELERATOR: f"{plan.slice.name}{ON_SPOT if plan.spot or plan.slice.spot else ''}"}
     if node.resource == nodes.TPU and hosts > 1:
         annotations[TOPOLOGY] = NODE_POOL
     named = ((QUEUE, placement.get("queue")), (PRIORITY, plan.cloud["priority_class"]))

@@ -1,8 +1,9 @@
 """Checks before a job is submitted that a cluster will let it run: access, JobSet, namespace, rights, queue, admission.
 
-Every failed check names what fixes it. A submitter checks once in ten minutes (`require`), in two requests, or three
-with a queue; `doctor` on every call, and more (`examine`); `plan --admission` what the job that it shows would meet
-(`admission`). Whether a node is free is never a reason to refuse: a pool may be empty until a pod waits for it.
+Every failed check names what fixes it. A submitter checks once in ten minutes (`require`), in two requests, and one
+more for each queue and a priority class; `doctor` on every call, and more (`examine`); `plan --admission` what the job
+that it shows would meet (`admission`). Whether a node is free is never a reason to refuse: a pool may be empty until a
+pod waits for it.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
     """
     silent: list[ApiError] = []
     for where in plan.zones:
-        key = os.getpid(), plan.backend, where, queues_of(plan.cloud["queue"]), *_wanted(plan), *_asked_of_pools(plan)
+        chosen = queues_of(plan.cloud["queue"]), plan.cloud["priority_class"]
+        key = os.getpid(), plan.backend, where, *chosen, *_wanted(plan), *_asked_of_pools(plan)
         with _lock:
             if time.monotonic() - _passed.get(key, -LASTS) < LASTS:
                 continue
@@ -149,6 +151,8 @@ def _needed(place: Place) -> Iterator[Finding]:
     yield granted
     if queues_of(place.plan.cloud["queue"]):
         yield _queues(place)
+    if place.plan.cloud["priority_class"]:
+        yield _priority(place)
     pod = manifest.pod_spec(_sample(place))
     if _lacks_pool(place, pod) and not any(_fits(node, pod) for node in _listed(place) or ()):
         yield Finding("nodes", FAILED, _no_pool(place), f"{_FOR_EVER} {_pool(place, pod)}")

@@ -49,9 +49,11 @@ _ALWAYS = (
     Right("", "events", "list", "why the cluster refuses pods stays unknown", is_needed=False),
 )
 _SECRETS = (Right("", "secrets", "create", "captured credentials cannot be handed to pods"),)
+# What tells why the queue holds a job back.
+WORKLOADS = Right(_KUEUE, "workloads", "list", "why the queue holds a job back stays unknown", is_needed=False)
 _QUEUE = (
     Right(_KUEUE, "localqueues", "get", "whether the queue exists is told only by a job that waits", is_needed=False),
-    Right(_KUEUE, "workloads", "list", "why the queue holds a job back stays unknown", is_needed=False),
+    WORKLOADS,
     Right(_VISIBILITY, "localqueues/pendingworkloads", "get", "places in the queue stay unknown", is_needed=False),
 )
 

@@ -208,7 +208,9 @@ def _read_queue(api: Api, where: str, seen: dict[str, Seen]) -> None:
     except ApiError as error:
         if error.kind not in (answers.UNSERVED, answers.FORBIDDEN):
             raise
-        return  # without Kueue, or the right to read from it, only the suspension is known
+        for one in held:  # without Kueue, or the right to read from it, only the suspension is known
+            seen[one] = seen[one]._replace(unread=error.kind)
+        return
     positions = _positions(api, where, workloads)
     for workload in workloads:
         for owner in workload["metadata"].get("ownerReferences", ()):

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.plan.values import ABSENT, GONE, PARTIAL, PRESENT, PROVISIONING, QUEUED, WOUNDED, Observation
+from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.platforms.kubernetes.api.answers import escaped
 from kinetic_orchestration.platforms.kubernetes.observing import waiting
 from kinetic_orchestration.platforms.kubernetes.observing.waiting import Wanted, Why, condition
@@ -23,6 +24,7 @@ _CODES = {code: cause for cause, code in wire.EXIT_CODES.items()}
 _EXIT = re.compile(r"failed with exit code (\d+)")
 _RULE = re.compile(r" matching FailJob rule at index \d+")
 _DISRUPTED = "has condition DisruptionTarget"
+_NODE_GONE = "DeletionByPodGC"  # its node was lost: a spot node, to whoever owns the machine; another one broke
 _DISK = "the job and its environment may need more disk than the node has: a pool with a larger one (--disk-size) helps"
 # The reason of a pod that its node ended, and the cause: the first pod of a set to fail is left.
 _ENDED = {
@@ -41,6 +43,7 @@ class Seen(NamedTuple):
     jobs: Sequence[Object] = ()  # read only of a set that has failed
     workload: Object | None = None  # Kueue's, of a set that is suspended
     events: Sequence[Object] = ()  # of controllers about its Jobs and itself, of an autoscaler about its pods
+    unread: str = ""  # why no workload could be read: a kind of `answers`
     position: int | None = None  # in the queue, from 1
     now: float = 0.0  # when it was read, by the clock of the server
 
@@ -71,13 +74,18 @@ def judge(placement: Mapping[str, Any], seen: Seen, wanted: Wanted = Wanted()) -
 
 
 def _held(placement: Mapping[str, Any], seen: Seen, wanted: Wanted) -> Judged:
-    why = waiting.of_workload(seen.workload, seen.position, wanted)
+    if seen.workload is not None:
+        why = waiting.of_workload(seen.workload, seen.position, wanted)
+    else:
+        labels = (seen.set or {}).get("metadata", {}).get("labels", {})
+        named = labels.get(manifest.QUEUE, ""), labels.get(manifest.PRIORITY, "")
+        why = waiting.of_none(waited(seen), *named, unread=seen.unread)
     return Judged(Observation(QUEUED, f"{placement['zone']}: {why.message}"), why)
 
 
 def _begun(placement: Mapping[str, Any], seen: Seen, wanted: Wanted) -> Judged:
     if dead := [pod for pod in seen.pods if _is_dead(pod)]:
-        return Judged(Observation(WOUNDED, *_fate(dead[0])))
+        return Judged(Observation(WOUNDED, *_fate(dead[0], seen.set)))
     alive = [pod for pod in seen.pods if _phase(pod) in ("Running", "Succeeded")]
     if len(alive) >= placement["hosts"]:
         return Judged(Observation(PRESENT))
@@ -117,7 +125,8 @@ def _death(failed: Object, seen: Seen) -> tuple[str, str]:
     if (known := _of_left(seen.pods, said)) is not None:
         return known
     if _DISRUPTED in said:
-        return f"a pod was taken away{_by_whom(seen.pods)}: {said}", wire.PREEMPTION
+        by, why = _by_whom(seen.pods, seen.set)
+        return f"a pod was taken away{by}: {said}", why
     if told.get("reason") == "DeadlineExceeded":
         return said, wire.DEADLINE
     match = _EXIT.search(said)
@@ -139,20 +148,26 @@ def _of_left(pods: Sequence[Object], said: str) -> tuple[str, str] | None:
     return None
 
 
-def _by_whom(pods: Sequence[Object]) -> str:
-    """Who took a pod away, where it is still there to say so."""
+def _by_whom(pods: Sequence[Object], of: Object | None) -> tuple[str, str]:
+    """Return who took a pod of a set away, where it is still there to say so, and the cause."""
     told = [found for pod in pods if is_true(found := condition(pod, "DisruptionTarget")) and found is not None]
-    return f" ({told[0].get('reason', '')}: {escaped(told[0].get('message')).rstrip('. ')})" if told else ""
+    if not told:
+        return "", wire.PREEMPTION
+    accelerator = str((of or {}).get("metadata", {}).get("annotations", {}).get(manifest.ACCELERATOR, ""))
+    broke = all(one.get("reason") == _NODE_GONE for one in told) and not accelerator.endswith(manifest.ON_SPOT)
+    by = f" ({told[0].get('reason', '')}: {escaped(told[0].get('message')).rstrip('. ')})"
+    return by, wire.INFRASTRUCTURE if broke else wire.PREEMPTION
 
 
-def _fate(pod: Object) -> tuple[str, str]:
+def _fate(pod: Object, of: Object | None) -> tuple[str, str]:
     """Return what a pod died of whose set goes on, and its cause."""
     code = next((int(state.get("exitCode", 0)) for state in _terminated(pod)), 0)
     said = f"pod {pod['metadata']['name']} died with exit code {code}"
     if (known := _of_left([pod], said)) is not None:
         return known
-    if by := _by_whom([pod]):
-        return f"{said}, as it was taken away{by}", wire.PREEMPTION
+    by, cause = _by_whom([pod], of)
+    if by:
+        return f"{said}, as it was taken away{by}", cause
     return said, _CODES.get(code, wire.INFRASTRUCTURE)
 
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kinetic_orchestration.platforms.kubernetes import rights
+from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import escaped
 from kinetic_orchestration.protocol import wire
 
@@ -20,6 +22,7 @@ SOON = 20.0  # seconds in which what is created after the pods, such as their Se
 GANG = 600.0  # for which hosts may hold chips while nodes of the others are made
 HALF = 30.0  # for which a part of the hosts may hold chips while the others get none
 ELSEWHERE = 60.0  # in which an autoscaler asks for the same machines in another zone
+AGAIN = 10.0  # after which a kubelet has asked a registry for an image once more
 IMAGE = 120.0  # a registry may be out of order for that long
 NEVER = "never has so much"  # in the reason of an end for want of quota that waiting does not change
 
@@ -85,6 +88,9 @@ _WORKLOAD = (
          "out of account (excludeResourcePrefixes)", wire.CONFIGURATION),
     _row(r"untolerated taint \{(\S+) (\S*) (\S*) [^}]*\} in flavor",
          f"the queue's nodes have the taint {{0}}={{1}}:{{2}}: {_TOLERATE}", wire.CONFIGURATION),
+    _row(r"(?i)flavor \S+ supports only TopologyAwareScheduling",
+         "the queue's flavors place only jobs that ask for a topology, which these do not: name another queue",
+         wire.CONFIGURATION),
     _row(r"topology \S+ doesn't allow to fit",
          "the queue places all hosts near each other, and no part of its topology has room for them now"),
     _row(r"doesn't match node affinity",
@@ -130,6 +136,9 @@ _FAILED_CREATE = (
          "the namespace {0} has no service account {1}: make it, or name another with "
          "cloud=Kubernetes(service_account=…)", wire.CONFIGURATION, SOON),
     _row(r"failed calling webhook", "the controller behind that webhook does not answer, and is waited for"),
+    _row(r"Warden rejected the request.*?denied by ([^\]]+)",
+         "GKE itself refuses such pods in this cluster by the rule {0}, as Autopilot does: change what it names, or "
+         "take a Standard cluster", wire.CONFIGURATION, SOON),
     _row(r'violates PodSecurity "(\S+?):', "the namespace is {0}: with an image whose Python any user may run, "
          "cloud=Kubernetes(run_as_user=1000) meets that", wire.CONFIGURATION, SOON),
     _row(r"per (?:Container|Pod) is|less than or equal to \S+ limit",
@@ -162,23 +171,35 @@ _UNSCHEDULABLE = (
 # How the scheduler says that no pod can be evicted for this one either.
 _NO_PREEMPTION = re.compile(r"\.?\s*(?:no new claims to deallocate, )?preemption: .*", re.S)
 
-# Of an autoscaler: the messages of its events on a pod, by their reasons.
+# Of an autoscaler: the messages of its events on a pod, by their reasons. GKE's own says some things as words with
+# dots between them, which are the names that its log has for them.
+_TOPOLOGY = r"tpu[ .](?:topology|configuration)[ .]invalid"
+_NO_TOPOLOGY = "GKE has no machines of that topology ({labels}): 'ko accelerators' lists those of each generation"
 _TRIGGERED = "TriggeredScaleUp"
 _NOT_TRIGGERED = "NotTriggerScaleUp"
 _SCALING = {
     _TRIGGERED: (_row(r"", "nodes are being made"),),
     "FailedScaleUp": (
-        _row(r"out of resources", "the zone has no such machines free now", wire.STOCKOUT, ELSEWHERE),
-        _row(r"quota exceeded", "the project has no more quota of such machines: ask for more, or name another "
+        _row(r"(?i)reservation\b.*capacity[ .]exceeded", "other machines hold all that the reservation has",
+             wire.STOCKOUT, ELSEWHERE),
+        _row(r"(?i)invalid[ .]reservation|reservation\b.*(?:not[ .]found|incompatible)",
+             "see that the reservation exists, fits the machine and has room", wire.CONFIGURATION, IMAGE),
+        _row(r"out[ .]of[ .]resources", "the zone has no such machines free now", wire.STOCKOUT, ELSEWHERE),
+        _row(r"quota[ .]exceeded", "the project has no more quota of such machines: ask for more, or name another "
              "cluster", wire.QUOTA, ELSEWHERE),
-        _row(r"(?i)invalid reservation", "see that the reservation exists, fits the machine and has room",
-             wire.CONFIGURATION, IMAGE),
+        _row(r"(?i)ip[ ._]space\b.*exhausted", "the cluster's network has no address left for more nodes or pods: its "
+             "administrator can give it another range, and nodes that go free theirs"),
+        _row(_TOPOLOGY, _NO_TOPOLOGY, wire.CONFIGURATION, IMAGE),
         _row(r"", "the cluster could not make nodes, and tries again"),
     ),
     _NOT_TRIGGERED: (
         _row(r"in backoff after failed scale-up", "the last machines could not be had, and it asks again in minutes"),
         _row(r"max node group size reached|max cluster .+ limit reached",
              "a pool of such nodes is as large as it may be: raise its maximum, or wait until other jobs end"),
+        _row(_TOPOLOGY, _NO_TOPOLOGY, wire.CONFIGURATION, IMAGE),
+        _row(r"no[ .]limit[ .]defined", "auto-provisioning has no limit for such chips: its administrator gives it one "
+             "(gcloud container clusters update --enable-autoprovisioning --max-accelerator), or makes a pool: {pool}",
+             wire.CONFIGURATION, IMAGE),
         _row(r"didn't match (?:Pod's )?node affinity", _NODES, wire.CONFIGURATION, IMAGE),
         _row(_TAINTED, f"pools have a taint{{0}}: {_TOLERATE}",
              wire.CONFIGURATION, IMAGE),
@@ -186,31 +207,90 @@ _SCALING = {
     ),
 }  # fmt: skip
 
-# Of the kubelet: the reason for which a container waits.
-_PULL = Why("see that the image exists and that the nodes may pull it, or name the Secret of its registry with "
-            "cloud=Kubernetes(image_pull_secrets=[…])", wire.CONFIGURATION, IMAGE)  # fmt: skip
-_START = Why("the node cannot start the container", wire.INFRASTRUCTURE, IMAGE)
+# Of the kubelet: the message for which a container waits, by its reason. The words of a pull are a registry's, as the
+# node's runtime (containerd, CRI-O) hands them on; only a registry that was reached knows that it has no such image.
+_UNAUTHORIZED = (
+    r"(?i:unauthorized|forbidden|insufficient_scope|denied|authentication required|no basic auth credentials)"
+)
+_PULL = (
+    _row(r"failed to resolve reference \S+ \S+: not found|manifest unknown|name unknown|repository \S+ not found",
+         "the registry has no such image: see its name and its tag", wire.CONFIGURATION, AGAIN),
+    _row(r"no match for platform|no matching manifest|for architecture",
+         "the image has no variant for the nodes' processor: name one that has", wire.CONFIGURATION, AGAIN),
+    _row(r"(?i)too ?many ?requests|internal server error|bad gateway|service unavailable|gateway time-?out",
+         "the registry does not serve it now: a mirror, or an account at the registry, may have more",
+         wire.INFRASTRUCTURE, IMAGE),
+    _row(rf"(?=.*(?:pkg\.dev|gcr\.io)/).*{_UNAUTHORIZED}",
+         "it does not exist, or the nodes may not pull it: on GKE, grant roles/artifactregistry.reader on its "
+         "repository to the nodes' account; elsewhere, name the Secret of the registry with "
+         "cloud=Kubernetes(image_pull_secrets=[…])", wire.CONFIGURATION, IMAGE),
+    _row(_UNAUTHORIZED, "it does not exist, or its registry wants a login: name the Secret of that with "
+         "cloud=Kubernetes(image_pull_secrets=[…])", wire.CONFIGURATION, IMAGE),
+    _row(r"dial tcp|i/o timeout|deadline exceeded", "the nodes do not reach the registry: see its name, and that nodes "
+         "without an address of their own have a way out (on Google's network, Cloud NAT)", wire.CONFIGURATION, IMAGE),
+    _row(r"", "see that the image exists and that the nodes may pull it, or name the Secret of its registry with "
+         "cloud=Kubernetes(image_pull_secrets=[…])", wire.CONFIGURATION, IMAGE),
+)  # fmt: skip
+_START = (_row(r"", "the node cannot start the container", wire.INFRASTRUCTURE, IMAGE),)
 _CONTAINER = {
-    "InvalidImageName": Why("name an image that a registry can have", wire.CONFIGURATION, AT_ONCE),
+    "InvalidImageName": (_row(r"", "name an image that a registry can have", wire.CONFIGURATION),),
     **dict.fromkeys(("ErrImagePull", "ImagePullBackOff"), _PULL),
-    "CreateContainerConfigError": Why("make what the message names in the namespace", wire.CONFIGURATION, SOON),
+    "RegistryUnavailable": (_row(r"", "the registry does not answer, and is asked again", wire.INFRASTRUCTURE, IMAGE),),
+    "ErrImageNeverPull": (
+        _row(r"", "the cluster has pods take only images that its nodes have (imagePullPolicy Never): name one of them",
+             wire.CONFIGURATION, SOON),
+    ),
+    "SignatureValidationFailed": (
+        _row(r"", "the nodes take only images with a signature that they know: name one that is signed",
+             wire.CONFIGURATION, SOON),
+    ),
+    "ImageInspectError": (_row(r"", "the node cannot read the image that it has", wire.INFRASTRUCTURE, IMAGE),),
+    "CreateContainerConfigError": (
+        _row(r"runAsNonRoot", "name another user, or another image", wire.CONFIGURATION, SOON),
+        _row(r"", "make what the message names in the namespace", wire.CONFIGURATION, SOON),
+    ),
     **dict.fromkeys(("CreateContainerError", "RunContainerError"), _START),
-}
-_ROOT = "runAsNonRoot"
+}  # fmt: skip
+_RIGHT = str(rights.WORKLOADS)
+_LEAST = "its administrator has to install 0.15 or later"
+_SILENT = "it is suspended, and Kueue has not said why yet"
 _INACTIVE = "the check is not active"
 _PREEMPTOR = re.compile(r"; preemptor path: (?:\S*/)?([^/;\s]+);")  # /COHORT/CLUSTER-QUEUE
 
 
-def of_workload(workload: Object | None, position: int | None = None, wanted: Wanted = Wanted()) -> Why:  # noqa: B008
+def of_none(waited: float, queue: str, priority_class: str, unread: str = "") -> Why:
+    """Return why a set is suspended of which no workload of Kueue is seen.
+
+    Args:
+        waited: Seconds since it was created.
+        queue: Of Kueue, that it names; "" for none.
+        priority_class: The same.
+        unread: Why workloads cannot be read, as a kind of `answers`; "" if they can.
+    """
+    if not queue:
+        return Why("it is suspended and names no queue: who suspended it has to resume it")
+    if unread == answers.FORBIDDEN:
+        grant = f"'ko doctor --role user:NAME --queue {queue}' prints the Role that has it"
+        return Why(f"it is suspended in the queue {queue}, and why is unknown without the right {_RIGHT}: {grant}")
+    if unread == answers.UNSERVED:
+        return Why(
+            f"it is suspended in the queue {queue}, and the cluster serves no Kueue that is understood: {_LEAST}"
+        )
+    if waited < SOON:
+        return Why(_SILENT)
+    reasons = [f"there is no WorkloadPriorityClass {priority_class}"] if priority_class else []
+    reasons.append("Kueue does not run, or leaves the namespace alone, as its administrator can see")
+    return Why(f"{_SILENT}; {', or '.join(reasons)}")
+
+
+def of_workload(workload: Object, position: int | None = None, wanted: Wanted = Wanted()) -> Why:  # noqa: B008
     """Return why Kueue holds a set back.
 
     Args:
-        workload: Kueue's own object of the set; None if there is none.
+        workload: Kueue's own object of the set.
         position: Its place in the queue, from 1, where that is known.
         wanted: What the pods ask of their nodes.
     """
-    if workload is None:
-        return Why("it is suspended, and Kueue has not said why yet")
     queue = f"it waits in the queue {workload.get('spec', {}).get('queueName', '')}"
     if position is not None:
         queue += f", place {position} in it"
@@ -327,11 +407,10 @@ def of_pods(pods: Sequence[Object], wanted: Wanted) -> Why | None:
         name = pod["metadata"]["name"]
         for container in pod.get("status", {}).get("containerStatuses", ()):
             state = container.get("state", {}).get("waiting") or {}
-            known = _CONTAINER.get(state.get("reason", ""))
-            if known is not None:
-                said = ": ".join(filter(None, (state["reason"], escaped(state.get("message")))))
-                advice = "name another user, or another image" if _ROOT in said else known.message
-                found.append(known._replace(message=f"pod {name} does not start ({said}): {advice}"))
+            said = ": ".join(escaped(state[key]) for key in ("reason", "message") if state.get(key))
+            told = f"pod {name} does not start ({said})"
+            if (why := _first(_CONTAINER.get(state.get("reason", ""), ()), said, told, wanted)) is not None:
+                found.append(why)
         if (lacks := _unscheduled(pod)) is not None:
             told = f"no node for pod {name}: {lacks}"
             found.append(_first(_UNSCHEDULABLE, lacks, told, wanted) or Why(told))

@@ -32,10 +32,9 @@ _BACKOFF = 1.0  # a kubelet's begins with 10 s
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _CAPACITY = {"cpu": "256", "memory": "2Ti", "pods": "110", "ephemeral-storage": "1Ti"}
 _PRESSURE = "The node was low on resource: ephemeral-storage. "
-_PULL = 'failed to pull and unpack image "{0}": failed to resolve reference "{0}": {0}: not found'
-_WAITING = {  # reason → message, of an image that cannot be had
-    "ErrImagePull": _PULL,
-    "ImagePullBackOff": 'Back-off pulling image "{0}": ErrImagePull: ' + _PULL,
+_ABSENT = "{0}: not found"  # of a registry
+_REFUSED = {  # reason → message, of an image that cannot be had
+    "ErrImagePull": 'failed to pull and unpack image "{0}": failed to resolve reference "{0}": {1}',
     "InvalidImageName": (
         'Failed to apply default image tag "{0}": couldn\'t parse image name "{0}": invalid reference format'
     ),
@@ -231,9 +230,11 @@ class Kubelet:
             self._wait(pod, "CreateContainerError", "only pods of one container run here")
             return
         if refusal := self._pool.images.get(image):
-            if refusal != "InvalidImageName":  # first it tries, then it waits
-                refusal = "ImagePullBackOff" if pod.waits else "ErrImagePull"
-            self._wait(pod, refusal, _WAITING[refusal].format(image))
+            reason, _, words = refusal.partition(": ")
+            message = _REFUSED[reason].format(image, words or _ABSENT.format(image))
+            if reason == "ErrImagePull" and pod.waits:  # first it tries, then it waits
+                reason, message = "ImagePullBackOff", f'Back-off pulling image "{image}": ErrImagePull: {message}'
+            self._wait(pod, reason, message)
             return
         if not pod.seen["status"].get("startTime"):
             self._address(pod)

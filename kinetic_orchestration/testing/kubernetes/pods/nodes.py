@@ -52,7 +52,7 @@ class Pool:
     Attributes:
         serial: Grows with every change.
         nodes: By their names.
-        images: Those that cannot be had → `ErrImagePull` or `InvalidImageName`.
+        images: Those that cannot be had → `InvalidImageName`, or `ErrImagePull` and a registry's words after a colon.
         webhook: What GKE's webhook gives hosts of TPUs in place of the truth; None if it gives nothing.
         ends: UIDs of pods → how they are to end.
     """
@@ -121,7 +121,7 @@ class NodeGroup(ABC):
         self._fault("", names)
 
     def lack(self, images: Mapping[str, str]) -> None:
-        """Have no pod of these images start: image → `ErrImagePull` or `InvalidImageName`."""
+        """Have no pod of these images start: image → why, as in `Pool.images`."""
         with self._changing:
             self._set(images={**self.pool.images, **images})
 

@@ -10,7 +10,7 @@ import pytest
 
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
-from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, QUEUED, Observation, Plan
+from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, PROVISIONING, QUEUED, Observation, Plan
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.kubernetes import boot
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
@@ -131,6 +131,19 @@ def test_an_attempt_ends_of_what_waiting_does_not_change(placed: Placed, namespa
     nodes.lack({"gone:1": "InvalidImageName"})
     attempt = placed.submit("v5e-8", image="gone:1")
     assert placed.await_told(attempt, "(InvalidImageName", state=GONE).cause == wire.CONFIGURATION
+
+
+def test_an_image_that_a_registry_has_not_ends_an_attempt_and_a_registry_that_fails_is_waited_for(
+    placed: Placed, namespace: str, nodes: NodeGroup
+) -> None:
+    nodes.add(*tpu_pool(namespace, 2, chips=8))
+    nodes.lack({"gone:1": "ErrImagePull", "late:1": "ErrImagePull: unexpected status: 503 Service Unavailable"})
+    late = placed.submit("v5e-8", 1, image="late:1")
+    placed.await_told(late, "503 Service Unavailable", state=PROVISIONING)
+    gone = placed.submit("v5e-8", 2, image="gone:1")
+    found = placed.await_told(gone, "(ImagePullBackOff", "the registry has no such image", state=GONE)
+    assert found.cause == wire.CONFIGURATION
+    assert placed.observed(late).state == PROVISIONING
 
 
 def test_pods_without_rights_of_root_run_where_others_are_refused(

@@ -220,6 +220,21 @@ def test_a_queue_that_is_not_there_and_one_that_is_not_active(
     assert found["priority"].state == FAILED
 
 
+def test_a_priority_class_that_is_not_there_is_refused_also_after_a_job_without_one(
+    admin: Submitter, queue: Callable[[str, str], None], plane: Any
+) -> None:
+    """Kueue makes no workload of such a set, and says nothing."""
+    queue("ours", f"all-{admin.settings.namespace}")
+    admin.require(queue="ours")
+    assert "there is no WorkloadPriorityClass high" in admin.refusal(queue="ours", priority_class="high")
+    body = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass", "metadata": {"name": "high"}}
+    plane.api.create(f"{KUEUE}/workloadpriorityclasses", {**body, "value": 10})
+    try:
+        admin.require(queue="ours", priority_class="high")
+    finally:
+        plane.api.delete(f"{KUEUE}/workloadpriorityclasses/high")
+
+
 def test_a_service_account_that_is_not_there(admin: Submitter) -> None:
     found = admin.findings(service_account="trainer")
     assert found["service account"].state == FAILED

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.plan.values import ABSENT, PRESENT, QUEUED, Observation
+from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.client import TABLE, Api
 from kinetic_orchestration.platforms.kubernetes.observing import observer, states
@@ -17,7 +18,7 @@ from kinetic_orchestration.platforms.kubernetes.observing.observer import Observ
 from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.platforms.shared.cluster_access import Access
 from kinetic_orchestration.protocol import names
-from tests.core.platforms.kubernetes.api.scripted_server import Answer, Authority, Request, Server, serving
+from tests.core.platforms.kubernetes.api.scripted_server import Answer, Authority, Request, Server, serving, status
 
 pytestmark = pytest.mark.fast
 
@@ -35,6 +36,7 @@ class Cluster:
         self.phases: dict[str, str] = {}
         self.tables = True
         self.moment = 0
+        self.queue: Answer | None = None  # of Kueue, which holds all sets back
         self.behind: dict[str, str] | None = None  # what the server's memory has, which is older
         server.answer = self.answer
 
@@ -53,6 +55,8 @@ class Cluster:
         chosen = re.search(r"kinetic-job in \((.*)\)", request.query.get("labelSelector", ""))
         wanted = chosen[1].split(",") if chosen is not None else None
         mine = {name: phase for name, phase in phases.items() if wanted is None or names.job_of_slice(name) in wanted}
+        if kind == "workloads" and self.queue is not None:
+            return self.queue
         if kind == "events":
             return Answer(body={"kind": "EventList", "items": []})
         if request.headers["Accept"] == TABLE and self.tables:
@@ -69,7 +73,9 @@ class Cluster:
     def whole(self, kind: str, name: str, phase: str) -> Object:
         version = f"{name} {phase}"
         if kind == "jobsets":
-            return {"metadata": {"name": name, "resourceVersion": version}, "spec": {}}
+            held = {"labels": {manifest.QUEUE: "research"}} if self.queue is not None else {}
+            metadata = {"name": name, "uid": name, "resourceVersion": version, **held}
+            return {"metadata": metadata, "spec": {"suspend": self.queue is not None}}
         metadata = {"name": f"{name}-s-0-0-abcde", "resourceVersion": version, "labels": {observer.JOBSET: name}}
         return {"metadata": metadata, "spec": {}, "status": {"phase": phase}}
 
@@ -99,6 +105,26 @@ def look(cluster: Cluster, authority: Authority) -> Iterator[Any]:
 
     with Api(Access(cluster.server.url, "the test", authority=authority.pem, token=lambda fresh: "x")) as api:
         yield lambda placements: [one.state for one in mine.observe(api, placements, judge)]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (status(403, "Forbidden", "workloads.kueue.x-k8s.io is forbidden"), "the right list workloads.kueue.x-k8s.io"),
+        (status(404, "NotFound", "the server could not find the requested resource"), "serves no Kueue"),
+        (Answer(body={"kind": "WorkloadList", "items": []}), "Kueue has not said why yet"),
+    ],
+)
+def test_why_a_queue_says_nothing_is_told(cluster: Cluster, authority: Authority, said: Answer, told: str) -> None:
+    cluster.queue = said
+    [placement] = cluster.add(1, "Pending")
+
+    def judge(placement: Any, seen: states.Seen) -> Observation:
+        return states.judge(placement, seen._replace(pods=())).observation
+
+    with Api(Access(cluster.server.url, "the test", authority=authority.pem, token=lambda fresh: "x")) as api:
+        [found] = Observer(MARK).observe(api, [placement], judge)
+    assert found.state == QUEUED and told in found.message
 
 
 def kinds(requests: list[Request]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, PROVISIONING, QUEUED, WOUNDED
+from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.platforms.kubernetes.observing import states, waiting
 from kinetic_orchestration.platforms.kubernetes.observing.states import Seen, judge
 from kinetic_orchestration.protocol import wire
@@ -121,6 +122,16 @@ def test_a_set_that_failed_says_of_what(seen: Seen, cause: str, told: str) -> No
     assert "rule at index" not in found.message
 
 
+@pytest.mark.parametrize(("accelerator", "cause"), [("v5e-16", wire.INFRASTRUCTURE), ("v5e-16:spot", wire.PREEMPTION)])
+def test_a_node_that_is_gone_is_a_preemption_only_on_spot(accelerator: str, cause: str) -> None:
+    gone = condition("DisruptionTarget", "DeletionByPodGC", "PodGC: node no longer exists")
+    annotations = {"annotations": {manifest.ACCELERATOR: accelerator}}
+    for one in (jobset(FAILED), jobset()):
+        found = judge(PLACEMENT, Seen({**one, "metadata": annotations}, [died(137, conditions=[gone])], [DISRUPTED]))
+        assert found.observation.cause == cause
+        assert "taken away (DeletionByPodGC: PodGC: node no longer exists)" in found.observation.message
+
+
 def test_a_set_that_is_completed_is_gone_without_a_cause() -> None:
     found = judge(PLACEMENT, Seen(jobset(condition("Completed", "AllJobsCompleted")), [pod("Succeeded")])).observation
     assert (found.state, found.cause) == (GONE, "")
@@ -161,6 +172,18 @@ def test_a_suspended_set_waits_in_its_queue_with_its_place() -> None:
     assert found.observation.state == QUEUED
     assert found.observation.message == "context/team: it waits in the queue research, place 2 in it"
     assert found.observation.hint == "kubectl describe jobset x -n team"
+
+
+def test_a_set_without_a_workload_names_the_class_that_kueue_may_lack() -> None:
+    made = "2026-01-01T00:00:00Z"
+    labels = {"kueue.x-k8s.io/queue-name": "research", "kueue.x-k8s.io/priority-class": "high"}
+    one = {**jobset(suspend=True), "metadata": {"creationTimestamp": made, "labels": labels}}
+
+    def told(after: float) -> str:
+        return judge(PLACEMENT, Seen(one, now=states.seconds(made) + after)).observation.message
+
+    assert "no WorkloadPriorityClass high" not in told(waiting.SOON - 1)
+    assert "no WorkloadPriorityClass high" in told(waiting.SOON)
 
 
 def test_why_hosts_are_waited_for_is_told_beside_how_many_there_are() -> None:

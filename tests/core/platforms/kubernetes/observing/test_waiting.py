@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.observing import waiting
 from kinetic_orchestration.platforms.kubernetes.observing.waiting import NEVER, Wanted, Why
 from kinetic_orchestration.protocol import wire
@@ -31,6 +32,7 @@ RESTRICTED = (
     'Error creating: pods "x-s-0-0-fdbkt" is forbidden: violates PodSecurity "restricted:latest": '
     'allowPrivilegeEscalation != false (container "host" must set securityContext.allowPrivilegeEscalation=false)'
 )
+UNRESOLVED = 'failed to pull and unpack image "a.b/ours:1": failed to resolve reference "a.b/ours:1"'
 SCALE = (
     "Node scale up in zones us-central1-a associated with this pod failed: {}. Pod is at risk of not being scheduled."
 )
@@ -172,6 +174,16 @@ TAKEN = unscheduled("0/4 nodes are available: 4 Insufficient google.com/tpu.")
         ("FailedScaleUp", SCALE.format("GCE out of resources"), "no such machines free", wire.STOCKOUT),
         ("FailedScaleUp", SCALE.format("GCE quota exceeded"), "no more quota of such machines", wire.QUOTA),
         ("FailedScaleUp", SCALE.format("Invalid Reservation"), "the reservation exists", wire.CONFIGURATION),
+        ("FailedScaleUp", SCALE.format("scale.up.error.out.of.resources"), "no such machines free", wire.STOCKOUT),
+        ("FailedScaleUp", SCALE.format("scale.up.error.quota.exceeded"), "no more quota of such", wire.QUOTA),
+        ("FailedScaleUp", "scale.up.error.reservation.not.found", "the reservation exists", wire.CONFIGURATION),
+        ("FailedScaleUp", "scale.up.error.reservation.incompatible", "fits the machine", wire.CONFIGURATION),
+        ("FailedScaleUp", "scale.up.error.reservation.capacity.exceeded", "hold all that the res", wire.STOCKOUT),
+        ("FailedScaleUp", "Reservation quarter not found", "the reservation exists", wire.CONFIGURATION),
+        ("FailedScaleUp", "scale.up.error.ip.space.exhausted", "no address left", ""),
+        ("FailedScaleUp", "IP_SPACE_EXHAUSTED: IP space of 'pods' is exhausted", "no address left", ""),
+        ("FailedScaleUp", "scale.up.error.tpu.topology.invalid", f"that topology ({LABELS})", wire.CONFIGURATION),
+        ("NotTriggerScaleUp", "no.scale.up.nap.pod.tpu.no.limit.defined", "--max-accelerator", wire.CONFIGURATION),
         ("FailedScaleUp", SCALE.format("Internal error"), "tries again", ""),
         (
             "NotTriggerScaleUp",
@@ -288,6 +300,15 @@ def test_of_several_slices_the_gravest_is_told() -> None:
         (RESTRICTED, "the namespace is restricted: with an image", wire.CONFIGURATION),
         (
             (
+                'Error creating: admission webhook "warden-validating.common-webhooks.networking.gke.io" denied the '
+                "request: GKE Warden rejected the request because it violates one or more constraints. Violations "
+                'details: {"[denied by autogke-disallow-privilege]":["container host is privileged; not allowed"]}'
+            ),
+            "by the rule autogke-disallow-privilege, as Autopilot does: change what it names",
+            wire.CONFIGURATION,
+        ),
+        (
+            (
                 'Error creating: Pod "x-s-0-0-8rtpb" is invalid: spec.containers[0].resources.requests: Invalid value: '
                 '"100": must be less than or equal to cpu limit of 1'
             ),
@@ -380,9 +401,47 @@ def test_what_a_part_of_a_set_lacks_is_graver_than_a_wait() -> None:
                 'reference "gone:1": gone:1: not found'
             ),
             wire.CONFIGURATION,
-            waiting.IMAGE,
+            waiting.AGAIN,
         ),
         ("ErrImagePull", "", wire.CONFIGURATION, waiting.IMAGE),
+        ("ImagePullBackOff", 'Back-off pulling image "gone:1"', wire.CONFIGURATION, waiting.IMAGE),  # of older kubelets
+        (
+            "ErrImagePull",
+            "rpc error: code = NotFound desc = reading manifest 1 in docker.io/library/gone: manifest unknown",
+            wire.CONFIGURATION,
+            waiting.AGAIN,
+        ),
+        (
+            "ErrImagePull",
+            'failed to pull and unpack image "python:3.12": no match for platform in manifest: not found',
+            wire.CONFIGURATION,
+            waiting.AGAIN,
+        ),
+        (
+            "ErrImagePull",
+            f"{UNRESOLVED}: unexpected status from HEAD request to https://a.b/v2/ours/manifests/1: 503 Service Unavailable",
+            wire.INFRASTRUCTURE,
+            waiting.IMAGE,
+        ),
+        ("RegistryUnavailable", "image pull failed for ours:1", wire.INFRASTRUCTURE, waiting.IMAGE),
+        ("ErrImageNeverPull", 'Container image "ours:1" is not present', wire.CONFIGURATION, waiting.SOON),
+        ("SignatureValidationFailed", "Source image rejected", wire.CONFIGURATION, waiting.SOON),
+        ("ImageInspectError", 'Failed to inspect image "ours:1"', wire.INFRASTRUCTURE, waiting.IMAGE),
+        (  # a node that loses what it has pulled
+            "ErrImagePull",
+            'failed to pull and unpack image "ours:1": failed to extract layer: snapshot 7 does not exist: not found',
+            wire.CONFIGURATION,
+            waiting.IMAGE,
+        ),
+        (
+            "ErrImagePull",
+            (
+                'failed to pull and unpack image "a.b/ours:1": failed to resolve reference "a.b/ours:1": failed to do '
+                'request: Head "https://a.b/v2/ours/manifests/1": dial tcp: lookup a.b: no such host'
+            ),
+            wire.CONFIGURATION,
+            waiting.IMAGE,
+        ),
         (
             "InvalidImageName",
             'Failed to apply default image tag "bad:1": couldn\'t parse image name "bad:1": invalid reference format',
@@ -406,6 +465,34 @@ def test_a_container_that_does_not_start_says_why(reason: str, said: str, cause:
     assert reason in found.message and said in found.message
 
 
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        (
+            UNRESOLVED.replace("a.b", "us-docker.pkg.dev") + ": failed to authorize: 403 Forbidden",
+            "grant roles/artifactregistry.reader on its repository to the nodes' account",
+        ),
+        (
+            f"{UNRESOLVED}: pull access denied, repository does not exist or may require authorization: server message",
+            "its registry wants a login: name the Secret of that with cloud=Kubernetes(image_pull_secrets=[…])",
+        ),
+        (
+            f"{UNRESOLVED}: failed to do request: dial tcp 10.1.2.3:443: i/o timeout",
+            "the nodes do not reach the registry",
+        ),
+        (
+            f"{UNRESOLVED}: 429 Too Many Requests - toomanyrequests: You have reached your limit",
+            "does not serve it now",
+        ),
+        (f"{UNRESOLVED}: a.b/ours:1: not found", "the registry has no such image"),
+        (UNRESOLVED.replace("ours:1", "ours:503") + ": something else", "see that the image exists"),
+    ],
+)
+def test_why_an_image_does_not_come_is_told_by_what_helps(said: str, advice: str) -> None:
+    found = waiting.of_set([container("ErrImagePull", said)], (), WANTED)
+    assert found is not None and advice in found.message
+
+
 def test_a_container_that_is_being_made_is_no_reason() -> None:
     assert waiting.of_set([container("ContainerCreating"), container("PodInitializing")], (), WANTED) is None
 
@@ -423,6 +510,12 @@ def test_a_container_that_is_being_made_is_no_reason() -> None:
         ("Workload namespace doesn't match ClusterQueue selector", "Pending", "not serve this", wire.CONFIGURATION),
         (f"{FLAVORS}resource cpu unavailable in ClusterQueue", "Pending", "no quota of cpu", wire.CONFIGURATION),
         (f"{FLAVORS}flavor v5e doesn't match node affinity", "Pending", LABELS, wire.CONFIGURATION),
+        (
+            f'{FLAVORS}Flavor "racks" supports only TopologyAwareScheduling',
+            "Pending",
+            "only jobs that ask for a topology, which these do not: name another queue",
+            wire.CONFIGURATION,
+        ),
         (
             f"{FLAVORS}untolerated taint {{special x NoSchedule <nil>}} in flavor t",
             "Pending",
@@ -484,8 +577,30 @@ def test_kueue_says_why_it_holds_a_set_back(said: str, reason: str, advice: str,
 
 
 def test_a_set_that_kueue_has_not_seen_is_only_suspended() -> None:
-    assert waiting.of_workload(None) == Why("it is suspended, and Kueue has not said why yet")
+    assert waiting.of_none(1.0, "research", "high") == Why("it is suspended, and Kueue has not said why yet")
     assert waiting.of_workload({"spec": {"queueName": "research"}}) == Why("it waits in the queue research")
+
+
+def test_a_set_that_kueue_does_not_see_for_long_says_what_may_be_why() -> None:
+    idle = "Kueue does not run, or leaves the namespace alone"
+    found = waiting.of_none(waiting.SOON, "research", "")
+    assert idle in found.message and "WorkloadPriorityClass" not in found.message
+    found = waiting.of_none(waiting.SOON, "research", "high")
+    assert f"there is no WorkloadPriorityClass high, or {idle}" in found.message
+    assert not found.cause
+
+
+def test_without_the_right_to_read_from_kueue_the_right_is_named_and_without_kueue_that() -> None:
+    forbidden = waiting.of_none(waiting.SOON, "research", "high", answers.FORBIDDEN).message
+    assert "without the right list workloads.kueue.x-k8s.io: 'ko doctor --role user:NAME --queue research'" in forbidden
+    unserved = waiting.of_none(waiting.SOON, "research", "high", answers.UNSERVED).message
+    assert "serves no Kueue that is understood: its administrator has to install 0.15 or later" in unserved
+    for told in (forbidden, unserved):
+        assert "has not said" not in told and "PriorityClass" not in told
+
+
+def test_a_set_without_a_queue_waits_for_whoever_suspended_it() -> None:
+    assert "Kueue" not in waiting.of_none(waiting.SOON, "", "").message
 
 
 PREEMPTED = (
