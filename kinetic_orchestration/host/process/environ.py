@@ -38,6 +38,7 @@ def start_message(
     (outcome, events, notice, stacks), `agent` where this package lies on the host.
     """
     env = {
+        **_of_chips(environ, machine),
         **{name: value for name, value in task.env.items() if not topology.is_stale(name)},
         **topology.environment(
             at.host, at.hosts, addresses, ports,
@@ -77,6 +78,12 @@ def start_message(
         "beside": task.beside,
         "debug": task.debug if at.host == 0 else 0,
     }
+
+
+def _of_chips(environ: Mapping[str, str], machine: Machine) -> dict[str, str]:
+    """Return the variables by which the machine's chips are found, which the program's process was started without."""
+    found = {name: value for name, value in environ.items() if name.startswith(machine.keeps)}
+    return {name: value for name, value in found.items() if topology.is_stale(name)}
 
 
 def _misleads(name: str, machine: Machine) -> bool:

@@ -32,7 +32,7 @@ from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.kubernetes.observing import states, waiting
-from kinetic_orchestration.platforms.kubernetes.observing.observer import JOBSET, Observer, jobsets
+from kinetic_orchestration.platforms.kubernetes.observing.observer import JOBSET, TOGETHER, Observer, jobsets
 from kinetic_orchestration.platforms.kubernetes.observing.states import Seen
 from kinetic_orchestration.platforms.kubernetes.observing.waiting import Wanted
 from kinetic_orchestration.platforms.shared import ownership, places
@@ -267,10 +267,12 @@ class KubernetesBackend:
                 try:
                     api.delete(f"{jobsets(where)}/{placement['name']}", uid=found["metadata"]["uid"])
                 except ApiError as error:
-                    if error.kind not in (answers.ABSENT, answers.CONFLICT):
+                    if error.kind not in _GONE:
                         return Freed.REFUSED
             labels = f"{ownership.MARK}={self._mark},{JOBSET}={placement['name']}"
-            left = api.list(f"/api/v1/namespaces/{where}/pods", labels=labels)
+            left = api.list(_pods(where), labels=labels)
+            if found is None and left:
+                _end_orphans(api, where, labels)
         except ClusterGone:
             return Freed.DONE
         except KineticError:
@@ -283,7 +285,8 @@ class KubernetesBackend:
         return Freed.DONE
 
     def leftovers(self) -> Iterator[dict[str, Any]]:
-        """All JobSets of this deployment, in each namespace of each cluster that this process's settings name."""
+        """All JobSets of this deployment, and pods whose set is gone, in each namespace of each cluster that this
+        process's settings name."""
         for found in side_by_side(self._left_in, self._named(), self.parallel):
             yield from found
 
@@ -295,34 +298,41 @@ class KubernetesBackend:
         return [(cluster, namespace) for cluster in clusters for namespace in namespaces]
 
     def _left_in(self, where: tuple[str, str]) -> list[dict[str, Any]]:
-        """The JobSets in one namespace; why it could not be read, for a cluster that cannot be reached."""
-        place = "/".join(where)
+        """What is in one namespace, set by set; why it could not be read, for a cluster that cannot be reached."""
+        place, mark = "/".join(where), f"{ownership.MARK}={self._mark}"
         try:
             place = self._clusters.place(*where)
-            api = self._api({"zone": place, "project": self._settings.project})
-            sets = api.list(jobsets(_parts(place)[1]), labels=f"{ownership.MARK}={self._mark}")
+            api, space = self._api({"zone": place, "project": self._settings.project}), _parts(place)[1]
+            held = {names.set_of(row.name) for row in api.rows(_pods(space), labels=mark)}  # before a new set has any
+            sets = api.list(jobsets(space), labels=mark)
+            lost = sorted(held - {found["metadata"]["name"] for found in sets})[:TOGETHER]
+            pods = api.list(_pods(space), labels=f"{mark},{JOBSET} in ({','.join(lost)})") if lost else ()
         except KineticError as error:
             return [{"zone": place, "unread": str(error)}]
-        owners = [(found, ownership.owned(found["metadata"].get("labels", {}))) for found in sets]
-        return [
-            self._leftover(place, found, owned) for found, owned in owners if owned is not None and self._is_ours(found)
-        ]
+        found = [self._leftover(place, one, one["metadata"]["name"], _hosts(one)) for one in sets if self._is_ours(one)]
+        for name in lost:
+            mine = [pod for pod in pods if pod["metadata"]["labels"][JOBSET] == name and self._is_ours(pod, name)]
+            found += [self._leftover(place, pod, name, len(mine)) for pod in mine[:1]]
+        return found
 
-    def _leftover(self, place: str, found: Object, owned: ownership.Owned) -> dict[str, Any]:
+    def _leftover(self, place: str, found: Object, name: str, hosts: int) -> dict[str, Any]:
+        """`found`: the set of that name, or a pod that is left of it."""
         metadata = found["metadata"]
+        owned = ownership.owned(metadata["labels"])
+        assert owned is not None
         state = "DELETING" if metadata.get("deletionTimestamp") else found.get("status", {}).get("terminalState", "")
         return {
             "backend": self.kind, "project": self._settings.project if self._vault is not None else "", "zone": place,
-            "name": metadata["name"], "hosts": _hosts(found),
+            "name": name, "hosts": hosts,
             "slices": int(metadata["labels"].get(ownership.SLICES, "1")), "job": owned.job, "attempt": owned.attempt,
             "created": states.seconds(metadata.get("creationTimestamp")), "expires": owned.expires,
             "state": state or "ACTIVE", "deployment": owned.deployment,
         }  # fmt: skip
 
-    def _is_ours(self, found: Object) -> bool:
-        """Return True if this deployment gives that name to the job and attempt in the labels."""
+    def _is_ours(self, found: Object, name: str = "") -> bool:
+        """Return True if this deployment gives that name, or the object's own, to the job and attempt in the labels."""
         owned = ownership.owned(found["metadata"].get("labels", {}))
-        name = found["metadata"]["name"]
+        name = name or found["metadata"]["name"]
         settings = self._settings
         return owned is not None and name == names.slice_of(
             settings.store, settings.deployment, owned.job, owned.attempt
@@ -351,6 +361,7 @@ class KubernetesBackend:
 
 
 _LATER = (answers.BUSY, answers.UNREACHABLE, answers.CONFLICT)
+_GONE = (answers.ABSENT, answers.CONFLICT)
 _FINAL = (answers.FORBIDDEN, answers.UNSERVED, answers.INVALID)
 
 
@@ -403,6 +414,24 @@ def _find(api: Api, path: str) -> Object | None:
         if error.kind != answers.ABSENT:
             raise
         return None
+
+
+def _pods(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods"
+
+
+def _end_orphans(api: Api, where: str, labels: str) -> None:
+    """Delete the Jobs of a set that was deleted without them, and so their pods: nothing else does. Raises ApiError."""
+    path = f"/apis/batch/v1/namespaces/{where}/jobs"
+    for job in api.list(path, labels=labels):
+        metadata = job["metadata"]
+        if metadata.get("ownerReferences") or metadata.get("deletionTimestamp"):
+            continue
+        try:
+            api.delete(f"{path}/{metadata['name']}", uid=metadata["uid"])
+        except ApiError as error:
+            if error.kind not in _GONE:
+                raise
 
 
 def _hosts(found: Object) -> int:

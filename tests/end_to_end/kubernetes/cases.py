@@ -106,8 +106,8 @@ class Cluster:
     def delete(self, pod: Object, **options: Any) -> None:
         self.api.delete(f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}", **options)
 
-    def delete_set(self, name: str) -> None:
-        self.api.delete(f"/apis/{manifest.API}/namespaces/{self.namespace}/jobsets/{name}")
+    def delete_set(self, name: str, **options: Any) -> None:
+        self.api.delete(f"/apis/{manifest.API}/namespaces/{self.namespace}/jobsets/{name}", **options)
 
     def evict(self, pod: Object) -> None:
         """Have the eviction API take a pod away, as a drain does."""

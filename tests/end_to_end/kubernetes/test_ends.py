@@ -92,6 +92,28 @@ def test_what_a_dead_client_left_is_found_by_its_labels_and_nothing_else_is_touc
         cluster.delete_set(called)
 
 
+def test_pods_whose_set_was_deleted_without_them_are_found_and_ended(
+    cluster: Cluster, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kubectl delete jobset --cascade=orphan` leaves Jobs that nothing ends before their deadline."""
+    cluster.pools()
+    job = run(jobs.until, str(tmp_path / "never"))
+    wait_running(job)
+    (placement,) = placements(job)
+    cluster.delete_set(placement["name"], propagationPolicy="Orphan")
+    wait_until(lambda: not cluster.sets(), "its set is gone", pause=0.1)
+    assert not [one for one in reap() if one.what == "placement"]
+    (left,) = place_of()[1].leftovers()
+    known = {what: placement[what] for what in ("backend", "zone", "name", "hosts", "slices")}
+    assert {what: left[what] for what in known} == known
+    assert (left["job"], left["attempt"], left["state"]) == (job.job_id, 1, "ACTIVE")
+    monkeypatch.setattr(reaper, "SETTLED", -60.0)
+    actions.close(job._job, 1, wire.CANCELLED, "enough")
+    (reaped,) = (one for one in reap() if one.what == "placement")
+    assert (reaped.name, reaped.result) == (placement["name"], reaper.REMOVED)
+    cluster.wait_until_empty()
+
+
 @pytest.mark.turn(0)
 def test_a_namespace_that_is_deleted_under_a_running_job_is_told(
     cluster: Cluster, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

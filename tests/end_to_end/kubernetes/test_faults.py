@@ -37,10 +37,9 @@ from tests.end_to_end.kubernetes.cases import (
     wait_for_verdict,
     wait_running,
 )
-from tests.support.kubernetes.fixtures import only_real
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, only_real, pytest.mark.turn(1)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(1)]
 
 PATIENT = "attempt_rules.SIBLING_GRACE = 20.0"
 ONE_PREEMPTION = kinetic.Retry(infra=0, preemption=1)

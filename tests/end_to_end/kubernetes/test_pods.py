@@ -3,6 +3,7 @@ budget says so."""
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -271,3 +272,26 @@ def test_a_pod_to_which_gke_gave_another_place_in_the_slice_runs_nothing(
     with pytest.raises(JobLost, match=r"GKE made this pod worker 1 of 2 .*, and it was started as pod 0 of 2"):
         job.result(timeout=WITHIN)
     assert not (tmp_path / "marks").exists()
+
+
+def test_programs_have_their_place_in_their_slice_from_gke_and_that_among_the_slices_from_us(
+    cluster: Cluster, jobs: Any, tmp_path: Path
+) -> None:
+    """libtpu reads the first, and the second where there are several slices; asked for its API, JAX would wait for rights
+    that no pod has."""
+    cluster.pools("one", "two")
+    cluster.nodes.inject({"TPU_TOPOLOGY": "2x2x2", "MEGASCALE_NUM_SLICES": "7"})
+    job = run(jobs.writes_environment, str(tmp_path), cloud=kinetic.Kubernetes(num_slices=2), retry=NONE)
+    job.result(timeout=WITHIN)
+    (name,) = {placement["name"] for placement in placements(job)}
+    found = [json.loads((tmp_path / str(host)).read_text()) for host in range(4)]
+    assert [each["TPU_WORKER_ID"] for each in found] == ["0", "1", "0", "1"]
+    assert [each["TPU_WORKER_HOSTNAMES"] for each in found] == [
+        f"{name}-s-{slice_}-0.{name},{name}-s-{slice_}-1.{name}" for slice_ in (0, 0, 1, 1)
+    ]
+    assert {each["TPU_TOPOLOGY"] for each in found} == {"2x2x2"}
+    assert [each["MEGASCALE_SLICE_ID"] for each in found] == ["0", "0", "1", "1"]
+    assert {each["MEGASCALE_NUM_SLICES"] for each in found} == {"2"}
+    assert len({each["MEGASCALE_COORDINATOR_ADDRESS"] for each in found}) == 1
+    misleading = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX", "KINETIC_ORDERS"}
+    assert [misleading & each.keys() for each in found] == [set()] * 4

@@ -37,6 +37,7 @@ class Pod(Machine):
         super().__init__(at)
         self._orders = json.loads(os.environ[pod_start.ORDERS])
         self._kept: Ahead[dict[str, str]] | None = None
+        self._is_placed = False
 
     def address(self) -> str:
         """Return this pod's name. The pods of an emulated cluster share one machine."""
@@ -58,6 +59,8 @@ class Pod(Machine):
 
     def begin(self, task: Task) -> None:
         """Ask Secret Manager for the secrets that are there, on a thread."""
+        several = int(self._orders["hosts_per_slice"]) > 1  # the host of a slice of one may have no place in it
+        self._is_placed = several and task.accelerator.kind == "tpu" and not task.emulated
         if task.secrets:
             self._kept = Ahead(secrets_of, task.secrets)
 
@@ -78,16 +81,23 @@ class Pod(Machine):
         return f"{names.pod(name, *divmod(host, each))}.{name}"
 
     def _check_place(self) -> None:
-        """Raise Unanswered if GKE gave this pod another place in its slice than the one it was started for."""
-        if (worker := os.environ.get("TPU_WORKER_ID")) is None:
-            return
+        """Raise Unanswered if GKE gave this pod another place in its slice than the one it was started for, or none."""
         each = self._orders["hosts_per_slice"]
         index = self._at.host % each
-        known = os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
-        if worker != str(index) or len(known) != each:
+        worker, told = os.environ.get("TPU_WORKER_ID", ""), os.environ.get("TPU_WORKER_HOSTNAMES", "")
+        started = f"it was started as pod {index} of {each}"
+        if self._is_placed and not (worker and told):
             raise Unanswered(
-                f"GKE made this pod worker {worker} of {len(known)} (TPU_WORKER_ID, TPU_WORKER_HOSTNAMES), and it was "
-                f"started as pod {index} of {each}: libtpu would join another slice. Nothing was run"
+                f"GKE gave this pod TPU_WORKER_ID={worker!r} and TPU_WORKER_HOSTNAMES={told!r}, and {started}: libtpu "
+                "would not find its slice. Nothing was run. GKE's webhook sets both when a pod is made, and "
+                "'kubectl get pods -o yaml' shows what it set: if neither, see that the cluster is one of GKE and that "
+                "no other webhook or policy changes its pods"
+            )
+        workers = len(told.split(","))
+        if worker and (worker != str(index) or workers != each):
+            raise Unanswered(
+                f"GKE made this pod worker {worker} of {workers} (TPU_WORKER_ID, TPU_WORKER_HOSTNAMES), and {started}: "
+                "libtpu would join another slice. Nothing was run"
             )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 ORDERS = "KINETIC_ORDERS"
+PROGRAMS = "usr/local/nvidia/bin"  # of the GPUs' driver, where GKE mounts them: only images with CUDA look there
 CODES = {
     "infrastructure": 65,
     "preemption": 66,
@@ -46,6 +47,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _end)  # the first process of a container hears only what it handles
     try:
         os.makedirs(bootstrap.home(), exist_ok=True)
+        find_driver()
         host = host_number(orders)
         if orders["deadline"] and _time(orders) > orders["deadline"]:
             raise Late("the attempt's deadline passed before this pod was started")
@@ -75,6 +77,15 @@ def echo(line: bytes) -> None:
         os.write(1, line)
     except OSError:  # nobody reads it
         pass
+
+
+def find_driver() -> None:
+    """Append the folder of the driver's programs, nvidia-smi among them, to the PATH of this process and of all that
+    it starts; nothing where there is none."""
+    folder = os.path.join(bootstrap.root(), PROGRAMS)
+    known = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    if os.path.isdir(folder) and folder not in known:
+        os.environ["PATH"] = os.pathsep.join([*known, folder])
 
 
 def host_number(orders: Mapping[str, Any]) -> int:

@@ -18,6 +18,8 @@ _ENDED = ("Succeeded", "Failed")
 def delete(store: Store, kind: Kind, found: Object, *, grace: float | None = None, propagation: str = "") -> Object:
     """Delete an object, and return it as it is then. `grace`: seconds for a pod; None for its own."""
     seconds = _grace(found, grace) if kind is kinds.PODS else 0
+    if propagation == "Orphan":
+        _orphan(store, found["metadata"]["uid"])
     if propagation == "Foreground" and FOREGROUND not in _held(found):
         found = with_meta(found, finalizers=[*_held(found), FOREGROUND])
     if kind is kinds.NAMESPACES:
@@ -35,6 +37,13 @@ def let_go(store: Store, kind: Kind, found: Object) -> None:
         store.remove(kind, found)
     else:
         store.replace(kind, found)
+
+
+def _orphan(store: Store, uid: str) -> None:
+    """Let what an object owns stay, as nobody's."""
+    for kind, one in store.dependents(uid):
+        owners = [owner for owner in one["metadata"]["ownerReferences"] if owner["uid"] != uid]
+        store.replace(kind, with_meta(one, ownerReferences=owners or None))
 
 
 def _held(found: Mapping[str, Any]) -> list[str]:

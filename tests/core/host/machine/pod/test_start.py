@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from pathlib import Path
+
 import pytest
 
 from kinetic_orchestration.host.machine.pod import start as pod_start
@@ -14,3 +18,22 @@ def test_its_exit_codes_are_those_of_the_wire() -> None:
     assert {cause: wire.EXIT_CODES[cause] for cause in pod_start.CODES} == pod_start.CODES
     causes = {failed.cause for failed in (pod_start.bootstrap.Failed, *pod_start.bootstrap.Failed.__subclasses__())}
     assert causes <= pod_start.CODES.keys()
+
+
+def test_the_programs_of_a_mounted_driver_are_found_after_those_of_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GKE mounts them where a plain Python image does not look."""
+    image, driver = tmp_path / "usr/bin", tmp_path / pod_start.PROGRAMS
+    monkeypatch.setenv("KINETIC_ROOT", str(tmp_path))
+    monkeypatch.setenv("PATH", str(image))
+    pod_start.find_driver()
+    assert os.environ["PATH"] == str(image)
+    for folder, name in ((image, "python3"), (driver, "python3"), (driver, "nvidia-smi")):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch(0o755)
+    pod_start.find_driver()
+    pod_start.find_driver()
+    assert shutil.which("nvidia-smi") == str(driver / "nvidia-smi")
+    assert shutil.which("python3") == str(image / "python3")
+    assert os.environ["PATH"].count(str(driver)) == 1
