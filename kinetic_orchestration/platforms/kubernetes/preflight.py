@@ -27,7 +27,7 @@ from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.kubernetes.observing import waiting
-from kinetic_orchestration.platforms.shared.cluster_access import EVERYTHING, Pool
+from kinetic_orchestration.platforms.shared.cluster_access import EVERYTHING, ClusterGone, Pool
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import at_once
@@ -72,7 +72,7 @@ _lock = threading.Lock()
 def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
     """Refuse to submit what cannot be made, or could not be removed again. What passed is asked again a while later.
 
-    Of several clusters, one that does not answer is left out, if another one does.
+    Of several clusters, one that does not answer or is no more is left out, if another one does.
 
     Args:
         plan: The job's plan.
@@ -82,7 +82,7 @@ def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
         BackendError: A cluster lacks something, or none answers.
         CredentialsError: One does not accept the client.
     """
-    silent: list[ApiError] = []
+    silent: list[ApiError | ClusterGone] = []
     for where in plan.zones:
         key = os.getpid(), plan.backend, where, queues_of(plan.cloud["queue"]), *_wanted(plan), *_asked_of_pools(plan)
         with _lock:
@@ -94,6 +94,9 @@ def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
         except ApiError as error:
             if error.kind != answers.BUSY:  # which a create call waits out
                 silent.append(error)
+            continue
+        except ClusterGone as error:
+            silent.append(error)
             continue
         if failed:
             text = "\n".join(f"  {finding.name}: {finding.found}. {finding.fix}".rstrip() for finding in failed)
@@ -107,19 +110,47 @@ def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
 
 
 def examine(plan: Plan, where: str, open_api: Callable[[str], Api]) -> Iterator[Finding]:
-    """Run all checks of one place, even after a failure; those after the access concurrently."""
-    with Place.opened(plan, where, open_api) as place:
-        try:
-            yield _server(place)
-        except (ApiError, CredentialsError) as error:
-            yield Finding("cluster", FAILED, f"{place.cluster} cannot be asked", str(error))
-            return
-        chosen = [_jobset, _namespace, _rights, *([_queues, _priority] if queues_of(plan.cloud["queue"]) else [])]
-        known = place.api.access.pools is not None and plan.slice.kind != "cpu"
-        checks = [*chosen, _account, _set, _pod, _nodes, *([_pools] if known else [])]
-        checks += [_identity] if place.api.access.identities is not None else []
-        found = at_once([partial(_tried, check, place) for check in checks], len(checks))
-        yield from {finding.name: finding for finding in found}.values()  # the set may say of others what they lack
+    """Run all checks of one place, even after a failure; those after the access concurrently. Of several places, each
+    finding names its own."""
+    try:
+        with Place.opened(plan, where, open_api) as place:
+            for found in _examined(place):
+                yield found if len(plan.zones) == 1 else _of_place(found, place)
+    except BackendError as error:
+        if len(plan.zones) == 1:
+            raise
+        yield Finding("cluster", FAILED, f"{where}: there is no way to it", str(error))
+
+
+def _of_place(found: Finding, place: Place) -> Finding:
+    known = place.api.access.cluster
+    context = f"gke_{known.project}_{known.location}_{known.name}" if known is not None else place.cluster
+    fix = found.fix.replace("kubectl ", f"kubectl --context={context} ")
+    return found._replace(found=f"{place.cluster}/{place.namespace}: {found.found}", fix=fix)
+
+
+def _examined(place: Place) -> Iterator[Finding]:
+    plan = place.plan
+    try:
+        yield _server(place)
+    except (ApiError, CredentialsError) as error:
+        yield Finding("cluster", FAILED, f"{place.cluster} cannot be asked", str(error))
+        return
+    access = place.api.access
+    checks = [
+        _jobset,
+        _namespace,
+        _rights,
+        *([_queues, _priority] if queues_of(plan.cloud["queue"]) else []),
+        _account,
+        _set,
+        _pod,
+        _nodes,
+        *([_pools] if access.pools is not None and plan.slice.kind != "cpu" else []),
+        *([_identity] if access.identities is not None else []),
+    ]
+    found = at_once([partial(_tried, check, place) for check in checks], len(checks))
+    yield from {finding.name: finding for finding in found}.values()  # the set may say of others what they lack
 
 
 def _tried(check: Callable[[Place], Finding], place: Place) -> Finding:
