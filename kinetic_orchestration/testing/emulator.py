@@ -141,7 +141,7 @@ class Emulator(Cloud):
                     listener=self._heard,
                 )
                 self._cluster = self._running.enter_context(cluster)
-                self.add_cluster(CLUSTER, cluster.endpoint, cluster.authority, REGION, autoscaling=_provisioning())
+                self.add_cluster(CLUSTER, cluster.endpoint, cluster.authority, REGION, **_beyond(PROJECT))
             return self._cluster
 
     def _pod_environment(self) -> dict[str, str]:
@@ -216,7 +216,7 @@ class Emulator(Cloud):
         if backend != "gke":
             raise ValueError(f"there is no emulated {backend}: tpu-vm, gke or kubernetes")
         endpoint, authority = self.cluster.endpoint, self.cluster.authority
-        self.add_cluster(CLUSTER, endpoint, authority, REGION, project, autoscaling=_provisioning())
+        self.add_cluster(CLUSTER, endpoint, authority, REGION, project, **_beyond(project))
         return {**shared, "KINETIC_PROJECT": project, "KINETIC_CLUSTER": CLUSTER, **self.addresses()}
 
     # Inspection and waiting
@@ -324,13 +324,17 @@ class Emulator(Cloud):
             self._record("VM", f"{machine.node}/{machine.worker}", f"the emulator failed: {error!r}")
 
 
-def _provisioning() -> dict[str, Any]:
-    """Return what the container API says of a cluster that makes pools for whatever pods ask for."""
+def _beyond(project: str) -> dict[str, Any]:
+    """Return what the container API says of a cluster that makes pools for whatever pods ask for, of whom each has an
+    identity."""
     known = (nodes.node(slice) for slice in accelerators.catalogue() if slice.generation != "v2")
     models = {node.labels.get(nodes.TPU_ACCELERATOR) or node.labels.get(nodes.GPU_ACCELERATOR) for node in known}
     limited = ["cpu", "memory", *sorted(model for model in models if model)]
     limits = [{"resourceType": name, "maximum": "1000000"} for name in limited]
-    return {"enableNodeAutoprovisioning": True, "resourceLimits": limits}
+    return {
+        "autoscaling": {"enableNodeAutoprovisioning": True, "resourceLimits": limits},
+        "workloadIdentityConfig": {"workloadPool": f"{project}.svc.id.goog"},
+    }
 
 
 def _remove_orphans() -> None:

@@ -82,7 +82,8 @@ def _print_role(arguments: Namespace, spec: JobSpec | None) -> int:
     secrets = bool(options.capture_env_vars) and name != "gke"  # which has Secret Manager
     cloud = options.cloud if isinstance(options.cloud, Kubernetes) else Kubernetes()
     queue = bool(queues_of(with_queue(cloud, settings).queue))
-    namespaces = tuple(cloud.namespaces) or (backend.usual_place().rpartition("/")[2],)
+    named = tuple(cloud.namespaces) or (backend.usual_place().rpartition("/")[2],)
+    namespaces = dict.fromkeys((*named, *settings.namespaces))  # the reaper looks into all of them
     granted = rights.of(secrets=secrets, queue=queue)
     printed = [each for namespace in namespaces for each in rights.role(granted, namespace, arguments.role)]
     if arguments.json:

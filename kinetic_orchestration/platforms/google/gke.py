@@ -66,6 +66,7 @@ class GkeClusters:
             find=partial(self.access, cluster, project, location),  # its address and authority may have changed
             cluster=Cluster(project, location, name),
             pools=_pools(found),
+            identities=str(found.get("workloadIdentityConfig", {}).get("workloadPool", "")),
             provisions=_provisions(found),
         )
 

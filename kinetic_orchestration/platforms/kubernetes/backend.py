@@ -46,6 +46,7 @@ Object = Mapping[str, Any]
 
 LOOKS_AT_ONCE = 4  # in a job's first moments; its hosts tell the rest through the store
 REFUSED_SECONDS = 60.0  # for which a right may be missing by mistake
+NO_MORE = "is of a cluster that is no more"  # in the reason of an end, after which its place is not tried again
 NO_CLUSTER = "no cluster is known: name a context of the kubeconfig with cluster= or KINETIC_CLUSTER"
 
 
@@ -143,7 +144,9 @@ class KubernetesBackend:
         if previous is not None:
             before = _place(previous.placement["zone"], previous.placement.get("queue", ""))
             past = previous._replace(placement={**previous.placement, "zone": before})
-            refusal = places.Refusal(gone=(before,) if waiting.NEVER in previous.reason else ())
+            refusal = places.Refusal(
+                gone=(before,) if waiting.NEVER in previous.reason or NO_MORE in previous.reason else ()
+            )
             seed = f"{job_id}-{attempt}"
             choice = places.following(tuple(among), past, seed, refusal, patience=plan.zone_patience)
         zone, queue = among[choice.place]
@@ -167,6 +170,10 @@ class KubernetesBackend:
         placement = asked.intent.placement
         try:
             api, where = self._api(placement), _namespace(placement)
+        except ClusterGone as error:
+            others = len(_places(asked.plan)) > 1
+            told = f"{placement['zone']} {NO_MORE}: {error}"
+            raise BackendError(told, wire.STOCKOUT if others else wire.CONFIGURATION) from error
         except CredentialsError as error:  # its submitter's machine has them
             return f"waiting for a process that reaches the cluster {placement['zone']}: {error}"
         if self._vault is not None:

@@ -28,7 +28,7 @@ from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.kubernetes.observing import waiting
-from kinetic_orchestration.platforms.shared.cluster_access import EVERYTHING, Pool
+from kinetic_orchestration.platforms.shared.cluster_access import EVERYTHING, ClusterGone, Pool
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import at_once
@@ -43,6 +43,8 @@ NEWEST_JOBSET = "v0.12.0"  # with which it was tried
 JOBSET_MANIFEST = "https://github.com/kubernetes-sigs/jobset/releases/download/{}/manifests.yaml"
 INSTALL = f"Install it, as an administrator: kubectl apply --server-side -f {JOBSET_MANIFEST.format(NEWEST_JOBSET)}"
 _KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+_STANDS_FOR = "iam.gke.io/gcp-service-account"  # annotation of a ServiceAccount
+_GOOGLE_ACCOUNT = re.compile(r"[a-z]([-a-z0-9]{4,28}[a-z0-9])@[a-z0-9.:-]+\.iam\.gserviceaccount\.com")
 _FOR_EVER = "A job would wait for ever."
 _OF_AUTOPILOT = "gk3-"  # how names of its nodes begin
 
@@ -71,7 +73,7 @@ _lock = threading.Lock()
 def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
     """Refuse to submit what cannot be made, or could not be removed again. What passed is asked again a while later.
 
-    Of several clusters, one that does not answer is left out, if another one does.
+    Of several clusters, one that does not answer or is no more is left out, if another one does.
 
     Args:
         plan: The job's plan.
@@ -81,7 +83,7 @@ def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
         BackendError: A cluster lacks something, or none answers.
         CredentialsError: One does not accept the client.
     """
-    silent: list[ApiError] = []
+    silent: list[ApiError | ClusterGone] = []
     for where in plan.zones:
         chosen = queues_of(plan.cloud["queue"]), plan.cloud["priority_class"]
         key = os.getpid(), plan.backend, where, *chosen, *_wanted(plan), *_asked_of_pools(plan)
@@ -95,6 +97,9 @@ def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
             if error.kind != answers.BUSY:  # which a create call waits out
                 silent.append(error)
             continue
+        except ClusterGone as error:
+            silent.append(error)
+            continue
         if failed:
             text = "\n".join(f"  {finding.name}: {finding.found}. {finding.fix}".rstrip() for finding in failed)
             raise BackendError(
@@ -107,18 +112,47 @@ def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
 
 
 def examine(plan: Plan, where: str, open_api: Callable[[str], Api]) -> Iterator[Finding]:
-    """Run all checks of one place, even after a failure; those after the access concurrently."""
-    with Place.opened(plan, where, open_api) as place:
-        try:
-            yield _server(place)
-        except (ApiError, CredentialsError) as error:
-            yield Finding("cluster", FAILED, f"{place.cluster} cannot be asked", str(error))
-            return
-        chosen = [_jobset, _namespace, _rights, *([_queues, _priority] if queues_of(plan.cloud["queue"]) else [])]
-        known = place.api.access.pools is not None and plan.slice.kind != "cpu"
-        checks = [*chosen, _account, _set, _pod, _nodes, *([_pools] if known else [])]
-        found = at_once([partial(_tried, check, place) for check in checks], len(checks))
-        yield from {finding.name: finding for finding in found}.values()  # the set may say of others what they lack
+    """Run all checks of one place, even after a failure; those after the access concurrently. Of several places, each
+    finding names its own."""
+    try:
+        with Place.opened(plan, where, open_api) as place:
+            for found in _examined(place):
+                yield found if len(plan.zones) == 1 else _of_place(found, place)
+    except BackendError as error:
+        if len(plan.zones) == 1:
+            raise
+        yield Finding("cluster", FAILED, f"{where}: there is no way to it", str(error))
+
+
+def _of_place(found: Finding, place: Place) -> Finding:
+    known = place.api.access.cluster
+    context = f"gke_{known.project}_{known.location}_{known.name}" if known is not None else place.cluster
+    fix = found.fix.replace("kubectl ", f"kubectl --context={context} ")
+    return found._replace(found=f"{place.cluster}/{place.namespace}: {found.found}", fix=fix)
+
+
+def _examined(place: Place) -> Iterator[Finding]:
+    plan = place.plan
+    try:
+        yield _server(place)
+    except (ApiError, CredentialsError) as error:
+        yield Finding("cluster", FAILED, f"{place.cluster} cannot be asked", str(error))
+        return
+    access = place.api.access
+    checks = [
+        _jobset,
+        _namespace,
+        _rights,
+        *([_queues, _priority] if queues_of(plan.cloud["queue"]) else []),
+        _account,
+        _set,
+        _pod,
+        _nodes,
+        *([_pools] if access.pools is not None and plan.slice.kind != "cpu" else []),
+        *([_identity] if access.identities is not None else []),
+    ]
+    found = at_once([partial(_tried, check, place) for check in checks], len(checks))
+    yield from {finding.name: finding for finding in found}.values()  # the set may say of others what they lack
 
 
 def admission(plan: Plan, where: str, open_api: Callable[[str], Api]) -> Iterator[Finding]:
@@ -335,7 +369,7 @@ def _priority(place: Place) -> Finding:
 def _account(place: Place) -> Finding:
     name = place.plan.cloud["service_account"] or "default"
     try:
-        place.api.get(f"/api/v1/namespaces/{place.namespace}/serviceaccounts/{name}")
+        found = place.api.get(f"/api/v1/namespaces/{place.namespace}/serviceaccounts/{name}")
     except ApiError as error:
         if error.kind == answers.ABSENT:
             fix = f"Make it: kubectl create serviceaccount {name} -n {place.namespace}"
@@ -343,7 +377,40 @@ def _account(place: Place) -> Finding:
         if error.kind != answers.FORBIDDEN:
             raise
         return Finding("service account", OK, f"pods run as {name}, which you may not look at")
-    return Finding("service account", OK, f"pods run as {name}")
+    stands_for = str(found["metadata"].get("annotations", {}).get(_STANDS_FOR) or "")
+    identities = place.api.access.identities
+    if not identities or not stands_for:
+        return Finding("service account", OK, f"pods run as {name}")
+    told = f"pods run as {name}, which stands for {answers.escaped(stands_for)}"
+    if _GOOGLE_ACCOUNT.fullmatch(stands_for) is None:
+        fix = f"The annotation {_STANDS_FOR} of {name} has to be NAME@PROJECT.iam.gserviceaccount.com: correct it"
+        return Finding("service account", FAILED, f"{told}, and no service account of Google is called so", fix)
+    grant = (
+        f"gcloud iam service-accounts add-iam-policy-binding {stands_for} --role=roles/iam.workloadIdentityUser "
+        f"--member='serviceAccount:{identities}[{place.namespace}/{name}]'"
+    )
+    return Finding("service account", OK, f"{told}, once that has been granted: {grant}")
+
+
+def _identity(place: Place) -> Finding:
+    """Say where pods of GKE are whoever their node is, and not the service account that they run as."""
+    access, cluster = place.api.access, place.api.access.cluster
+    assert cluster is not None
+    where = f"--project={cluster.project} --location={cluster.location}"
+    if not access.identities:
+        fix = (
+            f"Let them have one: gcloud container clusters update {cluster.name} {where} "
+            f"--workload-pool={cluster.project}.svc.id.goog"
+        )
+        return Finding("identity", WARNING, f"pods of {place.cluster} have none of their own but their node's", fix)
+    found = _suitable(place, manifest.pod_spec(_sample(place)))
+    if without := [pool.name for pool in found if not pool.metadata_server]:
+        fix = (
+            f"gcloud container node-pools update {without[0]} --cluster={cluster.name} {where} "
+            "--workload-metadata=GKE_METADATA"
+        )
+        return Finding("identity", WARNING, f"pods in {', '.join(without)} have none of their own", fix)
+    return Finding("identity", OK, f"pods have one of {access.identities}")
 
 
 def rendered(plan: Plan, placement: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,6 +94,7 @@ class Access(NamedTuple):
     find: Callable[[], Access] | None = None
     cluster: Cluster | None = None  # None: it is not known to be one of GKE
     pools: tuple[Pool, ...] | None = None  # all that can have nodes; None: not known
+    identities: str | None = None  # the pool of those that pods have of their own; "": none; None: not known
     provisions: tuple[str, ...] = ()  # for what it makes nodes: EVERYTHING, or resources by their cloud's names
 
     @property

@@ -156,6 +156,10 @@ def test_the_role_is_printed_for_every_namespace_that_the_job_names(
         ("Role", "east"), ("RoleBinding", "east"), ("Role", "west"), ("RoleBinding", "west"),
     ]  # fmt: skip
     assert "localqueues" in json.dumps(printed[0]["rules"])
+    monkeypatch.setenv("KINETIC_NAMESPACES", "west,old")
+    assert main(["doctor", f"{file}:step", "--role", "user:ada", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)["items"]
+    assert [one["metadata"]["namespace"] for one in printed[::2]] == ["east", "west", "old"]
     file.write_text(file.read_text(encoding="utf-8").replace(", queue=['a', 'b']", ""), encoding="utf-8")
     for queue in ("usual", ""):
         monkeypatch.setenv("KINETIC_QUEUE", queue)

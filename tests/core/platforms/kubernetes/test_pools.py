@@ -13,9 +13,10 @@ import pytest
 from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
-from kinetic_orchestration.plan.values import Observation, Plan
+from kinetic_orchestration.plan.values import Observation, Past, Plan
 from kinetic_orchestration.platforms.google.gke import GkeClusters
 from kinetic_orchestration.platforms.kubernetes import preflight
+from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.testing import Cluster, Emulator
@@ -32,10 +33,10 @@ class Google:
         self._emulator = emulator
         self.cluster = cluster
         self.has()
-        self._settings = settings.load(
+        self.settings = settings.load(
             backend="gke", store="gs://bucket/kinetic", deployment="Production EU", project=PROJECT, cluster="prod"
         )
-        self.backend = KubernetesBackend(self._settings, GkeClusters(self._settings), None, "gke")
+        self.backend = KubernetesBackend(self.settings, GkeClusters(self.settings), None, "gke")
 
     def has(self, **cluster: Any) -> None:
         """Let the container API say this of the cluster."""
@@ -44,7 +45,8 @@ class Google:
         self._emulator.neighbours.add_cluster(PROJECT, "us-west4-a", {"name": "prod", **reached, **cluster})
 
     def plan(self, accelerator: str, cloud: Kubernetes | None = None, **fields: Any) -> Plan:
-        return plan_of(accelerator, cloud=cloud, zone="prod/default", backend="gke", project=PROJECT, **fields)
+        fields = {"zones": ("prod/default",), "backend": "gke", "project": PROJECT, **fields}
+        return plan_of(accelerator, cloud=cloud, **fields)
 
     def finding(self, name: str, plan: Plan) -> Finding:
         [found] = [one for one in self.backend.examine(plan) if one.name == name]
@@ -219,3 +221,68 @@ def test_doctor_does_not_count_nodes_that_are_taken_away_for_a_job_on_demand(goo
     assert google.finding("nodes", google.plan("l4", spot=True)).state == OK
     google.cluster.nodes.add(node("c"))
     assert "1 of 3 can run a host of l4" in google.finding("nodes", google.plan("l4")).found
+
+
+# ---- who pods are
+
+
+IDENTITIES = {"workloadIdentityConfig": {"workloadPool": "emulated.svc.id.goog"}}
+
+
+def test_doctor_says_where_pods_are_whoever_their_node_is(google: Google) -> None:
+    google.has(nodePools=[GPUS])
+    found = google.finding("identity", google.plan("l4"))
+    assert found.state == WARNING
+    assert "clusters update prod --project=emulated --location=us-west4-a --workload-pool=emulated.svc" in found.fix
+    google.has(nodePools=[GPUS], **IDENTITIES)
+    found = google.finding("identity", google.plan("l4"))
+    assert found.state == WARNING and "pods in gpus have none of their own" in found.found
+    assert "node-pools update gpus --cluster=prod --project=emulated --location=us-west4-a --work" in found.fix
+    config = {**L4, "workloadMetadataConfig": {"mode": "GKE_METADATA"}}
+    google.has(nodePools=[{**GPUS, "config": config}], **IDENTITIES)
+    assert google.finding("identity", google.plan("l4")).state == OK
+
+
+@pytest.mark.parametrize(
+    ("account", "state", "told"),
+    [
+        ("trainer@ours.iam.gserviceaccount.com", OK, "'serviceAccount:emulated.svc.id.goog[default/trainer]'"),
+        ("trainer", FAILED, "no service account of Google is called so"),
+    ],
+)
+def test_doctor_prints_the_grant_of_an_account_that_stands_for_another(
+    google: Google, account: str, state: str, told: str
+) -> None:
+    google.has(**IDENTITIES)
+    metadata = {"name": "trainer", "annotations": {"iam.gke.io/gcp-service-account": account}}
+    with Api(GkeClusters(google.settings).access("prod")) as api:
+        api.create("/api/v1/namespaces/default/serviceaccounts", {"metadata": metadata})
+    found = google.finding("service account", google.plan("l4", Kubernetes(service_account="trainer")))
+    assert found.state == state and told in found.found
+
+
+# ---- several places
+
+
+def test_of_several_places_doctor_names_the_one_that_lacks_something(google: Google) -> None:
+    both = google.plan("cpu:2", zones=("prod/default", "prod/lost"))
+    failed = [one for one in google.backend.examine(both) if one.name == "namespace" and one.state == FAILED]
+    [found] = failed
+    assert found.found.startswith("prod/lost: prod has no namespace lost")
+    assert "kubectl --context=gke_emulated_us-west4-a_prod create namespace lost" in found.fix
+
+
+def test_a_cluster_that_is_no_more_is_left_out_if_there_is_another_one(google: Google) -> None:
+    google.has(nodePools=[GPUS])
+    plan = google.plan("l4", zones=("gone/default", "prod/default"))
+    google.backend.require(plan)
+    with pytest.raises(BackendError, match="nothing was submitted: emulated has no cluster gone"):
+        google.backend.require(google.plan("l4", zones=("gone/default",)))
+    assert {one.found[:5] for one in google.backend.examine(plan)} == {"gone/", "prod/"}
+    placement = google.backend.place(plan, JOB, 1)
+    asked = attempt_of(plan)
+    with pytest.raises(BackendError) as refused:
+        google.backend.submit(replace(asked, intent=asked.intent._replace(placement=placement)))
+    past = Past(placement, refused.value.cause, str(refused.value), 1.0)
+    following = google.backend.place(plan, JOB, 2, past)
+    assert (following["zone"], following["dropped"]) == ("prod/default", ["gone/default"])
