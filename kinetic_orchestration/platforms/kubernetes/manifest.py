@@ -70,7 +70,7 @@ def render(asked: Submission) -> dict[str, Any]:
         "parallelism": hosts,
         "completions": hosts,
         "completionMode": "Indexed",
-        "backoffLimitPerIndex": 0,  # of a failed pod, its agents say what it means: the others are not ended with it
+        "backoffLimitPerIndex": 0,  # of a pod that no rule knows: it is not replaced, and the others go on
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {"rules": _failures()},
         **bound,
@@ -117,7 +117,10 @@ def secret(asked: Submission, uid: str) -> dict[str, Any] | None:
 
 
 def _failures() -> list[dict[str, Any]]:
-    """A failed pod ends its Job at once, whose condition then names the pod and what it died of."""
+    """A pod with an exit code, or that was taken away, ends its Job at once, whose condition then names it and of what.
+
+    One that is gone without either, such as one deleted by force, matches none: of its host the lease decides.
+    """
     taken = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     code = {"containerName": CONTAINER, "operator": "NotIn", "values": [0]}
     return [taken, {"action": "FailJob", "onExitCodes": code}]

@@ -85,7 +85,7 @@ def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
     """
     silent: list[ApiError | ClusterGone] = []
     for where in plan.zones:
-        chosen = queues_of(plan.cloud["queue"]), plan.cloud["priority_class"]
+        chosen = queues_of(plan.cloud["queue"]), plan.cloud["priority_class"], nodes.node(plan.slice).resource
         key = os.getpid(), plan.backend, where, *chosen, *_wanted(plan), *_asked_of_pools(plan)
         with _lock:
             if time.monotonic() - _passed.get(key, -LASTS) < LASTS:
@@ -343,6 +343,13 @@ def _queue(place: Place, name: str) -> Finding:
         said = answers.escaped(active.get("message"))
         fix = f"An administrator has to mend it: kubectl describe clusterqueue {cluster_queue}"
         return Finding("queue", FAILED, f"{name} is not active: {said}", fix)
+    flavors = found.get("status", {}).get("flavorsReservation") or ()  # all that the cluster queue has
+    covered = sorted({str(resource["name"]) for one in flavors for resource in one.get("resources") or ()})
+    chips = nodes.node(place.plan.slice).resource
+    if chips and covered and chips not in covered:
+        told = f"{name} has no quota of {chips}, which pods request: only of {', '.join(map(answers.escaped, covered))}"
+        fix = f"Name another queue, or have an administrator add it to the cluster queue {cluster_queue}"
+        return Finding("queue", FAILED, told, fix)
     pending = found.get("status", {}).get("pendingWorkloads", 0)
     return Finding("queue", OK, f"{name} of the cluster queue {cluster_queue}, {pending} waiting")
 

@@ -424,12 +424,31 @@ def _counted(view: View) -> Iterator[Change]:
             else ("False", "ClusterQueueDoesNotExist", "Can't submit new workloads to clusterQueue")
         )
         told = with_condition(local, "Active", status, reason, message, observedGeneration=1)
-        yield Replace(kinds.LOCAL_QUEUES, with_status(told, **_numbers(mine)))
+        flavors = _taken_of(queue, [one for one in mine if holds(one, "QuotaReserved")]) if queue is not None else None
+        found = with_status(told, **_numbers(mine), flavorsReservation=flavors, flavorsUsage=flavors)
+        yield Replace(kinds.LOCAL_QUEUES, found)
     for queue in view.all(kinds.CLUSTER_QUEUES):
         waiting = _waiting_in(view, name_of(queue))
         reserved = [one for one in workloads if holds(one, "QuotaReserved") and _queue_of(one) == name_of(queue)]
         told = with_condition(queue, "Active", "True", "Ready", "Can admit new workloads", observedGeneration=1)
         yield Replace(kinds.CLUSTER_QUEUES, with_status(told, **_numbers([*waiting, *reserved])))
+
+
+def _taken_of(queue: Object, reserved: Sequence[Object]) -> list[Object] | None:
+    """Return what some workloads have of each flavor of their cluster queue; None if it has no flavors."""
+    used = _used(queue, reserved)
+    found = [
+        {
+            "name": flavor["name"],
+            "resources": [
+                {"name": resource, "total": amount(used.get((flavor["name"], resource), 0.0))}
+                for resource in sorted(group["coveredResources"])
+            ],
+        }
+        for group in queue["spec"].get("resourceGroups") or ()
+        for flavor in group["flavors"]
+    ]
+    return found or None
 
 
 def _numbers(workloads: Sequence[Object]) -> dict[str, int]:

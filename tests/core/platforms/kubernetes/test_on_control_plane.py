@@ -185,6 +185,34 @@ def test_a_pod_that_died_is_named_with_what_it_died_of(
     assert pods[1]["metadata"]["name"] in found.message
 
 
+def test_a_pod_that_is_gone_without_a_word_ends_no_other_and_is_not_replaced(
+    plane: ControlPlane | EmulatedPlane,
+    namespace: str,
+    nodes: NodeGroup,
+    placed: Placed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No rule matches, as there is no exit code: what becomes of the attempt is its lease's matter."""
+    monkeypatch.setattr(boot, "LOADER", FOREVER)
+    nodes.add(*tpu_pool(namespace, 4, topology="4x4"))
+    attempt = placed.submit("v5e-16")
+    pods = placed.running(4)
+    gone = pods[1]["metadata"]
+    plane.api.delete(f"/api/v1/namespaces/{namespace}/pods/{gone['name']}", grace=0)
+    jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+
+    def failed() -> bool:
+        [job] = plane.api.get(jobs)["items"]
+        return bool(job["status"].get("failedIndexes") == "1")
+
+    wait_until(failed, lambda: plane.api.get(jobs)["items"][0]["status"], within=60, pause=0.2)
+    assert {pod["metadata"]["uid"] for pod in placed.running(3)} == {
+        pod["metadata"]["uid"] for pod in pods if pod["metadata"]["uid"] != gone["uid"]
+    }
+    found = placed.observed(attempt)
+    assert "3 of 4 pods run" in found.message and not found.cause
+
+
 def test_rows_tell_of_every_turn_in_the_life_of_sets(
     plane: ControlPlane, namespace: str, nodes: NodeGroup, placed: Placed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

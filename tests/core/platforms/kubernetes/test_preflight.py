@@ -220,6 +220,36 @@ def test_a_queue_that_is_not_there_and_one_that_is_not_active(
     assert found["priority"].state == FAILED
 
 
+def test_a_queue_that_has_no_quota_of_the_chips_is_refused(
+    admin: Submitter, queue: Callable[[str, str], None], plane: Any
+) -> None:
+    """Its flavors need not exist: what they cover is said of each."""
+    name = f"chips-{admin.settings.namespace}"
+    flavor = {"name": "any", "resources": [{"name": "google.com/tpu", "nominalQuota": "8"}]}
+    group = {"coveredResources": ["google.com/tpu"], "flavors": [flavor]}
+    kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ClusterQueue", "metadata": {"name": name}}
+    plane.api.create(f"{KUEUE}/resourceflavors", {**kind, "kind": "ResourceFlavor", "metadata": {"name": "any"}})
+    spec = {"namespaceSelector": {}, "resourceGroups": [group]}
+    plane.api.create(f"{KUEUE}/clusterqueues", {**kind, "spec": spec})
+    try:
+        queue("tpus", name)
+        wait_until(lambda: admin.findings(queue="tpus")["queue"].state == OK, lambda: admin.findings(queue="tpus"))
+
+        def gpus() -> Finding:
+            return admin.findings("l4", queue="tpus")["queue"]
+
+        wait_until(lambda: gpus().state == FAILED, gpus)
+        assert "tpus has no quota of nvidia.com/gpu, which pods request: only of google.com/tpu" in gpus().found
+        assert f"add it to the cluster queue {name}" in gpus().fix
+        admin.require(queue="tpus")
+        with pytest.raises(BackendError, match=r"no quota of nvidia\.com/gpu"):
+            admin.backend.require(admin.plan("l4", queue="tpus"))
+        assert admin.findings("cpu", queue="tpus")["queue"].state == OK
+    finally:
+        plane.api.delete(f"{KUEUE}/clusterqueues/{name}")
+        plane.api.delete(f"{KUEUE}/resourceflavors/any")
+
+
 def test_a_priority_class_that_is_not_there_is_refused_also_after_a_job_without_one(
     admin: Submitter, queue: Callable[[str, str], None], plane: Any
 ) -> None:

@@ -80,3 +80,18 @@ def test_the_quota_of_who_is_preempted_is_nobody_elses_until_its_pods_are_gone()
         scene.step()
         assert scene.with_quota() == {"first", "second"}
     assert len(scene.evicted()) == 1
+
+
+def test_a_queue_says_what_its_jobs_have_of_each_flavor() -> None:
+    scene = Scene()
+
+    def told() -> Any:
+        [local] = View(scene.store, scene.now).all(kinds.LOCAL_QUEUES)
+        return local["status"]["flavorsReservation"]
+
+    scene.step()
+    assert told() == [{"name": "any", "resources": [{"name": CHIPS, "total": "0"}]}]
+    scene.ask("first", "low")
+    for _ in range(3):
+        scene.step()
+    assert told() == [{"name": "any", "resources": [{"name": CHIPS, "total": "4"}]}]
