@@ -305,6 +305,108 @@ def test_what_is_refused_at_once(plane: ControlPlane | EmulatedPlane, place: Pla
     assert f'User "system:serviceaccount:{place.namespace}:trainer" cannot list resource "pods"' in told
 
 
+def plain(**metadata: Any) -> Object:
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", **metadata}, "spec": pod_of("true")}
+
+
+@pytest.mark.parametrize("kind", ["pods", "jobsets"])
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ({"a": "a b"}, 'metadata.labels: Invalid value: "a b": a valid label must be an empty string or consist of'),
+        ({"a": "x" * 64}, f'metadata.labels: Invalid value: "{"x" * 64}": must be no more than 63 bytes'),
+        ({"a key": ""}, 'metadata.labels: Invalid value: "a key": name part must consist of alphanumeric characters'),
+        ({"k" * 64: ""}, f'metadata.labels: Invalid value: "{"k" * 64}": name part must be no more than 63 bytes'),
+        ({"A_/k": ""}, 'metadata.labels: Invalid value: "A_/k": prefix part a lowercase RFC 1123 subdomain must'),
+        ({"a/b/c": ""}, 'metadata.labels: Invalid value: "a/b/c": a valid label key must consist of alphanumeric'),
+        ({"": ""}, '[metadata.labels: Invalid value: "": name part must be non-empty, metadata.labels: Invalid value'),
+    ],
+)
+def test_labels_that_cannot_be_are_refused(place: Place, kind: str, labels: dict[str, str], said: str) -> None:
+    body = plain(labels=labels) if kind == "pods" else jobset("x", "true", labels=labels)
+    name = "Pod" if kind == "pods" else "JobSet.jobset.x-k8s.io"
+    code, reason, told = refusal(lambda: place.create(f"{kind}?dryRun=All", body))
+    assert (code, reason) == (422, "Invalid")
+    assert told.startswith(f'{name} "x" is invalid: {said}'), told
+
+
+def test_a_body_that_is_no_object_of_its_path_is_refused(place: Place) -> None:
+    pod, strange = plain(), jobset("x", "true")
+    handled = 'in version "v1" cannot be handled as a Pod:'
+    for kind, body, said in (
+        ("pods", {**pod, "kind": "Service"}, f"Service {handled} "),
+        (
+            "pods",
+            {**pod, "kind": "Secret"},
+            f"Secret {handled} converting (v1.Secret) to (core.Pod): unknown conversion",
+        ),
+        ("pods", {**pod, "kind": "Nothing"}, f'Nothing {handled} no kind "Nothing" is registered for version "v1" in'),
+        (
+            "pods",
+            {**pod, "apiVersion": "batch/v1"},
+            f'Pod {handled} no kind "Pod" is registered for version "batch/v1"',
+        ),
+        ("pods", {**pod, "apiVersion": "batch/v1", "kind": "Job"}, f"Job {handled} converting (v1.Job) to (core.Pod)"),
+        (
+            "jobsets",
+            {**strange, "apiVersion": "jobset.x-k8s.io/v1"},
+            "the API version in the data (jobset.x-k8s.io/v1)",
+        ),
+        (
+            "jobsets",
+            {name: strange[name] for name in ("apiVersion", "metadata", "spec")},
+            "the object provided is unrec",
+        ),
+        ("pods", plain(namespace="other"), "the namespace of the provided object does not match the namespace sent on"),
+        (
+            "pods",
+            plain(labels={"a": 1}),
+            f"Pod {handled} json: cannot unmarshal number into Go struct field ObjectMeta.",
+        ),
+    ):
+        code, reason, told = refusal(lambda: place.create(f"{kind}?dryRun=All", body))  # noqa: B023 - called at once
+        assert (code, reason) == (400, "BadRequest"), told
+        assert told.startswith(said), told
+    unnamed = {name: pod[name] for name in ("metadata", "spec")}
+    place.create("pods?dryRun=All", unnamed)  # of a kind that is no custom one, a path says enough
+
+
+def test_variables_that_are_no_strings_are_refused(place: Place) -> None:
+    pod, strange = plain(), jobset("x", "true")
+    template = strange["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    pod["spec"]["containers"][0]["env"] = template["spec"]["containers"][0]["env"] = [{"name": "A", "value": 1}]
+    said = "json: cannot unmarshal number into Go struct field EnvVar"
+    at = "spec.containers.env.value of type string"
+    assert refusal(lambda: place.create("pods?dryRun=All", pod)) == (
+        400, "BadRequest", f'Pod in version "v1" cannot be handled as a Pod: {said}.{at}'
+    )  # fmt: skip
+    by = 'admission webhook "mjobset.kb.io" denied the request'
+    assert refusal(lambda: place.create("jobsets?dryRun=All", strange)) == (
+        400, "", f"{by}: {said}.spec.replicatedJobs.template.spec.template.{at}"
+    )  # fmt: skip
+
+
+def test_what_is_too_large_is_refused(place: Place) -> None:
+    noted = plain(annotations={"a": "x" * (300 << 10)})
+    code, reason, told = refusal(lambda: place.create("pods?dryRun=All", noted))
+    assert (code, reason) == (422, "Invalid")
+    assert told == 'Pod "x" is invalid: metadata.annotations: Too long: may not be more than 262144 bytes'
+    whole = plain(annotations={"a": "x" * (4 << 20)})
+    assert refusal(lambda: place.create("pods?dryRun=All", whole)) == (
+        413, "RequestEntityTooLarge", "Request entity too large: limit is 3145728"
+    )  # fmt: skip
+
+
+def test_a_page_may_be_read_twice(place: Place) -> None:
+    """By a client whose answer was lost."""
+    for number in range(3):
+        place.create("serviceaccounts", {"metadata": {"name": f"account-{number}"}})
+    first = place.api.get(place.path("serviceaccounts?limit=1"))
+    path = place.path(f"serviceaccounts?limit=1&continue={first['metadata']['continue']}")
+    pages = [[one["metadata"]["name"] for one in place.api.get(path)["items"]] for _ in range(2)]
+    assert pages == [["account-1"]] * 2
+
+
 @pytest.fixture
 def queue(plane: ControlPlane | EmulatedPlane, place: Place) -> Any:
     """A queue of Kueue with the chips of one slice, in which who is more important goes first."""

@@ -27,7 +27,7 @@ VERSION = {
 }  # fmt: skip
 STRATEGIC = "application/strategic-merge-patch+json"
 _HEALTH = ("healthz", "livez", "readyz")
-_LISTS = 50  # that clients may have begun to read, in pages
+_LISTS = 100  # continuations that clients may read, as often as they like
 _FIELDS = {  # of a selector, which a kind may have
     kinds.PODS: ("spec.nodeName", "status.phase", "spec.restartPolicy", "spec.serviceAccountName"),
     kinds.EVENTS: ("reason", "source", "type", "involvedObject.name", "involvedObject.kind", "involvedObject.uid"),
@@ -198,7 +198,7 @@ class Requests:
         return token
 
     def _continued(self, token: str) -> tuple[str, Sequence[Object]]:
-        found = self._pages.pop(token, None)
+        found = self._pages.get(token)
         if found is not None:
             return found
         try:
@@ -243,16 +243,13 @@ class Requests:
             raise answers.unanswered("mjobset.kb.io")
         if "kueue" in self._away:
             raise answers.unanswered("mjobset.kb.io")
-        replicas = [one.get("replicas", 1) for one in body.get("spec", {}).get("replicatedJobs", ())]
-        if not all(isinstance(count, int) for count in replicas):
-            field = "ReplicatedJob.spec.replicatedJobs.replicas"
-            said = f"json: cannot unmarshal string into Go struct field {field} of type int32"
-            raise answers.bad(f'admission webhook "mjobset.kb.io" denied the request: {said}')
+        validation.check_set(body)
 
     def _body(self, asked: Request, at: _At) -> Object:
         body = asked.body
         if not isinstance(body, dict) or not isinstance(body.get("metadata", {}), dict):
             raise answers.bad(f"the object provided is unrecognized (must be of type {at.kind.name})")
+        validation.check_body(at.kind, at.namespace, body)
         if asked.query.get("fieldValidation") == "Strict" and (strange := validation.unknown_fields(at.kind, body)):
             told = ", ".join(f'unknown field "{field}"' for field in strange)
             what = f'{at.kind.name} in version "{at.kind.version}" cannot be handled as a {at.kind.name}'

@@ -26,7 +26,8 @@ from kinetic_orchestration.testing.kubernetes.api.requests import Request
 from kinetic_orchestration.testing.kubernetes.api.rules import rights
 from kinetic_orchestration.testing.kubernetes.api.rules.rights import User
 
-_LARGEST = 8 << 20
+_LARGEST = 3 << 20  # bytes of a body
+_HEARD = 16 << 20  # bytes of a larger one that are read before it is refused: who still sends hears no answer
 _log = logging.getLogger(__name__)
 
 Answerer = Callable[[Request], tuple[int, Object | bytes]]
@@ -202,6 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         if length > _LARGEST:
             self.close_connection = True
+            self.rfile.read(min(length, _HEARD))
             told = answers.refusal(413, "RequestEntityTooLarge", f"Request entity too large: limit is {_LARGEST}")
             self._send(413, json.dumps(told.status).encode(), "application/json", 0)
             return

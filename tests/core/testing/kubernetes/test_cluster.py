@@ -152,7 +152,7 @@ def test_a_pod_that_cannot_begin_keeps_no_other_from_beginning(api: Api) -> None
     broken, whole = pod("a"), pod("b", 'test "$A" = x && test "$P_A" = x || exit 3; exec sleep 600')
     for one in (broken, whole):
         one["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "0.1"  # type: ignore[index]
-    broken["spec"]["containers"][0]["env"] = [{"name": "N", "value": 5}]  # type: ignore[index]
+    broken["spec"]["containers"][0]["env"] = [{"name": "N", "valueFrom": {}}]  # type: ignore[index]
     sources = [{"secretRef": {"name": "some"}}, {"prefix": "P_", "secretRef": {"name": "some"}}]
     whole["spec"]["containers"][0]["envFrom"] = sources  # type: ignore[index]
     api.create(PODS, broken)
@@ -175,7 +175,8 @@ def test_jobs_that_are_refused_leave_the_server_time_for_others(api: Api) -> Non
     quota = {"metadata": {"name": "none"}, "spec": {"hard": {"count/jobs.batch": "0"}}}
     api.create("/api/v1/namespaces/default/resourcequotas", quota)
     template = {"spec": {"template": {"spec": pod("x")["spec"]}}}
-    one = {"metadata": {"name": "held"}, "spec": {"replicatedJobs": [{"name": "s", "template": template}]}}
+    kind = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet"}
+    one = {**kind, "metadata": {"name": "held"}, "spec": {"replicatedJobs": [{"name": "s", "template": template}]}}
     api.create("/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets", one)
     fields = "reason=JobCreationFailed"
     events = "/api/v1/namespaces/default/events"
