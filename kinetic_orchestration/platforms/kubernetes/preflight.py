@@ -85,7 +85,7 @@ def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
     """
     silent: list[ApiError | ClusterGone] = []
     for where in plan.zones:
-        chosen = queues_of(plan.cloud["queue"]), plan.cloud["priority_class"], nodes.node(plan.slice).resource
+        chosen = queues_of(plan.cloud["queue"]), plan.cloud["priority_class"]
         key = os.getpid(), plan.backend, where, *chosen, *_wanted(plan), *_asked_of_pools(plan)
         with _lock:
             if time.monotonic() - _passed.get(key, -LASTS) < LASTS:
@@ -348,8 +348,11 @@ def _queue(place: Place, name: str) -> Finding:
     chips = nodes.node(place.plan.slice).resource
     if chips and covered and chips not in covered:
         told = f"{name} has no quota of {chips}, which pods request: only of {', '.join(map(answers.escaped, covered))}"
-        fix = f"Name another queue, or have an administrator add it to the cluster queue {cluster_queue}"
-        return Finding("queue", FAILED, told, fix)
+        fix = (
+            "Unless Kueue's configuration excludes it, no job gets through: name another queue, or have an "
+            f"administrator add it to the cluster queue {cluster_queue}"
+        )
+        return Finding("queue", WARNING, told, fix)
     pending = found.get("status", {}).get("pendingWorkloads", 0)
     return Finding("queue", OK, f"{name} of the cluster queue {cluster_queue}, {pending} waiting")
 

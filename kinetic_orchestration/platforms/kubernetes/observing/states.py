@@ -60,7 +60,7 @@ def judge(placement: Mapping[str, Any], seen: Seen, wanted: Wanted = Wanted()) -
     hint = f"kubectl describe jobset {placement['name']} -n {namespace_of(placement)}"
     if seen.set is None:
         if any(map(_is_alive, seen.pods)):
-            return Judged(Observation(PRESENT, "its JobSet was deleted, and its pods are ending", hint=hint))
+            return Judged(Observation(PRESENT, "its JobSet was deleted, and pods of it are still there", hint=hint))
         return Judged(Observation(ABSENT, hint="nobody of this job deleted it: ask the cluster's audit log"))
     began = (seconds(pod.get("status", {}).get("startTime")) for pod in seen.pods)
     charged = min(filter(None, began), default=0.0)

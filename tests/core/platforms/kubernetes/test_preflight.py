@@ -26,6 +26,7 @@ from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING,
 from kinetic_orchestration.testing.kubernetes.pods.nodes import tpu_pool
 from tests.core.platforms.kubernetes.api.scripted_server import Authority
 from tests.support.kubernetes.api import Refused
+from tests.support.kubernetes.fixtures import only_real
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(4)]
@@ -220,7 +221,7 @@ def test_a_queue_that_is_not_there_and_one_that_is_not_active(
     assert found["priority"].state == FAILED
 
 
-def test_a_queue_that_has_no_quota_of_the_chips_is_refused(
+def test_a_queue_that_has_no_quota_of_the_chips_is_told(
     admin: Submitter, queue: Callable[[str, str], None], plane: Any
 ) -> None:
     """Its flavors need not exist: what they cover is said of each."""
@@ -238,12 +239,10 @@ def test_a_queue_that_has_no_quota_of_the_chips_is_refused(
         def gpus() -> Finding:
             return admin.findings("l4", queue="tpus")["queue"]
 
-        wait_until(lambda: gpus().state == FAILED, gpus)
+        wait_until(lambda: gpus().state == WARNING, gpus)
         assert "tpus has no quota of nvidia.com/gpu, which pods request: only of google.com/tpu" in gpus().found
         assert f"add it to the cluster queue {name}" in gpus().fix
-        admin.require(queue="tpus")
-        with pytest.raises(BackendError, match=r"no quota of nvidia\.com/gpu"):
-            admin.backend.require(admin.plan("l4", queue="tpus"))
+        admin.backend.require(admin.plan("l4", queue="tpus"))  # Kueue may be told to leave them out
         assert admin.findings("cpu", queue="tpus")["queue"].state == OK
     finally:
         plane.api.delete(f"{KUEUE}/clusterqueues/{name}")
@@ -410,6 +409,7 @@ def is_created(plane: Any, path: str, body: dict[str, Any]) -> bool:
     return True
 
 
+@only_real
 def test_a_compute_class_that_is_there_makes_nodes(admin: Submitter, plane: Any) -> None:
     chosen = {"node_selector": {"cloud.google.com/compute-class": "training"}}
     lacking = admin.findings(**chosen)["nodes"]
