@@ -25,7 +25,7 @@ from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.emulated import EmulatedPlane
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(1)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(1), pytest.mark.usefixtures("described")]
 
 DRY = "?dryRun=All&fieldValidation=Strict"
 FOREVER = "import time; time.sleep(600)"  # deaf to SIGTERM, as any first process without a handler
