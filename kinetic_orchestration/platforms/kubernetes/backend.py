@@ -44,7 +44,8 @@ from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_sid
 
 Object = Mapping[str, Any]
 
-LOOKS_AT_ONCE = 4  # in a job's first moments; its hosts tell the rest through the store
+LOOKS_PER_SECOND = 4.0  # of one process at one namespace, however many jobs begin and end there,
+LOOKS_AT_ONCE = 200  # as one that is followed alone takes: what a look sees first, such as a lack of memory, is its end
 REFUSED_SECONDS = 60.0  # for which a right may be missing by mistake
 NO_MORE = "is of a cluster that is no more"  # in the reason of an end, after which its place is not tried again
 NO_CLUSTER = "no cluster is known: name a context of the kubeconfig with cluster= or KINETIC_CLUSTER"
@@ -245,7 +246,7 @@ class KubernetesBackend:
         return observation
 
     def rate_limit(self, placement: Mapping[str, Any]) -> RateLimit | None:
-        return pace_of(placement, LOOKS_AT_ONCE)
+        return pace_of(placement, LOOKS_PER_SECOND, LOOKS_AT_ONCE)
 
     def names_place(self, placement: Mapping[str, Any]) -> bool:
         ours = (placement.get("project") or "") in ("", self._settings.project)

@@ -49,16 +49,18 @@ _paces: dict[tuple[str, str], Pace] = {}
 _free = False
 
 
-def pace_of(placement: Mapping[str, Any], at_once: float = LOOKS_AT_ONCE) -> Pace | None:
+def pace_of(
+    placement: Mapping[str, Any], per_second: float = LOOKS_PER_SECOND, at_once: float = LOOKS_AT_ONCE
+) -> Pace | None:
     """Return the rate limit of this process for the project and zone of a placement; None for a place without a
     zone.
 
-    at_once: the burst, which the first call for a zone decides.
+    The first call for a zone decides its rate and its burst.
     """
     if _free or "zone" not in placement:
         return None
     key = str(placement.get("project")), str(placement["zone"])
-    return _paces.get(key) or _paces.setdefault(key, Pace(at_once=at_once))
+    return _paces.get(key) or _paces.setdefault(key, Pace(per_second, at_once))
 
 
 @contextmanager

@@ -142,7 +142,8 @@ def test_a_secret_that_is_not_there_ends_the_job_with_its_name(
     cluster: Cluster, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reason = "CreateContainerConfigError"
-    monkeypatch.setitem(waiting._CONTAINER, reason, waiting._CONTAINER[reason]._replace(patience=2.0))
+    rows = tuple(row._replace(patience=2.0) for row in waiting._CONTAINER[reason])
+    monkeypatch.setitem(waiting._CONTAINER, reason, rows)
     cluster.pools()
     job = run(jobs.fingerprint, ["API_KEY"], str(tmp_path / "go"), secrets={"API_KEY": "nowhere/key"})
     assert "failed" in changes(told(job))[-1]
