@@ -157,6 +157,6 @@ def _become(agent: str, orders: Mapping[str, Any], host: int) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     package = __name__.partition(".")[0]
     del sys.path[0]  # where the loader put this one
-    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+    for name in [name for name in sys.modules.copy() if name.partition(".")[0] == package]:
         del sys.modules[name]
     bootstrap.run(agent, [agent, *words])
