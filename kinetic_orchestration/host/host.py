@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.attempt import outcome
+from kinetic_orchestration.host.attempt.notice import Notice
 from kinetic_orchestration.host.attempt.opening import Opening, Refused, Restarted, machine_of
 from kinetic_orchestration.host.attempt.peers import Peers, Silence
 from kinetic_orchestration.host.devices.reports import Reports
@@ -61,6 +62,7 @@ class Host:
         if started is not None:
             self.supervisor.adopt(started)
         self.preempted = self.cancelled = ""  # the notice; the reason
+        self.notice = Notice(assignment, self.view)
         self.shares_machine = True  # with the other hosts, also where each is an imitation of a machine
         self._preparation: Preparation | None = None
         self.exit: attempt_rules.Exit | None = None
@@ -115,14 +117,14 @@ class Host:
                     # Before a request to the store, which may take longer than the machine has left.
                     self.supervisor.ask_to_end(move.cause, attempt_rules.GRACE[move.cause])
                 self._decide(move.cause, move.reason, move.host)
+            elif isinstance(move, attempt_rules.Ask):
+                self.supervisor.ask_to_end(wire.PREEMPTION, attempt_rules.GRACE[wire.PREEMPTION])
             elif isinstance(move, attempt_rules.Commit):
                 self._commit()
             elif isinstance(move, attempt_rules.Stop):
                 self._end(move.grace)
                 return
-            idle = (
-                self.verdict is None if isinstance(move, attempt_rules.Commit) else isinstance(move, attempt_rules.Wait)
-            )
+            idle = self.verdict is None and isinstance(move, attempt_rules.IDLE)
             self._start_ahead()
             within = TICK if idle else 0.0  # the action may allow the next one immediately
             self._beat()
@@ -195,8 +197,9 @@ class Host:
 
     def _start_ahead(self) -> None:
         """Start Python while code or data are still being fetched."""
-        python, failed = self.preparation.python, self.exit or self.preparation.unready
-        if python and not self.task.argv and not self.supervisor.running and failed is None and self.verdict is None:
+        python = self.preparation.python
+        over = self.exit or self.preparation.unready or self.verdict or self._is_asked()
+        if python and not (self.task.argv or self.supervisor.running or over):
             if self.supervisor.child and self.supervisor.python != python:
                 self.supervisor.drop()
             if not self.supervisor.child:
@@ -234,6 +237,8 @@ class Host:
         """Handle the program's exit: read its last output, then that of the processes it left running."""
         self.reports.stop()
         self.supervisor.read_remaining()
+        if self._is_asked():
+            return  # such an end is no outcome
         if not self.supervisor.running:
             if not self.preparation.python:  # it was only a guess, such as a command of that name which is no Python
                 self.supervisor.give_up()
@@ -270,17 +275,16 @@ class Host:
     def _poll(self) -> None:
         """Take in what others have written."""
         self.outcome.read_verdict()
-        self.cancelled = ""
-        if (data := self.view.cancel()) is not None:
-            self.cancelled = wire.reason_of_cancel(data)
+        cancel = self.view.cancel()
+        self.cancelled = "" if cancel is None else wire.reason_of_cancel(cancel)
         self.peers.read_states(running=self.supervisor.running)
         if self.owners is not None:
             continues = not self.cancelled and self.verdict is None
             self.cancelled = self.owners.check(continues=continues) or self.cancelled
         if self.exit is None:
-            self.exit = self.preparation.unready or self._refused_beat()
+            self.exit = self.preparation.unready or outcome.refused_beat(self.view)
         if self.supervisor.running:
-            if self.exit is None:
+            if self.exit is None and not self._is_asked():
                 self._read_report()
             self.peers.read_beats()
         listens = self.supervisor.running and self.exit is None
@@ -297,13 +301,6 @@ class Host:
         elif report is not None or self.supervisor.waits():
             self.peers.record_return()
 
-    def _refused_beat(self) -> attempt_rules.Exit | None:
-        denied, cause = self.view.denied()
-        if not denied:
-            return None
-        reason = f"this host cannot show that it lives, and would be taken for dead: {denied}"
-        return attempt_rules.Exit(1, cause, reason)
-
     def _situation(self) -> attempt_rules.Situation:
         now = time.monotonic()
         stall_limit, stall_limit_of = self.silence.limit(self.task.stall)
@@ -313,6 +310,7 @@ class Host:
             verdict=self.verdict,
             cancelled=self.cancelled,
             preempted=self.preempted,
+            company=self.notice.read(self.preempted) if self.machine.ends_together else attempt_rules.Company(),
             owner_silence=0.0 if self.owners is None else self.owners.silence,
             prepared=self.preparation.ready is not None,
             running=self.supervisor.running,
@@ -367,13 +365,16 @@ class Host:
             self._dump_stacks()
         if self.supervisor.child and grace:
             self.supervisor.ask_to_end(self.verdict.cause if self.verdict is not None else "", grace)
-            deadline = time.monotonic() + grace
-            while self.supervisor.is_alive() and time.monotonic() < deadline:
+            while self.supervisor.is_alive() and time.monotonic() < self.supervisor.until:
                 self._pump(min(TICK, grace))
                 self._beat()
         self.reports.stop()
         if left := self.supervisor.kill():
             self._note(f"processes {left} did not end")
+
+    def _is_asked(self) -> bool:
+        """Return True if the program was asked to end and nobody has decided yet what of."""
+        return self.supervisor.until > 0.0 and self.verdict is None
 
     def _farewell(self, cut: bool = False) -> None:
         self.reports.end()
@@ -404,7 +405,7 @@ class Host:
         return {"prepared": prepared, "spent": self.supervisor.spent}
 
     def _beat(self) -> None:
-        (at, before), news = self.beaten, (self.state, self.supervisor.lacks_room())
+        (at, before), news = self.beaten, (self.state, self.supervisor.lacks_room(), self.notice.is_heard)
         now = time.monotonic()
         if news == before and now - at < BEAT:
             return
@@ -423,6 +424,7 @@ class Host:
             exit=None if ended is None else ended[0],
             returned=self.at.host in self.peers.returned,
             verdict=self.verdict is not None,
+            told=self.notice.is_heard,
             began=self._ran().get("began", 0.0),
             devices=self.reports.newest,
             spent=self.supervisor.spent or None,

@@ -37,6 +37,11 @@ ECHOES = (
     "heartbeat timeout", "coordination service", "distributed service", "UNAVAILABLE", "DEADLINE_EXCEEDED",
 )  # fmt: skip
 
+# Where a cluster ends all hosts of an attempt once one has died, the others are told as if they were taken away.
+HEARD = 9.0  # seconds after the notice within which every other host that lives shows a beat: spot pods have 15
+TOLD = 4.0  # within which such a cluster has told all hosts
+UNREAD = 12.0  # after which a host whose store is silent no longer waits for the others' beats
+
 UNREPORTED = 74  # sysexits.h: EX_IOERR. `child` uses it if the function's outcome could not be written
 
 # Messages of a program when the driver of its chips fails: the machine's failure, not the program's.
@@ -72,6 +77,15 @@ class Report(NamedTuple):
         return cls(**{name: fields[name] for name in cls._fields if name in fields})
 
 
+class Company(NamedTuple):
+    """The other hosts, where a notice to one may be the consequence of another's death."""
+
+    age: float = 0.0  # of the notice to this host
+    read: float = 0.0  # that age when the others' beats were last read
+    missing: tuple[int, ...] = ()  # hosts that were at work and have shown no sign of life since
+    another_told: bool = False  # another host has had a notice
+
+
 class Situation(NamedTuple):
     """All that a host knows when it decides."""
 
@@ -80,6 +94,7 @@ class Situation(NamedTuple):
     verdict: wire.Verdict | None = None
     cancelled: str = ""  # the reason, once it was requested
     preempted: str = ""  # the notice, once it came
+    company: Company = Company()
     owner_silence: float = 0.0  # of an owner that the job must not outlive
     prepared: bool = False  # this host could start its program now
     running: bool = False
@@ -107,6 +122,10 @@ class Start(NamedTuple):
     """All hosts are ready: start the program."""
 
 
+class Ask(NamedTuple):
+    """Ask the program to end, as hosts are taken away; the cause of the attempt's end is not known yet."""
+
+
 class Commit(NamedTuple):
     """Every host ended well: the value of host 0 is the job's result."""
 
@@ -125,7 +144,8 @@ class Stop(NamedTuple):
     grace: float
 
 
-Move = Wait | Start | Commit | Abort | Stop
+IDLE = (Wait, Ask, Commit)  # the next move need not follow at once, while there is no verdict
+Move = Wait | Start | Ask | Commit | Abort | Stop
 
 
 def decide(seen: Situation) -> Move:  # noqa: PLR0911 - an ordered table reads best as one
@@ -135,7 +155,7 @@ def decide(seen: Situation) -> Move:  # noqa: PLR0911 - an ordered table reads b
     if _all_ended_well(seen):
         return Commit() if seen.index == 0 else _lost(seen)
     if seen.preempted:  # before the exit: what ends a machine ends its programs too
-        return Abort(wire.PREEMPTION, seen.preempted, seen.index)
+        return _taken(seen)
     if seen.exit is not None and seen.exit.code != 0 and not (seen.echo and _own_age(seen) < seen.echo_limit):
         return _blame(seen, seen.exit)
     if seen.cancelled:
@@ -145,6 +165,9 @@ def decide(seen: Situation) -> Move:  # noqa: PLR0911 - an ordered table reads b
     if seen.run_limit and seen.run_age > seen.run_limit:
         limit = f"{seen.run_limit:g} s{seen.run_limit_of}"
         return Abort(wire.DEADLINE, f"the attempt ran longer than its limit of {limit}", seen.index)
+    if seen.company.another_told:
+        lost = _lost(seen)
+        return Ask() if isinstance(lost, Wait) else lost
     if not seen.running and seen.exit is None:
         return _barrier(seen)
     if seen.stall_limit and seen.exit is None and seen.silence > seen.stall_limit:
@@ -208,6 +231,19 @@ def _blame(seen: Situation, ended: Exit) -> Abort:
                 wire.INFRASTRUCTURE, f"host {host} was lost, of which host {seen.index} died: {ended.reason}", host
             )
     return Abort(ended.cause, ended.reason, seen.index)
+
+
+def _taken(seen: Situation) -> Move:
+    """Find out whether a host that is told to end is taken away, or ended for one that died without a word."""
+    company = seen.company
+    if not company.missing or company.age > UNREAD:
+        return Abort(wire.PREEMPTION, seen.preempted, seen.index)
+    if company.read < HEARD:
+        return Ask()
+    host = company.missing[0]
+    reason = f"host {host} died without a word, for which its cluster ends the others ({seen.preempted}): the events "
+    reason += "of its pod may say why, and one that takes more memory than there is dies like that (OOMKilled)"
+    return Abort(wire.INFRASTRUCTURE, reason, host)
 
 
 def _lost(seen: Situation) -> Move:

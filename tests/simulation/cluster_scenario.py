@@ -51,6 +51,7 @@ TAKEN = {
     "deleted", "evicted", "taken", "node lost", "node silent", "kueue", "suspended by hand", "set deleted",
     "namespace deleted", "deadline",
 }  # fmt: skip
+DIED = {"out of memory", "host"}  # without a word, for which the cluster ends the other hosts
 
 
 class SimulatedClusters:
@@ -166,7 +167,10 @@ class ClusterJudge(CloudJudge):
             self.world.reached.add("a job ended with its namespace")
             return bool(self.ground.api.gone)
         if cause == wire.PREEMPTION:
-            return bool(truth.harm & TAKEN) or self.after_its_end(job, attempt)
+            beats = [names.beat(job, attempt, host) for host in range(self.plan.hosts)]
+            told = verdict.kind == wire.ABORTED and all(name in self.world.records for name in beats)
+            died = bool(truth.harm & DIED) and told
+            return bool(truth.harm & TAKEN) or (self.after_its_end(job, attempt) and not died)
         by_pod = cause == wire.DEADLINE and verdict.kind == wire.ABORTED and "deadline passed" in verdict.reason
         return (
             (cause == wire.USER and OOM in verdict.reason and "out of memory" in truth.harm)

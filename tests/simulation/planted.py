@@ -94,10 +94,20 @@ PLANTED = (
     Planted(
         "a notice of preemption is read after the exit",
         "protocol/attempt_rules.py",
-        "    if seen.preempted:  # before the exit: what ends a machine ends its programs too\n"
-        "        return Abort(wire.PREEMPTION, seen.preempted, seen.index)\n",
-        "    if seen.preempted and seen.exit is None:\n"
-        "        return Abort(wire.PREEMPTION, seen.preempted, seen.index)\n",
+        "    if seen.preempted:  # before the exit: what ends a machine ends its programs too\n",
+        "    if seen.preempted and seen.exit is None:\n",
+    ),
+    Planted(
+        "a host that is ended for another that died counts as taken away",
+        "protocol/attempt_rules.py",
+        "    if not company.missing or company.age > UNREAD:\n",
+        "    if seen.preempted:\n",
+    ),
+    Planted(
+        "a program that ends as it was asked to has come to its result",
+        "host/host.py",
+        "        return self.supervisor.until > 0.0 and self.verdict is None\n",
+        "        return False\n",
     ),
     Planted(
         "nobody asks for a notice when a program fails",

@@ -375,7 +375,7 @@ class SimulatedHost(host.Host):
         self.ground.running.append(self)
 
     def _pump(self, within: float) -> None:
-        now, program = self.world.now, self.program if self.supervisor.child else None
+        now, program = self.world.now, self._heeding()
         waited = 1.0 + min(5.0, (time.monotonic() - self.began) / 20.0)  # agents that wait long look less often
         wake = now + self.ground.poll * waited * (0.05 + self.world.random.random())
         if within > host.TICK:
@@ -388,10 +388,22 @@ class SimulatedHost(host.Host):
         elif not program.stuck:
             self.supervisor.active = time.monotonic()
 
+    def _heeding(self) -> Program | None:
+        """Return the program while it lives; it ends some time after it was asked to."""
+        if self.program is None or not self.supervisor.child:
+            return None
+        if self._is_asked():
+            asked = self.supervisor.until - attempt_rules.GRACE[wire.PREEMPTION]
+            self.program.ends = min(self.program.ends, max(self.world.now, asked + self.program.reaction))
+        return self.program
+
     def _on_exit(self, code: int) -> None:
         self.supervisor.child = 0
         truth = self.ground.truth(self.at.job, self.at.attempt)
         truth.exits[self.at.host] = code
+        if self._is_asked():
+            self.world.reached.add("a program ended as it was asked to, and nobody had decided yet what of")
+            return
         if self.program is not None and self.at.host == 0 and code == 0:
             truth.values.add(self.program.value)
             self.supervisor.files["outcome"] = self.program.value

@@ -526,7 +526,7 @@ class VmHost(SimulatedHost):
         return prepare.Ready("", "", [], [], "", [], [])
 
     def _pump(self, within: float) -> None:
-        now, program = self.world.now, self.program if self.supervisor.child else None
+        now, program = self.world.now, self._heeding()
         left = max(0.5, self.ground.poll * (0.3 + self.world.random.random()))
         if within > host.TICK:
             left = min(left, within)

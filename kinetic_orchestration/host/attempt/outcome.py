@@ -139,6 +139,15 @@ def _verdict(data: bytes | None) -> wire.Verdict | None:
         return wire.Verdict(wire.CLOSED, "", 0.0, cause=wire.INFRASTRUCTURE, reason=str(error))
 
 
+def refused_beat(view: View) -> attempt_rules.Exit | None:
+    """Return the failure of a host whose beats the store refuses; None if it takes them."""
+    denied, cause = view.denied()
+    if not denied:
+        return None
+    reason = f"this host cannot show that it lives, and would be taken for dead: {denied}"
+    return attempt_rules.Exit(1, cause, reason)
+
+
 def blame_driver(exit_: attempt_rules.Exit, report: attempt_rules.Report | None, tail: bytes) -> attempt_rules.Exit:
     """Return the failure as the machine's, if its accelerator's driver failed: new hosts may not meet it.
 

@@ -51,6 +51,7 @@ class Machine:
     is_own = False  # it has no other host, and a failure may be the machine's own
     attests = False  # it can sign statements
     shares_cache = False  # of what JAX compiled, with machines of other jobs
+    ends_together = False  # once one host of an attempt has died, its cluster ends the others
     requests_address = False  # its address is a request away
     keeps: tuple[str, ...] = ()  # beginnings of variables of the machine by which its chips are found
     hides: tuple[str, ...] = ()  # variables of the machine that would mislead a program

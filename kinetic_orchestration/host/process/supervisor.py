@@ -50,7 +50,7 @@ class Supervisor:
         self.spent: dict[str, Any] = {}  # the time of each training of the program, by use
         self._go = -1
         self._pipes: dict[int, tuple[str, frames.Lines]] = {}
-        self._asked = False  # to end
+        self.until = 0.0  # the end of the time that it was given, once it was asked to end
         self._events_read = 0
         self._stacks_read: dict[str, int] = {}
         self.wake_in, self.wake_out = os.pipe()
@@ -251,8 +251,8 @@ class Supervisor:
         """Ask the program to end, once: it may take a second request for an order to end at once. The notice tells it
         the cause.
         """
-        if self.child and not self._asked:
-            self._asked = True
+        if self.child and not self.until:
+            self.until = time.monotonic() + grace
             if self.running:
                 notice = self.files["notice"]
                 with contextlib.suppress(OSError):

@@ -42,7 +42,7 @@ COMMIT_PATIENCE = {errno.EIO: 1800.0, errno.EACCES: 60.0}  # of an outcome that 
 class Seen(NamedTuple):
     """Everything that one read of the bucket returned."""
 
-    at: float  # by this machine's steady clock; 0: never
+    at: float  # when it began, by this machine's steady clock; 0: never
     signals: dict[str, Signal]
 
 
@@ -240,8 +240,9 @@ class BucketView:
             self._written += 1
 
     def _look(self) -> None:
+        began = time.monotonic()
         signals = {signal.name: signal for signal in self.records.signals(names.beats_of(self.at.job))}
-        self._seen = Seen(time.monotonic(), signals)
+        self._seen = Seen(began, signals)
         leader = self.beat_of(0)[1]
         if self._leader is None and leader is not None and leader.state != wire.STARTING:
             self._leader = self._said(names.host(self.at.job, self.at.attempt, 0, "started.json"))
@@ -280,4 +281,4 @@ def _gist(beat: bytes) -> tuple[Any, ...]:
     if not beat:
         return ()
     told = wire.Beat.decode(beat)
-    return told.state, told.exit, told.verdict, told.segment > 0, told.boot, told.full
+    return told.state, told.exit, told.verdict, told.segment > 0, told.boot, told.full, told.told

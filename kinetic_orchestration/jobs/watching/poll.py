@@ -93,7 +93,7 @@ class Poll(NamedTuple):
         """
         observation = self.observations.get(job_id)
         told = tuple(
-            (name, said.state, said.segment, said.verdict, said.exit, said.full)
+            (name, said.state, said.segment, said.verdict, said.exit, said.full, said.told)
             if isinstance(said, Beat)
             else (name, said)
             for name, _, said in self.signals.get(job_id, ())

@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.protocol import attempt_rules, wire
-from kinetic_orchestration.protocol.attempt_rules import Abort, Commit, Exit, Situation, Start, Stop, Wait, decide
+from kinetic_orchestration.protocol.attempt_rules import (
+    Abort,
+    Ask,
+    Commit,
+    Company,
+    Exit,
+    Situation,
+    Start,
+    Stop,
+    Wait,
+    decide,
+)
 
 pytestmark = pytest.mark.fast
 
@@ -190,3 +201,39 @@ def test_a_checkpoint_after_another_hosts_failure_would_hang_so_little_time_is_l
     assert attempt_rules.grace(ABORTED, 0) == 3.0
     assert attempt_rules.grace(ABORTED, 1) == 0.0
     assert attempt_rules.grace(wire.Verdict(wire.COMMITTED, "", 0.0, host=0), 1) == 0.0
+
+
+# ---- a notice that may be the consequence of another host's death -------------------------------------------------
+
+
+def told(age: float, read: float | None = None, missing: tuple[int, ...] = (1,)) -> Situation:
+    """A host of three that was told to end so long ago."""
+    company = Company(age, age if read is None else read, missing)
+    return seen(hosts=3, preempted="it received SIGTERM", company=company)
+
+
+def test_a_host_that_is_told_to_end_waits_for_the_others_signs_of_life() -> None:
+    assert decide(told(0.1)) == Ask()
+    assert decide(told(attempt_rules.HEARD - 0.1)) == Ask()
+    assert decide(told(attempt_rules.HEARD - 0.1, missing=())) == Abort(wire.PREEMPTION, "it received SIGTERM", 0)
+
+
+def test_a_host_that_shows_none_has_died_and_the_others_were_not_taken_away() -> None:
+    move = abort(told(attempt_rules.HEARD, missing=(1, 2)))
+    assert (move.cause, move.host) == (wire.INFRASTRUCTURE, 1)
+    assert "host 1 died without a word" in move.reason
+    assert "it received SIGTERM" in move.reason
+
+
+def test_beats_that_nobody_could_read_say_nothing() -> None:
+    assert decide(told(attempt_rules.UNREAD, read=2.0)) == Ask()
+    assert abort(told(attempt_rules.UNREAD + 0.1, read=2.0)).cause == wire.PREEMPTION
+    assert attempt_rules.UNREAD < 15.0  # what a spot pod has
+
+
+def test_a_program_is_asked_to_end_as_soon_as_another_host_was_told_and_does_not_start() -> None:
+    another = Company(another_told=True)
+    assert decide(seen(company=another)) == Ask()
+    assert decide(seen(company=another, running=False, prepared=True)) == Ask()
+    assert abort(seen(company=another, quiet=((1, attempt_rules.LOST + 1.0),))).cause == wire.INFRASTRUCTURE
+    assert decide(seen(company=another, cancelled="enough")) == Abort(wire.CANCELLED, "enough", 0)

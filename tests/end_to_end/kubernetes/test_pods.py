@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,20 +159,45 @@ def test_a_program_that_is_told_of_its_end_saves_and_the_next_attempt_goes_on_fr
 # ---- pods that die -----------------------------------------------------------------------------------------------
 
 
+def killed_for_its_memory(cluster: Cluster, job: Any) -> None:
+    """Host 1, with its agent, while nobody looks; the other host is told that it will be ended."""
+    wait_running(job)
+    cluster.nodes.end(cluster.pods(job)[1], OOM_KILLED)
+    wait_until(lambda: beats(job)[0].told, "the notice to host 0", pause=0.05)
+    time.sleep(1.0)
+    assert verdict_of(job) is None
+
+
 def test_a_host_that_is_killed_for_its_memory_is_the_users_failure(
     cluster: Cluster, jobs: Any, tmp_path: Path, hosts_break: Break
 ) -> None:
-    """And not a preemption of the other host, which would be tried again a hundred times."""
+    """And not a preemption of the other host, which would be tried again a hundred times, although nobody looks for a
+    while."""
     hosts_break(BRIEF)
     cluster.pools()
     job = run(jobs.until, str(tmp_path / "go"))
-    wait_running(job)
-    cluster.nodes.end(cluster.pods(job)[1], OOM_KILLED)
+    killed_for_its_memory(cluster, job)
     with pytest.raises(JobError, match="OOMKilled"):
         job.result(timeout=WITHIN)
     verdict = verdict_of(job)
     assert verdict is not None
     assert verdict.cause == wire.USER
+
+
+@pytest.mark.turn(1)
+def test_a_host_that_dies_without_a_word_is_lost_and_not_taken_away_whoever_looks(
+    cluster: Cluster, jobs: Any, tmp_path: Path, hosts_break: Break
+) -> None:
+    hosts_break(BRIEF)
+    cluster.pools("one", "two")
+    job = run(jobs.until, str(tmp_path / "go"), retry=ONE_LOSS)
+    killed_for_its_memory(cluster, job)
+    first = wait_for_verdict(job)
+    assert (first.kind, first.cause, first.host) == (wire.ABORTED, wire.INFRASTRUCTURE, 1)
+    assert "host 1 died without a word" in first.reason
+    assert "this host received SIGTERM" in first.reason
+    (tmp_path / "go").touch()
+    assert job.result(timeout=WITHIN) == 2
 
 
 @pytest.mark.parametrize(
