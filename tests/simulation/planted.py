@@ -28,6 +28,7 @@ class Planted(NamedTuple):
     file: str  # of kinetic_orchestration
     right: str
     wrong: str
+    where: str = "--cloud"  # what is played
 
 
 PLANTED = (
@@ -102,12 +103,7 @@ PLANTED = (
         "protocol/attempt_rules.py",
         "    if not company.missing or company.age > UNREAD:\n",
         "    if seen.preempted:\n",
-    ),
-    Planted(
-        "a program that ends as it was asked to has come to its result",
-        "host/host.py",
-        "        return self.supervisor.until > 0.0 and self.verdict is None\n",
-        "        return False\n",
+        "--cluster",
     ),
     Planted(
         "nobody asks for a notice when a program fails",
@@ -334,7 +330,7 @@ def broken_with(changes: Sequence[Change], *options: str) -> list[str]:
 def find(bug: Planted, *, seeds: int = SEEDS, first: int = 0) -> str:
     """The first broken promise, or ""."""
     change = Change(f"kinetic_orchestration/{bug.file}", bug.right, bug.wrong)
-    return next(iter(broken_with([change], "--cloud", "--stop", f"--first={first}", f"--seeds={seeds}")), "")
+    return next(iter(broken_with([change], bug.where, "--stop", f"--first={first}", f"--seeds={seeds}")), "")
 
 
 def main() -> int:

@@ -392,7 +392,7 @@ class SimulatedHost(host.Host):
         """Return the program while it lives; it ends some time after it was asked to."""
         if self.program is None or not self.supervisor.child:
             return None
-        if self._is_asked():
+        if self.supervisor.until and self.verdict is None:
             asked = self.supervisor.until - attempt_rules.GRACE[wire.PREEMPTION]
             self.program.ends = min(self.program.ends, max(self.world.now, asked + self.program.reaction))
         return self.program

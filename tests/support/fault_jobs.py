@@ -137,9 +137,10 @@ def checkpoints(path: str) -> list[int]:
     return sorted(int(entry.name.split("-")[0]) for entry in folder.iterdir() if entry.name.endswith("-0"))
 
 
-def resumes(folder: str) -> list[str]:
-    """Asked to end, it takes its time to save; the attempt after it tells what it finds. `folder` stands for what can
-    be reached without a library at any address.
+def resumes(folder: str, returns: bool = False) -> list[str]:
+    """Asked to end, it takes its time to save, and returns or exits; the attempt after it tells what it finds.
+
+    folder: stands for what can be reached without a library at any address.
     """
     there = Path(folder) / kinetic.current().checkpoint_dir.replace(":", "")
     there.mkdir(parents=True, exist_ok=True)
@@ -150,6 +151,8 @@ def resumes(folder: str) -> list[str]:
         print("saving", flush=True)
         time.sleep(0.5)
         (there / f"saved by attempt {attempt()}").touch()
+        if returns:
+            return ["what it had so far"]
         sys.exit(1)
     return []
 

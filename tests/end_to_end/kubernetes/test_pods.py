@@ -145,11 +145,13 @@ def test_a_pod_that_is_taken_away_before_its_agent_is_there_ends_at_once(
     assert job.result(timeout=WITHIN) == 2
 
 
+@pytest.mark.parametrize("returns", [False, pytest.param(True, marks=pytest.mark.turn(1))])
 def test_a_program_that_is_told_of_its_end_saves_and_the_next_attempt_goes_on_from_there(
-    cluster: Cluster, jobs: Any, tmp_path: Path
+    cluster: Cluster, jobs: Any, tmp_path: Path, returns: bool
 ) -> None:
+    """What it returns then was cut short, and is no result, although the attempt has no verdict yet."""
     cluster.pools("one", "two")
-    job = run(jobs.resumes, str(tmp_path), retry=ONE_PREEMPTION)
+    job = run(jobs.resumes, str(tmp_path), returns, retry=ONE_PREEMPTION)
     wait_running(job)
     wait_until(lambda: (job.logs() or "").count("running") == 2, "their handlers", pause=0.1)
     cluster.delete(cluster.pods(job)[0])
