@@ -133,13 +133,22 @@ class KubernetesBackend:
 
     def dry_run(self, plan: Plan) -> str:
         """Return the JobSet of the first attempt as YAML, and the places of the next ones."""
-        placement = self.place(plan, "job-000000000000", 1)
+        placement = self._chosen(plan, "job-000000000000", 1)
         shown = manifest.shown(preflight.rendered(plan, placement))
         others = ", ".join(list(_places(plan))[1:])
         then = f"; without capacity there, in turn in {others}" if others else ""
         return f"the JobSet that is created in {placement['zone']}{then}\n{shown}"
 
     def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
+        """The next attempt in a cluster means the same one as the last, whatever this process knows by its name."""
+        placement = self._chosen(plan, job_id, attempt, previous)
+        cluster = _parts(placement["zone"])[0]
+        before = previous.placement if previous is not None else placement
+        is_same = _parts(before["zone"])[0] == cluster
+        return {**placement, "cluster": (is_same and before.get("cluster")) or self._clusters.mark(cluster)}
+
+    def _chosen(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
+        """Return a placement without what the cluster itself has to say. Sends nothing."""
         among = _places(plan)
         choice = places.first(tuple(among), NO_CLUSTER)
         if previous is not None:
@@ -155,7 +164,6 @@ class KubernetesBackend:
         return {
             "backend": self.kind,
             "project": plan.project,
-            "cluster": self._clusters.mark(_parts(zone)[0]),
             "zone": zone,
             "queue": queue,
             "name": names.slice_of(plan.store, plan.deployment, job_id, attempt),

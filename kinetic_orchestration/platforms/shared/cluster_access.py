@@ -124,7 +124,7 @@ class Clusters(Protocol):
 
     def mark(self, cluster: str) -> str:
         """Return what tells a cluster from others of its name on other machines; "" if its name does, or it is not
-        known here. Sends nothing."""
+        known here. May send a request for a cluster that was never asked for."""
 
     def access(self, cluster: str, project: str = "", mark: str = "") -> Access:
         """Return how the API of a cluster is reached. May send requests.
