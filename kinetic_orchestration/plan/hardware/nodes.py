@@ -240,6 +240,8 @@ def elsewhere(node: Node) -> Node:
 
 # Of a machine of unknown shape: so that the pod is not BestEffort, which is evicted first and refused by some quotas.
 LEAST = {"cpu": "1", "memory": "4Gi"}
+# On Autopilot, where it is also the limit, and 1 GiB without a request: the most that pods of any kind may have there.
+DISK = "10Gi"
 # Left to the pods of every node: GKE's own (logs, metrics, metadata server, network, device plugin) and a cluster's.
 # Their requests are not published; image streaming takes more of larger nodes.
 _CPUS_OF_DAEMONS = 1

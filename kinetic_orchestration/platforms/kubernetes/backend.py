@@ -145,10 +145,13 @@ class KubernetesBackend:
         cluster = _parts(placement["zone"])[0]
         before = previous.placement if previous is not None else placement
         is_same = _parts(before["zone"])[0] == cluster
-        return {**placement, "cluster": (is_same and before.get("cluster")) or self._clusters.mark(cluster)}
+        placement["cluster"] = (is_same and before.get("cluster")) or self._clusters.mark(cluster)
+        with suppress(KineticError):  # what keeps it from being found keeps the attempt from being created, too
+            placement["autopilot"] = self._api(placement).access.is_autopilot
+        return placement
 
     def _chosen(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
-        """Return a placement without what the cluster itself has to say. Sends nothing."""
+        """Return a placement without what has to be known of the cluster itself. Sends nothing."""
         among = _places(plan)
         choice = places.first(tuple(among), NO_CLUSTER)
         if previous is not None:

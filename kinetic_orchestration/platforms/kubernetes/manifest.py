@@ -180,14 +180,17 @@ def _resources(asked: Submission, node: Node) -> dict[str, Any]:
     """All accelerators of a node, and what else its machine has to spare: no other pod has room beside a host.
 
     A GPU's model tells the machine on GKE alone; where pods may be elsewhere, they ask for the least. Queues on GKE
-    have quotas of accelerators, and often of nothing else: there, pods ask for these alone.
+    have quotas of accelerators, and often of nothing else: there, pods ask for these alone. Elsewhere on Autopilot they
+    ask for disk, too.
     """
+    placement = asked.intent.placement
+    disk = {"ephemeral-storage": nodes.DISK} if placement.get("autopilot") and not placement.get("queue") else {}
     if not node.resource:
-        return {"requests": {"cpu": str(asked.plan.slice.chips), "memory": nodes.LEAST["memory"]}}
+        return {"requests": {"cpu": str(asked.plan.slice.chips), "memory": nodes.LEAST["memory"], **disk}}
     is_gke = _is_gke(asked, node)
     rest = nodes.requests(node if is_gke else nodes.elsewhere(node))
     chips = {node.resource: str(node.count)}
-    return {"requests": chips if is_gke and asked.intent.placement.get("queue") else {**rest, **chips}, "limits": chips}
+    return {"requests": chips if is_gke and placement.get("queue") else {**rest, **disk, **chips}, "limits": chips}
 
 
 def _is_gke(asked: Submission, node: Node) -> bool:

@@ -28,7 +28,7 @@ from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.kubernetes.observing import waiting
-from kinetic_orchestration.platforms.shared.cluster_access import EVERYTHING, ClusterGone, Pool
+from kinetic_orchestration.platforms.shared.cluster_access import ClusterGone, Pool
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import at_once
@@ -144,6 +144,7 @@ def _examined(place: Place) -> Iterator[Finding]:
         _namespace,
         _rights,
         *([_queues, _priority] if queues_of(plan.cloud["queue"]) else []),
+        *([_disk] if queues_of(plan.cloud["queue"]) and access.is_autopilot else []),
         _account,
         _set,
         _pod,
@@ -435,7 +436,8 @@ def _sample(place: Place) -> dict[str, Any]:
     plan, zone = place.plan, f"{place.cluster}/{place.namespace}"
     name = names.slice_of(plan.store, plan.deployment, "job-000000000000", 1)
     queue = next(iter(queues_of(plan.cloud["queue"])), "")
-    return rendered(plan, {"zone": zone, "name": name, "queue": queue, "hosts": plan.hosts, "slices": plan.slices})
+    placement = {"zone": zone, "name": name, "queue": queue, "hosts": plan.hosts, "slices": plan.slices}
+    return rendered(plan, {**placement, "autopilot": place.api.access.is_autopilot})
 
 
 def _set(place: Place) -> Finding:
@@ -485,6 +487,17 @@ def _pod(place: Place) -> Finding:
         fix = why.message if why else "An administrator of the cluster knows the rule"
         return Finding("pod", state, f"{place.namespace} would refuse the pods: {error.words}", _sentence(fix))
     return Finding("pod", OK, f"{place.namespace} accepts a pod of the set; none was stored")
+
+
+def _disk(place: Place) -> Finding:
+    """Say what Autopilot gives to pods that request no disk, since a queue would refuse what it has no quota of."""
+    fix = (
+        "Bring the packages in an image (container_image=), leave out the queue, or have an administrator give the "
+        f"namespace a LimitRange by which containers request {nodes.DISK} of ephemeral-storage, and the queue a quota "
+        "of that"
+    )
+    told = "pods of a queue request none, of which it may have no quota, and Autopilot gives each 1 GiB"
+    return Finding("disk", WARNING, told, fix)
 
 
 # ---- nodes -----------------------------------------------------------------------------------------------------
@@ -592,7 +605,7 @@ def _is_taken_away(node: Object, plan: Plan) -> bool:
 def _maker(place: Place, pod: Object, there: Sequence[Object]) -> str | None:
     """Return what makes nodes for such pods once one waits; None if nothing is known to."""
     provisions, chosen = place.api.access.provisions, pod.get("nodeSelector", {})
-    if EVERYTHING in provisions or any(node["metadata"]["name"].startswith(_OF_AUTOPILOT) for node in there):
+    if place.api.access.is_autopilot or any(node["metadata"]["name"].startswith(_OF_AUTOPILOT) for node in there):
         return "Autopilot"
     if name := chosen.get(gke.COMPUTE_CLASS):
         try:

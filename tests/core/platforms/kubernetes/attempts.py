@@ -42,7 +42,9 @@ def plan_of(accelerator: str, *, cloud: Kubernetes | None = None, zone: str = GK
     return replace(plan, **fields)
 
 
-def attempt_of(plan: Plan, number: int = 1, *, deadline: float = CREATED + 30 * HOUR, **more: Any) -> Submission:
+def attempt_of(
+    plan: Plan, number: int = 1, *, deadline: float = CREATED + 30 * HOUR, autopilot: bool = False, **more: Any
+) -> Submission:
     placement = {
         "backend": "kubernetes",
         "zone": plan.zones[0],
@@ -50,6 +52,7 @@ def attempt_of(plan: Plan, number: int = 1, *, deadline: float = CREATED + 30 * 
         "name": slice_of(plan.store, plan.deployment, JOB, number),
         "hosts": plan.hosts,
         "slices": plan.slices,
+        "autopilot": autopilot,
         "wait": 0.0,
         "since": 0.0,
     }

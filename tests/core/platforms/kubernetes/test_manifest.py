@@ -318,6 +318,22 @@ def test_a_named_gpu_is_found_by_either_label_unless_users_say_by_which() -> Non
     assert not {"nodeSelector", "affinity"} & set(any_model)
 
 
+def requests_of(plan: Plan, **more: Any) -> dict[str, str]:
+    found: dict[str, str] = pod_of(rendered(plan, **more))["containers"][0]["resources"]["requests"]
+    return found
+
+
+@pytest.mark.parametrize("name", [slice_.name for slice_ in attempts.SLICES])
+def test_on_autopilot_pods_ask_for_disk_but_in_a_queue_which_may_have_no_quota_of_it(name: str) -> None:
+    """Without a request they get 1 GiB there, and are evicted if they use more."""
+    for zone in (attempts.GKE, "prod/team"):
+        plan = plan_of(name, zone=zone, backend="gke", project="ours")
+        assert requests_of(plan, autopilot=True) == {**requests_of(plan), "ephemeral-storage": "10Gi"}
+        assert "ephemeral-storage" not in requests_of(plan)
+    queued = plan_of(name, cloud=Kubernetes(queue="research"))
+    assert requests_of(queued, autopilot=True) == requests_of(queued)
+
+
 def test_in_a_queue_on_gke_only_accelerators_count() -> None:
     """Its quotas are of these, and of nothing else on most clusters; the node is the pod's alone in any case."""
     queue = Kubernetes(queue="research")
