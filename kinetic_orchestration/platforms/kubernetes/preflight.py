@@ -23,7 +23,7 @@ from kinetic_orchestration.plan.declare.cloud import queues_of
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.values import Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.kubernetes import gke, manifest, pools, rights
+from kinetic_orchestration.platforms.kubernetes import gke, kueue, manifest, pools, rights
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
@@ -42,7 +42,6 @@ LEAST_JOBSET = (0, 8)
 NEWEST_JOBSET = "v0.12.0"  # with which it was tried
 JOBSET_MANIFEST = "https://github.com/kubernetes-sigs/jobset/releases/download/{}/manifests.yaml"
 INSTALL = f"Install it, as an administrator: kubectl apply --server-side -f {JOBSET_MANIFEST.format(NEWEST_JOBSET)}"
-_KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 _STANDS_FOR = "iam.gke.io/gcp-service-account"  # annotation of a ServiceAccount
 _GOOGLE_ACCOUNT = re.compile(r"[a-z]([-a-z0-9]{4,28}[a-z0-9])@[a-z0-9.:-]+\.iam\.gserviceaccount\.com")
 _FOR_EVER = "A job would wait for ever."
@@ -319,16 +318,10 @@ def _queues(place: Place) -> Finding:
 
 def _queue(place: Place, name: str) -> Finding:
     try:
-        found = place.api.get(f"{_KUEUE}/namespaces/{place.namespace}/localqueues/{name}")
+        found = _of_kueue(place.api, f"namespaces/{place.namespace}/localqueues/{name}")
     except ApiError as error:
         if error.kind == answers.UNSERVED:
-            fix = (
-                "Have Kueue 0.15 or later installed, or leave out queue= and KINETIC_QUEUE: "
-                "https://kueue.sigs.k8s.io/docs/installation"
-            )
-            return Finding(
-                "queue", FAILED, f"{name} is asked for, and {place.cluster} has no Kueue that serves v1beta2", fix
-            )
+            return _no_kueue(place, name)
         if error.kind == answers.ABSENT:
             fix = (
                 f"See which there are: kubectl get localqueues -n {place.namespace}; name one with Kubernetes(queue=…) "
@@ -358,12 +351,23 @@ def _queue(place: Place, name: str) -> Finding:
     return Finding("queue", OK, f"{name} of the cluster queue {cluster_queue}, {pending} waiting")
 
 
+def _of_kueue(api: Api, path: str) -> Object:
+    return kueue.ask(api, lambda version: api.get(f"/apis/{kueue.GROUP}/{version}/{path}"))
+
+
+def _no_kueue(place: Place, queue: str) -> Finding:
+    there = " and ".join(kueue.served(place.api))
+    lacks = f" that serves {' or '.join(kueue.VERSIONS)}, but one of {there}" if there else ""
+    fix = "Have it installed, or leave out queue= and KINETIC_QUEUE: https://kueue.sigs.k8s.io/docs/installation"
+    return Finding("queue", FAILED, f"{queue} is asked for, and {place.cluster} has no Kueue{lacks}", fix)
+
+
 def _priority(place: Place) -> Finding:
     name = place.plan.cloud["priority_class"]
     if not name:
         return Finding("priority", OK, "that of the queue's own: no priority_class is named")
     try:
-        found = place.api.get(f"{_KUEUE}/workloadpriorityclasses/{name}")
+        found = _of_kueue(place.api, f"workloadpriorityclasses/{name}")
     except ApiError as error:
         if error.kind in (answers.ABSENT, answers.UNSERVED):
             fix = "See which there are: kubectl get workloadpriorityclasses"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kinetic_orchestration.plan.values import PRESENT, Observation
-from kinetic_orchestration.platforms.kubernetes import manifest
+from kinetic_orchestration.platforms.kubernetes import kueue, manifest
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
@@ -202,9 +202,11 @@ def _read_queue(api: Api, where: str, seen: dict[str, Seen]) -> None:
     if not held:
         return
     by_uid = {found["metadata"]["uid"]: name for name, found in held.items()}
+    labels = _within(KUEUE_JOB, by_uid)
     try:
-        path = f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{where}/workloads"
-        workloads = api.list(path, labels=_within(KUEUE_JOB, by_uid))
+        workloads = kueue.ask(
+            api, lambda version: api.list(f"/apis/{kueue.GROUP}/{version}/namespaces/{where}/workloads", labels=labels)
+        )
     except ApiError as error:
         if error.kind not in (answers.UNSERVED, answers.FORBIDDEN):
             raise
@@ -222,9 +224,9 @@ def _read_queue(api: Api, where: str, seen: dict[str, Seen]) -> None:
 def _positions(api: Api, where: str, workloads: Sequence[Object]) -> dict[str, int]:
     found: dict[str, int] = {}
     for queue in {workload["spec"].get("queueName", "") for workload in workloads} - {""}:
-        path = f"/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/{where}/localqueues/{queue}/pendingworkloads"
+        shown = f"/apis/{kueue.VISIBILITY}/{kueue.version(api)}"
         try:
-            pending = api.get(path).get("items", ())
+            pending = api.get(f"{shown}/namespaces/{where}/localqueues/{queue}/pendingworkloads").get("items", ())
         except ApiError:  # it is not shown, or not to us
             continue
         found |= {one["metadata"]["name"]: int(one.get("positionInLocalQueue", 0)) + 1 for one in pending}
