@@ -127,9 +127,9 @@ def _failures() -> list[dict[str, Any]]:
 
 
 def _pod(asked: Submission, node: Node) -> dict[str, Any]:
-    plan, cloud = asked.plan, asked.plan.cloud
+    plan, cloud, placement = asked.plan, asked.plan.cloud, asked.intent.placement
     selector = _selector(asked, node)
-    selector |= gke.labels(plan, asked.intent.placement["zone"])
+    selector |= gke.labels(plan, placement["zone"], autopilot=bool(placement.get("autopilot")))
     selector |= cloud["node_selector"] or {}
     affinity = {} if _is_gke(asked, node) else _affinity(plan, node)
     account, pull, user = cloud["service_account"], cloud["image_pull_secrets"], cloud["run_as_user"]

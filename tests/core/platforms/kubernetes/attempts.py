@@ -97,6 +97,7 @@ CASES = {
     "gpu": plan_of("h100x8"),
     "gpu-hosts": replace(plan_of("h100x8"), slice=accelerators.on_hosts(accelerators.parse("h100x8"), 2)),
     "gpu-reserved": plan_of("h100x8", cloud=Kubernetes(reservation=RESERVED)),
+    "gpu-autopilot": plan_of("h100x8", cloud=Kubernetes(reservation=RESERVED)),
     "gpu-flex-start": plan_of("a100-80gbx8", cloud=Kubernetes(flex_start=True)),
     "tpu-queued-flex-start": plan_of(
         "v6e-16", cloud=Kubernetes(queue="research", flex_start=True, queued_provisioning=True)
@@ -112,6 +113,7 @@ CASES = {
         secret_refs={"API_KEY": "vault/api", "PASSWORD": "vault"},
     ),
 }
+AUTOPILOT = ("gpu-autopilot",)  # the cases whose cluster makes every node
 VALUES = {"everything": {"TOKEN": "the value of a secret"}}  # what a case's captured secrets are
 SLICES = [  # of every accelerator that a cluster has
     *(slice_ for slice_ in accelerators.catalogue() if slice_.generation != "v2"),
