@@ -291,7 +291,7 @@ class KubernetesBackend:
             labels = f"{ownership.MARK}={self._mark},{JOBSET}={placement['name']}"
             left = api.list(_pods(where), labels=labels)
             if found is None and left:
-                _end_orphans(api, where, labels)
+                _end_orphans(api, where, labels, left)
         except ClusterGone:
             return Freed.DONE
         except KineticError:
@@ -439,18 +439,19 @@ def _pods(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/pods"
 
 
-def _end_orphans(api: Api, where: str, labels: str) -> None:
-    """Delete the Jobs of a set that was deleted without them, and so their pods: nothing else does. Raises ApiError."""
-    path = f"/apis/batch/v1/namespaces/{where}/jobs"
-    for job in api.list(path, labels=labels):
-        metadata = job["metadata"]
-        if metadata.get("ownerReferences") or metadata.get("deletionTimestamp"):
-            continue
-        try:
-            api.delete(f"{path}/{metadata['name']}", uid=metadata["uid"])
-        except ApiError as error:
-            if error.kind not in _GONE:
-                raise
+def _end_orphans(api: Api, where: str, labels: str, pods: Sequence[Object]) -> None:
+    """Delete the Jobs of a set that was deleted without them, and so their pods, and those pods whose Job was deleted
+    without them, too: nothing else does. Raises ApiError."""
+    jobs = f"/apis/batch/v1/namespaces/{where}/jobs"
+    for path, found in ((jobs, api.list(jobs, labels=labels)), (_pods(where), pods)):
+        for metadata in (one["metadata"] for one in found):
+            if metadata.get("ownerReferences") or metadata.get("deletionTimestamp"):
+                continue
+            try:
+                api.delete(f"{path}/{metadata['name']}", uid=metadata["uid"])
+            except ApiError as error:
+                if error.kind not in _GONE:
+                    raise
 
 
 def _hosts(found: Object) -> int:

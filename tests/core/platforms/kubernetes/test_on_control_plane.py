@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
-from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, PROVISIONING, QUEUED, Observation, Plan
+from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, PROVISIONING, QUEUED, Freed, Observation, Plan
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.kubernetes import boot, kueue
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
@@ -161,6 +162,33 @@ def test_pods_without_rights_of_root_run_where_others_are_refused(
     placed.submit("v5e-8", cloud=Kubernetes(run_as_user=1000))
     [pod] = wait_until(placed.pods, "there is a pod", within=60, pause=0.2)
     assert pod["spec"]["securityContext"]["runAsUser"] == 1000
+
+
+@pytest.mark.parametrize("without", [("jobsets",), ("jobsets", "jobs")], ids="-".join)
+def test_pods_whose_owners_were_deleted_without_them_are_ended(
+    plane: ControlPlane | EmulatedPlane, namespace: str, placed: Placed, without: tuple[str, ...]
+) -> None:
+    """`kubectl delete --cascade=orphan`, of the set, and then of its Job as well."""
+    attempt = placed.submit("v5e-8")
+    wait_until(placed.pods, "there is a pod", within=60, pause=0.2)
+    paths = {
+        "jobsets": f"{JOBSETS}/namespaces/{namespace}/jobsets",
+        "jobs": f"/apis/batch/v1/namespaces/{namespace}/jobs",
+    }
+    for path in map(paths.__getitem__, without):
+        [one] = plane.api.get(path)["items"]
+        plane.api.delete(f"{path}/{one['metadata']['name']}", propagationPolicy="Orphan")
+        wait_until(partial(_is_empty, plane, path), path, within=60, pause=0.2)
+    assert placed.backend.release(attempt.intent.placement) is Freed.UNDER_WAY
+    wait_until(
+        lambda: placed.backend.release(attempt.intent.placement) is Freed.DONE, placed.pods, within=60, pause=0.2
+    )
+    assert placed.pods() == []
+    assert _is_empty(plane, paths["jobs"])
+
+
+def _is_empty(plane: ControlPlane | EmulatedPlane, path: str) -> bool:
+    return not plane.api.get(path)["items"]
 
 
 @pytest.mark.parametrize("end", [KILLED, "delete"])
