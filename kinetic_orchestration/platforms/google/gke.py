@@ -152,7 +152,7 @@ def _pool(one: Mapping[str, Any], zones: tuple[str, ...]) -> Pool:
     ]
 
     def nodes(which: str) -> int:
-        """Of all zones together: the bound is one for all, or for each."""
+        """Return the bound of all zones together, which the API has for all of them or for each."""
         total = int(scaling.get(f"total{which}NodeCount", 0))
         return total or int(scaling.get(f"{which[0].lower()}{which[1:]}NodeCount", 0)) * max(len(zones), 1)
 

@@ -304,20 +304,20 @@ class KubernetesBackend:
         return Freed.DONE
 
     def leftovers(self) -> Iterator[dict[str, Any]]:
-        """All JobSets of this deployment, and pods whose set is gone, in each namespace of each cluster that this
-        process's settings name."""
+        """Return all JobSets of this deployment, and pods whose set is gone, in each namespace of each cluster that
+        this process's settings name."""
         for found in side_by_side(self._left_in, self._named(), self.parallel):
             yield from found
 
     def _named(self) -> list[tuple[str, str]]:
-        """The clusters and namespaces of the settings, the usual ones first."""
+        """Return the clusters and namespaces of the settings, the usual ones first."""
         settings = self._settings
         clusters = dict.fromkeys((settings.cluster, *settings.clusters))
         namespaces = dict.fromkeys((settings.namespace, *settings.namespaces))
         return [(cluster, namespace) for cluster in clusters for namespace in namespaces]
 
     def _left_in(self, where: tuple[str, str]) -> list[dict[str, Any]]:
-        """What is in one namespace, set by set; why it could not be read, for a cluster that cannot be reached."""
+        """Return what is left in one namespace, set by set, or one entry that says why it cannot be read."""
         place, mark = "/".join(where), f"{ownership.MARK}={self._mark}"
         try:
             place = self._clusters.place(*where)

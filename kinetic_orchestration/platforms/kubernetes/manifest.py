@@ -166,7 +166,7 @@ def _container(asked: Submission, node: Node) -> dict[str, Any]:
 
 
 def _identity(user: int) -> dict[str, Any]:
-    """A user without the rights of root, as the Pod Security Standard "restricted" wants it of every pod."""
+    """Return a user without the rights of root, as the Pod Security Standard "restricted" wants it of every pod."""
     return {
         "runAsNonRoot": True,
         "runAsUser": user,
@@ -177,7 +177,7 @@ def _identity(user: int) -> dict[str, Any]:
 
 
 def _resources(asked: Submission, node: Node) -> dict[str, Any]:
-    """All accelerators of a node, and what else its machine has to spare: no other pod has room beside a host.
+    """Return all accelerators of a node, and what else its machine has to spare: no other pod has room beside a host.
 
     A GPU's model tells the machine on GKE alone; where pods may be elsewhere, they ask for the least. Queues on GKE
     have quotas of accelerators, and often of nothing else: there, pods ask for these alone. Elsewhere on Autopilot they
@@ -200,7 +200,7 @@ def _is_gke(asked: Submission, node: Node) -> bool:
 
 
 def _selector(asked: Submission, node: Node) -> dict[str, str]:
-    """The labels of GKE's nodes with the accelerator, and of spot capacity: for these, its Autopilot and its
+    """Return the labels of GKE's nodes with the accelerator, and of spot capacity: for these, its Autopilot and its
     auto-provisioning make nodes."""
     plan = asked.plan
     if not _is_gke(asked, node):
@@ -210,8 +210,8 @@ def _selector(asked: Submission, node: Node) -> dict[str, str]:
 
 
 def _affinity(plan: Plan, node: Node) -> dict[str, Any]:
-    """Nodes of the GPU's model, by the label of GKE or of NVIDIA's GPU feature discovery, and of spot capacity, where
-    nobody knows whose cluster it is."""
+    """Return nodes of the GPU's model, by the label of GKE or of NVIDIA's GPU feature discovery, and of spot capacity,
+    where nobody knows whose cluster it is."""
     models: list[dict[str, Any]] = []
     if node.resource == nodes.GPU and plan.cloud["node_selector"] is None:
         models = [_is_in(key, [value]) for key, value in node.labels.items()]

@@ -163,7 +163,7 @@ class Observer:
             seen[name] = seen[name]._replace(events=own)
 
     def _events_of(self, api: Api, where: str, field: str, now: float) -> Sequence[Object]:
-        """The events of a namespace with this field, as read in the last seconds; none without the right to."""
+        """Return the events of a namespace with this field, as read in the last seconds; none without the right to."""
         key = (api.access.server, where, field)
         read, events = self._events.get(key, (-math.inf, ()))
         if now - read >= EXPLAINED_SECONDS:
@@ -187,7 +187,7 @@ def _pods(namespace: str) -> str:
 
 
 def _read_jobs(api: Api, where: str, seen: dict[str, Seen]) -> None:
-    """The Jobs of sets that have failed: only their conditions tell of what."""
+    """Add the Jobs of sets that have failed: only their conditions tell of what."""
     failed = [name for name, one in seen.items() if one.set is not None and waiting.condition(one.set, "Failed")]
     if not failed:
         return
@@ -197,7 +197,7 @@ def _read_jobs(api: Api, where: str, seen: dict[str, Seen]) -> None:
 
 
 def _read_queue(api: Api, where: str, seen: dict[str, Seen]) -> None:
-    """The workloads of suspended sets, and their places in the queue where these are shown."""
+    """Add the workloads of suspended sets, and their places in the queue where these are shown."""
     held = {name: one.set for name, one in seen.items() if one.set is not None and one.set["spec"].get("suspend")}
     if not held:
         return
