@@ -183,12 +183,12 @@ def _resources(asked: Submission, node: Node) -> dict[str, Any]:
     have quotas of accelerators, and often of nothing else: there, pods ask for these alone. Elsewhere on Autopilot they
     ask for disk, too.
     """
-    placement = asked.intent.placement
-    disk = {"ephemeral-storage": nodes.DISK} if placement.get("autopilot") and not placement.get("queue") else {}
+    placement, autopilot = asked.intent.placement, bool(asked.intent.placement.get("autopilot"))
+    disk = {"ephemeral-storage": nodes.DISK} if autopilot and not placement.get("queue") else {}
     if not node.resource:
         return {"requests": {"cpu": str(asked.plan.slice.chips), "memory": nodes.LEAST["memory"], **disk}}
     is_gke = _is_gke(asked, node)
-    rest = nodes.requests(node if is_gke else nodes.elsewhere(node))
+    rest = nodes.requests(node if is_gke else nodes.elsewhere(node), autopilot=autopilot)
     chips = {node.resource: str(node.count)}
     return {"requests": chips if is_gke and placement.get("queue") else {**rest, **disk, **chips}, "limits": chips}
 

@@ -267,7 +267,7 @@ def test_doctor_prints_the_grant_of_an_account_that_stands_for_another(
 AUTOPILOT = {"autopilot": {"enabled": True}}
 
 
-@pytest.mark.parametrize(("cluster", "disk"), [(AUTOPILOT, "10Gi"), ({}, None)])
+@pytest.mark.parametrize(("cluster", "disk"), [(AUTOPILOT, "9Gi"), ({}, None)])
 def test_an_attempt_in_an_autopilot_cluster_asks_for_disk(
     google: Google, cluster: dict[str, Any], disk: str | None
 ) -> None:
