@@ -240,6 +240,12 @@ def elsewhere(node: Node) -> Node:
 
 # Of a machine of unknown shape: so that the pod is not BestEffort, which is evicted first and refused by some quotas.
 LEAST = {"cpu": "1", "memory": "4Gi"}
+# On Autopilot, where it is also the limit, and 1 GiB without a request. Its admission gives pods without accelerators
+# 10 GiB at most, those of all containers together: one is left to a container that a service mesh adds.
+DISK = "9Gi"
+# Of what fits into a node's memory, on Autopilot: a pod that asks for more than its own maximum is refused, and that is
+# not known of every machine. A pod that asks for too little loses little, one that is refused all.
+_SHARE_ON_AUTOPILOT = 0.95
 # Left to the pods of every node: GKE's own (logs, metrics, metadata server, network, device plugin) and a cluster's.
 # Their requests are not published; image streaming takes more of larger nodes.
 _CPUS_OF_DAEMONS = 1
@@ -252,7 +258,7 @@ _CPUS_RESERVED = ((1, 0.06), (2, 0.01), (4, 0.005), (math.inf, 0.0025))  # up to
 _GIB_RESERVED = ((4, 0.25), (8, 0.2), (16, 0.1), (128, 0.06), (math.inf, 0.02))
 
 
-def requests(node: Node) -> dict[str, str]:
+def requests(node: Node, *, autopilot: bool = False) -> dict[str, str]:
     """Return the processors and memory that a pod requests to fill an otherwise empty node of the machine.
 
     They are rounded down, so that the pod fits. Not they but the accelerators, all of which it requests as well, keep
@@ -265,6 +271,7 @@ def requests(node: Node) -> dict[str, str]:
     cpus = node.cpus - _reserved(node.cpus, _CPUS_RESERVED) - _CPUS_OF_DAEMONS
     gib = memory * (1 - _SHARE_OF_KERNEL - _SHARE_OF_DAEMONS) - _reserved(memory, _GIB_RESERVED)
     gib -= _GIB_OF_KERNEL + _GIB_OF_EVICTION + _GIB_OF_DAEMONS
+    gib *= _SHARE_ON_AUTOPILOT if autopilot else 1.0
     return {"cpu": str(math.floor(cpus)), "memory": f"{math.floor(gib)}Gi"}
 
 

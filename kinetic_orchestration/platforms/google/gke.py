@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from kinetic_orchestration.errors import BackendError, UsageError
+from kinetic_orchestration.errors import BackendError, KineticError, UsageError
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware.regions import region_of
 from kinetic_orchestration.platforms.google import api_errors, credentials
@@ -23,13 +23,13 @@ from kinetic_orchestration.protocol import wire
 SERVICE = "container"
 GOING = "STOPPING"
 _refreshing = threading.Lock()
-_locations: dict[tuple[str, str], str] = {}  # of the clusters that this process has found, by project and name
 
 
 class GkeClusters:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._acting = credentials.as_now()
+        self._locations: dict[str, str] = {}  # of the clusters that these settings lead to, by name
 
     def place(self, cluster: str, namespace: str) -> str:
         if not cluster:
@@ -43,7 +43,12 @@ class GkeClusters:
         return bool(self._settings.emulator)
 
     def mark(self, cluster: str) -> str:
-        return _locations.get((self._settings.project, cluster), "")
+        if cluster not in self._locations:
+            try:
+                self.access(cluster)
+            except KineticError:
+                return ""
+        return self._locations[cluster]
 
     def access(self, cluster: str, project: str = "", mark: str = "") -> Access:
         """Return the cluster's DNS endpoint if it admits traffic from outside, else its address with its own
@@ -57,7 +62,8 @@ class GkeClusters:
             server = str(found.get("endpoint", ""))
             authority = base64.b64decode(found.get("masterAuth", {}).get("clusterCaCertificate", "")).decode()
         location, name = str(found.get("location", "")), str(found.get("name", ""))
-        _locations[project, cluster] = location
+        if project == self._settings.project and not mark:
+            self._locations[cluster] = location
         return Access(
             f"https://{server}",
             f"the cluster {name} of {project} in {location}",
@@ -146,7 +152,7 @@ def _pool(one: Mapping[str, Any], zones: tuple[str, ...]) -> Pool:
     ]
 
     def nodes(which: str) -> int:
-        """Of all zones together: the bound is one for all, or for each."""
+        """Return the bound of all zones together, which the API has for all of them or for each."""
         total = int(scaling.get(f"total{which}NodeCount", 0))
         return total or int(scaling.get(f"{which[0].lower()}{which[1:]}NodeCount", 0)) * max(len(zones), 1)
 

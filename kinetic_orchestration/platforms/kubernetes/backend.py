@@ -133,13 +133,25 @@ class KubernetesBackend:
 
     def dry_run(self, plan: Plan) -> str:
         """Return the JobSet of the first attempt as YAML, and the places of the next ones."""
-        placement = self.place(plan, "job-000000000000", 1)
+        placement = self._chosen(plan, "job-000000000000", 1)
         shown = manifest.shown(preflight.rendered(plan, placement))
         others = ", ".join(list(_places(plan))[1:])
         then = f"; without capacity there, in turn in {others}" if others else ""
         return f"the JobSet that is created in {placement['zone']}{then}\n{shown}"
 
     def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
+        """The next attempt in a cluster means the same one as the last, whatever this process knows by its name."""
+        placement = self._chosen(plan, job_id, attempt, previous)
+        cluster = _parts(placement["zone"])[0]
+        before = previous.placement if previous is not None else placement
+        is_same = _parts(before["zone"])[0] == cluster
+        placement["cluster"] = (is_same and before.get("cluster")) or self._clusters.mark(cluster)
+        with suppress(KineticError):  # what keeps it from being found keeps the attempt from being created, too
+            placement["autopilot"] = self._api(placement).access.is_autopilot
+        return placement
+
+    def _chosen(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
+        """Return a placement without what has to be known of the cluster itself. Sends nothing."""
         among = _places(plan)
         choice = places.first(tuple(among), NO_CLUSTER)
         if previous is not None:
@@ -155,7 +167,6 @@ class KubernetesBackend:
         return {
             "backend": self.kind,
             "project": plan.project,
-            "cluster": self._clusters.mark(_parts(zone)[0]),
             "zone": zone,
             "queue": queue,
             "name": names.slice_of(plan.store, plan.deployment, job_id, attempt),
@@ -280,7 +291,7 @@ class KubernetesBackend:
             labels = f"{ownership.MARK}={self._mark},{JOBSET}={placement['name']}"
             left = api.list(_pods(where), labels=labels)
             if found is None and left:
-                _end_orphans(api, where, labels)
+                _end_orphans(api, where, labels, left)
         except ClusterGone:
             return Freed.DONE
         except KineticError:
@@ -293,20 +304,20 @@ class KubernetesBackend:
         return Freed.DONE
 
     def leftovers(self) -> Iterator[dict[str, Any]]:
-        """All JobSets of this deployment, and pods whose set is gone, in each namespace of each cluster that this
-        process's settings name."""
+        """Return all JobSets of this deployment, and pods whose set is gone, in each namespace of each cluster that
+        this process's settings name."""
         for found in side_by_side(self._left_in, self._named(), self.parallel):
             yield from found
 
     def _named(self) -> list[tuple[str, str]]:
-        """The clusters and namespaces of the settings, the usual ones first."""
+        """Return the clusters and namespaces of the settings, the usual ones first."""
         settings = self._settings
         clusters = dict.fromkeys((settings.cluster, *settings.clusters))
         namespaces = dict.fromkeys((settings.namespace, *settings.namespaces))
         return [(cluster, namespace) for cluster in clusters for namespace in namespaces]
 
     def _left_in(self, where: tuple[str, str]) -> list[dict[str, Any]]:
-        """What is in one namespace, set by set; why it could not be read, for a cluster that cannot be reached."""
+        """Return what is left in one namespace, set by set, or one entry that says why it cannot be read."""
         place, mark = "/".join(where), f"{ownership.MARK}={self._mark}"
         try:
             place = self._clusters.place(*where)
@@ -428,18 +439,19 @@ def _pods(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/pods"
 
 
-def _end_orphans(api: Api, where: str, labels: str) -> None:
-    """Delete the Jobs of a set that was deleted without them, and so their pods: nothing else does. Raises ApiError."""
-    path = f"/apis/batch/v1/namespaces/{where}/jobs"
-    for job in api.list(path, labels=labels):
-        metadata = job["metadata"]
-        if metadata.get("ownerReferences") or metadata.get("deletionTimestamp"):
-            continue
-        try:
-            api.delete(f"{path}/{metadata['name']}", uid=metadata["uid"])
-        except ApiError as error:
-            if error.kind not in _GONE:
-                raise
+def _end_orphans(api: Api, where: str, labels: str, pods: Sequence[Object]) -> None:
+    """Delete the Jobs of a set that was deleted without them, and so their pods, and those pods whose Job was deleted
+    without them, too: nothing else does. Raises ApiError."""
+    jobs = f"/apis/batch/v1/namespaces/{where}/jobs"
+    for path, found in ((jobs, api.list(jobs, labels=labels)), (_pods(where), pods)):
+        for metadata in (one["metadata"] for one in found):
+            if metadata.get("ownerReferences") or metadata.get("deletionTimestamp"):
+                continue
+            try:
+                api.delete(f"{path}/{metadata['name']}", uid=metadata["uid"])
+            except ApiError as error:
+                if error.kind not in _GONE:
+                    raise
 
 
 def _hosts(found: Object) -> int:

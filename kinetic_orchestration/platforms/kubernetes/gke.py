@@ -20,6 +20,7 @@ from kinetic_orchestration.platforms.shared.cluster_access import Cluster
 
 RESERVATION = "cloud.google.com/reservation-name"
 RESERVATION_PROJECT = "cloud.google.com/reservation-project"
+SPECIFIC = ("cloud.google.com/reservation-affinity", "specific")  # for Autopilot: nodes of a pool may not have it
 FLEX_START = nodes.FLEX_START
 QUEUED = ("cloud.google.com/gke-queued", "true")  # label and taint of nodes that one ProvisioningRequest makes
 COMPUTE_CLASS = "cloud.google.com/compute-class"  # whose nodes have it as a taint, too
@@ -117,8 +118,14 @@ def _check_flex_start(plan: Plan, node: Node) -> None:
         )
 
 
-def labels(plan: Plan, place: str) -> dict[str, str]:
-    """Return the labels of the nodes that have such capacity. `place`: CLUSTER/NAMESPACE."""
+def labels(plan: Plan, place: str, *, autopilot: bool) -> dict[str, str]:
+    """Return the labels of the nodes that have such capacity, or are made with it.
+
+    Args:
+        plan: What asks for it.
+        place: CLUSTER/NAMESPACE.
+        autopilot: The cluster makes every node.
+    """
     if plan.cloud["flex_start"]:
         return dict([QUEUED if plan.cloud["queued_provisioning"] else FLEX_START])
     if not plan.cloud["reservation"]:
@@ -126,7 +133,7 @@ def labels(plan: Plan, place: str) -> dict[str, str]:
     project, zone, name = _reserved(plan.cloud["reservation"])
     known = cluster_of(place)
     own = plan.project or (known.project if known is not None else "")
-    found = {RESERVATION: name}
+    found = dict([(RESERVATION, name), *([SPECIFIC] if autopilot else ())])
     if project and project != own:  # shared by another project
         found[RESERVATION_PROJECT] = project
     return {**found, **({ZONE: zone} if zone else {})}

@@ -127,9 +127,9 @@ def _failures() -> list[dict[str, Any]]:
 
 
 def _pod(asked: Submission, node: Node) -> dict[str, Any]:
-    plan, cloud = asked.plan, asked.plan.cloud
+    plan, cloud, placement = asked.plan, asked.plan.cloud, asked.intent.placement
     selector = _selector(asked, node)
-    selector |= gke.labels(plan, asked.intent.placement["zone"])
+    selector |= gke.labels(plan, placement["zone"], autopilot=bool(placement.get("autopilot")))
     selector |= cloud["node_selector"] or {}
     affinity = {} if _is_gke(asked, node) else _affinity(plan, node)
     account, pull, user = cloud["service_account"], cloud["image_pull_secrets"], cloud["run_as_user"]
@@ -166,7 +166,7 @@ def _container(asked: Submission, node: Node) -> dict[str, Any]:
 
 
 def _identity(user: int) -> dict[str, Any]:
-    """A user without the rights of root, as the Pod Security Standard "restricted" wants it of every pod."""
+    """Return a user without the rights of root, as the Pod Security Standard "restricted" wants it of every pod."""
     return {
         "runAsNonRoot": True,
         "runAsUser": user,
@@ -177,17 +177,20 @@ def _identity(user: int) -> dict[str, Any]:
 
 
 def _resources(asked: Submission, node: Node) -> dict[str, Any]:
-    """All accelerators of a node, and what else its machine has to spare: no other pod has room beside a host.
+    """Return all accelerators of a node, and what else its machine has to spare: no other pod has room beside a host.
 
     A GPU's model tells the machine on GKE alone; where pods may be elsewhere, they ask for the least. Queues on GKE
-    have quotas of accelerators, and often of nothing else: there, pods ask for these alone.
+    have quotas of accelerators, and often of nothing else: there, pods ask for these alone. Elsewhere on Autopilot they
+    ask for disk, too.
     """
+    placement, autopilot = asked.intent.placement, bool(asked.intent.placement.get("autopilot"))
+    disk = {"ephemeral-storage": nodes.DISK} if autopilot and not placement.get("queue") else {}
     if not node.resource:
-        return {"requests": {"cpu": str(asked.plan.slice.chips), "memory": nodes.LEAST["memory"]}}
+        return {"requests": {"cpu": str(asked.plan.slice.chips), "memory": nodes.LEAST["memory"], **disk}}
     is_gke = _is_gke(asked, node)
-    rest = nodes.requests(node if is_gke else nodes.elsewhere(node))
+    rest = nodes.requests(node if is_gke else nodes.elsewhere(node), autopilot=autopilot)
     chips = {node.resource: str(node.count)}
-    return {"requests": chips if is_gke and asked.intent.placement.get("queue") else {**rest, **chips}, "limits": chips}
+    return {"requests": chips if is_gke and placement.get("queue") else {**rest, **disk, **chips}, "limits": chips}
 
 
 def _is_gke(asked: Submission, node: Node) -> bool:
@@ -197,7 +200,7 @@ def _is_gke(asked: Submission, node: Node) -> bool:
 
 
 def _selector(asked: Submission, node: Node) -> dict[str, str]:
-    """The labels of GKE's nodes with the accelerator, and of spot capacity: for these, its Autopilot and its
+    """Return the labels of GKE's nodes with the accelerator, and of spot capacity: for these, its Autopilot and its
     auto-provisioning make nodes."""
     plan = asked.plan
     if not _is_gke(asked, node):
@@ -207,8 +210,8 @@ def _selector(asked: Submission, node: Node) -> dict[str, str]:
 
 
 def _affinity(plan: Plan, node: Node) -> dict[str, Any]:
-    """Nodes of the GPU's model, by the label of GKE or of NVIDIA's GPU feature discovery, and of spot capacity, where
-    nobody knows whose cluster it is."""
+    """Return nodes of the GPU's model, by the label of GKE or of NVIDIA's GPU feature discovery, and of spot capacity,
+    where nobody knows whose cluster it is."""
     models: list[dict[str, Any]] = []
     if node.resource == nodes.GPU and plan.cloud["node_selector"] is None:
         models = [_is_in(key, [value]) for key, value in node.labels.items()]

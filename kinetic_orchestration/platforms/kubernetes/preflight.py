@@ -23,12 +23,12 @@ from kinetic_orchestration.plan.declare.cloud import queues_of
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.values import Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.kubernetes import gke, manifest, pools, rights
+from kinetic_orchestration.platforms.kubernetes import gke, kueue, manifest, pools, rights
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.kubernetes.observing import waiting
-from kinetic_orchestration.platforms.shared.cluster_access import EVERYTHING, ClusterGone, Pool
+from kinetic_orchestration.platforms.shared.cluster_access import ClusterGone, Pool
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import at_once
@@ -42,7 +42,6 @@ LEAST_JOBSET = (0, 8)
 NEWEST_JOBSET = "v0.12.0"  # with which it was tried
 JOBSET_MANIFEST = "https://github.com/kubernetes-sigs/jobset/releases/download/{}/manifests.yaml"
 INSTALL = f"Install it, as an administrator: kubectl apply --server-side -f {JOBSET_MANIFEST.format(NEWEST_JOBSET)}"
-_KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 _STANDS_FOR = "iam.gke.io/gcp-service-account"  # annotation of a ServiceAccount
 _GOOGLE_ACCOUNT = re.compile(r"[a-z]([-a-z0-9]{4,28}[a-z0-9])@[a-z0-9.:-]+\.iam\.gserviceaccount\.com")
 _FOR_EVER = "A job would wait for ever."
@@ -144,6 +143,7 @@ def _examined(place: Place) -> Iterator[Finding]:
         _namespace,
         _rights,
         *([_queues, _priority] if queues_of(plan.cloud["queue"]) else []),
+        *([_disk] if queues_of(plan.cloud["queue"]) and access.is_autopilot else []),
         _account,
         _set,
         _pod,
@@ -318,16 +318,10 @@ def _queues(place: Place) -> Finding:
 
 def _queue(place: Place, name: str) -> Finding:
     try:
-        found = place.api.get(f"{_KUEUE}/namespaces/{place.namespace}/localqueues/{name}")
+        found = _of_kueue(place.api, f"namespaces/{place.namespace}/localqueues/{name}")
     except ApiError as error:
         if error.kind == answers.UNSERVED:
-            fix = (
-                "Have Kueue 0.15 or later installed, or leave out queue= and KINETIC_QUEUE: "
-                "https://kueue.sigs.k8s.io/docs/installation"
-            )
-            return Finding(
-                "queue", FAILED, f"{name} is asked for, and {place.cluster} has no Kueue that serves v1beta2", fix
-            )
+            return _no_kueue(place, name)
         if error.kind == answers.ABSENT:
             fix = (
                 f"See which there are: kubectl get localqueues -n {place.namespace}; name one with Kubernetes(queue=…) "
@@ -357,12 +351,23 @@ def _queue(place: Place, name: str) -> Finding:
     return Finding("queue", OK, f"{name} of the cluster queue {cluster_queue}, {pending} waiting")
 
 
+def _of_kueue(api: Api, path: str) -> Object:
+    return kueue.ask(api, lambda version: api.get(f"/apis/{kueue.GROUP}/{version}/{path}"))
+
+
+def _no_kueue(place: Place, queue: str) -> Finding:
+    there = " and ".join(kueue.served(place.api))
+    lacks = f" that serves {' or '.join(kueue.VERSIONS)}, but one of {there}" if there else ""
+    fix = "Have it installed, or leave out queue= and KINETIC_QUEUE: https://kueue.sigs.k8s.io/docs/installation"
+    return Finding("queue", FAILED, f"{queue} is asked for, and {place.cluster} has no Kueue{lacks}", fix)
+
+
 def _priority(place: Place) -> Finding:
     name = place.plan.cloud["priority_class"]
     if not name:
         return Finding("priority", OK, "that of the queue's own: no priority_class is named")
     try:
-        found = place.api.get(f"{_KUEUE}/workloadpriorityclasses/{name}")
+        found = _of_kueue(place.api, f"workloadpriorityclasses/{name}")
     except ApiError as error:
         if error.kind in (answers.ABSENT, answers.UNSERVED):
             fix = "See which there are: kubectl get workloadpriorityclasses"
@@ -435,7 +440,8 @@ def _sample(place: Place) -> dict[str, Any]:
     plan, zone = place.plan, f"{place.cluster}/{place.namespace}"
     name = names.slice_of(plan.store, plan.deployment, "job-000000000000", 1)
     queue = next(iter(queues_of(plan.cloud["queue"])), "")
-    return rendered(plan, {"zone": zone, "name": name, "queue": queue, "hosts": plan.hosts, "slices": plan.slices})
+    placement = {"zone": zone, "name": name, "queue": queue, "hosts": plan.hosts, "slices": plan.slices}
+    return rendered(plan, {**placement, "autopilot": place.api.access.is_autopilot})
 
 
 def _set(place: Place) -> Finding:
@@ -485,6 +491,17 @@ def _pod(place: Place) -> Finding:
         fix = why.message if why else "An administrator of the cluster knows the rule"
         return Finding("pod", state, f"{place.namespace} would refuse the pods: {error.words}", _sentence(fix))
     return Finding("pod", OK, f"{place.namespace} accepts a pod of the set; none was stored")
+
+
+def _disk(place: Place) -> Finding:
+    """Say what Autopilot gives to pods that request no disk, since a queue would refuse what it has no quota of."""
+    fix = (
+        "Bring the packages in an image (container_image=), leave out the queue, or have an administrator give the "
+        f"namespace a LimitRange by which containers request {nodes.DISK} of ephemeral-storage, and the queue a quota "
+        "of that"
+    )
+    told = "pods of a queue request none, of which it may have no quota, and Autopilot gives each 1 GiB"
+    return Finding("disk", WARNING, told, fix)
 
 
 # ---- nodes -----------------------------------------------------------------------------------------------------
@@ -592,7 +609,7 @@ def _is_taken_away(node: Object, plan: Plan) -> bool:
 def _maker(place: Place, pod: Object, there: Sequence[Object]) -> str | None:
     """Return what makes nodes for such pods once one waits; None if nothing is known to."""
     provisions, chosen = place.api.access.provisions, pod.get("nodeSelector", {})
-    if EVERYTHING in provisions or any(node["metadata"]["name"].startswith(_OF_AUTOPILOT) for node in there):
+    if place.api.access.is_autopilot or any(node["metadata"]["name"].startswith(_OF_AUTOPILOT) for node in there):
         return "Autopilot"
     if name := chosen.get(gke.COMPUTE_CLASS):
         try:

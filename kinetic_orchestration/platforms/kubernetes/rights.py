@@ -47,6 +47,7 @@ _ALWAYS = (
     Right("", "pods", "list", "nobody sees whether hosts run"),
     Right("batch", "jobs", "list", "why hosts ended stays unknown"),
     Right("batch", "jobs", "delete", "what a JobSet left that was deleted without its Jobs stays", is_needed=False),
+    Right("", "pods", "delete", "pods stay whose Job, too, was deleted without them", is_needed=False),
     Right("", "events", "list", "why the cluster refuses pods stays unknown", is_needed=False),
 )
 _SECRETS = (Right("", "secrets", "create", "captured credentials cannot be handed to pods"),)

@@ -102,6 +102,11 @@ class Access(NamedTuple):
         """All that a connection depends on, but for the client's own certificate."""
         return self.server, self.authority, self.insecure, self.server_name, self.proxy
 
+    @property
+    def is_autopilot(self) -> bool:
+        """True if every node is made for the pods that wait, with no more than they request."""
+        return EVERYTHING in self.provisions
+
     def __repr__(self) -> str:
         """Leave out what no log may show: a proxy's password, an identity."""
         return f"Access({self.server!r}, {self.origin!r})"
@@ -124,7 +129,7 @@ class Clusters(Protocol):
 
     def mark(self, cluster: str) -> str:
         """Return what tells a cluster from others of its name on other machines; "" if its name does, or it is not
-        known here. Sends nothing."""
+        known here. May send a request for a cluster that was never asked for."""
 
     def access(self, cluster: str, project: str = "", mark: str = "") -> Access:
         """Return how the API of a cluster is reached. May send requests.

@@ -184,6 +184,7 @@ PLACEMENT = schema.Fields(
         "project": schema.project,
         "zone": schema.place,
         "cluster": schema.token,
+        "autopilot": schema.flag,
         "queue": schema.maybe(schema.resource, ""),
         "patience": schema.seconds,
         "name": schema.resource,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kinetic_orchestration.plan.values import PRESENT, Observation
-from kinetic_orchestration.platforms.kubernetes import manifest
+from kinetic_orchestration.platforms.kubernetes import kueue, manifest
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
@@ -163,7 +163,7 @@ class Observer:
             seen[name] = seen[name]._replace(events=own)
 
     def _events_of(self, api: Api, where: str, field: str, now: float) -> Sequence[Object]:
-        """The events of a namespace with this field, as read in the last seconds; none without the right to."""
+        """Return the events of a namespace with this field, as read in the last seconds; none without the right to."""
         key = (api.access.server, where, field)
         read, events = self._events.get(key, (-math.inf, ()))
         if now - read >= EXPLAINED_SECONDS:
@@ -187,7 +187,7 @@ def _pods(namespace: str) -> str:
 
 
 def _read_jobs(api: Api, where: str, seen: dict[str, Seen]) -> None:
-    """The Jobs of sets that have failed: only their conditions tell of what."""
+    """Add the Jobs of sets that have failed: only their conditions tell of what."""
     failed = [name for name, one in seen.items() if one.set is not None and waiting.condition(one.set, "Failed")]
     if not failed:
         return
@@ -197,14 +197,16 @@ def _read_jobs(api: Api, where: str, seen: dict[str, Seen]) -> None:
 
 
 def _read_queue(api: Api, where: str, seen: dict[str, Seen]) -> None:
-    """The workloads of suspended sets, and their places in the queue where these are shown."""
+    """Add the workloads of suspended sets, and their places in the queue where these are shown."""
     held = {name: one.set for name, one in seen.items() if one.set is not None and one.set["spec"].get("suspend")}
     if not held:
         return
     by_uid = {found["metadata"]["uid"]: name for name, found in held.items()}
+    labels = _within(KUEUE_JOB, by_uid)
     try:
-        path = f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{where}/workloads"
-        workloads = api.list(path, labels=_within(KUEUE_JOB, by_uid))
+        workloads = kueue.ask(
+            api, lambda version: api.list(f"/apis/{kueue.GROUP}/{version}/namespaces/{where}/workloads", labels=labels)
+        )
     except ApiError as error:
         if error.kind not in (answers.UNSERVED, answers.FORBIDDEN):
             raise
@@ -222,9 +224,9 @@ def _read_queue(api: Api, where: str, seen: dict[str, Seen]) -> None:
 def _positions(api: Api, where: str, workloads: Sequence[Object]) -> dict[str, int]:
     found: dict[str, int] = {}
     for queue in {workload["spec"].get("queueName", "") for workload in workloads} - {""}:
-        path = f"/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/{where}/localqueues/{queue}/pendingworkloads"
+        shown = f"/apis/{kueue.VISIBILITY}/{kueue.version(api)}"
         try:
-            pending = api.get(path).get("items", ())
+            pending = api.get(f"{shown}/namespaces/{where}/localqueues/{queue}/pendingworkloads").get("items", ())
         except ApiError:  # it is not shown, or not to us
             continue
         found |= {one["metadata"]["name"]: int(one.get("positionInLocalQueue", 0)) + 1 for one in pending}

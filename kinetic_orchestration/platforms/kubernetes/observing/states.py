@@ -26,6 +26,10 @@ _RULE = re.compile(r" matching FailJob rule at index \d+")
 _DISRUPTED = "has condition DisruptionTarget"
 _NODE_GONE = "DeletionByPodGC"  # its node was lost: a spot node, to whoever owns the machine; another one broke
 _DISK = "the job and its environment may need more disk than the node has: a pool with a larger one (--disk-size) helps"
+_LIMIT = (
+    "Autopilot limits the disk of each pod, to 1 GiB in a queue, and so may a LimitRange of the namespace: an image "
+    "that has the job's packages (container_image=) leaves more of it, and a Standard cluster has no limit"
+)
 # The reason of a pod that its node ended, and the cause: the first pod of a set to fail is left.
 _ENDED = {
     "DeadlineExceeded": wire.DEADLINE,
@@ -143,7 +147,7 @@ def _of_left(pods: Sequence[Object], said: str) -> tuple[str, str] | None:
         status = pod.get("status", {})
         reason, words = str(status.get("reason", "")), escaped(status.get("message")).rstrip(". ")
         if reason in _ENDED:
-            advice = f"; {_DISK}" if "storage" in words else ""
+            advice = f"; {_LIMIT if 'limit' in words else _DISK}" if "storage" in words else ""
             return f"pod {pod['metadata']['name']} ended ({reason}): {words}{advice}", _ENDED[reason]
     return None
 

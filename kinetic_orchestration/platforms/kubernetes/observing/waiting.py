@@ -252,7 +252,6 @@ _CONTAINER = {
     **dict.fromkeys(("CreateContainerError", "RunContainerError"), _START),
 }  # fmt: skip
 _RIGHT = str(rights.WORKLOADS)
-_LEAST = "its administrator has to install 0.15 or later"
 _SILENT = "it is suspended, and Kueue has not said why yet"
 _INACTIVE = "the check is not active"
 _PREEMPTOR = re.compile(r"; preemptor path: (?:\S*/)?([^/;\s]+);")  # /COHORT/CLUSTER-QUEUE
@@ -274,7 +273,8 @@ def of_none(waited: float, queue: str, priority_class: str, unread: str = "") ->
         return Why(f"it is suspended in the queue {queue}, and why is unknown without the right {_RIGHT}: {grant}")
     if unread == answers.UNSERVED:
         return Why(
-            f"it is suspended in the queue {queue}, and the cluster serves no Kueue that is understood: {_LEAST}"
+            f"it is suspended in the queue {queue}, and the cluster serves no Kueue that is understood: its "
+            "administrator has to install one"
         )
     if waited < SOON:
         return Why(_SILENT)

@@ -20,6 +20,7 @@ from kinetic_orchestration.testing.kubernetes.api.objects import (
     labels_of,
     name_of,
     namespace_of,
+    owner_of,
     phase_of,
     reference_to,
     seconds,
@@ -60,9 +61,10 @@ class Jobs:
         pods = view.controlled(kinds.PODS)
         jobs = view.all(kinds.JOBS)
         known = {uid_of(job) for job in jobs}
-        for owner, orphans in pods.items():
-            if owner not in known:
-                yield from (LetGo(kinds.PODS, without_finalizer(pod, TRACKING)) for pod in orphans if _is_tracked(pod))
+        for pod in view.all(kinds.PODS):
+            owner = owner_of(pod)
+            if _is_tracked(pod) and (owner is None or owner["uid"] not in known):
+                yield LetGo(kinds.PODS, without_finalizer(pod, TRACKING))
         for job in jobs:
             yield from self._advanced(job, pods.get(uid_of(job), []), view.now)
 

@@ -13,7 +13,7 @@ import pytest
 
 from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.plan.values import GONE, UNKNOWN, Freed, Observation
+from kinetic_orchestration.plan.values import GONE, UNKNOWN, Freed, Observation, Past
 from kinetic_orchestration.platforms.google.gke import GkeClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.shared.cluster_access import ClusterGone
@@ -29,6 +29,7 @@ class Lists:
 
     def __init__(self) -> None:
         self.status, self.body = 200, dict[str, Any]()
+        self.asked = 0
 
 
 @pytest.fixture
@@ -37,6 +38,7 @@ def lists(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lists]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            found.asked += 1
             body = json.dumps(found.body).encode()
             self.send_response(found.status)
             self.send_header("Content-Length", str(len(body)))
@@ -107,11 +109,6 @@ def clusters(**options: Any) -> GkeClusters:
     )
 
 
-@pytest.fixture(autouse=True)
-def nothing_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinetic_orchestration.platforms.google.gke._locations", {})
-
-
 @pytest.mark.parametrize(
     ("cluster", "zone", "location"),
     [
@@ -150,11 +147,49 @@ def test_a_process_of_other_settings_finds_the_cluster_of_a_placement(lists: Lis
         theirs.access("prod", "p", "us-east5-a")
 
 
+def backend_of(clusters: GkeClusters) -> KubernetesBackend:
+    return KubernetesBackend(clusters._settings, clusters, None, "gke")
+
+
+JOB = "job-0123456789ab"
+
+
 def test_a_placement_says_in_which_location_its_cluster_is(lists: Lists) -> None:
+    """Also if nothing was asked of the cluster before; where Google cannot be asked, its name has to do."""
     lists.body = {"clusters": [WEST, EAST]}
-    known = settings.load(backend="gke", store="gs://bucket/kinetic", deployment="prod", project="p")
-    ours = GkeClusters(known)
-    backend = KubernetesBackend(known, ours, None, "gke")
-    ours.access("us-west4/prod")
-    placement = backend.place(plan_of("l4", zone="us-west4/prod/team", backend="gke"), "job-0123456789ab", 1)
+    named = plan_of("l4", zone="us-west4/prod/team", backend="gke", project="p")
+    placement = backend_of(clusters()).place(named, JOB, 1)
     assert (placement["zone"], placement["cluster"]) == ("us-west4/prod/team", "us-west4")
+    plan = plan_of("l4", zone="prod/team", backend="gke", project="p")
+    assert backend_of(clusters(zone="us-east5-a")).place(plan, JOB, 1)["cluster"] == "us-east5-a"
+    lists.status = 503
+    assert backend_of(clusters(zone="us-east5-a")).place(plan, JOB, 1)["cluster"] == ""
+
+
+def test_what_one_process_asks_by_other_settings_or_for_other_jobs_says_nothing_of_a_cluster(lists: Lists) -> None:
+    lists.body = {"clusters": [WEST, EAST]}
+    plan = plan_of("l4", zone="prod/team", backend="gke", project="p")
+    ours, theirs = clusters(zone="us-west4-a"), clusters(zone="us-east5-a")
+    ours.access("prod")
+    theirs.access("prod")
+    ours.access("prod", "p", "us-east5-a")  # of a job that was submitted with their settings
+    assert backend_of(ours).place(plan, JOB, 1)["cluster"] == "us-west4"
+
+
+def test_the_next_attempt_is_in_the_same_cluster_whoever_places_it(lists: Lists) -> None:
+    lists.body = {"clusters": [WEST, EAST]}
+    plan = plan_of("l4", zones=("prod/team", "prod/other"), zone_patience=60.0, backend="gke", project="p")
+    first = backend_of(clusters(zone="us-east5-a")).place(plan, JOB, 1)
+    theirs = backend_of(clusters(zone="us-west4-a"))
+    for cause, zone in ((wire.PREEMPTION, "prod/team"), (wire.STOCKOUT, "prod/other")):
+        placement = theirs.place(plan, JOB, 2, Past(first, cause, "", 1.0))
+        assert (placement["zone"], placement["cluster"]) == (zone, "us-east5-a")
+    elsewhere = plan_of("l4", zones=("prod/team", "us-west4/prod/team"), zone_patience=60.0, backend="gke")
+    placement = theirs.place(elsewhere, JOB, 2, Past(first, wire.STOCKOUT, "", 1.0))
+    assert placement["cluster"] == "us-west4"
+
+
+def test_a_plan_that_is_shown_asks_nothing(lists: Lists) -> None:
+    plan = plan_of("l4", zone="prod/team", backend="gke", project="p")
+    assert "the JobSet that is created in prod/team" in backend_of(clusters()).dry_run(plan)
+    assert lists.asked == 0

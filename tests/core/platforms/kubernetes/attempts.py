@@ -42,7 +42,9 @@ def plan_of(accelerator: str, *, cloud: Kubernetes | None = None, zone: str = GK
     return replace(plan, **fields)
 
 
-def attempt_of(plan: Plan, number: int = 1, *, deadline: float = CREATED + 30 * HOUR, **more: Any) -> Submission:
+def attempt_of(
+    plan: Plan, number: int = 1, *, deadline: float = CREATED + 30 * HOUR, autopilot: bool = False, **more: Any
+) -> Submission:
     placement = {
         "backend": "kubernetes",
         "zone": plan.zones[0],
@@ -50,6 +52,7 @@ def attempt_of(plan: Plan, number: int = 1, *, deadline: float = CREATED + 30 * 
         "name": slice_of(plan.store, plan.deployment, JOB, number),
         "hosts": plan.hosts,
         "slices": plan.slices,
+        "autopilot": autopilot,
         "wait": 0.0,
         "since": 0.0,
     }
@@ -94,6 +97,7 @@ CASES = {
     "gpu": plan_of("h100x8"),
     "gpu-hosts": replace(plan_of("h100x8"), slice=accelerators.on_hosts(accelerators.parse("h100x8"), 2)),
     "gpu-reserved": plan_of("h100x8", cloud=Kubernetes(reservation=RESERVED)),
+    "gpu-autopilot": plan_of("h100x8", cloud=Kubernetes(reservation=RESERVED)),
     "gpu-flex-start": plan_of("a100-80gbx8", cloud=Kubernetes(flex_start=True)),
     "tpu-queued-flex-start": plan_of(
         "v6e-16", cloud=Kubernetes(queue="research", flex_start=True, queued_provisioning=True)
@@ -109,6 +113,7 @@ CASES = {
         secret_refs={"API_KEY": "vault/api", "PASSWORD": "vault"},
     ),
 }
+AUTOPILOT = ("gpu-autopilot",)  # the cases whose cluster makes every node
 VALUES = {"everything": {"TOKEN": "the value of a secret"}}  # what a case's captured secrets are
 SLICES = [  # of every accelerator that a cluster has
     *(slice_ for slice_ in accelerators.catalogue() if slice_.generation != "v2"),

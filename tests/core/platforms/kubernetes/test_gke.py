@@ -59,6 +59,17 @@ def test_a_reservation_of_a_project_that_may_not_be_the_clusters_own_is_named_wi
     assert selector("v5e-16", "east/team", reservation=path) == {NAME: "quarter", PROJECT: "ours"}
 
 
+@pytest.mark.parametrize("accelerator", ["v5e-16", "h100x8", "cpu:4"])
+def test_autopilot_makes_nodes_of_a_reservation_that_is_asked_for_by_its_affinity(accelerator: str) -> None:
+    """Nodes of a pool that somebody made may lack that label."""
+    plan = plan_of(accelerator, cloud=Kubernetes(reservation="quarter"))
+    for autopilot, more in ((True, {"cloud.google.com/reservation-affinity": "specific"}), (False, {})):
+        chosen = pod_of(rendered(plan, autopilot=autopilot))["nodeSelector"]
+        assert {key: value for key, value in chosen.items() if "reservation" in key} == {NAME: "quarter", **more}
+    plain = pod_of(rendered(plan_of(accelerator), autopilot=True)).get("nodeSelector", {})
+    assert not [key for key in plain if "reservation" in key]
+
+
 @pytest.mark.parametrize("reservation", ["Quarter", "projects/p/quarter", "reservations/a/b", "a" * 64, "-a"])
 def test_what_names_no_reservation_is_refused_with_the_form(reservation: str) -> None:
     said = refusal(plan_of("v5e-8", cloud=Kubernetes(reservation=reservation)))

@@ -48,7 +48,8 @@ def golden(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", attempts.CASES)
 def test_the_set_is_as_it_was(name: str) -> None:
-    shown = manifest.shown(rendered(attempts.CASES[name], secrets=attempts.VALUES.get(name, {})))
+    own: dict[str, Any] = {"secrets": attempts.VALUES.get(name, {}), "autopilot": name in attempts.AUTOPILOT}
+    shown = manifest.shown(rendered(attempts.CASES[name], **own))
     golden(f"{name}.yaml", re.sub(r"\(\d+ letters", "(… letters", shown) + "\n")
 
 
@@ -316,6 +317,29 @@ def test_a_named_gpu_is_found_by_either_label_unless_users_say_by_which() -> Non
     assert "affinity" not in chosen
     any_model = pod_of(rendered(plan_of("gpu:2")))
     assert not {"nodeSelector", "affinity"} & set(any_model)
+
+
+def requests_of(plan: Plan, **more: Any) -> dict[str, str]:
+    found: dict[str, str] = pod_of(rendered(plan, **more))["containers"][0]["resources"]["requests"]
+    return found
+
+
+@pytest.mark.parametrize("name", [slice_.name for slice_ in attempts.SLICES])
+def test_on_autopilot_pods_ask_for_disk_but_in_a_queue_which_may_have_no_quota_of_it(name: str) -> None:
+    """Without a request they get 1 GiB there, and are evicted if they use more."""
+    for zone in (attempts.GKE, "prod/team"):
+        plan = plan_of(name, zone=zone, backend="gke", project="ours")
+        asked = requests_of(plan, autopilot=True)
+        assert asked.pop("ephemeral-storage") == "9Gi"
+        assert {**asked, "memory": ""} == {**requests_of(plan), "memory": ""}
+    queued = plan_of(name, cloud=Kubernetes(queue="research"))
+    assert requests_of(queued, autopilot=True) == requests_of(queued)
+
+
+def test_on_autopilot_pods_ask_for_less_memory_than_fits_since_too_much_would_be_refused() -> None:
+    for name, share in (("a100-80gb", 0.95), ("h100x8", 0.95), ("v5e-8", 0.95), ("cpu:4", 1.0), ("gpu:2", 1.0)):
+        there, elsewhere = (requests_of(plan_of(name), autopilot=autopilot)["memory"] for autopilot in (True, False))
+        assert int(there.removesuffix("Gi")) == pytest.approx(int(elsewhere.removesuffix("Gi")) * share, abs=1.0)
 
 
 def test_in_a_queue_on_gke_only_accelerators_count() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
-from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, PROVISIONING, QUEUED, Observation, Plan
+from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, PROVISIONING, QUEUED, Freed, Observation, Plan
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.kubernetes import boot
+from kinetic_orchestration.platforms.kubernetes import boot, kueue
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.kubernetes.observing import observer
@@ -23,6 +24,7 @@ from tests.core.platforms.kubernetes import attempts
 from tests.core.platforms.kubernetes.attempts import attempt_of, job_of, plan_of, pod_of, rendered
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.emulated import EmulatedPlane
+from tests.support.kubernetes.fixtures import only_real
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(1), pytest.mark.usefixtures("described")]
@@ -162,6 +164,33 @@ def test_pods_without_rights_of_root_run_where_others_are_refused(
     assert pod["spec"]["securityContext"]["runAsUser"] == 1000
 
 
+@pytest.mark.parametrize("without", [("jobsets",), ("jobsets", "jobs")], ids="-".join)
+def test_pods_whose_owners_were_deleted_without_them_are_ended(
+    plane: ControlPlane | EmulatedPlane, namespace: str, placed: Placed, without: tuple[str, ...]
+) -> None:
+    """`kubectl delete --cascade=orphan`, of the set, and then of its Job as well."""
+    attempt = placed.submit("v5e-8")
+    wait_until(placed.pods, "there is a pod", within=60, pause=0.2)
+    paths = {
+        "jobsets": f"{JOBSETS}/namespaces/{namespace}/jobsets",
+        "jobs": f"/apis/batch/v1/namespaces/{namespace}/jobs",
+    }
+    for path in map(paths.__getitem__, without):
+        [one] = plane.api.get(path)["items"]
+        plane.api.delete(f"{path}/{one['metadata']['name']}", propagationPolicy="Orphan")
+        wait_until(partial(_is_empty, plane, path), path, within=60, pause=0.2)
+    assert placed.backend.release(attempt.intent.placement) is Freed.UNDER_WAY
+    wait_until(
+        lambda: placed.backend.release(attempt.intent.placement) is Freed.DONE, placed.pods, within=60, pause=0.2
+    )
+    assert placed.pods() == []
+    assert _is_empty(plane, paths["jobs"])
+
+
+def _is_empty(plane: ControlPlane | EmulatedPlane, path: str) -> bool:
+    return not plane.api.get(path)["items"]
+
+
 @pytest.mark.parametrize("end", [KILLED, "delete"])
 def test_a_pod_that_died_is_named_with_what_it_died_of(
     plane: ControlPlane | EmulatedPlane,
@@ -252,3 +281,30 @@ def test_rows_tell_of_every_turn_in_the_life_of_sets(
     turned(ABSENT, PRESENT)
     plane.api.delete(f"{pods}/{pod_of(second)['metadata']['name']}", grace=1)
     turned(ABSENT, GONE)
+
+
+@only_real  # the emulated cluster serves the newest version alone
+def test_why_a_queue_holds_an_attempt_back_is_told_alike_by_either_version_of_its_api(
+    plane: ControlPlane, placed: Placed, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flavor = {"name": namespace, "resources": [{"name": "google.com/tpu", "nominalQuota": "4"}]}
+    groups = [{"coveredResources": ["google.com/tpu"], "flavors": [flavor]}]
+    spec = {"namespaceSelector": {}, "resourceGroups": groups}
+    made: dict[str, dict[str, Any]] = {
+        "resourceflavors": {"kind": "ResourceFlavor"},
+        "clusterqueues": {"kind": "ClusterQueue", "spec": spec},
+        f"namespaces/{namespace}/localqueues": {"kind": "LocalQueue", "spec": {"clusterQueue": namespace}},
+    }
+    path = "/apis/kueue.x-k8s.io/v1beta2"
+    for kind, body in made.items():
+        plane.api.create(f"{path}/{kind}", {"apiVersion": path[6:], "metadata": {"name": namespace}, **body})
+    try:
+        attempt = placed.submit("v5e-8", cloud=Kubernetes(queue=namespace))
+        newest = placed.await_told(attempt, f"in the queue {namespace}, place 1 in it", "never has so much", state=GONE)
+        monkeypatch.setattr(kueue, "VERSIONS", ("v1beta1",))
+        [older] = placed.beside.observe([attempt.intent.placement])
+        assert (older.state, older.message) == (newest.state, newest.message)
+    finally:
+        plane.api.delete(f"{JOBSETS}/namespaces/{namespace}/jobsets/{attempt.intent.placement['name']}")
+        plane.api.delete(f"{path}/clusterqueues/{namespace}")
+        plane.api.delete(f"{path}/resourceflavors/{namespace}")

@@ -22,7 +22,7 @@ from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING,
 from kinetic_orchestration.testing import Cluster, Emulator
 from kinetic_orchestration.testing.emulator import PROJECT
 from kinetic_orchestration.testing.kubernetes.pods.nodes import Node, tpu_pool
-from tests.core.platforms.kubernetes.attempts import JOB, attempt_of, plan_of
+from tests.core.platforms.kubernetes.attempts import JOB, attempt_of, plan_of, pod_of
 from tests.support.waits import wait_until
 
 
@@ -259,6 +259,36 @@ def test_doctor_prints_the_grant_of_an_account_that_stands_for_another(
         api.create("/api/v1/namespaces/default/serviceaccounts", {"metadata": metadata})
     found = google.finding("service account", google.plan("l4", Kubernetes(service_account="trainer")))
     assert found.state == state and told in found.found
+
+
+# ---- Autopilot
+
+
+AUTOPILOT = {"autopilot": {"enabled": True}}
+
+
+@pytest.mark.parametrize(("cluster", "disk"), [(AUTOPILOT, "9Gi"), ({}, None)])
+def test_an_attempt_in_an_autopilot_cluster_asks_for_disk(
+    google: Google, cluster: dict[str, Any], disk: str | None
+) -> None:
+    google.has(**cluster)
+    plan = google.plan("l4")
+    placement = google.backend.place(plan, JOB, 1)
+    asked = attempt_of(plan)
+    assert google.backend.submit(replace(asked, intent=asked.intent._replace(placement=placement))) == ""
+    with Api(GkeClusters(google.settings).access("prod")) as api:
+        [made] = api.list("/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets")
+    assert pod_of(made)["containers"][0]["resources"]["requests"].get("ephemeral-storage") == disk
+
+
+def test_doctor_warns_of_the_little_disk_of_pods_in_a_queue_on_autopilot(google: Google) -> None:
+    google.has(**AUTOPILOT)
+    found = google.finding("disk", google.plan("l4", Kubernetes(queue="research")))
+    assert (found.state, "1 GiB" in found.found, "LimitRange" in found.fix) == (WARNING, True, True)
+    assert "disk" not in {one.name for one in google.backend.examine(google.plan("l4"))}
+    google.has()
+    queued = google.plan("l4", Kubernetes(queue="research"))
+    assert "disk" not in {one.name for one in google.backend.examine(queued)}
 
 
 # ---- several places

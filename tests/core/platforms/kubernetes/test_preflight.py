@@ -18,7 +18,7 @@ from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import Plan
-from kinetic_orchestration.platforms.kubernetes import preflight, rights
+from kinetic_orchestration.platforms.kubernetes import kueue, preflight, rights
 from kinetic_orchestration.platforms.kubernetes.api import client
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
@@ -200,6 +200,20 @@ def test_a_namespace_that_is_not_there(plane: Any, monkeypatch: pytest.MonkeyPat
     assert "tests has no namespace nowhere. Make it: kubectl create namespace nowhere" in lost.refusal()
     found = lost.findings()
     assert found["namespace"].state == found["pod"].state == FAILED
+
+
+@only_real  # the emulated cluster serves the newest version alone
+def test_a_queue_and_a_priority_are_read_in_the_older_version_of_their_api_too(
+    admin: Submitter, queue: Callable[[str, str], None], plane: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue("dead", "no-such-cluster-queue")
+    newest = admin.findings(queue="dead", priority_class="no-such-class")
+    monkeypatch.setattr(kueue, "VERSIONS", ("v1beta1",))
+    assert admin.findings(queue="dead", priority_class="no-such-class") == newest
+    assert newest["queue"].state == newest["priority"].state == FAILED
+    monkeypatch.setattr(kueue, "VERSIONS", ("v1beta0",))
+    told = admin.refusal(queue="dead")
+    assert "dead is asked for, and tests has no Kueue that serves v1beta0, but one of v1beta2 and v1beta1" in told
 
 
 def test_a_queue_that_is_not_there_and_one_that_is_not_active(

@@ -127,6 +127,45 @@ def test_why_a_queue_says_nothing_is_told(cluster: Cluster, authority: Authority
     assert found.state == QUEUED and told in found.message
 
 
+@pytest.mark.parametrize("versions", [("v1beta1",), ("v1beta2",), ("v1beta1", "v1beta2")])
+def test_a_queue_is_read_in_the_version_that_its_cluster_serves(
+    cluster: Cluster, authority: Authority, versions: tuple[str, ...]
+) -> None:
+    """Kueue before 0.15 has the older one alone. The one that answered is asked first from then on."""
+    cluster.queue = Answer(body={"kind": "WorkloadList", "items": []})
+    [placement] = cluster.add(1, "Pending")
+    workload = {
+        "metadata": {"name": "of-it", "ownerReferences": [{"uid": placement["name"]}]},
+        "spec": {"queueName": "research"},
+        "status": {"conditions": [{"type": "QuotaReserved", "status": "False", "message": "no room"}]},
+    }
+    pending = {"items": [{"metadata": {"name": "of-it"}, "positionInLocalQueue": 2}]}
+    asked: list[str] = []
+
+    def answer(request: Request) -> Answer:
+        if "kueue" not in request.path:
+            return cluster.answer(request)
+        _, _, _, version, *_, kind = request.path.split("/")
+        asked.append(f"{version} {kind}")
+        if version not in versions:
+            return status(404, "NotFound", "the server could not find the requested resource")
+        found = {"workloads": {"items": [workload]}, "pendingworkloads": pending}[kind]
+        return Answer(body={"kind": "List", **found})
+
+    cluster.server.answer = answer
+
+    def judge(placement: Any, seen: states.Seen) -> Observation:
+        return states.judge(placement, seen._replace(pods=())).observation
+
+    with Api(Access(cluster.server.url, "the test", authority=authority.pem, token=lambda fresh: "x")) as api:
+        for _ in range(2):
+            [found] = Observer(MARK).observe(api, [placement], judge)
+            assert "it waits in the queue research, place 3 in it: no room" in found.message
+    newest = versions[-1]
+    before = ["v1beta2 workloads"] if newest != "v1beta2" else []
+    assert asked == [*before, *[f"{newest} workloads", f"{newest} pendingworkloads"] * 2]
+
+
 def kinds(requests: list[Request]) -> list[str]:
     return [request.path.rpartition("/")[2] for request in requests]
 

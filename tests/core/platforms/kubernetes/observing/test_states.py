@@ -55,6 +55,7 @@ def exit_of(code: int) -> Object:
 
 DISRUPTED = job("PodFailurePolicy", f"Pod team/x-s-0-1-abcde has condition DisruptionTarget {RULE} 0")
 EVICTED = "The node was low on resource: ephemeral-storage. "
+OVER = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. "
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,11 @@ EVICTED = "The node was low on resource: ephemeral-storage. "
             Seen(jobset(FAILED), [died(137, status_reason="Evicted", message=EVICTED)], [DISRUPTED]),
             wire.INFRASTRUCTURE,
             "(Evicted): The node was low on resource: ephemeral-storage; the job and its environment may need more disk",
+        ),
+        (
+            Seen(jobset(FAILED), [died(137, status_reason="Evicted", message=OVER)], [DISRUPTED]),
+            wire.INFRASTRUCTURE,
+            "exceeds the total limit of containers 1Gi; Autopilot limits the disk of each pod, to 1 GiB in a queue",
         ),
         (
             Seen(

@@ -594,7 +594,7 @@ def test_without_the_right_to_read_from_kueue_the_right_is_named_and_without_kue
     forbidden = waiting.of_none(waiting.SOON, "research", "high", answers.FORBIDDEN).message
     assert "without the right list workloads.kueue.x-k8s.io: 'ko doctor --role user:NAME --queue research'" in forbidden
     unserved = waiting.of_none(waiting.SOON, "research", "high", answers.UNSERVED).message
-    assert "serves no Kueue that is understood: its administrator has to install 0.15 or later" in unserved
+    assert "serves no Kueue that is understood: its administrator has to install one" in unserved
     for told in (forbidden, unserved):
         assert "has not said" not in told and "PriorityClass" not in told
 
