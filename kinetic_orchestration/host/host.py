@@ -363,7 +363,7 @@ class Host:
         """End the program: ask, wait, then SIGKILL all descendants of this host."""
         if self.verdict is not None and self.verdict.cause == wire.STALL and self.supervisor.child:
             self._dump_stacks()
-        if self.supervisor.child and grace:
+        if grace and self.supervisor.is_alive():
             self.supervisor.ask_to_end(self.verdict.cause if self.verdict is not None else "", grace)
             while self.supervisor.is_alive() and time.monotonic() < self.supervisor.until:
                 self._pump(min(TICK, grace))

@@ -38,9 +38,11 @@ ECHOES = (
 )  # fmt: skip
 
 # Where a cluster ends all hosts of an attempt once one has died, the others are told as if they were taken away.
-HEARD = 9.0  # seconds after the notice within which every other host that lives shows a beat: spot pods have 15
-TOLD = 4.0  # within which such a cluster has told all hosts
-UNREAD = 12.0  # after which a host whose store is silent no longer waits for the others' beats
+HEARD = 8.0  # seconds after the notice within which every other host that lives shows a new beat
+SPARE = 3.0  # of these, for requests: hosts that beat less often, as many together do, are not waited for
+UNREAD = 12.0  # after which a host whose store is silent no longer waits: a spot pod has 15
+SHOWN = 1.0  # after which the program is asked to end although the store has not taken the beat that says why
+FORSAKEN = 20.0  # a host that was told and is silent for so long since was taken before it could say so
 
 UNREPORTED = 74  # sysexits.h: EX_IOERR. `child` uses it if the function's outcome could not be written
 
@@ -80,10 +82,13 @@ class Report(NamedTuple):
 class Company(NamedTuple):
     """The other hosts, where a notice to one may be the consequence of another's death."""
 
-    age: float = 0.0  # of the notice to this host
-    read: float = 0.0  # that age when the others' beats were last read
-    missing: tuple[int, ...] = ()  # hosts that were at work and have shown no sign of life since
-    another_told: bool = False  # another host has had a notice
+    hosts: int = 0  # their number; 0 where it never is
+    told: tuple[int, ...] = ()  # those that had a notice
+    missing: tuple[int, ...] = ()  # those that have shown no sign of life since the notice to this host
+    age: float = 0.0  # of that notice
+    read: float = 0.0  # that age when their beats were last read
+    is_shown: bool = False  # they can see that this host had a notice
+    unread: float = 0.0  # seconds since their beats were last read
 
 
 class Situation(NamedTuple):
@@ -156,7 +161,7 @@ def decide(seen: Situation) -> Move:  # noqa: PLR0911 - an ordered table reads b
         return Commit() if seen.index == 0 else _lost(seen)
     if seen.preempted:  # before the exit: what ends a machine ends its programs too
         return _taken(seen)
-    if seen.exit is not None and seen.exit.code != 0 and not (seen.echo and _own_age(seen) < seen.echo_limit):
+    if seen.exit is not None and seen.exit.code != 0 and not _may_be_of_another(seen):
         return _blame(seen, seen.exit)
     if seen.cancelled:
         return Abort(wire.CANCELLED, seen.cancelled, seen.index)
@@ -165,9 +170,8 @@ def decide(seen: Situation) -> Move:  # noqa: PLR0911 - an ordered table reads b
     if seen.run_limit and seen.run_age > seen.run_limit:
         limit = f"{seen.run_limit:g} s{seen.run_limit_of}"
         return Abort(wire.DEADLINE, f"the attempt ran longer than its limit of {limit}", seen.index)
-    if seen.company.another_told:
-        lost = _lost(seen)
-        return Ask() if isinstance(lost, Wait) else lost
+    if seen.company.told:
+        return _beside_told(seen)
     if not seen.running and seen.exit is None:
         return _barrier(seen)
     if seen.stall_limit and seen.exit is None and seen.silence > seen.stall_limit:
@@ -236,14 +240,38 @@ def _blame(seen: Situation, ended: Exit) -> Abort:
 def _taken(seen: Situation) -> Move:
     """Find out whether a host that is told to end is taken away, or ended for one that died without a word."""
     company = seen.company
-    if not company.missing or company.age > UNREAD:
+    if not seen.running or not company.missing:
         return Abort(wire.PREEMPTION, seen.preempted, seen.index)
-    if company.read < HEARD:
-        return Ask()
-    host = company.missing[0]
-    reason = f"host {host} died without a word, for which its cluster ends the others ({seen.preempted}): the events "
-    reason += "of its pod may say why, and one that takes more memory than there is dies like that (OOMKilled)"
-    return Abort(wire.INFRASTRUCTURE, reason, host)
+    if company.read >= HEARD:
+        host = company.missing[0]
+        reason = (
+            f"host {host} died without a word, for which its cluster ends the others ({seen.preempted}): the events "
+        )
+        reason += "of its pod may say why, and one that takes more memory than there is dies like that (OOMKilled)"
+        return Abort(wire.INFRASTRUCTURE, reason, host)
+    if company.age > UNREAD:
+        return Abort(wire.PREEMPTION, seen.preempted, seen.index)
+    return Ask() if company.is_shown or company.age > SHOWN else Wait()
+
+
+def _beside_told(seen: Situation) -> Move:
+    """Let the program end with that of a host that was told to, which says what of."""
+    for host, age in seen.quiet:
+        if host in seen.company.told and age > FORSAKEN:
+            return Abort(wire.PREEMPTION, f"host {host} was told that it will be ended, and is silent since", host)
+    if seen.running:
+        lost = _lost(seen)
+        return Ask() if isinstance(lost, Wait) else lost
+    move = _barrier(seen) if seen.exit is None else _lost(seen)
+    return Wait() if isinstance(move, Start) else move
+
+
+def _may_be_of_another(seen: Situation) -> bool:
+    """Return True while a failure may be the consequence of what befell another host, which may not be known yet."""
+    age, company = _own_age(seen), seen.company
+    # Programs die of others that were asked to end, and not all say so in words.
+    unknown = company.hosts > 0 and 0 < age <= company.unread
+    return (company.told != () and age > 0) or ((seen.echo or unknown) and age < seen.echo_limit)
 
 
 def _lost(seen: Situation) -> Move:

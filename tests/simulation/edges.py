@@ -167,6 +167,5 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     for module in (base, polling):
         edges.setattr(module, "PACE", 10.0)
     edges.setattr(polling, "POLL_MIN", 10.0)
-    edges.setattr(bucket, "UNWATCHED", 10.0)
     edges.setattr(bucket, "QUICKEST", 2.0)
     edges.setattr(segments, "UNWATCHED", 10.0)

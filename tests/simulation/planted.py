@@ -101,8 +101,10 @@ PLANTED = (
     Planted(
         "a host that is ended for another that died counts as taken away",
         "protocol/attempt_rules.py",
-        "    if not company.missing or company.age > UNREAD:\n",
-        "    if seen.preempted:\n",
+        "    if not seen.running or not company.missing:\n"
+        "        return Abort(wire.PREEMPTION, seen.preempted, seen.index)\n    if company.read",
+        "    if seen.preempted:\n"
+        "        return Abort(wire.PREEMPTION, seen.preempted, seen.index)\n    if company.read",
         "--cluster",
     ),
     Planted(
@@ -260,7 +262,7 @@ PLANTED = (
     Planted(
         "the host that lost another is blamed for it",
         "protocol/attempt_rules.py",
-        "    if seen.exit is not None and seen.exit.code != 0 and not (seen.echo and _own_age(seen) < seen.echo_limit):",
+        "    if seen.exit is not None and seen.exit.code != 0 and not _may_be_of_another(seen):",
         "    if seen.exit is not None and seen.exit.code != 0:",
     ),
     Planted(

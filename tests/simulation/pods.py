@@ -12,11 +12,11 @@ from typing import Any
 
 from kinetic_orchestration.host.attempt import self_delete
 from kinetic_orchestration.host.machine.pod import start as pod_start
-from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.protocol import attempt_rules, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from tests.simulation.cluster import Cluster, JobSet, Pod
 from tests.simulation.threads import Event
-from tests.simulation.vms import CloudGround, Machine, VmHost
+from tests.simulation.vms import ECHO, CloudGround, Machine, VmHost
 from tests.simulation.world import Odds, Task, World
 
 SIGTERM = 15
@@ -112,6 +112,15 @@ class PodHost(VmHost):
             super().__init__(ground, box, at)
         finally:
             del os.environ[pod_start.ORDERS]
+
+    def _report(self) -> attempt_rules.Report | None:
+        """Programs that die of one that was asked to end say so in words that no rule knows."""
+        report = super()._report()
+        culprits = self.ground.truth(self.at.job, self.at.attempt).culprits
+        if report is None or report.message != ECHO or culprits:
+            return report
+        self.world.reached.add("a program died of another that was asked to end, and did not say so")
+        return report._replace(type="RuntimeError", message="a remote process exited prematurely")
 
     def _commit(self) -> None:
         if self.box.fate == "evicted at the end" and not self.box.gone:

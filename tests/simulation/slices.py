@@ -304,6 +304,7 @@ class SimulatedHost(host.Host):
         super().__init__(at, {}, view=FileView(ground.store, at, _Silence()))  # type: ignore[arg-type]
         os.close(self.supervisor.wake_in)
         os.close(self.supervisor.wake_out)
+        self.supervisor.ask_to_end = self._ask_to_end  # type: ignore[method-assign]
         self.ground, self.world, self.box = ground, ground.world, box
         self.program: Program | None = None
         self.looked = 0.0
@@ -387,6 +388,10 @@ class SimulatedHost(host.Host):
             self._on_exit(program.code)
         elif not program.stuck:
             self.supervisor.active = time.monotonic()
+
+    def _ask_to_end(self, _cause: str, grace: float) -> None:
+        if self.supervisor.child and not self.supervisor.until:
+            self.supervisor.until = time.monotonic() + grace
 
     def _heeding(self) -> Program | None:
         """Return the program while it lives; it ends some time after it was asked to."""

@@ -504,6 +504,7 @@ class VmHost(SimulatedHost):
         host.Host.__init__(self, at, {})
         os.close(self.supervisor.wake_in)
         os.close(self.supervisor.wake_out)
+        self.supervisor.ask_to_end = self._ask_to_end  # type: ignore[method-assign]
         self.ground, self.world, self.box = ground, ground.world, box
         self.program: Program | None = None
         self.looked = 0.0

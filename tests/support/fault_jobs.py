@@ -157,6 +157,24 @@ def resumes(folder: str, returns: bool = False) -> list[str]:
     return []
 
 
+def fails_with_the_other(folder: str) -> int:
+    """Host 0 fails, in words that no rule knows, as soon as the program of host 1 is gone."""
+    import fcntl
+
+    held = Path(folder) / "held"
+    with open(f"{folder}/lock-{attempt()}", "a", encoding="utf-8") as file:  # noqa: PTH123
+        if attempt() > 1:
+            return attempt()
+        if index() == 0:
+            wait_for(str(held))
+        fcntl.flock(file, fcntl.LOCK_EX)
+        print("running", flush=True)
+        if index() == 1:
+            held.touch()
+            time.sleep(300)
+    raise RuntimeError("a remote process exited prematurely")
+
+
 def topology() -> dict[str, str]:
     prefixes = ("JAX_", "TPU_", "MEGASCALE", "TF_CONFIG", "RANK", "MASTER_", "WORLD_", "CLOUD_TPU", "NODE_RANK")
     return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}

@@ -19,8 +19,9 @@ class Notice:
         self._others = [host for host in range(at.hosts) if host != at.host]
         self._view = view
         self._heard = 0.0  # when this host was first told
-        # Generations of the others' beats, by the time after that: at once, and when all would have been told.
-        self._since: dict[float, dict[int, int]] = {0.0: {}, attempt_rules.TOLD: {}}
+        self._before: dict[int, int] | None = None  # generations of the others' beats, read just after that
+        self._read = -1.0  # when what follows was
+        self._company = attempt_rules.Company()
 
     @property
     def is_heard(self) -> bool:
@@ -28,30 +29,25 @@ class Notice:
         return self._heard > 0.0
 
     def read(self, text: str) -> attempt_rules.Company:
-        """Read the others' beats. `text` is what this host was told, "" for nothing."""
+        """Return what the others' beats say. `text` is what this host was told, "" for nothing."""
+        now, read = time.monotonic(), self._view.beats_read_at()  # before the beats, which may change meanwhile
+        news = read != self._read
+        if text and not self._heard:
+            self._heard, news = now, True
+        if news:
+            self._read, self._company = read, self._judge(read)
+        age = now - self._heard if self._heard else 0.0
+        return self._company._replace(age=age, is_shown=self._view.shows_notice(), unread=now - read)
+
+    def _judge(self, read: float) -> attempt_rules.Company:
         found = {host: self._view.beat_of(host) for host in self._others}
-        at_work = {
-            host: (generation, beat.told)
-            for host, (generation, beat) in found.items()
-            if beat is not None and beat.state != wire.DONE and beat.exit is None
-        }
-        if not text:
-            return attempt_rules.Company(another_told=any(told for _, told in at_work.values()))
-        self._heard = self._heard or time.monotonic()
-        read = self._view.beats_read_at() - self._heard
-        return attempt_rules.Company(time.monotonic() - self._heard, read, self._missing(at_work, read))
-
-    def _missing(self, at_work: dict[int, tuple[int, bool]], read: float) -> tuple[int, ...]:
-        """Return the hosts at work that have shown no sign of life since the notice.
-
-        None is missing once a host shows one that was not told and would have been: then only this host is taken.
-        """
-        for after, generations in self._since.items():
-            if not generations and read > after:
-                generations.update({host: generation for host, (generation, _) in at_work.items()})
-        untold = {host: generation for host, (generation, told) in at_work.items() if not told}
-        at_first, later = (
-            {host for host, generation in untold.items() if since.get(host, generation) != generation}
-            for since in self._since.values()
-        )
-        return () if later else tuple(sorted(untold.keys() - at_first))
+        beats = {host: (generation, beat) for host, (generation, beat) in found.items() if beat is not None}
+        there = {host: generation for host, (generation, beat) in beats.items() if beat.state != wire.DONE}
+        told = tuple(host for host in there if beats[host][1].told)
+        missing: tuple[int, ...] = ()
+        if self._heard and self._view.cadence() + attempt_rules.SPARE <= attempt_rules.HEARD:
+            if self._before is None and read > self._heard:
+                self._before = there
+            silent = [host for host, generation in there.items() if (self._before or there).get(host) == generation]
+            missing = tuple(host for host in silent if host not in told)
+        return attempt_rules.Company(len(self._others), told, missing, read=read - self._heard if self._heard else 0.0)

@@ -94,6 +94,7 @@ class BucketView:
         self._due = threading.Event()
         self._lock = threading.Lock()
         self._shown: tuple[float, bytes] = (0.0, b"")
+        self._shows_notice = False
         self._denied: BeatRefusals | None = None
         self._written = 0  # beats
         self._closed = False
@@ -136,6 +137,9 @@ class BucketView:
     def beat_of(self, host: int) -> tuple[int, wire.Beat | None]:
         signal = self._seen.signals.get(names.beat(self.at.job, self.at.attempt, host))
         return (0, None) if signal is None else (signal.generation, wire.Beat.read(signal.data))
+
+    def shows_notice(self) -> bool:
+        return self._shows_notice
 
     def beats_read_at(self) -> float:
         return self._seen.at
@@ -231,13 +235,15 @@ class BucketView:
     def _show(self) -> None:
         """Write this host's beat, unless the stored one is fresh and has the same content."""
         with self._lock:
-            beat = self._compose().encode()
+            composed = self._compose()
+            beat = composed.encode()
             at, shown = self._shown
             if _gist(beat) == _gist(shown) and time.monotonic() - at < self.cadence() - 0.5:
                 return
             self.records.signal(names.beat(self.at.job, self.at.attempt, self.at.host), beat)
             self._shown, self._denied = (time.monotonic(), beat), None
             self._written += 1
+            self._shows_notice = composed.told
 
     def _look(self) -> None:
         began = time.monotonic()

@@ -105,6 +105,10 @@ class FileView:
             return 0, None
         return (0, None) if record is None else (record.generation, wire.Beat.read(record.data))
 
+    def shows_notice(self) -> bool:
+        """Return False: hosts on files are not ended by a cluster."""
+        return False
+
     def beats_read_at(self) -> float:
         return time.monotonic()
 

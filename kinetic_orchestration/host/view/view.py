@@ -47,6 +47,9 @@ class View(Protocol):
     def beats_read_at(self) -> float:
         """Return when the others' beats were last looked at, by this machine's steady clock."""
 
+    def shows_notice(self) -> bool:
+        """Return True once others can see that this host was told that it will be ended."""
+
     def cadence(self) -> float:
         """Return how many seconds old a look may be."""
 

@@ -245,7 +245,7 @@ LEAST = {"cpu": "1", "memory": "4Gi"}
 DISK = "9Gi"
 # Of what fits into a node's memory, on Autopilot: a pod that asks for more than its own maximum is refused, and that is
 # not known of every machine. A pod that asks for too little loses little, one that is refused all.
-_SHARE_ON_AUTOPILOT = 0.95
+_SHARE_ON_AUTOPILOT = 0.85
 # Left to the pods of every node: GKE's own (logs, metrics, metadata server, network, device plugin) and a cluster's.
 # Their requests are not published; image streaming takes more of larger nodes.
 _CPUS_OF_DAEMONS = 1

@@ -307,7 +307,7 @@ class Beat(NamedTuple):
     rate: float = 0.0  # of what is done, a second
     devices: dict[str, Any] | None = None  # what they do: the newest sample of `sampler`, with its time
     spent: dict[str, list[float]] | None = None  # what the time of the program's trainings went to
-    told: bool = False  # this host was told that it will be ended, and no verdict says so yet
+    told: bool = False  # this host was told that it will be ended
     full: str | None = None  # a folder on whose disk the program waits for room, to write its function's outcome
 
     def encode(self) -> bytes:

@@ -206,20 +206,28 @@ def test_a_checkpoint_after_another_hosts_failure_would_hang_so_little_time_is_l
 # ---- a notice that may be the consequence of another host's death -------------------------------------------------
 
 
-def told(age: float, read: float | None = None, missing: tuple[int, ...] = (1,)) -> Situation:
-    """A host of three that was told to end so long ago."""
-    company = Company(age, age if read is None else read, missing)
-    return seen(hosts=3, preempted="it received SIGTERM", company=company)
+def told(age: float, read: float | None = None, missing: tuple[int, ...] = (1,), **fields: Any) -> Situation:
+    """A host of three that was told to end so long ago, which others can see."""
+    company = Company(2, (), missing, age, age if read is None else read, is_shown=True)
+    return seen(hosts=3, preempted="it received SIGTERM", company=company, **fields)
 
 
 def test_a_host_that_is_told_to_end_waits_for_the_others_signs_of_life() -> None:
     assert decide(told(0.1)) == Ask()
     assert decide(told(attempt_rules.HEARD - 0.1)) == Ask()
     assert decide(told(attempt_rules.HEARD - 0.1, missing=())) == Abort(wire.PREEMPTION, "it received SIGTERM", 0)
+    assert decide(told(0.1, running=False)) == Abort(wire.PREEMPTION, "it received SIGTERM", 0)
+
+
+def test_the_program_is_asked_once_others_can_see_why_it_ends_or_the_store_has_had_its_time() -> None:
+    hidden = told(0.1)
+    hidden = hidden._replace(company=hidden.company._replace(is_shown=False))
+    assert decide(hidden) == Wait()
+    assert decide(hidden._replace(company=hidden.company._replace(age=attempt_rules.SHOWN + 0.1))) == Ask()
 
 
 def test_a_host_that_shows_none_has_died_and_the_others_were_not_taken_away() -> None:
-    move = abort(told(attempt_rules.HEARD, missing=(1, 2)))
+    move = abort(told(attempt_rules.UNREAD + 1.0, read=attempt_rules.HEARD, missing=(1, 2)))
     assert (move.cause, move.host) == (wire.INFRASTRUCTURE, 1)
     assert "host 1 died without a word" in move.reason
     assert "it received SIGTERM" in move.reason
@@ -231,9 +239,31 @@ def test_beats_that_nobody_could_read_say_nothing() -> None:
     assert attempt_rules.UNREAD < 15.0  # what a spot pod has
 
 
+TOLD = Company(1, (1,))
+
+
 def test_a_program_is_asked_to_end_as_soon_as_another_host_was_told_and_does_not_start() -> None:
-    another = Company(another_told=True)
-    assert decide(seen(company=another)) == Ask()
-    assert decide(seen(company=another, running=False, prepared=True)) == Ask()
-    assert abort(seen(company=another, quiet=((1, attempt_rules.LOST + 1.0),))).cause == wire.INFRASTRUCTURE
-    assert decide(seen(company=another, cancelled="enough")) == Abort(wire.CANCELLED, "enough", 0)
+    assert decide(seen(company=TOLD)) == Ask()
+    assert decide(seen(company=TOLD, running=False, prepared=True)) == Wait()
+    assert abort(seen(company=TOLD, running=False, barrier_age=601.0)).cause == wire.INFRASTRUCTURE
+    assert abort(seen(company=TOLD, quiet=((1, attempt_rules.LOST + 1.0),), hosts=2)).cause == wire.PREEMPTION
+    assert decide(seen(company=TOLD, cancelled="enough")) == Abort(wire.CANCELLED, "enough", 0)
+
+
+def test_a_host_that_was_told_and_is_silent_was_taken_and_another_that_is_silent_is_lost() -> None:
+    assert decide(seen(company=TOLD, quiet=((1, attempt_rules.FORSAKEN - 1.0),))) == Ask()
+    move = abort(seen(company=TOLD, quiet=((1, attempt_rules.FORSAKEN + 1.0),)))
+    assert (move.cause, move.host) == (wire.PREEMPTION, 1)
+    lost = abort(seen(hosts=3, company=TOLD, quiet=((1, 1.0), (2, attempt_rules.LOST + 1.0))))
+    assert (lost.cause, lost.host) == (wire.INFRASTRUCTURE, 2)
+
+
+def test_a_failure_is_no_hosts_own_while_another_may_have_been_told_to_end() -> None:
+    failed = seen(exit=FAILED, exits=((0, 1, 1.0),))
+    assert decide(failed) == Abort(wire.USER, "boom", 0)
+    assert decide(failed._replace(company=TOLD)) == Ask()
+    unread = Company(1, unread=1.5)  # the others' beats are older than the failure
+    assert decide(failed._replace(company=unread)) == Wait()
+    assert decide(failed._replace(company=unread._replace(unread=0.5))) == Abort(wire.USER, "boom", 0)
+    long_ago = failed._replace(company=unread._replace(unread=60.0), exits=((0, 1, attempt_rules.ECHO + 1.0),))
+    assert decide(long_ago) == Abort(wire.USER, "boom", 0)

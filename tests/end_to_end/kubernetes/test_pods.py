@@ -145,7 +145,7 @@ def test_a_pod_that_is_taken_away_before_its_agent_is_there_ends_at_once(
     assert job.result(timeout=WITHIN) == 2
 
 
-@pytest.mark.parametrize("returns", [False, pytest.param(True, marks=pytest.mark.turn(1))])
+@pytest.mark.parametrize("returns", [False, True])
 def test_a_program_that_is_told_of_its_end_saves_and_the_next_attempt_goes_on_from_there(
     cluster: Cluster, jobs: Any, tmp_path: Path, returns: bool
 ) -> None:
@@ -156,6 +156,19 @@ def test_a_program_that_is_told_of_its_end_saves_and_the_next_attempt_goes_on_fr
     wait_until(lambda: (job.logs() or "").count("running") == 2, "their handlers", pause=0.1)
     cluster.delete(cluster.pods(job)[0])
     assert job.result(timeout=WITHIN) == ["saved by attempt 1"]
+
+
+def test_a_program_that_dies_of_one_that_was_told_of_its_end_is_no_failure_of_the_user(
+    cluster: Cluster, jobs: Any, tmp_path: Path
+) -> None:
+    cluster.pools("one", "two")
+    job = run(jobs.fails_with_the_other, str(tmp_path), retry=ONE_PREEMPTION)
+    wait_running(job)
+    wait_until((tmp_path / "held").exists, "its program", pause=0.05)
+    cluster.delete(cluster.pods(job)[1])
+    first = wait_for_verdict(job)
+    assert (first.cause, first.host) == (wire.PREEMPTION, 1), first.reason
+    assert job.result(timeout=WITHIN) == 2
 
 
 # ---- pods that die -----------------------------------------------------------------------------------------------
@@ -186,13 +199,13 @@ def test_a_host_that_is_killed_for_its_memory_is_the_users_failure(
     assert verdict.cause == wire.USER
 
 
-@pytest.mark.turn(1)
 def test_a_host_that_dies_without_a_word_is_lost_and_not_taken_away_whoever_looks(
     cluster: Cluster, jobs: Any, tmp_path: Path, hosts_break: Break
 ) -> None:
     hosts_break(BRIEF)
     cluster.pools("one", "two")
-    job = run(jobs.until, str(tmp_path / "go"), retry=ONE_LOSS)
+    slices = kinetic.Kubernetes(num_slices=2)  # whose pods are told one slice after the other
+    job = run(jobs.until, str(tmp_path / "go"), retry=ONE_LOSS, cloud=slices)
     killed_for_its_memory(cluster, job)
     first = wait_for_verdict(job)
     assert (first.kind, first.cause, first.host) == (wire.ABORTED, wire.INFRASTRUCTURE, 1)

@@ -22,12 +22,19 @@ class View:
     def __init__(self) -> None:
         self.beats: dict[int, tuple[int, wire.Beat | None]] = {}
         self.read_at = 0.0
+        self.seconds = 5.0
 
     def beat_of(self, host: int) -> tuple[int, wire.Beat | None]:
         return self.beats.get(host, (0, None))
 
     def beats_read_at(self) -> float:
         return self.read_at
+
+    def shows_notice(self) -> bool:
+        return True
+
+    def cadence(self) -> float:
+        return self.seconds
 
 
 class Clock:
@@ -69,26 +76,40 @@ def test_a_beat_that_was_written_before_the_notice_and_read_after_it_is_no_sign_
     assert clock.missing(0.5) == (1, 2)
 
 
-def test_one_that_was_not_told_long_after_all_would_have_been_shows_that_none_died(clock: Clock) -> None:
-    clock.beat(1, 8)
-    clock.missing(1.0)
-    clock.beat(1, 9)
-    assert clock.missing(2.0) == (2,)
-    assert clock.missing(attempt_rules.TOLD + 0.5) == (2,)
-    clock.beat(1, 10)
-    assert clock.missing(attempt_rules.TOLD + 1.0) == ()
+@pytest.mark.parametrize("said", [None, {"state": wire.DONE}])
+def test_a_host_that_is_done_or_never_came_is_not_missing(clock: Clock, said: dict[str, Any] | None) -> None:
+    if said is None:
+        del clock.view.beats[1]
+    else:
+        clock.beat(1, 8, **said)
+    assert clock.missing(attempt_rules.HEARD) == (2,)
 
 
-@pytest.mark.parametrize("said", [{"state": wire.DONE}, {"state": wire.ENDING, "exit": 0}])
-def test_a_host_whose_program_has_ended_or_that_never_came_is_not_missing(clock: Clock, said: dict[str, Any]) -> None:
-    clock.beat(1, 8, **said)
-    del clock.view.beats[2]
-    assert clock.missing(attempt_rules.HEARD) == ()
+def test_hosts_that_beat_too_seldom_to_be_waited_for_are_never_missing(clock: Clock) -> None:
+    clock.view.seconds = attempt_rules.HEARD - attempt_rules.SPARE
+    assert clock.missing(0.5) == (1, 2)
+    clock.view.seconds += 0.1
+    assert clock.missing(1.0) == ()
 
 
-def test_a_host_tells_whether_another_was_told(clock: Clock) -> None:
-    assert not clock.notice.read("").another_told
+def test_a_host_tells_which_others_were_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.beat(1, 7)
+
+    def told(after: float) -> tuple[int, ...]:
+        clock.now = clock.view.read_at = 100.0 + after
+        return clock.notice.read("").told
+
+    assert told(1.0) == ()
     clock.beat(2, 8, told=True)
-    assert clock.notice.read("").another_told
+    assert told(2.0) == (2,)
     clock.beat(2, 9, told=True, state=wire.DONE)
-    assert not clock.notice.read("").another_told
+    assert told(3.0) == ()
+    assert not clock.notice.is_heard
+
+
+def test_a_host_waits_for_the_others_from_the_first_moment_on(clock: Clock) -> None:
+    """Before anything is read anew."""
+    fresh = Notice(SimpleNamespace(hosts=3, host=0), clock.view)  # type: ignore[arg-type]
+    assert fresh.read("").missing == ()
+    assert fresh.read(TOLD).missing == (1, 2)
