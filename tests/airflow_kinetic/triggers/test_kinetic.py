@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from kinetic_orchestration.testing import Emulator
 from tests.airflow_kinetic.conftest import Airflow
 
 pytestmark = pytest.mark.timeout(300)  # the first one starts Airflow
@@ -187,6 +189,18 @@ def test_a_store_that_does_not_answer_within_seconds_fails_it(airflow: Airflow, 
     done = airflow("reached_late", home, late=str(tmp_path / "share"), seconds=0)
     assert done["event"]["how"] == "unreachable"
     assert 8 < done["seconds"] < 60
+
+
+@pytest.mark.slow
+def test_a_connection_that_airflow_is_long_in_finding_is_no_store_that_does_not_answer(
+    airflow: Airflow, home: Path
+) -> None:
+    with Emulator(zones=("us-west4-a",), python=sys.executable) as cloud:
+        done = airflow("looked_up_late", home, environ=cloud.environ(), seconds=6.0, bound=4.0)
+        assert done["event"] is None, done["log"]
+        assert done["seconds"] >= 6
+        assert "is asked again" not in done["log"]
+        cloud.wait_until_empty(60)
 
 
 @pytest.mark.slow
