@@ -23,8 +23,9 @@ from kinetic_orchestration.plan.values import Output
 from kinetic_orchestration.platforms.google.rest import secret_manager
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.cloud.cases import FOUR_HOSTS, WITHIN, lines, run, told, vm, wait_running
+from tests.end_to_end.cloud.cases import FOUR_HOSTS, run, vm
 from tests.support.bucket import unsummed
+from tests.support.jobs import WITHIN, lines, told, wait_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each starts machines, and several processes on each
 

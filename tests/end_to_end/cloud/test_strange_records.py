@@ -10,7 +10,8 @@ import pytest
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.cloud.cases import run, wait_running
+from tests.end_to_end.cloud.cases import run
+from tests.support.jobs import wait_running
 
 
 @pytest.mark.parametrize("beat", [b'{"wire": 99, "state": "running"}', b"torn"])

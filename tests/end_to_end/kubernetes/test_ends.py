@@ -22,18 +22,8 @@ from kinetic_orchestration.platforms.kubernetes.api import client
 from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.protocol import wire
 from tests.end_to_end.kubernetes.between import Between
-from tests.end_to_end.kubernetes.cases import (
-    NONE,
-    ONE_HOST,
-    WITHIN,
-    Cluster,
-    condition,
-    placements,
-    run,
-    told,
-    wait_for_verdict,
-    wait_running,
-)
+from tests.end_to_end.kubernetes.cases import NONE, ONE_HOST, Cluster, condition, run, wait_for_verdict
+from tests.support.jobs import WITHIN, placements, told, wait_running
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(3)]

@@ -16,19 +16,8 @@ from kinetic_orchestration.errors import JobCancelled
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.kubernetes.observing import waiting
 from kinetic_orchestration.testing.kubernetes.pods.nodes import Node
-from tests.end_to_end.kubernetes.cases import (
-    NONE,
-    ONE_HOST,
-    WITHIN,
-    Cluster,
-    changes,
-    lines,
-    placements,
-    run,
-    told,
-    verdict_of,
-    wait_running,
-)
+from tests.end_to_end.kubernetes.cases import NONE, ONE_HOST, Cluster, run, verdict_of
+from tests.support.jobs import WITHIN, changes, lines, placements, told, wait_running
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow]

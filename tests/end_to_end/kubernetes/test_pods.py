@@ -19,18 +19,8 @@ from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing.kubernetes.pods.nodes import KILLED, OOM_KILLED
-from tests.end_to_end.kubernetes.cases import (
-    NONE,
-    WITHIN,
-    Cluster,
-    beats,
-    condition,
-    placements,
-    run,
-    verdict_of,
-    wait_for_verdict,
-    wait_running,
-)
+from tests.end_to_end.kubernetes.cases import NONE, Cluster, condition, run, verdict_of, wait_for_verdict
+from tests.support.jobs import WITHIN, beats, placements, wait_running
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(4)]

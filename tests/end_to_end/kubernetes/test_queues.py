@@ -20,18 +20,8 @@ from kinetic_orchestration.platforms.kubernetes.observing import waiting
 from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.protocol import wire
 from tests.end_to_end.kubernetes.between import Between
-from tests.end_to_end.kubernetes.cases import (
-    WITHIN,
-    Cluster,
-    changes,
-    condition,
-    placements,
-    run,
-    told,
-    verdict_of,
-    wait_for_verdict,
-    wait_running,
-)
+from tests.end_to_end.kubernetes.cases import Cluster, condition, run, verdict_of, wait_for_verdict
+from tests.support.jobs import WITHIN, changes, placements, told, wait_running
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.waits import wait_until
 

@@ -12,8 +12,9 @@ from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.cloud.cases import changes, placements, run, told, vm, wait_running
+from tests.end_to_end.cloud.cases import run, vm
 from tests.end_to_end.cloud.conftest import ZONES
+from tests.support.jobs import changes, placements, told, wait_running
 from tests.support.waits import wait_until
 
 
