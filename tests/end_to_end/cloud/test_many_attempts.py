@@ -108,6 +108,7 @@ def test_what_a_job_cost_is_told_by_those_attempts_that_had_hosts(cloud: Emulato
     assert cost.queued_seconds > 0
 
 
+@pytest.mark.turn(3)
 def test_an_attempt_that_had_hosts_long_ago_is_still_read_counted_and_charged_for(
     cloud: Emulator, jobs: Any, tmp_path: Path
 ) -> None:
