@@ -112,7 +112,6 @@ def test_a_pod_that_is_taken_away_is_a_preemption_and_another_attempt_follows(
     assert "SIGTERM" in first.reason
 
 
-@pytest.mark.turn(2)
 def test_a_pod_that_is_taken_away_before_its_agent_is_there_ends_at_once(
     cluster: Cluster, jobs: Any, tmp_path: Path, bucket: Any
 ) -> None:
@@ -168,8 +167,8 @@ def test_a_host_that_is_killed_for_its_memory_is_the_users_failure(
     "killed",
     [
         "kinetic-agent",
-        pytest.param("kinetic-guard", marks=pytest.mark.turn(3)),
-        pytest.param("first", marks=pytest.mark.turn(4)),
+        "kinetic-guard",
+        "first",
         "all",
     ],
 )
@@ -195,7 +194,6 @@ def test_a_host_of_which_a_process_is_killed_is_lost_and_another_attempt_follows
     assert told_by in first.reason
 
 
-@pytest.mark.turn(0)
 def test_a_lost_node_is_missed_by_the_other_host_long_before_kubernetes_says_so(
     cluster: Cluster, jobs: Any, tmp_path: Path, hosts_break: Break, monkeypatch: pytest.MonkeyPatch
 ) -> None:
