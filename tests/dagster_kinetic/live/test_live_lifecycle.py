@@ -161,7 +161,6 @@ def shows(url: str, text: str, pictures: Path, name: str) -> None:
         picture(page, pictures, name)
 
 
-@pytest.mark.turn(0)
 def test_two_hundred_jobs_in_one_step(dagster_dev: DagsterDev):
     run = dagster_dev.launch(assets=["two_hundred"])
     dagster_dev.wait(run, "SUCCESS", within=600)
