@@ -37,10 +37,11 @@ TESTS = Path(__file__).parent
 
 # What takes longest, as a whole or in one test: none of it is begun when another worker has nothing left to do.
 FIRST = (
-    "simulation", "airflow_kinetic/live", "core/program/checkpoints/test_hosts.py", "dagster_kinetic/live",
-    "end_to_end/frameworks", "end_to_end/cloud/faults/test_hosts.py", "end_to_end/disasters",
-    "end_to_end/cloud/faults/test_teardown.py", "core/cli/verify/test_baseline.py",
-    "end_to_end/cloud/test_round_trips.py",
+    "simulation", "airflow_kinetic/live", "core/program/test_keras_callback.py", "core/program/checkpoints/test_hosts.py",
+    "end_to_end/kubernetes", "core/platforms/kubernetes", "dagster_kinetic/live", "end_to_end/frameworks",
+    "end_to_end/disasters", "end_to_end/security/test_damage.py", "core/platforms/google/tpu/test_contract.py",
+    "end_to_end/cloud", "core/platforms/test_other_package.py", "core/cli/verify/test_baseline.py", "project",
+    "airflow_kinetic/operators/test_tasks.py", "end_to_end/faults", "dagster_kinetic/sensors",
 )  # fmt: skip
 
 TURNS = 5  # of which the gate plays one for each number of commits: `turn` of pyproject.toml's markers

@@ -114,18 +114,27 @@ class JobLocation(NamedTuple):
         return in_bucket or self._traits.in_project
 
     def with_credentials(self) -> AbstractContextManager[None]:
-        """Use the connection's credentials within the block. A location on this machine opens no connection."""
+        """Look the connection up, and use its credentials within the block. A location on this machine has none."""
         if not self.is_google:
             return nullcontext()
         from airflow_kinetic.shared.connection import Connection
 
         return Connection(self.gcp_conn_id, self.impersonation_chain).acting()
 
-    def open(self, job_id: str, spec_digest: str = "", ended: str = "") -> Job:
-        """Open the job. Its store and its hosts are accessed with the connection's credentials from then on."""
+    def open(
+        self, job_id: str, spec_digest: str = "", ended: str = "", *, acting: AbstractContextManager[None] | None = None
+    ) -> Job:
+        """Open the job. Its store and its hosts are accessed with the connection's credentials from then on.
+
+        Args:
+            job_id: The job.
+            spec_digest: The digest of its spec, if it was seen.
+            ended: The end of the job, if it was seen.
+            acting: What `with_credentials` returned, if the connection is looked up already.
+        """
         from kinetic_orchestration.api.opening import reopened
 
-        with self.with_credentials():
+        with acting or self.with_credentials():
             loaded = settings.load(None, **self.settings())
             store, backend = self._shared(loaded)
             return reopened(job_id, store, {loaded.backend: backend}, loaded, spec_digest, ended)

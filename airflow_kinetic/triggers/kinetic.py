@@ -16,7 +16,9 @@ import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from airflow.sdk.configuration import conf
@@ -60,6 +62,9 @@ MOST_LAST_WORDS = 8.0  # the socket holds no more than a few hundred
 LEFT = 1.5  # after the deferral the worker's leg has written its last record, below which the page folds what it finds
 FIRST_LOOK = 60.0  # a trigger that begins so soon after the deferral is the first one
 OPEN_SECONDS = 15.0  # what one try to reach the job may take
+# For its first connection that no variable holds, a triggerer builds an API server, in ten seconds of computation
+# (`in_process_api_server` in airflow/jobs/triggerer_job_runner.py), in which the store has no part.
+LOOK_UP_SECONDS = 120.0
 FIRST_PATIENCE = 10.0  # of the first trigger, with a store that it cannot reach, and two tries at least
 FIRST_AGAIN = 1.0  # between them
 AGAIN = 10.0  # between two tries of a trigger that was there before
@@ -189,8 +194,7 @@ class KineticJobTrigger(BaseTrigger):
             except Exception as error:
                 if time.monotonic() + pause > give_up:
                     raise
-                reason = f"no answer within {within:.0f} s" if isinstance(error, calls.TooSlow) else str(error)
-                self.log.warning("Job %s could not be cancelled, and that is tried again: %s", self.job_id, reason)
+                self.log.warning("Job %s could not be cancelled, and that is tried again: %s", self.job_id, error)
             await asyncio.sleep(pause)
             pause = 2 * pause
 
@@ -222,13 +226,14 @@ class KineticJobTrigger(BaseTrigger):
         """
         first = abs(time.time() - self.deferred) < FIRST_LOOK
         patience, pause = (FIRST_PATIENCE, FIRST_AGAIN) if first else (STORE_PATIENCE, AGAIN)
-        give_up, tries = time.monotonic() + patience, 0
+        give_up, tries, location = time.monotonic() + patience, 0, JobLocation(**self.place)
         while True:
             tries += 1
             try:
-                return await calls.run(self._open, within=OPEN_SECONDS)
-            except calls.TooSlow:
-                reason = f"no answer within {OPEN_SECONDS:g} s"
+                acting = await calls.run(location.with_credentials, within=LOOK_UP_SECONDS, kind="look up")
+                return await calls.run(partial(self._open, location, acting), within=OPEN_SECONDS)
+            except calls.TooSlow as error:
+                reason = str(error)
             except Exception as error:  # any error between this process and the store
                 reason = str(error) if isinstance(error, KineticError) else f"{type(error).__name__}: {error}"
                 if isinstance(error, (JobNotFound, Denied, UsageError)):  # nor will it be otherwise in a moment
@@ -238,8 +243,8 @@ class KineticJobTrigger(BaseTrigger):
             self.log.warning("The store of job %s cannot be reached now, and is asked again: %s", self.job_id, reason)
             await asyncio.sleep(pause * random.uniform(1.0, 1.0 + JITTER))
 
-    def _open(self) -> Job:
-        job = JobLocation(**self.place).open(self.job_id, *Cursor.from_json(self.cursor)[-2:])
+    def _open(self, location: JobLocation, acting: AbstractContextManager[None]) -> Job:
+        job = location.open(self.job_id, *Cursor.from_json(self.cursor)[-2:], acting=acting)
         if self.keeps:
             ownership.take_ownership(job.store, self.job_id, self._token)
         return job

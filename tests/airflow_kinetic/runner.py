@@ -1076,6 +1076,37 @@ def reached_late(late: str, seconds: float) -> dict[str, Any]:
     return {"seconds": took, "event": None if event is None else event.payload}
 
 
+def looked_up_late(seconds: float, bound: float) -> dict[str, Any]:
+    """A trigger whose connection is looked up for so long, where one try to reach a job may take `bound`."""
+    import kinetic_orchestration as kinetic
+    from airflow_kinetic.triggers import kinetic as triggers
+
+    os.environ.pop("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", None)
+    job = kinetic.command(["sleep", "60"], accelerator="v5e-1")
+    trigger = trigger_of(job)
+    os.environ["AIRFLOW__SECRETS__BACKEND"] = "slow_secrets.SlowSecrets"
+    os.environ["AIRFLOW__SECRETS__BACKEND_KWARGS"] = json.dumps({"seconds": seconds})
+    before, triggers.OPEN_SECONDS = triggers.OPEN_SECONDS, bound
+
+    async def scene() -> Any:
+        waiting = asyncio.create_task(anext(trigger.run()))
+        while not waiting.done() and trigger._job is None:
+            await asyncio.sleep(0.05)
+        event = waiting.result() if waiting.done() else None
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return event
+
+    began = time.monotonic()
+    try:
+        event = asyncio.run(scene())
+    finally:
+        triggers.OPEN_SECONDS = before
+    took = time.monotonic() - began
+    job.cancel("the test is over")
+    return {"seconds": took, "event": None if event is None else event.payload}
+
+
 def sensor_out_of_time(seconds: float) -> dict[str, Any]:
     """A deferred sensor of a job that takes longer than the sensor may."""
     from airflow.sdk.exceptions import TaskDeferred
@@ -1619,6 +1650,7 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
         out_of_time_after_an_edit,
         out_of_time_before_it_opened,
         reached_late,
+        looked_up_late,
         sensor_out_of_time,
         poked_while_its_store_is_away,
         rendered_zones,

@@ -27,7 +27,7 @@ _gates: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore
 
 
 class TooSlow(Exception):
-    """The call was given up. Its thread ends when the call does."""
+    """The call was given up. Its thread ends when the call does. The message is a clause about the time."""
 
 
 async def run(function: Callable[[], R], *, within: float | None = None, kind: str = "") -> R:
@@ -42,8 +42,8 @@ async def run(function: Callable[[], R], *, within: float | None = None, kind: s
             async with asyncio.timeout(within) as bound:
                 return await _started(function, loop)
         except TimeoutError:
-            if bound.expired():
-                raise TooSlow from None
+            if within is not None and bound.expired():
+                raise TooSlow(f"no answer within {within:.0f} s") from None
             raise
 
 

@@ -36,7 +36,7 @@ from tests.airflow_kinetic.live.scenes import (
 )
 from tests.dagster_kinetic.live.browser import chromium, page_of, picture
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn, pytest.mark.timeout(3600), TOLERATED]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(4), pytest.mark.timeout(3600), TOLERATED]
 
 HOSTS = 4
 LATE = 6.0  # seconds that a line may need to be seen, once there is a trigger
@@ -89,7 +89,6 @@ def test_jobs_that_end_in_the_first_seconds_after_the_deferral_fail_no_task(airf
     assert len(jobs(run)) == len(tasks)
 
 
-@pytest.mark.turn(4)
 def test_a_scheduler_that_stands_still_fails_no_task_whose_job_has_ended(
     servers: Airflow, side_by_side: SideBySide, tmp_path: Path
 ) -> None:
@@ -167,6 +166,7 @@ def test_a_worker_that_is_killed_after_the_submission_leaves_its_job_to_the_next
     check_lines(run, hosts=1, steps=run.value()["steps"], number=2)
 
 
+@pytest.mark.turn(1)
 @scene
 def test_a_worker_that_is_killed_with_all_its_processes_is_replaced_and_the_job_goes_on(
     airflow: Airflow, folder: Path
@@ -188,6 +188,7 @@ def test_a_worker_that_is_killed_with_all_its_processes_is_replaced_and_the_job_
 # ---- when somebody ends a task ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.turn(1)
 @scene
 def test_a_clear_ends_the_job_and_begins_another_one(airflow: Airflow, folder: Path) -> None:
     with begun(airflow, folder) as run:
@@ -209,6 +210,7 @@ def test_a_clear_ends_the_job_and_begins_another_one(airflow: Airflow, folder: P
     assert len(starts(folder)) == 2
 
 
+@pytest.mark.turn(1)
 @scene
 def test_a_clear_of_a_task_on_a_worker_does_the_same(airflow: Airflow, folder: Path) -> None:
     with begun(airflow, folder, "training_on_a_worker") as run:
@@ -227,6 +229,7 @@ def test_a_clear_of_a_task_on_a_worker_does_the_same(airflow: Airflow, folder: P
     assert len(starts(folder)) == 2
 
 
+@pytest.mark.turn(1)
 @scene
 def test_a_task_that_is_marked_by_somebody_ends_its_job(airflow: Airflow, folder: Path) -> None:
     """A deferred one that is marked failed or success, one whose DAG run is, and one on a worker."""
@@ -295,7 +298,6 @@ def test_a_dagrun_timeout_passes_while_the_task_is_deferred(airflow: Airflow, fo
 # ---- when the triggerer dies -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.turn(2)
 def test_a_triggerer_that_is_killed_loses_no_line_and_no_job(
     servers: Airflow, side_by_side: SideBySide, tmp_path: Path
 ) -> None:
@@ -316,6 +318,7 @@ def test_a_triggerer_that_is_killed_loses_no_line_and_no_job(
     assert len(starts(tmp_path)) == HOSTS
 
 
+@pytest.mark.turn(1)
 def test_worker_and_triggerer_are_killed_at_once_and_there_is_one_job(
     servers: Airflow, side_by_side: SideBySide, tmp_path: Path
 ) -> None:

@@ -37,7 +37,7 @@ from tests.airflow_kinetic.live.scenes import (
 )
 from tests.dagster_kinetic.live.browser import chromium, page_of, picture
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn, pytest.mark.timeout(3600), TOLERATED]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(2), pytest.mark.timeout(3600), TOLERATED]
 
 DAGS = 6
 FULL, FREE = "us-west4-a", "us-central1-a"
@@ -271,7 +271,6 @@ def test_the_last_words_of_a_job_are_in_the_tasks_log_however_many_they_are(airf
 # ---- two triggerers --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.turn(2)
 def test_of_two_triggerers_the_one_that_holds_a_task_is_killed_and_the_other_goes_on(
     servers: Airflow, side_by_side: SideBySide, tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ def test_a_deferred_task_trains_in_the_project_of_its_connection(airflow: Airflo
 
 
 @pytest.mark.slow
+@pytest.mark.turn(1)
 @pytest.mark.timeout(900)
 def test_a_hooks_jobs_run_in_the_cloud(airflow: Airflow, home: Path) -> None:
     with Emulator(zones=("us-west4-a",), python=sys.executable) as cloud:

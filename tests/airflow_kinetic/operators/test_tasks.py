@@ -207,6 +207,7 @@ def test_links_lead_to_the_records_the_whole_log_and_a_profile_that_was_asked_fo
 
 
 @pytest.mark.slow
+@pytest.mark.turn(3)
 def test_a_deferred_task_that_is_out_of_time_ends_and_so_does_its_job(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="is_out_of_time")
     assert done["states"] == {"train": "failed"}

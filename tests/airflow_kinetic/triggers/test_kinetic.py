@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from kinetic_orchestration.testing import Emulator
 from tests.airflow_kinetic.conftest import Airflow
 
 pytestmark = pytest.mark.timeout(300)  # the first one starts Airflow
@@ -69,6 +71,7 @@ def test_a_task_holds_to_what_its_trigger_saw(airflow: Airflow, home: Path, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.turn(3)
 def test_a_clock_that_is_an_hour_ahead_keeps_no_task_waiting_for_it(airflow: Airflow, home: Path) -> None:
     done = airflow("fire_early", home, ahead=3600.0)
     assert done["payload"]["job_id"] == done["job"]
@@ -183,10 +186,24 @@ def test_a_store_that_does_not_answer_at_first_fails_no_task(airflow: Airflow, h
 
 
 @pytest.mark.slow
+@pytest.mark.turn(3)
 def test_a_store_that_does_not_answer_within_seconds_fails_it(airflow: Airflow, home: Path, tmp_path: Path) -> None:
     done = airflow("reached_late", home, late=str(tmp_path / "share"), seconds=0)
     assert done["event"]["how"] == "unreachable"
     assert 8 < done["seconds"] < 60
+
+
+@pytest.mark.slow
+@pytest.mark.turn(2)
+def test_a_connection_that_airflow_is_long_in_finding_is_no_store_that_does_not_answer(
+    airflow: Airflow, home: Path
+) -> None:
+    with Emulator(zones=("us-west4-a",), python=sys.executable) as cloud:
+        done = airflow("looked_up_late", home, environ=cloud.environ(), seconds=6.0, bound=4.0)
+        assert done["event"] is None, done["log"]
+        assert done["seconds"] >= 6
+        assert "is asked again" not in done["log"]
+        cloud.wait_until_empty(60)
 
 
 @pytest.mark.slow

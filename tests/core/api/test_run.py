@@ -783,6 +783,7 @@ def fenced(seen: str) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.turn(3)
 def test_an_attempt_that_is_over_has_no_fence_any_more_and_the_next_one_a_greater(home: Path, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     job = fenced.run_async(str(seen))

@@ -123,6 +123,7 @@ def test_a_host_that_never_comes_is_named_and_no_program_starts(jobs: Any, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.turn(4)
 def test_a_host_that_is_lost_is_missed_by_the_others_when_nobody_follows(jobs: Any, tmp_path: Path) -> None:
     job = intended(functools.partial(jobs.until, str(tmp_path / "never")), accelerator="v5e-16", retry=NONE)
     for host in range(4):
@@ -259,6 +260,7 @@ def test_a_shells_child_is_asked_to_end_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.turn(3)
 def test_a_command_that_is_stuck_shows_the_stacks_of_every_python_below_it(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "work.py").write_text(

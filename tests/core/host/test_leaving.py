@@ -80,6 +80,7 @@ def test_a_host_that_fails_before_a_shutdown_says_so_at_once() -> None:
         job.result(250)  # JAX would wait five minutes
 
 
+@pytest.mark.turn
 @pytest.mark.parametrize("shuts_down", [False, True], ids=["at the end", "in a shutdown"])
 def test_hosts_that_wait_for_one_that_shows_nothing_say_where_it_is_and_are_given_up_at_last(
     tmp_path: Path, shuts_down: bool

@@ -94,7 +94,9 @@ def test_a_fit_that_is_killed_in_mid_epoch_resumes_at_its_step_and_comes_to_the_
     "how",
     [
         pytest.param({"data": "dataset", "options": {"every": "epoch"}}, marks=pytest.mark.turn(2)),
-        {"per_execution": 4, "validate": True, "options": {"every": "0.2s", "keep": 1}},
+        pytest.param(
+            {"per_execution": 4, "validate": True, "options": {"every": "0.2s", "keep": 1}}, marks=pytest.mark.turn(1)
+        ),
         pytest.param({"data": "generator", "options": {"every": 3, "stream": True}}, marks=pytest.mark.turn(3)),
         pytest.param({"data": "generator", "options": {"every": "epoch", "stream": True}}, marks=pytest.mark.turn(4)),
     ],
@@ -113,7 +115,7 @@ def test_however_the_data_come_the_weights_are_the_same(host: Become, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "every"),
-    [pytest.param(True, "epoch", marks=pytest.mark.turn(4)), (False, 3)],
+    [pytest.param(True, "epoch", marks=pytest.mark.turn(4)), pytest.param(False, 3, marks=pytest.mark.turn(0))],
 )
 def test_what_other_callbacks_know_comes_back_and_of_those_that_cannot_be_kept_a_line_says_so(
     host: Become, tmp_path: Path, first: bool, every: Any

@@ -284,6 +284,7 @@ def test_a_page_of_a_bucket_is_the_consoles() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.turn(0)
 @pytest.mark.timeout(400)
 def test_a_fit_with_the_callback_is_captured_at_its_steps_and_dagster_and_status_show_it(
     home: Path, capsys: pytest.CaptureFixture[str]

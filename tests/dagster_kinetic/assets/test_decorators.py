@@ -169,6 +169,7 @@ def test_a_function_that_keras_kinetic_decorated_is_taken(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.turn(4)
 def test_direct_invocation_with_the_resource_as_an_argument_or_in_the_context():
     assert many_assets.upper(dg.build_asset_context(), 1, again=2, kinetic=KineticResource()) == 3
     assert many_assets.upper(None, lower=4, again=2, kinetic=KineticResource()) == 6

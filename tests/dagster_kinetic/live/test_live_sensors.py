@@ -11,7 +11,7 @@ from tests.dagster_kinetic.live.dagster_server import DagsterDev
 DEFINITIONS = Path(__file__).parent / "live_sensors_definitions.py"
 WITHIN = 240.0  # for whatever has to come: the machine may be busy
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(3), pytest.mark.timeout(1200)]
 
 TICKS = """query { repositoriesOrError { ... on RepositoryConnection { nodes { sensors { name sensorState {
     ticks(limit: 100) { status skipReason error { message } } } } } } } }"""
@@ -27,7 +27,6 @@ def finishing(server: DagsterDev, run: str) -> list[str]:
     return server.runs(**{"kinetic/run": run})
 
 
-@pytest.mark.turn(3)
 def test_a_job_is_finished_by_a_second_run_with_what_comes_after_it(dagster_dev: DagsterDev) -> None:
     run = dagster_dev.launch("__ASSET_JOB", assets=["slow_model", "slow_report"])
     dagster_dev.wait(run, "SUCCESS")  # and no worker is held from here on
@@ -48,7 +47,6 @@ def test_a_job_is_finished_by_a_second_run_with_what_comes_after_it(dagster_dev:
     assert finishing(dagster_dev, run) == [second]
 
 
-@pytest.mark.turn(1)
 def test_a_job_that_fails_is_a_run_that_fails(dagster_dev: DagsterDev) -> None:
     run = dagster_dev.launch("__ASSET_JOB", assets=["slow_failure"])
     dagster_dev.wait(run, "SUCCESS")

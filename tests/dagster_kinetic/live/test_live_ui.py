@@ -24,7 +24,7 @@ WITHIN = 240.0  # for whatever has to come: the machine may be busy
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.turn,
+    pytest.mark.turn(4),
     pytest.mark.timeout(1200),
     pytest.mark.skipif(not chromium(), reason="there is no chromium: apt-get install chromium"),
 ]
@@ -91,7 +91,6 @@ def test_a_training_is_seen_while_it_runs_and_after_it(dagster_dev: DagsterDev, 
         picture(page, pictures, "asset-curves")
 
 
-@pytest.mark.turn(4)
 def test_a_failure_says_what_happened_where_and_what_to_do(dagster_dev: DagsterDev, pictures: Path):
     run = dagster_dev.launch(assets=["broken"])
     assert dagster_dev.wait(run, "FAILURE") == "FAILURE"

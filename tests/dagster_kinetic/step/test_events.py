@@ -64,6 +64,7 @@ def test_metrics_are_observations_of_their_partition_few_with_the_last_one_alway
 
 
 @pytest.mark.slow
+@pytest.mark.turn(1)
 def test_the_job_of_many_assets_is_told_of_each_and_an_op_has_its_output(instance):
     @dg.multi_asset(specs=[dg.AssetSpec("left"), dg.AssetSpec("right")], can_subset=True)
     def both(context: dg.AssetExecutionContext, kinetic: KineticResource):
@@ -289,6 +290,7 @@ def talkative(host: HostContext):
 
 
 @pytest.mark.slow
+@pytest.mark.turn(4)
 @pytest.mark.timeout(400)
 def test_a_million_lines_come_whole_and_in_order(instance):
     result = dg.materialize([talkative], instance=instance, resources=RESOURCES)

@@ -40,6 +40,7 @@ def test_inputs_config_and_partition_reach_the_host_and_its_value_metadata_and_c
 
 
 @pytest.mark.slow
+@pytest.mark.turn(4)
 def test_what_ran_on_every_host_is_in_the_metadata_the_captured_output_the_log_and_the_observations(instance):
     result = dg.materialize([pipelines.slice_of_four], instance=instance, resources=RESOURCES)
     assert result.output_for_node("slice_of_four") == 4
@@ -118,6 +119,7 @@ def test_a_retry_after_a_failure_is_a_new_job_with_the_same_checkpoints(instance
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 @pytest.mark.parametrize("tags", [{"dagster/is_resume_retry": "true"}, {}], ids=["resumed", "run anew"])
 def test_a_resumed_run_goes_on_where_its_parent_failed_and_a_new_one_begins(instance, tags):
     job = dg.Definitions(

@@ -133,6 +133,7 @@ def test_whatever_runs_it_a_job_is_refused_before_anything_is_written(
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 @pytest.mark.filterwarnings("ignore:.*no meaning")
 @pytest.mark.parametrize("face", [name for name in FACES if name != "submitted"])
 def test_an_emulated_step_says_so_in_its_metadata_and_its_log(face: str, home: Path, new_instance: Any) -> None:
@@ -176,6 +177,7 @@ def sweeping() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.turn(3)
 def test_jobs_are_listed_by_their_assets_partition_and_run_those_of_a_map_too(
     home: Path, new_instance: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,6 +96,7 @@ def staged_tools(*more: str) -> None:
     assert main(["stage-tools", *more]) == 0
 
 
+@pytest.mark.turn(3)
 def test_a_private_index_is_read_by_client_and_host_and_its_password_lies_nowhere(
     cloud: Emulator, links: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_private_index_is_read_by_client_and_host_and_its_password_lies_nowher
     assert "geheim" not in shown.out + shown.err
 
 
+@pytest.mark.turn(4)
 def test_a_slice_without_a_package_index_works_from_the_store_alone(
     cloud: Emulator, links: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -19,8 +19,9 @@ from kinetic_orchestration.plan.values import PRESENT, Event, JobStatus
 from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.cloud.cases import WITHIN, changes, lines, nodes, run, told, wait_running
+from tests.end_to_end.cloud.cases import nodes, run
 from tests.end_to_end.cloud.conftest import ZONES
+from tests.support.jobs import WITHIN, changes, lines, told, wait_running
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each starts machines
@@ -107,6 +108,7 @@ def test_what_a_job_cost_is_told_by_those_attempts_that_had_hosts(cloud: Emulato
     assert cost.queued_seconds > 0
 
 
+@pytest.mark.turn(3)
 def test_an_attempt_that_had_hosts_long_ago_is_still_read_counted_and_charged_for(
     cloud: Emulator, jobs: Any, tmp_path: Path
 ) -> None:

@@ -13,7 +13,8 @@ from kinetic_orchestration.platforms.google import preflight
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.api_servers import other_apis
 from kinetic_orchestration.testing.model import cloud as model
-from tests.end_to_end.cloud.cases import WITHIN, run
+from tests.end_to_end.cloud.cases import run
+from tests.support.jobs import WITHIN
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -23,8 +23,9 @@ from kinetic_orchestration.plan.values import Output
 from kinetic_orchestration.platforms.google.rest import secret_manager
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.cloud.cases import FOUR_HOSTS, WITHIN, lines, run, told, vm, wait_running
+from tests.end_to_end.cloud.cases import FOUR_HOSTS, run, vm
 from tests.support.bucket import unsummed
+from tests.support.jobs import WITHIN, lines, told, wait_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each starts machines, and several processes on each
 
@@ -75,6 +76,7 @@ def topologies(cloud: Emulator, job: JobHandle[Any]) -> list[dict[str, str]]:
     return [json.loads(lines(events, host)) for host in range(job.hosts)]
 
 
+@pytest.mark.turn(1)
 def test_forged_addresses_in_the_bucket_lead_emulated_hosts_nowhere(cloud: Emulator, jobs: Any) -> None:
     for found in topologies(cloud, run(jobs.prints_topology, accelerator=FOUR_HOSTS)):
         assert EVIL not in json.dumps(found)
@@ -82,6 +84,7 @@ def test_forged_addresses_in_the_bucket_lead_emulated_hosts_nowhere(cloud: Emula
         assert found["MASTER_ADDR"] == "127.0.0.1"
 
 
+@pytest.mark.turn
 @pytest.mark.parametrize("written", ["addresses", "triples"])
 def test_hosts_find_each_other_by_their_metadata_and_at_fixed_ports_whatever_lies_in_the_bucket(
     cloud: Emulator, jobs: Any, written: str

@@ -10,7 +10,8 @@ import pytest
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.cloud.cases import run, wait_running
+from tests.end_to_end.cloud.cases import run
+from tests.support.jobs import wait_running
 
 
 @pytest.mark.parametrize("beat", [b'{"wire": 99, "state": "running"}', b"torn"])
@@ -27,6 +28,7 @@ def test_a_beat_that_nobody_here_understands_ends_neither_the_job_nor_whoever_wa
 
 
 @pytest.mark.slow
+@pytest.mark.turn(4)
 def test_a_slice_whose_intent_is_damaged_is_freed_by_a_cancel(cloud: Emulator, jobs: Any, tmp_path: Path) -> None:
     """It is found by its name, nothing of it is left, and the record's bytes are kept."""
     job = run(jobs.until, str(tmp_path / "never"))

@@ -133,6 +133,7 @@ def test_f15_a_host_that_fails_when_the_others_have_ended_well_is_heard_with_its
 
 
 @pytest.mark.slow
+@pytest.mark.turn(0)
 def test_f16_a_host_that_is_alive_but_stuck_is_ended_with_the_stacks_of_every_host_in_the_log(jobs: Any) -> None:
     job = launched(jobs.stuck, accelerator="v5e-16", limits=kinetic.Limits(stall=20.0), retry=NONE)
     heard = events(job, 110.0)  # sooner than it would wake up

@@ -16,7 +16,7 @@ from kinetic_orchestration.errors import CheckpointError
 from tests.end_to_end.frameworks.curves import BOUNDED, samples
 from tests.support.pages import programs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(1)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(0)]
 EXAMPLES = Path(__file__).parents[3] / "example_pipelines"
 OFTEN = kinetic.Retry(user=3)
 EPOCHS, BATCH = 3, 8

@@ -11,18 +11,16 @@ from typing import Any
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.handle import JobHandle
-from kinetic_orchestration.plan.values import Change, Event, Output
 from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system import processes
-from kinetic_orchestration.protocol.wire import Beat
 from kinetic_orchestration.testing.kubernetes.api.answers import Object
 from kinetic_orchestration.testing.kubernetes.pods.nodes import Node, NodeGroup, tpu_pool
+from tests.support.jobs import placements
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.emulated import EmulatedPlane
 from tests.support.waits import wait_until
 
-WITHIN = 150.0  # for whatever has to come: the machine may be busy
 GONE_WITHIN = 60.0
 TWO_HOSTS = "v4-8"
 ONE_HOST = "v5e-1"
@@ -147,47 +145,6 @@ def _pid_inside(pid: int) -> str:
 def run(function: Any, *arguments: Any, **options: Any) -> JobHandle[Any]:
     """A job on two hosts, or on what `options` say, that has been submitted."""
     return kinetic.run(**{"accelerator": TWO_HOSTS, **options})(function).run_async(*arguments)
-
-
-def beats(job: JobHandle[Any], attempt: int = 1) -> dict[int, Beat]:
-    """The heartbeat of each host."""
-    prefix = f"{names.beats_of(job.job_id)}{attempt}/"
-    found = {int(signal.name.rsplit("/", 1)[1]): Beat.read(signal.data) for signal in job._job.store.signals(prefix)}
-    return {host: beat for host, beat in found.items() if beat is not None}
-
-
-def wait_running(job: JobHandle[Any], attempt: int = 1) -> None:
-    def is_running() -> bool:
-        states = [beat.state for beat in beats(job, attempt).values()]
-        return len(states) == job.hosts and set(states) == {wire.RUNNING}
-
-    wait_until(is_running, lambda: f"attempt {attempt} of {job.job_id} runs: {beats(job, attempt)}", pause=0.05)
-
-
-def told(job: JobHandle[Any]) -> list[Event]:
-    """All that a follower hears until the job ends."""
-    events: list[Event] = []
-    assert job.follow(events.append, timeout=WITHIN) is not None, f"{job.job_id} did not end within {WITHIN:g} s"
-    return events
-
-
-def changes(events: list[Event]) -> list[str]:
-    return [f"{event.phase}: {event.message}" for event in events if isinstance(event, Change)]
-
-
-def lines(events: list[Event], host: int = 0) -> str:
-    return b"".join(
-        event.text for event in events if isinstance(event, Output) and event.host == host and event.kind == "o"
-    ).decode()
-
-
-def placements(job: JobHandle[Any]) -> list[dict[str, Any]]:
-    """The placement of each attempt."""
-    found, attempt = [], 1
-    while (record := job._job.store.read(names.intent(job.job_id, attempt))) is not None:
-        found.append(wire.decode(record.data)["placement"])
-        attempt += 1
-    return found
 
 
 def verdict_of(job: JobHandle[Any], attempt: int = 1) -> wire.Verdict | None:

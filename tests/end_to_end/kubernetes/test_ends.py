@@ -22,18 +22,8 @@ from kinetic_orchestration.platforms.kubernetes.api import client
 from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.protocol import wire
 from tests.end_to_end.kubernetes.between import Between
-from tests.end_to_end.kubernetes.cases import (
-    NONE,
-    ONE_HOST,
-    WITHIN,
-    Cluster,
-    condition,
-    placements,
-    run,
-    told,
-    wait_for_verdict,
-    wait_running,
-)
+from tests.end_to_end.kubernetes.cases import NONE, ONE_HOST, Cluster, condition, run, wait_for_verdict
+from tests.support.jobs import WITHIN, placements, told, wait_running
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(3)]
@@ -114,7 +104,6 @@ def test_pods_whose_set_was_deleted_without_them_are_found_and_ended(
     cluster.wait_until_empty()
 
 
-@pytest.mark.turn(0)
 def test_a_namespace_that_is_deleted_under_a_running_job_is_told(
     cluster: Cluster, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +190,6 @@ def test_a_namespace_that_stays_in_deletion_is_told_to_who_submits_and_hides_not
 # ---- an API server that is away ----------------------------------------------------------------------------------
 
 
-@pytest.mark.turn(1)
 def test_a_job_finishes_while_the_api_server_is_away_and_nobody_calls_it_gone(
     cluster: Cluster, jobs: Any, tmp_path: Path
 ) -> None:

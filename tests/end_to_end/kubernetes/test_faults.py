@@ -22,21 +22,8 @@ from kinetic_orchestration.platforms.kubernetes.api import client
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing.kubernetes.pods.nodes import KILLED
 from tests.end_to_end.kubernetes.between import ANSWER, REQUEST, Between
-from tests.end_to_end.kubernetes.cases import (
-    NONE,
-    ONE_HOST,
-    WITHIN,
-    Cluster,
-    beats,
-    condition,
-    lines,
-    placements,
-    run,
-    told,
-    verdict_of,
-    wait_for_verdict,
-    wait_running,
-)
+from tests.end_to_end.kubernetes.cases import NONE, ONE_HOST, Cluster, condition, run, verdict_of, wait_for_verdict
+from tests.support.jobs import WITHIN, beats, lines, placements, told, wait_running
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(1)]

@@ -16,19 +16,8 @@ from kinetic_orchestration.errors import JobCancelled
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.kubernetes.observing import waiting
 from kinetic_orchestration.testing.kubernetes.pods.nodes import Node
-from tests.end_to_end.kubernetes.cases import (
-    NONE,
-    ONE_HOST,
-    WITHIN,
-    Cluster,
-    changes,
-    lines,
-    placements,
-    run,
-    told,
-    verdict_of,
-    wait_running,
-)
+from tests.end_to_end.kubernetes.cases import NONE, ONE_HOST, Cluster, run, verdict_of
+from tests.support.jobs import WITHIN, changes, lines, placements, told, wait_running
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow]
@@ -45,6 +34,7 @@ def test_a_function_runs_on_every_host_and_its_value_comes_back(cluster: Cluster
     cluster.wait_until_empty()
 
 
+@pytest.mark.turn
 def test_the_slices_of_a_job_are_counted_through(cluster: Cluster, jobs: Any) -> None:
     cluster.single(2)
     job = run(jobs.writes_lines, 3, accelerator=ONE_HOST, cloud=kinetic.Kubernetes(num_slices=2))
@@ -54,6 +44,7 @@ def test_the_slices_of_a_job_are_counted_through(cluster: Cluster, jobs: Any) ->
         assert lines(events, host) == "".join(f"line {number} of host {host}\n" for number in range(3))
 
 
+@pytest.mark.turn
 def test_nodes_of_gpus_are_hosts_of_one_job_that_find_each_other(cluster: Cluster, jobs: Any) -> None:
     """Of one set and one Job, on a node each. The GPUs are pretended, and the program computes without."""
     taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
@@ -72,6 +63,7 @@ def test_nodes_of_gpus_are_hosts_of_one_job_that_find_each_other(cluster: Cluste
     }
 
 
+@pytest.mark.turn
 def test_lines_of_every_host_arrive_while_it_runs_in_the_pods_logs_as_well_and_outlive_the_pods(
     cluster: Cluster, jobs: Any, tmp_path: Path
 ) -> None:
@@ -101,6 +93,7 @@ def test_the_users_exception_comes_back_as_itself_from_the_host_that_raised_it(
     assert "raise ValueError" in "".join(caught.value.__notes__)
 
 
+@pytest.mark.turn
 def test_a_command_runs_in_the_projects_folder(cluster: Cluster, jobs: Any) -> None:
     cluster.pools()
     project = Path(jobs.__file__).parent
@@ -111,6 +104,7 @@ def test_a_command_runs_in_the_projects_folder(cluster: Cluster, jobs: Any) -> N
     assert Path(jobs.__file__).name in lines(events)
 
 
+@pytest.mark.turn
 def test_a_secret_is_in_no_manifest_and_goes_with_its_jobset(
     cluster: Cluster, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +132,7 @@ def test_a_secret_is_in_no_manifest_and_goes_with_its_jobset(
     cluster.api.delete(f"/api/v1/namespaces/{cluster.namespace}/secrets/tracker")
 
 
+@pytest.mark.turn
 def test_a_secret_that_is_not_there_ends_the_job_with_its_name(
     cluster: Cluster, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +179,7 @@ print(kinetic.attach(sys.argv[1]).result(timeout=150))
 """
 
 
+@pytest.mark.turn
 def test_another_process_with_the_same_signing_key_collects_the_value(
     cluster: Cluster, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.testing.kubernetes.pods.nodes import Node
-from tests.end_to_end.kubernetes.cases import WITHIN, Cluster
+from tests.end_to_end.kubernetes.cases import Cluster
+from tests.support.jobs import WITHIN
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(2)]

@@ -20,18 +20,8 @@ from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing.kubernetes.pods.nodes import KILLED, OOM_KILLED
-from tests.end_to_end.kubernetes.cases import (
-    NONE,
-    WITHIN,
-    Cluster,
-    beats,
-    condition,
-    placements,
-    run,
-    verdict_of,
-    wait_for_verdict,
-    wait_running,
-)
+from tests.end_to_end.kubernetes.cases import NONE, Cluster, condition, run, verdict_of, wait_for_verdict
+from tests.support.jobs import WITHIN, beats, placements, wait_running
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(4)]
@@ -123,7 +113,6 @@ def test_a_pod_that_is_taken_away_is_a_preemption_and_another_attempt_follows(
     assert "SIGTERM" in first.reason
 
 
-@pytest.mark.turn(2)
 def test_a_pod_that_is_taken_away_before_its_agent_is_there_ends_at_once(
     cluster: Cluster, jobs: Any, tmp_path: Path, bucket: Any
 ) -> None:
@@ -219,8 +208,8 @@ def test_a_host_that_dies_without_a_word_is_lost_and_not_taken_away_whoever_look
     "killed",
     [
         "kinetic-agent",
-        pytest.param("kinetic-guard", marks=pytest.mark.turn(3)),
-        pytest.param("first", marks=pytest.mark.turn(4)),
+        "kinetic-guard",
+        "first",
         "all",
     ],
 )
@@ -246,7 +235,6 @@ def test_a_host_of_which_a_process_is_killed_is_lost_and_another_attempt_follows
     assert told_by in first.reason
 
 
-@pytest.mark.turn(0)
 def test_a_lost_node_is_missed_by_the_other_host_long_before_kubernetes_says_so(
     cluster: Cluster, jobs: Any, tmp_path: Path, hosts_break: Break, monkeypatch: pytest.MonkeyPatch
 ) -> None:

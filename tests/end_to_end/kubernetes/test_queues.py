@@ -20,18 +20,8 @@ from kinetic_orchestration.platforms.kubernetes.observing import waiting
 from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.protocol import wire
 from tests.end_to_end.kubernetes.between import Between
-from tests.end_to_end.kubernetes.cases import (
-    WITHIN,
-    Cluster,
-    changes,
-    condition,
-    placements,
-    run,
-    told,
-    verdict_of,
-    wait_for_verdict,
-    wait_running,
-)
+from tests.end_to_end.kubernetes.cases import Cluster, condition, run, verdict_of, wait_for_verdict
+from tests.support.jobs import WITHIN, changes, placements, told, wait_running
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.waits import wait_until
 
@@ -177,7 +167,6 @@ def test_pods_of_an_attempt_that_kueue_admits_once_more_find_its_verdict_and_run
         low.result(timeout=WITHIN)
 
 
-@pytest.mark.turn(3)
 def test_pods_that_are_started_after_the_deadline_of_their_attempt_end_themselves(
     cluster: Cluster, jobs: Any, tmp_path: Path, queue: Queued, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +193,6 @@ def test_pods_that_are_started_after_the_deadline_of_their_attempt_end_themselve
         second.result(timeout=WITHIN)
 
 
-@pytest.mark.turn(4)
 def test_half_a_slice_is_let_go_and_asked_for_again_until_the_namespaces_quota_has_room_for_all(
     cluster: Cluster, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +226,6 @@ def other_namespace(plane: ControlPlane, cluster: Cluster) -> Iterator[str]:
     plane.remove_pods(name)
 
 
-@pytest.mark.turn(4)
 def test_a_namespace_without_quota_is_left_for_the_next_one(
     cluster: Cluster, jobs: Any, other_namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

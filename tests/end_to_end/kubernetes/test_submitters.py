@@ -15,16 +15,8 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.platforms.kubernetes.api import client
 from kinetic_orchestration.protocol import wire
 from tests.end_to_end.kubernetes.between import ANSWER, REQUEST, Between
-from tests.end_to_end.kubernetes.cases import (
-    NONE,
-    ONE_HOST,
-    WITHIN,
-    Cluster,
-    changes,
-    placements,
-    run,
-    told,
-)
+from tests.end_to_end.kubernetes.cases import NONE, ONE_HOST, Cluster, run
+from tests.support.jobs import WITHIN, changes, placements, told
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(2)]

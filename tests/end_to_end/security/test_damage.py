@@ -122,6 +122,7 @@ ENDED = {
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 @TURNS
 def test_of_a_job_that_has_ended_any_record_may_be_damaged(
     kind: str, turn: int, capsys: pytest.CaptureFixture[str]
@@ -366,6 +367,7 @@ def test_a_place_that_nobody_could_look_for_is_not_taken_for_freed(
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 @pytest.mark.filterwarnings("ignore:.* damaged")
 def test_whatever_else_lies_in_a_store_may_be_damaged(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each object of a job, of its code and of the deployment in turn: all commands work, and the same call again."""

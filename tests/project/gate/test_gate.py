@@ -123,6 +123,7 @@ def _twice(folder: Path, project: str, workers: str = "0") -> tuple[str, int, st
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 @pytest.mark.parametrize("workers", ["0", "2"])
 @pytest.mark.parametrize("scope", ["function", "module", "session"])
 def test_what_tests_share_and_fails_as_it_ends_has_no_second_try(tmp_path: Path, scope: str, workers: str) -> None:

@@ -19,7 +19,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {path.suffix: path for path in package.build(tmp_path_factory.mktemp("built"))}
 
 
-@pytest.mark.parametrize("suffix", [".whl", ".gz"])
+@pytest.mark.parametrize("suffix", [".whl", pytest.param(".gz", marks=pytest.mark.turn(2))])
 def test_a_distribution_runs_in_an_empty_environment_outside_the_checkout(
     built: dict[str, Path], suffix: str, tmp_path: Path
 ) -> None:

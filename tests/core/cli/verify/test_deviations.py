@@ -132,6 +132,7 @@ def test_another_error_for_what_is_not_there_fails_its_step_and_is_a_line(home: 
 
 
 @pytest.mark.slow
+@pytest.mark.turn(4)
 def test_ctrl_c_removes_what_was_made_and_writes_the_report(home: Path, tmp_path: Path) -> None:
     with recorded.emulated() as cloud:
         running = subprocess.Popen(

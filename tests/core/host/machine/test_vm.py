@@ -232,6 +232,7 @@ def test_a_store_that_is_away_for_longer_than_any_request_waits_loses_no_value(
 
 
 @pytest.mark.slow
+@pytest.mark.turn(3)
 def test_a_program_that_writes_more_than_the_store_takes_has_to_wait_and_loses_nothing(site: Site, jobs: Any) -> None:
     attempt = site.admit(jobs.flood, 24).start()
     bucket = site.bucket.removeprefix("gs://")
@@ -325,6 +326,7 @@ def test_a_delete_that_is_refused_is_asked_for_again_until_the_slice_is_gone(sit
 
 
 @pytest.mark.slow
+@pytest.mark.turn(1)
 @pytest.mark.timeout(400)
 def test_when_host_0_is_gone_for_good_host_1_deletes(
     site: Site, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -38,3 +39,13 @@ class TestLocalBackend(BackendContract):
     def left(self) -> Sequence[str]:
         folders = [str(path) for path in (self.home / "run").glob("job-*")]
         return [*map(str, processes_of(self.home)), *folders]
+
+    # These two wait, for as long as hosts have for their ends.
+
+    @pytest.mark.turn(3)
+    def test_hosts_end_with_a_cancelled_job(self, programs: ModuleType) -> None:
+        super().test_hosts_end_with_a_cancelled_job(programs)
+
+    @pytest.mark.turn(4)
+    def test_hosts_that_nobody_follows_end_at_their_limit(self, programs: ModuleType) -> None:
+        super().test_hosts_that_nobody_follows_end_at_their_limit(programs)

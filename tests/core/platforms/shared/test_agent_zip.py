@@ -228,6 +228,7 @@ def test_a_module_that_declares_jobs_is_imported_on_a_host_and_its_functions_run
 
 
 @pytest.mark.slow
+@pytest.mark.turn(3)
 def test_a_function_does_all_that_a_program_does_where_its_python_has_the_whole_package(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,6 +384,7 @@ def test_byte_code_that_a_full_disk_has_cut_is_not_kept(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
+@pytest.mark.turn(2)
 def test_eight_first_jobs_at_once_unpack_it_whole(tmp_path: Path) -> None:
     program = f"from pathlib import Path; from kinetic_orchestration.platforms.shared import agent_zip as agent; print(agent.unpacked(Path({str(tmp_path)!r})))"
     racers = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(8)]

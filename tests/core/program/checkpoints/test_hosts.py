@@ -112,7 +112,7 @@ def test_a_cancel_ends_all_hosts_at_once_and_keeps_nothing(jobs: Any, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(0)
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("unhurried")
 def test_jax_hosts_are_preempted_within_a_collective_and_the_next_attempt_goes_on_at_their_last_step(

@@ -12,8 +12,9 @@ from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.cloud.cases import changes, placements, run, told, vm, wait_running
+from tests.end_to_end.cloud.cases import run, vm
 from tests.end_to_end.cloud.conftest import ZONES
+from tests.support.jobs import changes, placements, told, wait_running
 from tests.support.waits import wait_until
 
 
@@ -43,6 +44,7 @@ def test_f05_two_zones_without_capacity_and_the_third_has_some(cloud: Emulator, 
 
 
 @pytest.mark.slow
+@pytest.mark.turn(0)
 def test_f05_when_no_zone_has_capacity_all_are_asked_again_until_the_limit(cloud: Emulator, jobs: Any) -> None:
     for zone in ZONES:
         cloud.stockout(zone, "refuse")
@@ -56,6 +58,7 @@ def test_f05_when_no_zone_has_capacity_all_are_asked_again_until_the_limit(cloud
 
 
 @pytest.mark.slow
+@pytest.mark.turn(4)
 def test_f05_capacity_that_comes_back_is_found(cloud: Emulator, jobs: Any) -> None:
     for zone in ZONES:
         cloud.stockout(zone, "refuse", times=2)

@@ -24,21 +24,10 @@ from kinetic_orchestration.plan.values import Change, Event, JobStatus, Output
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import tree
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.cloud.cases import (
-    FOUR_HOSTS,
-    WITHIN,
-    beats,
-    changes,
-    lines,
-    nodes,
-    placements,
-    run,
-    told,
-    vm,
-    wait_running,
-)
+from tests.end_to_end.cloud.cases import FOUR_HOSTS, nodes, run, vm
 from tests.end_to_end.cloud.conftest import ZONES
 from tests.support.faults import break_hosts
+from tests.support.jobs import WITHIN, beats, changes, lines, placements, told, wait_running
 from tests.support.waits import wait_until
 
 # Each starts machines, and several processes on each.

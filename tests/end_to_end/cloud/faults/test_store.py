@@ -16,8 +16,9 @@ from kinetic_orchestration.plan.values import Event, JobStatus
 from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.cloud.cases import FOUR_HOSTS, WITHIN, changes, lines, placements, run, told, wait_running
+from tests.end_to_end.cloud.cases import FOUR_HOSTS, run
 from tests.end_to_end.cloud.conftest import ZONES
+from tests.support.jobs import WITHIN, changes, lines, placements, told, wait_running
 from tests.support.waits import wait_until
 
 # Each starts machines, and several processes on each.

@@ -18,8 +18,9 @@ from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.cloud.cases import WITHIN, run, wait_running
+from tests.end_to_end.cloud.cases import run
 from tests.end_to_end.cloud.conftest import ZONES
+from tests.support.jobs import WITHIN, wait_running
 from tests.support.waits import wait_until
 
 # Each starts machines, and several processes on each.

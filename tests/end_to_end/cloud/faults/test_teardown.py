@@ -29,8 +29,9 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.api_rules import refusals
 from kinetic_orchestration.testing.api_rules.refusals import Refusal
-from tests.end_to_end.cloud.cases import WITHIN, changes, is_running, nodes, run, told, vm, wait_running
+from tests.end_to_end.cloud.cases import nodes, run, vm
 from tests.end_to_end.cloud.conftest import ZONES
+from tests.support.jobs import WITHIN, changes, is_running, told, wait_running
 from tests.support.waits import wait_until
 
 # Each starts machines, and several processes on each.
