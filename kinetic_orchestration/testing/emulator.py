@@ -71,6 +71,7 @@ class Emulator(Cloud):
     ) -> None:
         self._given_root = root
         self._python = python
+        self._isolate = isolate
         self._host_options = {"python": python, "isolate": isolate, "keep": keep}
         self._with_hosts = hosts
         self._own_zones = zones is not None
@@ -138,6 +139,7 @@ class Emulator(Cloud):
                     self._pod_environment(),
                     provisions=True,
                     provision=self.timing.provision,
+                    isolate=self._isolate,
                     listener=self._heard,
                 )
                 self._cluster = self._running.enter_context(cluster)

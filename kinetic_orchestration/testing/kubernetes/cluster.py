@@ -57,6 +57,7 @@ class Cluster:
         provisions: Make pools for whatever pods ask for, as GKE's auto-provisioning does.
         provision: Seconds until nodes are there.
         idle: Seconds after which nodes go that no pod uses.
+        isolate: False: pods have no pid namespaces, as on a machine that permits none.
         listener: Receives every event.
     """
 
@@ -69,9 +70,11 @@ class Cluster:
         provisions: bool = False,
         provision: float = 0.1,
         idle: float = 600.0,
+        isolate: bool = True,
         listener: Callable[[changes.Tell], object] | None = None,
     ) -> None:
         self.folder = folder
+        self._isolate = isolate
         self._listener = listener
         self.store = Store()
         self.nodes = _Nodes(folder / "nodes", self.store)
@@ -105,7 +108,7 @@ class Cluster:
         if self.autoscaler.pools or self.autoscaler.provisions:
             status = {"metadata": {"name": "cluster-autoscaler-status"}}
             self._requests.create(kinds.CONFIG_MAPS, "kube-system", status)
-        self._kubelet = Kubelet(self.nodes.folder, _LocalApi(self._requests, self.server))
+        self._kubelet = Kubelet(self.nodes.folder, _LocalApi(self._requests, self.server), isolate=self._isolate)
         self.server.open()
         for name, work in (("controllers", self._control), ("kubelet", self._run_pods)):
             thread = threading.Thread(target=work, name=f"emulated cluster: {name}", daemon=True)

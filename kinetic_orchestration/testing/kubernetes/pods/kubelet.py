@@ -47,14 +47,16 @@ class Kubelet:
     Args:
         folder: Where it keeps what pods write.
         api: The server.
+        isolate: False: pods have no pid namespaces, as on a machine that permits none.
 
     Attributes:
         port: Where the server may ask for the logs of its pods.
     """
 
-    def __init__(self, folder: Path, api: Api) -> None:
+    def __init__(self, folder: Path, api: Api, *, isolate: bool = True) -> None:
         self._folder = folder
         self._api = api
+        self._isolate = isolate
         self._reports = Reports(api)
         self.port = 0
         self._pool = Pool()
@@ -264,7 +266,7 @@ class Kubelet:
         pod.started = stamp()
         pod.dies = pod.oom = False
         try:
-            pod.container = Container(command, environ, folder, pod.folder / "log")
+            pod.container = Container(command, environ, folder, pod.folder / "log", isolate=self._isolate)
         except OSError as error:  # an argument is too long, or there are too many processes
             self._wait(pod, "CreateContainerError", str(error))
             return
