@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing.kubernetes.api.answers import Object, Refused
 from kinetic_orchestration.testing.kubernetes.pods.nodes import EVICTED, KILLED, OOM_KILLED, Node, NodeGroup, tpu_pool
 from tests.support.kubernetes.api import Api
@@ -519,6 +520,27 @@ def test_nothing_is_told_of_a_silent_node_until_it_counts_as_unknown(place: Plac
     )
 
 
+def test_a_node_that_lost_its_processes_runs_a_pod_again_only_where_its_policy_says_so(
+    place: Place, nodes: NodeGroup
+) -> None:
+    nodes.add(Node("n"))
+    never = run(place, "never", f"echo start; {FOREVER}")
+    again = run(place, "again", f"echo start; {FOREVER}", restartPolicy="OnFailure")
+    uids = [pod["metadata"]["uid"] for pod in place.await_pods(2)]
+    wait_until(lambda: [nodes.log(uid) for uid in uids] == ["start\n"] * 2, "both have begun", within=20)
+    nodes.lose("n")
+    roots = [f"KINETIC_ROOT={nodes.root(uid)}" for uid in uids]
+    wait_until(lambda: not any(map(processes.marked, roots)), "both are dead", within=20)
+    nodes.restore("n")
+    wait_until(lambda: never()["status"]["phase"] == "Failed", place.told, within=20)
+    [status] = never()["status"]["containerStatuses"]
+    assert (status["state"]["terminated"]["exitCode"], status["state"]["terminated"]["reason"]) == (255, "Unknown")
+    wait_until(lambda: nodes.log(again()["metadata"]["uid"]) == "start\n" * 2, place.told, within=20)
+    [status] = again()["status"]["containerStatuses"]
+    assert (status["restartCount"], status["lastState"]["terminated"]["exitCode"]) == (1, 255)
+    assert nodes.log(never()["metadata"]["uid"]) == "start\n"
+
+
 # The kubelet
 
 
@@ -599,7 +621,7 @@ def test_a_container_is_warned_then_killed_and_restarted_where_its_policy_says_s
         'echo start; test -e "$KINETIC_ROOT/mark" || { touch "$KINETIC_ROOT/mark"; exit 1; }',
         restartPolicy="OnFailure",
     )
-    place.await_pods(2)
+    wait_until(lambda: deaf()["status"]["phase"] == "Running", place.told, within=100)
     uid = deaf()["metadata"]["uid"]
     place.api.delete(f"{place.path('pods')}/deaf")
     wait_until(lambda: place.api.found(f"{place.path('pods')}/deaf") is None, place.told, within=100)
@@ -613,7 +635,8 @@ def test_a_container_is_warned_then_killed_and_restarted_where_its_policy_says_s
     assert status["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
     assert nodes.log(heard()["metadata"]["uid"]) == "ready\nwarned\n"
     wait_until(lambda: again()["status"]["phase"] == "Succeeded", place.told, within=100)
-    assert again()["status"]["containerStatuses"][0]["restartCount"] == 1
+    [status] = again()["status"]["containerStatuses"]
+    assert (status["restartCount"], status["lastState"]["terminated"]["exitCode"]) == (1, 1)
     assert nodes.log(again()["metadata"]["uid"]) == "start\nstart\n"
 
 

@@ -29,6 +29,7 @@ from kinetic_orchestration.testing.kubernetes.pods.reports import FINAL, Api, Re
 _log = logging.getLogger(__name__)
 _BEAT = 3.0  # a kubelet's lease has 10 s, and the controller manager of these tests less patience
 _BACKOFF = 1.0  # a kubelet's begins with 10 s
+_UNKNOWN = 255  # containerd's exit code of a container that did not survive a boot
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _CAPACITY = {"cpu": "256", "memory": "2Ti", "pods": "110", "ephemeral-storage": "1Ti"}
 _PRESSURE = "The node was low on resource: ephemeral-storage. "
@@ -80,12 +81,15 @@ class Kubelet:
             if uid not in mine and pod.node in healthy:  # deleted by force
                 self._drop(pod)
         for uid, fresh in mine.items():
-            if uid not in self._pods:
+            begun = uid not in self._pods
+            if begun:
                 folder = self._folder / "pods" / uid
                 self._pods[uid] = Pod(fresh, folder)
                 self._pods[uid].over = fresh["status"].get("phase") in FINAL
             self._pods[uid].seen = fresh
             try:
+                if begun:
+                    self._find(self._pods[uid])
                 self._follow(self._pods[uid])
             except (Refused, OSError):  # the server is away, for all of them
                 raise
@@ -196,6 +200,15 @@ class Kubelet:
             self._ended(pod, code)
             return
         self._end_if_due(pod, pod.container)
+
+    def _find(self, pod: Pod) -> None:
+        """Say of a pod that ran here before its machine was lost that its container has ended, as nobody knows how."""
+        status: Object = next(iter(pod.seen["status"].get("containerStatuses", ())), {})
+        pod.restarts, pod.last = status.get("restartCount", 0), status.get("lastState") or {}
+        running = status.get("state", {}).get("running")
+        if running and not pod.deleting:
+            pod.started = running["startedAt"]
+            self._after(pod, {"exitCode": _UNKNOWN, "reason": "Unknown", **self._reports.times(pod)})
 
     def _end_if_due(self, pod: Pod, container: Container) -> None:
         if pod.asked != (asked := self._pool.ends.get(pod.uid, "")):  # once, however often its container starts
@@ -353,13 +366,14 @@ class Kubelet:
             self._finish(pod, terminated)
             return
         pod.restarts += 1
+        pod.last = {"terminated": terminated}
         pod.begins = time.monotonic() + _BACKOFF
         self._reports.tell(
             pod, "Warning", "BackOff", f"Back-off restarting failed container {pod.spec['name']} in pod {pod.name}"
         )
         message = f"back-off {_BACKOFF:.0f}s restarting failed container={pod.spec['name']} pod={pod.name}"
         waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": message}}
-        self._reports.report(pod, {"phase": "Running"}, waiting, {"terminated": terminated})
+        self._reports.report(pod, {"phase": "Running"}, waiting)
 
     def _finish(self, pod: Pod, terminated: Object | None) -> None:
         succeeded = terminated is not None and terminated["exitCode"] == 0 and pod.reason is None

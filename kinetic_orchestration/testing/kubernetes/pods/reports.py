@@ -31,7 +31,7 @@ class Reports:
         moment = stamp()
         return {"startedAt": pod.started or moment, "finishedAt": moment}
 
-    def report(self, pod: Pod, status: Object, state: Object, last: Object | None = None) -> None:
+    def report(self, pod: Pod, status: Object, state: Object) -> None:
         running = "running" in state
         why = (
             ""
@@ -46,7 +46,7 @@ class Reports:
         ]
         container = {
             "name": pod.spec["name"], "image": pod.spec["image"], "imageID": "", "ready": running, "started": running,
-            "restartCount": pod.restarts, "state": state, "lastState": last or {},
+            "restartCount": pod.restarts, "state": state, "lastState": pod.last,
         }  # fmt: skip
         told = {**status, "conditions": conditions + status.get("conditions", []), "containerStatuses": [container]}
         with contextlib.suppress(Refused):  # it was deleted by force
