@@ -321,7 +321,7 @@ class Cluster:
             return
         if self._listener is not None:
             self._listener(told)
-        self._told[key] = f"{name_of(about)}.{secrets.token_hex(8)}"
+        self._told[key] = objects.event_name(name_of(about))
         involved = {
             "kind": about["kind"], "namespace": namespace, "name": name_of(about), "uid": uid_of(about),
             "apiVersion": about["apiVersion"], "resourceVersion": about["metadata"].get("resourceVersion", ""),

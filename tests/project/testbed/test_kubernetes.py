@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -396,6 +397,42 @@ def test_what_is_too_large_is_refused(place: Place) -> None:
     assert refusal(lambda: place.create("pods?dryRun=All", whole)) == (
         413, "RequestEntityTooLarge", "Request entity too large: limit is 3145728"
     )  # fmt: skip
+
+
+def test_events_and_pods_are_chosen_by_fields(place: Place, nodes: NodeGroup) -> None:
+    """As `kubectl describe` asks for the events of one object; in the order in which they happened."""
+    nodes.add(Node("n"))
+    run(place, "one", FOREVER)
+    run(place, "other", FOREVER)
+    uid = place.await_pods(2)[0]["metadata"]["uid"]
+
+    def chosen(selector: str, kind: str = "events") -> list[Object]:
+        return place.all(f"{kind}?fieldSelector={quote(selector)}")
+
+    mine = f"involvedObject.name=one,involvedObject.namespace={place.namespace},involvedObject.uid={uid}"
+    told = wait_until(lambda: it if len(it := chosen(mine)) == 4 else None, place.told, within=20)
+    assert told is not None
+    assert [one["reason"] for one in told] == ["Scheduled", "Pulled", "Created", "Started"]
+    for more, left in (
+        ("reason=Started", ["Started"]), ("source=default-scheduler", ["Scheduled"]), ("type!=Normal", []),
+        ("reason=Started,,type==Normal", ["Started"]), ("involvedObject.fieldPath=", ["Scheduled"]),
+        ("reportingComponent=kubelet,involvedObject.apiVersion=v1,reason!=Pulled", ["Created", "Started"]),
+        (r"reason=a\,b", []), ("reason=a b", []), ("involvedObject.kind=Job", []),
+    ):  # fmt: skip
+        assert [one["reason"] for one in chosen(f"{mine},{more}")] == left, more
+    for selector, number in (
+        ("spec.nodeName=n,status.phase!=Succeeded,spec.hostNetwork=false", 2), ("metadata.name=one", 1),
+        ("spec.schedulerName=default-scheduler,status.nominatedNodeName=", 2), ("status.podIP=127.0.0.1", 0),
+    ):  # fmt: skip
+        assert len(chosen(selector, "pods")) == number, selector
+    for selector, said in (
+        ("message=x", "field label not supported: message"), ("=x", "field label not supported: "),
+        ("reason", "invalid selector: 'reason'; can't understand 'reason'"),
+        ("reason=a=b", "invalid field selector: unescaped character in value: 61"),
+        (r"reason=a\b", r"invalid field selector: invalid escape sequence: \b"),
+    ):  # fmt: skip
+        assert refusal(lambda: chosen(selector)) == (400, "BadRequest", said)  # noqa: B023 - called at once
+    assert refusal(lambda: chosen("spec.x=1", "jobsets")) == (400, "BadRequest", "field label not supported: spec.x")
 
 
 def test_a_page_may_be_read_twice(place: Place) -> None:

@@ -11,9 +11,9 @@ import json
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kinetic_orchestration.testing.kubernetes.api import answers, kinds, objects
+from kinetic_orchestration.testing.kubernetes.api import answers, fields, kinds, objects
 from kinetic_orchestration.testing.kubernetes.api.answers import About, NotServed, Object
 from kinetic_orchestration.testing.kubernetes.api.kinds import Kind
 from kinetic_orchestration.testing.kubernetes.api.objects import is_deleting, name_of
@@ -28,10 +28,6 @@ VERSION = {
 STRATEGIC = "application/strategic-merge-patch+json"
 _HEALTH = ("healthz", "livez", "readyz")
 _LISTS = 100  # continuations that clients may read, as often as they like
-_FIELDS = {  # of a selector, which a kind may have
-    kinds.PODS: ("spec.nodeName", "status.phase", "spec.restartPolicy", "spec.serviceAccountName"),
-    kinds.EVENTS: ("reason", "source", "type", "involvedObject.name", "involvedObject.kind", "involvedObject.uid"),
-}
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -178,16 +174,15 @@ class Requests:
         return {**about, "metadata": metadata, "items": shown}
 
     def _selected(self, asked: Request, at: _At) -> Sequence[Object]:
-        labels, fields = asked.query.get("labelSelector", ""), asked.query.get("fieldSelector", "")
+        labels = asked.query.get("labelSelector", "")
         found = self._store.list(at.kind, at.namespace)
         try:
             objects.selects(labels, {})  # whether it can be read is told even if there is nothing
-            chosen = [one for one in found if objects.selects(labels, objects.labels_of(one))] if labels else found
-            return (
-                [one for one in chosen if objects.selects(fields, _fields(at.kind, one, fields))] if fields else chosen
-            )
         except objects.Unparsable as error:
             raise answers.bad(str(error)) from None
+        labelled = [one for one in found if objects.selects(labels, objects.labels_of(one))] if labels else found
+        selector = asked.query.get("fieldSelector", "")
+        return fields.chosen(at.kind, selector, labelled) if selector else labelled
 
     def _kept(self, version: str, rest: Sequence[Object]) -> str:
         told = {"v": "meta.k8s.io/v1", "rv": int(version), "start": str(next(self._numbers))}
@@ -370,25 +365,6 @@ def _is_dry(asked: Request) -> bool:
 
 def _selectors(asked: Request) -> bool:
     return bool(asked.query.get("labelSelector") or asked.query.get("fieldSelector"))
-
-
-def _fields(kind: Kind, found: Object, selector: str) -> dict[str, str]:
-    """Return the fields of an object by which it may be chosen. Raises Refused for others."""
-    known = ("metadata.name", "metadata.namespace", *_FIELDS.get(kind, ()))
-    asked = [part.partition("=")[0].rstrip("!").strip() for part in selector.split(",")]
-    for field in asked:
-        if field not in known:
-            raise answers.bad(f"field label not supported: {field}")
-    return {field: _field(found, field) for field in known}
-
-
-def _field(found: Object, path: str) -> str:
-    if path == "source":
-        return str(found.get("source", {}).get("component") or found.get("reportingComponent", ""))
-    value: Any = found
-    for part in path.split("."):
-        value = value.get(part, {}) if isinstance(value, dict) else {}
-    return value if isinstance(value, str) else ""
 
 
 def _plain(found: Object) -> Object:

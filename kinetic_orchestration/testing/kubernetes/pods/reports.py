@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 from typing import Any, Protocol
 
 from kinetic_orchestration.testing.kubernetes.api.answers import Object, Refused
-from kinetic_orchestration.testing.kubernetes.api.objects import stamp
+from kinetic_orchestration.testing.kubernetes.api.objects import event_name, stamp
 from kinetic_orchestration.testing.kubernetes.pods.pod import Pod
 
 FINAL = ("Succeeded", "Failed")
@@ -56,7 +55,7 @@ class Reports:
         """Post an event, as a kubelet does where somebody can act on it."""
         moment = stamp()
         event = {
-            "metadata": {"name": f"{pod.name}.{uuid.uuid4().hex[:16]}", "namespace": pod.namespace},
+            "metadata": {"name": event_name(pod.name), "namespace": pod.namespace},
             "involvedObject": {
                 "apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid,
                 "fieldPath": f"spec.containers{{{pod.spec['name']}}}",
