@@ -11,12 +11,13 @@ import contextlib
 import hmac
 import json
 import logging
+import math
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from kinetic_orchestration.testing.kubernetes.api import answers, certificate, kinds, objects
@@ -41,6 +42,7 @@ _PATIENCE = 60.0  # seconds for nodes to be ready
 _LOOK = 0.2  # seconds until controllers look at the time, if nothing changes
 _TICK = 0.1
 _AGAIN = 1.0  # seconds after a refusal
+_MANY = 1000  # events, from which on it is looked which of them are gone
 _STEPS = 50  # in which controllers answer each other
 _NAMESPACES = ("default", "kube-system", "kube-node-lease")
 _TERMINATING = {"key": "cloud.google.com/impending-node-termination", "effect": "NoExecute"}
@@ -80,7 +82,7 @@ class Cluster:
         self.nodes = _Nodes(folder / "nodes", self.store)
         self.autoscaler = Autoscaler(environment or {}, provision=provision, idle=idle, provisions=provisions)
         self.autoscaler.pools = {pool.name: pool for pool in pools}
-        self._tokens: dict[str, User] = {}
+        self._tokens: dict[str, _Known] = {}
         self._away: set[str] = set()
         self._requests = Requests(self.store, self._token, self._log_of, self._pending, self._away)
         self._jobs, self._node_watch = Jobs(), Nodes()
@@ -158,16 +160,22 @@ class Cluster:
         path.write_text(json.dumps(told), encoding="utf-8")  # which is YAML, too
         return path
 
-    def _token(self, user: User) -> str:
-        token = secrets.token_urlsafe(24)
-        self._tokens[token] = user
-        return token
+    def _token(self, user: User, seconds: float = math.inf) -> str:
+        """Return a token of a user that holds for so long; the one that holds for ever is always the same."""
+        with self.store.changed:
+            now = time.time()
+            self._tokens = {token: known for token, known in self._tokens.items() if known.until > now}
+            known = _Known(user, now + seconds)
+            found = (token for token, other in self._tokens.items() if other == known)
+            token = next(found, None) or secrets.token_urlsafe(24)
+            self._tokens[token] = known
+            return token
 
     def _user_of(self, token: str) -> User | None:
         """Return who has a token; how long that takes says nothing of it."""
         given = token.encode("utf-8", "surrogateescape")
-        same = [user for known, user in self._tokens.copy().items() if hmac.compare_digest(known.encode(), given)]
-        return same[0] if same else None
+        same = [found for known, found in self._tokens.copy().items() if hmac.compare_digest(known.encode(), given)]
+        return same[0].user if same and same[0].until > time.time() else None
 
     # ---- what may happen to it
 
@@ -249,6 +257,7 @@ class Cluster:
 
     def _settle(self) -> None:
         """Let all controllers act until none has anything to do."""
+        self._forget()
         for _, names in [one for one in self._leaving if one[0] <= time.time()]:
             self.nodes.remove(*names)
         self._leaving = [one for one in self._leaving if one[0] > time.time()]
@@ -262,6 +271,13 @@ class Cluster:
                     _log.exception("a controller of the emulated cluster failed")
             if self.store.version == before:
                 return
+
+    def _forget(self) -> None:
+        """Forget what was told by events that are gone, and refusals that no longer hold."""
+        if len(self._told) > _MANY:
+            events = {name_of(event) for event in self.store.list(kinds.EVENTS)}
+            self._told = {key: name for key, name in self._told.items() if name in events}
+        self._waits = {uid: until for uid, until in self._waits.items() if until > time.time()}
 
     def _steps(self) -> Iterator[Callable[[View], Iterator[Change]]]:
         if "kueue" not in self._away:
@@ -353,6 +369,13 @@ class Cluster:
     def _log_of(self, namespace: str, name: str) -> bytes:
         path = self._kubelet.log_of(namespace, name)
         return path.read_bytes() if path is not None and path.exists() else b""
+
+
+class _Known(NamedTuple):
+    """Who has a token, and until when it holds."""
+
+    user: User
+    until: float
 
 
 class _Nodes(NodeGroup):

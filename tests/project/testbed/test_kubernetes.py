@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -433,6 +434,22 @@ def test_events_and_pods_are_chosen_by_fields(place: Place, nodes: NodeGroup) ->
     ):  # fmt: skip
         assert refusal(lambda: chosen(selector)) == (400, "BadRequest", said)  # noqa: B023 - called at once
     assert refusal(lambda: chosen("spec.x=1", "jobsets")) == (400, "BadRequest", "field label not supported: spec.x")
+
+
+def test_a_token_of_a_service_account_says_until_when_it_holds(place: Place) -> None:
+    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 1200}}
+    made = place.create("serviceaccounts/default/token", asked)
+    assert (made["kind"], made["metadata"]["name"], made["spec"]["expirationSeconds"]) == (
+        "TokenRequest", "default", 1200
+    )  # fmt: skip
+    left = datetime.fromisoformat(made["status"]["expirationTimestamp"]) - datetime.now(UTC)
+    assert 1100 < left.total_seconds() < 1201
+    assert refusal(lambda: place.create("serviceaccounts/nobody/token", asked))[:2] == (404, "NotFound")
+    asked = {**asked, "spec": {"expirationSeconds": 60}}
+    said = "spec.expirationSeconds: Invalid value: 60: may not specify a duration less than 10 minutes"
+    assert refusal(lambda: place.create("serviceaccounts/default/token", asked)) == (
+        422, "Invalid", f'TokenRequest.authentication.k8s.io "" is invalid: {said}'
+    )  # fmt: skip
 
 
 def test_a_page_may_be_read_twice(place: Place) -> None:

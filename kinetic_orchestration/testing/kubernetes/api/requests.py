@@ -9,6 +9,7 @@ import base64
 import itertools
 import json
 import random
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -28,6 +29,8 @@ VERSION = {
 STRATEGIC = "application/strategic-merge-patch+json"
 _HEALTH = ("healthz", "livez", "readyz")
 _LISTS = 100  # continuations that clients may read, as often as they like
+_AUDIENCE = "https://kubernetes.default.svc"
+_SHORTEST = 600  # seconds that a token may hold
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -59,7 +62,7 @@ class Requests:
 
     Args:
         store: The objects.
-        token_of: Returns a new token of a user.
+        token_of: Returns a token of a user, which holds for so many seconds.
         log_of: Returns the output of a pod, by its namespace and name.
         pending: Returns the workloads that wait in a queue, by its namespace and name.
         away: The controllers whose webhooks do not answer: `jobset`, `kueue`.
@@ -68,7 +71,7 @@ class Requests:
     def __init__(
         self,
         store: Store,
-        token_of: Callable[[User], str],
+        token_of: Callable[[User, float], str],
         log_of: Callable[[str, str], bytes],
         pending: Callable[[str, str], Object],
         away: set[str],
@@ -309,10 +312,7 @@ class Requests:
 
     def _below(self, asked: Request, at: _At) -> tuple[int, Object | bytes]:
         if at.below == "token":
-            if self._store.get(kinds.ACCOUNTS, at.namespace, at.name) is None:
-                raise answers.absent(at.about())
-            token = self._token_of(rights.account(at.namespace, at.name))
-            return 201, {**(asked.body or {}), "status": {"token": token}}
+            return 201, self._with_token(asked, at)
         pod = self._found(at)
         if at.below == "log":
             return 200, _part_of(self._log_of(at.namespace, at.name), asked.query)
@@ -322,6 +322,26 @@ class Requests:
         pod = self._store.replace(kinds.PODS, objects.with_status(pod, conditions=conditions))
         deletion.delete(self._store, kinds.PODS, pod)
         return 201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+
+    def _with_token(self, asked: Request, at: _At) -> Object:
+        """Return what a service account's request for a token becomes. Raises Refused."""
+        uid = self._found(at)["metadata"]["uid"]
+        spec: Object = {"audiences": [_AUDIENCE], "expirationSeconds": 3600, "boundObjectRef": None}
+        spec |= (asked.body or {}).get("spec") or {}
+        seconds = spec["expirationSeconds"]
+        if seconds < _SHORTEST:
+            said = f"Invalid value: {seconds}: may not specify a duration less than 10 minutes"
+            about = About("authentication.k8s.io", "TokenRequest")
+            raise answers.invalid(about, [answers.Fault("spec.expirationSeconds", said)])
+        token = self._token_of(rights.account(at.namespace, at.name), seconds)
+        return {
+            "kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1",
+            "metadata": {
+                "name": at.name, "namespace": at.namespace, "uid": uid, "creationTimestamp": objects.stamp(),
+            },
+            "spec": spec,
+            "status": {"token": token, "expirationTimestamp": objects.stamp(time.time() + seconds)},
+        }  # fmt: skip
 
 
 def _parts(path: str) -> tuple[str, list[str]]:

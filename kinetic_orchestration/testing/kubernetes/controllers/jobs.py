@@ -60,6 +60,9 @@ class Jobs:
         pods = view.controlled(kinds.PODS)
         jobs = view.all(kinds.JOBS)
         known = {uid_of(job) for job in jobs}
+        there = {uid_of(pod) for pod in view.all(kinds.PODS)}
+        self._waits = {uid: until for uid, until in self._waits.items() if uid in known}
+        self._ended = {uid: since for uid, since in self._ended.items() if uid in there}
         for owner, orphans in pods.items():
             if owner not in known:
                 yield from (LetGo(kinds.PODS, without_finalizer(pod, TRACKING)) for pod in orphans if _is_tracked(pod))

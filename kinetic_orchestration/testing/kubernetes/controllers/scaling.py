@@ -95,7 +95,7 @@ class Autoscaler:
     Args:
         environment: What the machines of its nodes give to their pods.
         provision: Seconds until nodes are there.
-        idle: Seconds after which nodes go that no pod uses.
+        idle: Seconds after which nodes go that no pod uses, and so long again until a pool of its own goes.
         provisions: Make pools of its own for what no pool is for.
     """
 
@@ -118,6 +118,7 @@ class Autoscaler:
         self._since: dict[str, float] = {}
         self._said: dict[str, str] = {}
         self._helped: dict[str, float] = {}  # pods for which nodes have just been made → until when that counts
+        self._own: dict[str, float] = {}  # pools that it made → when they last had nodes
         self._made = 0
 
     def forgive(self) -> None:
@@ -128,12 +129,23 @@ class Autoscaler:
         nodes: dict[str, list[Object]] = {}
         for node in view.all(kinds.NODES):
             nodes.setdefault(labels_of(node).get(POOL, ""), []).append(node)
+        self._forget(view, nodes)
         yield from self._delivered(view, nodes)
         ordered = {uid_of(order.pod) for order in self._orders}
         for pod in view.all(kinds.PODS):
             if _is_stuck(pod) and uid_of(pod) not in ordered and self._helped.get(uid_of(pod), 0.0) <= view.now:
                 yield from self._considered(pod, nodes, view.now)
         yield from self._shrunk(view, nodes)
+
+    def _forget(self, view: View, nodes: Mapping[str, Sequence[Object]]) -> None:
+        """Forget pods and nodes that are gone, and what holds no longer."""
+        pods = {uid_of(pod) for pod in view.all(kinds.PODS)}
+        here = {name_of(node) for group in nodes.values() for node in group}
+        self._said = {uid: said for uid, said in self._said.items() if uid in pods}
+        self._helped = {uid: until for uid, until in self._helped.items() if until > view.now}
+        self._backoff = {pool: until for pool, until in self._backoff.items() if until > view.now}
+        joining = {name for name, since in self._since.items() if view.now - since <= _READY}
+        self._since = {name: since for name, since in self._since.items() if name in here | joining}
 
     # ---- growing
 
@@ -147,6 +159,7 @@ class Autoscaler:
             refusals[why] += 1
         if self.provisions and not refusals.keys() & _MAY_COME and (made := self._provisioned(pod)) is not None:
             self.pools[made.name] = made
+            self._own[made.name] = now
             return
         told = ", ".join(f"{count} {why}" for why, count in sorted(refusals.items()))
         yield from self._say(pod, "NotTriggerScaleUp", f"pod didn't trigger scale-up: {told}" if told else "")
@@ -231,6 +244,13 @@ class Autoscaler:
             if pool.hosts > 1 and len(quiet) < len(group):
                 continue
             yield from (Leave(name_of(node)) for node in quiet)
+        ordered = {order.pool.name for order in self._orders}
+        for name, since in [*self._own.items()]:
+            if nodes.get(name) or name in ordered:
+                self._own[name] = view.now
+            elif view.now - since > self.idle:
+                self._own.pop(name)
+                self.pools.pop(name, None)
 
 
 def _chosen(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

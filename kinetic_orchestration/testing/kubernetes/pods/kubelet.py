@@ -29,6 +29,7 @@ from kinetic_orchestration.testing.kubernetes.pods.reports import FINAL, Api, Re
 _log = logging.getLogger(__name__)
 _BEAT = 3.0  # a kubelet's lease has 10 s, and the controller manager of these tests less patience
 _BACKOFF = 1.0  # a kubelet's begins with 10 s
+_KEPT = 100  # pods that are gone, and whose output is kept
 _UNKNOWN = 255  # containerd's exit code of a container that did not survive a boot
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _CAPACITY = {"cpu": "256", "memory": "2Ti", "pods": "110", "ephemeral-storage": "1Ti"}
@@ -46,7 +47,7 @@ class Kubelet:
     """The kubelet of all nodes of a pool.
 
     Args:
-        folder: Where it keeps what pods write.
+        folder: Where it keeps what pods write, as long as they are there; their output a little longer.
         api: The server.
         isolate: False: pods have no pid namespaces, as on a machine that permits none.
 
@@ -63,7 +64,7 @@ class Kubelet:
         self._pool = Pool()
         self._nodes: dict[str, Node] = {}
         self._pods: dict[str, Pod] = {}
-        self._jobs: dict[str, Object | None] = {}
+        self._seen: set[str] = set()  # UIDs of all pods that have a node
         self._addresses = 0
         self._beaten = 0.0
 
@@ -74,8 +75,10 @@ class Kubelet:
             self._beaten = time.monotonic()
             for name in self._healthy():
                 self._renew(name)
+            self._sweep()
         healthy = self._healthy()
         seen = self._api.get("/api/v1/pods?resourceVersion=0&fieldSelector=spec.nodeName!%3D")["items"]
+        self._seen = {pod["metadata"]["uid"] for pod in seen}
         mine = {pod["metadata"]["uid"]: pod for pod in seen if pod["spec"]["nodeName"] in healthy}
         for uid, pod in list(self._pods.items()):
             if uid not in mine and pod.node in healthy:  # deleted by force
@@ -178,6 +181,17 @@ class Kubelet:
         """Return the file with the output of a pod's container; None if there is no such pod here."""
         found = (pod for pod in list(self._pods.values()) if (pod.namespace, pod.name) == (namespace, name))
         return next((pod.folder / "log" for pod in found), None)
+
+    def _sweep(self) -> None:
+        """Remove the files of pods that are gone, and, but for those of the last ones, their output."""
+        pods = self._folder / "pods"
+        left = [folder for folder in (pods.iterdir() if pods.is_dir() else ()) if folder.name not in self._pods]
+        gone = [folder for folder in left if folder.name not in self._seen]
+        for folder in gone:
+            if (folder / "root").exists():
+                shutil.rmtree(folder / "root", ignore_errors=True)
+        for folder in sorted(gone, key=lambda folder: folder.stat().st_mtime)[:-_KEPT]:
+            shutil.rmtree(folder, ignore_errors=True)
 
     # Pods
 
@@ -328,10 +342,7 @@ class Kubelet:
         owner = next((one for one in pod.seen["metadata"].get("ownerReferences", ()) if one["kind"] == "Job"), None)
         if owner is None:
             return None
-        if owner["uid"] not in self._jobs:
-            path = f"/apis/batch/v1/namespaces/{pod.namespace}/jobs/{owner['name']}"
-            self._jobs[owner["uid"]] = self._api.found(path)
-        return self._jobs[owner["uid"]]
+        return self._api.found(f"/apis/batch/v1/namespaces/{pod.namespace}/jobs/{owner['name']}")
 
     def _wait(self, pod: Pod, reason: str, message: str) -> None:
         """Report why it has no container, and try again later."""
