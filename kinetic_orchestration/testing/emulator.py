@@ -143,7 +143,7 @@ class Emulator(Cloud):
                     listener=self._heard,
                 )
                 self._cluster = self._running.enter_context(cluster)
-                self.add_cluster(CLUSTER, cluster.endpoint, cluster.authority, REGION, **_beyond(PROJECT))
+                self.add_cluster(CLUSTER, cluster.endpoint, cluster.authority, REGION, of=cluster, **_beyond(PROJECT))
             return self._cluster
 
     def _pod_environment(self) -> dict[str, str]:
@@ -218,7 +218,7 @@ class Emulator(Cloud):
         if backend != "gke":
             raise ValueError(f"there is no emulated {backend}: tpu-vm, gke or kubernetes")
         endpoint, authority = self.cluster.endpoint, self.cluster.authority
-        self.add_cluster(CLUSTER, endpoint, authority, REGION, project, **_beyond(project))
+        self.add_cluster(CLUSTER, endpoint, authority, REGION, project, of=self.cluster, **_beyond(project))
         return {**shared, "KINETIC_PROJECT": project, "KINETIC_CLUSTER": CLUSTER, **self.addresses()}
 
     # Inspection and waiting
@@ -284,6 +284,8 @@ class Emulator(Cloud):
         authority: str,
         location: str = "us-central1",
         project: str = PROJECT,
+        *,
+        of: Cluster | None = None,
         **more: Any,
     ) -> None:
         """Let GKE have a cluster: a Kubernetes API server that listens elsewhere.
@@ -294,11 +296,12 @@ class Emulator(Cloud):
             authority: PEM of the certificates that sign its own.
             location: Its zone or region.
             project: Its project.
+            of: The emulated cluster that it is: its pools are told as they are whenever somebody asks.
             more: What the container API says of it besides, as it writes it: `nodePools=[…]`.
         """
         encoded = base64.b64encode(authority.encode()).decode()
         found = {"name": name, "endpoint": server, "masterAuth": {"clusterCaCertificate": encoded}, **more}
-        self.neighbours.add_cluster(project, location, found)
+        self.neighbours.add_cluster(project, location, found, None if of is None else lambda: of.pools)
 
     def add_secret(self, secret_id: str, value: str | bytes, project: str = PROJECT) -> str:
         """A secret that a user has made long before; its name."""

@@ -177,6 +177,11 @@ class Cluster:
         same = [found for known, found in self._tokens.copy().items() if hmac.compare_digest(known.encode(), given)]
         return same[0].user if same and same[0].until > time.time() else None
 
+    @property
+    def pools(self) -> list[NodePool]:
+        """Its pools of nodes, also those that it has made for pods."""
+        return [*self.autoscaler.pools.values()]
+
     # ---- what may happen to it
 
     def fail(self, pattern: str, code: int = 429, times: int | None = 1, retry_after: int = 0) -> None:

@@ -34,6 +34,7 @@ COMPONENT = "cluster-autoscaler"
 STOCKOUT = "GCE out of resources"
 QUOTA = "GCE quota exceeded"
 POOL = "cloud.google.com/gke-nodepool"
+ZONE = "topology.kubernetes.io/zone"
 _TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 _TPU, _GPU = "google.com/tpu", "nvidia.com/gpu"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -56,6 +57,8 @@ class NodePool:
         hosts: The number of nodes that come and go together.
         most: The largest number of nodes.
         zone: Where they are.
+        machine: The type of its machines, as the container API tells it; "" for the one that suits the rest.
+        autoprovisioned: True if it was made for a pod.
     """
 
     name: str
@@ -65,14 +68,16 @@ class NodePool:
     hosts: int = 1
     most: int = 1000
     zone: str = "us-central1-a"
+    machine: str = ""
+    autoprovisioned: bool = False
 
     def node(self, number: int, environment: Mapping[str, str]) -> Node:
-        place = {"topology.kubernetes.io/zone": self.zone, POOL: self.name}
+        place = {ZONE: self.zone, POOL: self.name}
         return Node(f"{self.name}-{number}", {**place, **self.labels}, self.taints, self.allocatable, environment)
 
     def fits(self, pod: Object) -> bool:
         """Return True if a new node of it is one for the pod."""
-        labels = {"topology.kubernetes.io/zone": self.zone, POOL: self.name, **self.labels}
+        labels = {ZONE: self.zone, POOL: self.name, **self.labels}
         return node_for(pod["spec"], labels, self.taints)
 
     def has_room(self, pod: Object) -> bool:
@@ -222,7 +227,11 @@ class Autoscaler:
             taints.append({"key": "cloud.google.com/gke-spot", "value": "true", "effect": "NoSchedule"})
         self._made += 1
         pool = NodePool(
-            f"nap-{self._made}", chosen, tuple(taints), {name: amount(count) for name, count in asked.items()}
+            f"nap-{self._made}",
+            chosen,
+            tuple(taints),
+            {name: amount(count) for name, count in asked.items()},
+            autoprovisioned=True,
         )
         chips = asked.get(_TPU)
         if chips and _TOPOLOGY in chosen:
