@@ -400,6 +400,39 @@ def test_what_is_too_large_is_refused(place: Place) -> None:
     )  # fmt: skip
 
 
+def with_room(name: str, size: int) -> Object:
+    """A suspended JobSet with so many bytes in it."""
+    body = jobset(name, "true")
+    body["spec"]["suspend"] = True
+    pod = body["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    pod["containers"][0]["env"] = [{"name": "ROOM", "value": "x" * size}]
+    return body
+
+
+def test_what_no_etcd_keeps_is_refused_once_it_is_more_than_tried(place: Place) -> None:
+    place.create("jobsets", with_room("small", 1_500_000))
+    for size, said in (
+        (1_600_000, r"etcdserver: request is too large"),
+        (2_200_000, r"rpc error: code = ResourceExhausted desc = trying to send message larger than max \(22.+ vs\. 2097152\)"),
+    ):  # fmt: skip
+        place.create("jobsets?dryRun=All", with_room("large", size))
+        code, reason, told = refusal(lambda: place.create("jobsets", with_room("large", size)))  # noqa: B023
+        assert (code, reason) == (500, "")
+        assert re.fullmatch(said, told), told
+    assert [one["metadata"]["name"] for one in place.all("jobsets")] == ["small"]
+
+
+@pytest.mark.parametrize(("kind", "field"), [("configmaps", "[]"), ("secrets", "data")])
+def test_data_of_more_than_a_mebibyte_is_refused(place: Place, kind: str, field: str) -> None:
+    name, given = ("ConfigMap", "data") if kind == "configmaps" else ("Secret", "stringData")
+    said = f'{name} "a" is invalid: {field}: Too long: may not be more than 1048576 bytes'
+    body = {"metadata": {"name": "a"}, given: {"a": "x" * (1 << 19), "b": "x" * ((1 << 19) + 1)}}
+    assert refusal(lambda: place.create(f"{kind}?dryRun=All", body)) == (422, "Invalid", said)
+    place.create(kind, {**body, given: {"a": "x" * (1 << 20)}})
+    more = {"data": {"b": "eA=="}}
+    assert refusal(lambda: place.api.patch(f"{place.path(kind)}/a", more)) == (422, "Invalid", said)
+
+
 def test_events_and_pods_are_chosen_by_fields(place: Place, nodes: NodeGroup) -> None:
     """As `kubectl describe` asks for the events of one object; in the order in which they happened."""
     nodes.add(Node("n"))

@@ -18,7 +18,7 @@ from kinetic_orchestration.testing.kubernetes.api import answers, fields, kinds,
 from kinetic_orchestration.testing.kubernetes.api.answers import About, NotServed, Object
 from kinetic_orchestration.testing.kubernetes.api.kinds import Kind
 from kinetic_orchestration.testing.kubernetes.api.objects import is_deleting, name_of
-from kinetic_orchestration.testing.kubernetes.api.rules import admission, defaults, deletion, rights, validation
+from kinetic_orchestration.testing.kubernetes.api.rules import admission, defaults, deletion, rights, sizes, validation
 from kinetic_orchestration.testing.kubernetes.api.rules.rights import User, Wish
 from kinetic_orchestration.testing.kubernetes.api.store import Store, fresh
 
@@ -226,11 +226,13 @@ class Requests:
         self._ask_webhooks(at.kind, body)
         body = defaults.defaulted(at.kind, {**body, "metadata": metadata})
         validation.check(at.kind, body)
+        sizes.check_data(at.kind, body)
         if self._store.get(at.kind, at.namespace, at.name) is not None:
             raise answers.exists(at.about())
         body = admission.admit(self._store, at.kind, body, at.about())
         if is_dry:
             return fresh(at.kind, body)
+        sizes.check_stored(body)
         made = self._store.create(at.kind, body)
         return self._store.replace(at.kind, defaults.identified(made)) if at.kind is kinds.JOBS else made
 
@@ -269,8 +271,10 @@ class Requests:
             raise answers.conflict(at.about(), why)
         kept = {"status": found.get("status", {})} if not at.below and at.kind.subresources else {}
         after = {**after, **kept} if not at.below else {**found, "status": after.get("status", {})}
+        sizes.check_data(at.kind, after)
         if _is_dry(asked):
             return after
+        sizes.check_stored(after)
         if is_deleting(after):
             deletion.let_go(self._store, at.kind, after)
         else:
