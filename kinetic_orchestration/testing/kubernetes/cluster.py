@@ -28,10 +28,19 @@ from kinetic_orchestration.testing.kubernetes.api.rules import deletion, rights
 from kinetic_orchestration.testing.kubernetes.api.rules.rights import User
 from kinetic_orchestration.testing.kubernetes.api.server import ApiServer, Fault
 from kinetic_orchestration.testing.kubernetes.api.store import Store
-from kinetic_orchestration.testing.kubernetes.controllers import changes, garbage, jobsets, queueing, scheduling
+from kinetic_orchestration.testing.kubernetes.controllers import (
+    changes,
+    garbage,
+    jobsets,
+    provisioning,
+    queued_machines,
+    queueing,
+    scheduling,
+)
 from kinetic_orchestration.testing.kubernetes.controllers.changes import Change, View
 from kinetic_orchestration.testing.kubernetes.controllers.jobs import Jobs
 from kinetic_orchestration.testing.kubernetes.controllers.nodes import Nodes
+from kinetic_orchestration.testing.kubernetes.controllers.queued_machines import QueuedMachines
 from kinetic_orchestration.testing.kubernetes.controllers.scaling import POOL, QUOTA, STOCKOUT, Autoscaler, NodePool
 from kinetic_orchestration.testing.kubernetes.pods.kubelet import Kubelet
 from kinetic_orchestration.testing.kubernetes.pods.nodes import NodeGroup
@@ -82,6 +91,7 @@ class Cluster:
         self.nodes = _Nodes(folder / "nodes", self.store)
         self.autoscaler = Autoscaler(environment or {}, provision=provision, idle=idle, provisions=provisions)
         self.autoscaler.pools = {pool.name: pool for pool in pools}
+        self._queued_machines = QueuedMachines(self.autoscaler)
         self._tokens: dict[str, _Known] = {}
         self._away: set[str] = set()
         self._requests = Requests(self.store, self._token, self._log_of, self._pending, self._away)
@@ -223,6 +233,14 @@ class Cluster:
         self.autoscaler.lacks.pop(pool, None)
         self.autoscaler.forgive()
 
+    def answer_requests(self, answer: str = "", message: str = "") -> None:
+        """Answer ProvisioningRequests of queued provisioning so: `Waiting`, `Failed`, `BookingExpired` or
+        `CapacityRevoked`, the last two once there were machines; "": with machines."""
+        known = (queued_machines.WAITING, queued_machines.FAILED, *queued_machines.TAKEN_BACK)
+        if answer and answer not in known:
+            raise ValueError(f"no request is answered with {answer}: there are {', '.join(known)}")
+        self._queued_machines.script = (answer, message) if answer else None
+
     def preempt(self, pool: str, notice: float = 15.0) -> None:
         """Take the spot machines of a pool away: their pods are told, and the nodes are gone after a while."""
         with self.store.changed:
@@ -287,12 +305,14 @@ class Cluster:
     def _steps(self) -> Iterator[Callable[[View], Iterator[Change]]]:
         if "kueue" not in self._away:
             yield queueing.step
+            yield provisioning.step
         if "jobset" not in self._away:
             yield jobsets.step
         yield self._jobs.step
         yield self._node_watch.step
         yield scheduling.step
         yield self.autoscaler.step
+        yield self._queued_machines.step
         yield garbage.step
 
     def _apply(self, change: Change) -> None:

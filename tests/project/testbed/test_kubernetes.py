@@ -73,6 +73,7 @@ class Place:
         group = {
             "jobsets": GROUP, "jobs": "/apis/batch/v1", "workloads": "/apis/kueue.x-k8s.io/v1beta2",
             "localqueues": "/apis/kueue.x-k8s.io/v1beta2", "leases": "/apis/coordination.k8s.io/v1",
+            "provisioningrequests": "/apis/autoscaling.x-k8s.io/v1",
         }.get(kind.partition("?")[0], "/api/v1")  # fmt: skip
         return f"{group}/namespaces/{self.namespace}/{kind}"
 
@@ -580,6 +581,140 @@ def test_a_preempted_set_has_new_pods_once_it_is_admitted_again(
     after = {pod["metadata"]["uid"] for pod in place.await_pods(2)}
     assert not before & after
     assert [one["metadata"]["name"] for one in place.all("jobsets") if "low" in one["metadata"]["name"]] == ["low"]
+
+
+REQUESTS = "provisioningrequests"
+
+
+@pytest.fixture
+def requesting(plane: ControlPlane | EmulatedPlane, place: Place, queue: Any) -> Any:
+    """A function that makes a queue `requesting` whose check asks for machines, and so many times again."""
+    kueue, name = "/apis/kueue.x-k8s.io/v1beta2", f"{place.namespace}-requesting"
+    meta = {"metadata": {"name": name}}
+    created: list[str] = []
+
+    def create(plural: str, word: str, spec: Object) -> None:
+        plane.api.create(f"{kueue}/{plural}", {**kind(word), **meta, "spec": spec})
+        created.append(f"{kueue}/{plural}/{name}")
+
+    def request(again: int) -> str:
+        retry = {"backoffLimitCount": again, "backoffBaseSeconds": 1}
+        managed = {"managedResources": ["google.com/tpu"], "retryStrategy": retry}
+        create(
+            "provisioningrequestconfigs",
+            "ProvisioningRequestConfig",
+            {"provisioningClassName": "queued-provisioning.gke.io", **managed},
+        )
+        return name
+
+    reference = {"apiGroup": "kueue.x-k8s.io", "kind": "ProvisioningRequestConfig", "name": name}
+    check = {"controllerName": "kueue.x-k8s.io/provisioning-request", "parameters": reference}
+    create("admissionchecks", "AdmissionCheck", check)
+    resources = [{"name": "google.com/tpu", "nominalQuota": "8"}]
+    flavors = [{"name": place.namespace, "resources": resources}]
+    spec = {
+        "namespaceSelector": {}, "admissionChecksStrategy": {"admissionChecks": [{"name": name}]},
+        "resourceGroups": [{"coveredResources": ["google.com/tpu"], "flavors": flavors}],
+    }  # fmt: skip
+    create("clusterqueues", "ClusterQueue", spec)
+    local = {**kind("LocalQueue"), "metadata": {"name": "requesting"}, "spec": {"clusterQueue": name}}
+    place.create("localqueues", local)
+    yield request
+    for path in (created[1], created[0], *created[2:]):
+        plane.api.delete(path)
+
+
+def asking(name: str = "x") -> Object:
+    body = jobset(name, FOREVER, labels={"kueue.x-k8s.io/queue-name": "requesting"})
+    body["metadata"]["annotations"] = {"provreq.kueue.x-k8s.io/maxRunDurationSeconds": "3600"}
+    return body
+
+
+def answer(place: Place, name: str, *conditions: tuple[str, str, str]) -> None:
+    """Say of a request, once it is there, what an autoscaler would."""
+    path = f"{place.path(REQUESTS)}/{name}"
+    wait_until(lambda: place.api.found(path), place.told, within=100, pause=0.1)
+    told = [
+        {"type": kind, "status": status, "reason": kind, "message": said, "lastTransitionTime": "2026-11-28T10:00:00Z"}
+        for kind, status, said in conditions
+    ]
+    place.api.patch(f"{path}/status", {"status": {"conditions": told}})
+
+
+def await_workload(place: Place, seen: Callable[[Object], bool]) -> Object:
+    """Return the one workload once it is so, with its conditions by their types."""
+
+    def look() -> Object | None:
+        [workload] = place.all("workloads") or [{}]
+        status = workload.get("status") or {}
+        told = {one["type"]: one for one in status.get("conditions", ())}
+        found = {**workload, **told, "checks": status.get("admissionChecks", [])}
+        return found if workload and seen(found) else None
+
+    return wait_until(look, lambda: place.all("workloads"), within=100, pause=0.1)
+
+
+def test_a_queue_whose_check_lacks_its_configuration_admits_nothing(place: Place, requesting: Any) -> None:
+    place.create("jobsets", asking())
+    found = await_workload(place, lambda it: "QuotaReserved" in it)["QuotaReserved"]
+    name = f"{place.namespace}-requesting"
+    assert (found["reason"], found["message"]) == ("Inadmissible", f"ClusterQueue {name} is inactive")
+    queue = place.api.get(f"/apis/kueue.x-k8s.io/v1beta2/clusterqueues/{name}")["status"]["conditions"][0]
+    said = f"Can't admit new workloads: references inactive AdmissionCheck(s): {name}."
+    assert (queue["reason"], queue["message"]) == ("AdmissionCheckInactive", said)
+    requesting(0)
+    assert await_workload(place, lambda it: it["QuotaReserved"]["status"] == "True")["checks"][0]["state"] == "Pending"
+
+
+def test_a_queue_asks_for_machines_and_begins_when_they_are_there(
+    place: Place, slice_: NodeGroup, requesting: Any
+) -> None:
+    check = requesting(0)
+    place.create("jobsets", asking())
+    workload = await_workload(place, lambda it: bool(it["checks"]) and "QuotaReserved" in it)
+    assert [(one["name"], one["state"], one["message"]) for one in workload["checks"]] == [(check, "Pending", "")]
+    assert "Admitted" not in workload
+    name = f"{workload['metadata']['name']}-{check}-1"
+    answer(place, name, ("Accepted", "True", "queued"), ("Provisioned", "False", "ETA 5 min"))
+    request = place.api.get(f"{place.path(REQUESTS)}/{name}")
+    assert request["spec"]["parameters"] == {"maxRunDurationSeconds": "3600"}
+    [pods] = request["spec"]["podSets"]
+    template = place.api.get(f"{place.path('podtemplates')}/{pods['podTemplateRef']['name']}")
+    assert pods["count"] == 2 and template["metadata"]["ownerReferences"][0]["name"] == name
+    await_workload(place, lambda it: it["checks"][0]["message"] == "ETA 5 min")
+    assert not place.pods()
+    answer(place, name, ("Accepted", "True", "queued"), ("Provisioned", "True", "There they are."))
+    [pod, _] = place.await_pods(2)
+    assert pod["metadata"]["annotations"]["autoscaling.x-k8s.io/consume-provisioning-request"] == name
+    answer(place, name, ("Provisioned", "True", "There they are."), ("CapacityRevoked", "True", "Taken back."))
+    told = f'The workload is deactivated due to AdmissionCheck in Rejected state: "{check}" (Taken back.)'
+    workload = await_workload(place, lambda it: it["QuotaReserved"]["status"] == "False")
+    assert (workload["Evicted"]["reason"], workload["Evicted"]["message"]) == ("DeactivatedDueToAdmissionCheck", told)
+    assert (workload["spec"]["active"], workload["Requeued"]["status"]) == (False, "False")
+    assert workload["Admitted"]["reason"] == "NoReservationUnsatisfiedChecks"
+    assert place.await_event("Stopped", "JobSet") == told
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"), [("Failed", "Retrying after failure"), ("BookingExpired", "Retrying after booking expired")]
+)
+def test_machines_that_were_not_to_be_had_are_asked_for_again_as_often_as_the_check_says(
+    place: Place, requesting: Any, ends: str, words: str
+) -> None:
+    check = requesting(1)
+    place.create("jobsets", asking())
+    prefix = f"{await_workload(place, lambda it: bool(it['checks']))['metadata']['name']}-{check}"
+    answer(place, f"{prefix}-1", (ends, "True", "There are none."))
+    workload = await_workload(place, lambda it: it.get("Evicted", {}).get("status") == "False")
+    told = f'Evicted due to AdmissionCheck in Retry state: "{check}" ({words}: There are none.)'
+    assert workload["Evicted"]["message"] == f"Previously: {told}"
+    assert workload["Requeued"]["reason"] == "BackoffFinished"
+    answer(place, f"{prefix}-2", (ends, "True", "There are none."))
+    workload = await_workload(place, lambda it: not it["spec"]["active"] and it["QuotaReserved"]["status"] == "False")
+    told = f'The workload is deactivated due to AdmissionCheck in Rejected state: "{check}" (There are none.)'
+    assert workload["Evicted"]["message"] == workload["QuotaReserved"]["message"] == told
+    [state] = workload["checks"]
+    assert (state["state"], state["message"]) == ("Pending", "Reset to Pending after eviction. Previously: Rejected")
 
 
 def test_nothing_is_told_of_a_silent_node_until_it_counts_as_unknown(place: Place, slice_: NodeGroup) -> None:

@@ -58,18 +58,31 @@ PRIORITIES = Kind(
     _KUEUE, "v1beta2", "workloadpriorityclasses", "WorkloadPriorityClass", namespaced=False, is_custom=True
 )
 WORKLOADS = Kind(_KUEUE, "v1beta2", "workloads", "Workload", subresources=("status",), is_custom=True)
+ADMISSION_CHECKS = Kind(
+    _KUEUE, "v1beta2", "admissionchecks", "AdmissionCheck", namespaced=False, subresources=("status",), is_custom=True
+)
+PROVISIONING_CONFIGS = Kind(
+    _KUEUE, "v1beta2", "provisioningrequestconfigs", "ProvisioningRequestConfig", namespaced=False, is_custom=True
+)
+PROVISIONING_REQUESTS = Kind(
+    "autoscaling.x-k8s.io", "v1", "provisioningrequests", "ProvisioningRequest", subresources=("status",),
+    is_custom=True,
+)  # fmt: skip
+POD_TEMPLATES = Kind("", "v1", "podtemplates", "PodTemplate")
 LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease")
 ROLES = Kind(_RBAC, "v1", "roles", "Role")
 BINDINGS = Kind(_RBAC, "v1", "rolebindings", "RoleBinding")
 
 ALL = (
     NAMESPACES, NODES, PODS, EVENTS, SECRETS, CONFIG_MAPS, ACCOUNTS, QUOTAS, DEPLOYMENTS, JOBS, JOBSETS, LOCAL_QUEUES,
-    CLUSTER_QUEUES, FLAVORS, PRIORITIES, WORKLOADS, LEASES, ROLES, BINDINGS,
+    CLUSTER_QUEUES, FLAVORS, PRIORITIES, WORKLOADS, ADMISSION_CHECKS, PROVISIONING_CONFIGS, PROVISIONING_REQUESTS,
+    POD_TEMPLATES, LEASES, ROLES, BINDINGS,
 )  # fmt: skip
 _SHORT = {
     "namespaces": ("ns",), "nodes": ("no",), "pods": ("po",), "events": ("ev",), "configmaps": ("cm",),
     "serviceaccounts": ("sa",), "resourcequotas": ("quota",), "localqueues": ("queue", "queues", "lq"),
     "clusterqueues": ("cq",), "resourceflavors": ("flavor", "flavors", "rf"), "workloads": ("wl",),
+    "provisioningrequests": ("provreq", "provreqs"),
 }  # fmt: skip
 VISIBILITY = "visibility.kueue.x-k8s.io"
 # What is only asked, and never stored: group and version → kind by plural.

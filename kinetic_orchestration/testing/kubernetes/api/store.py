@@ -84,7 +84,19 @@ class Store:
         return found
 
 
-_COUNTED = ("Pod", "Job", "JobSet", "LocalQueue", "ClusterQueue", "Workload", "ResourceFlavor", "WorkloadPriorityClass")
+_COUNTED = (
+    "Pod",
+    "Job",
+    "JobSet",
+    "LocalQueue",
+    "ClusterQueue",
+    "Workload",
+    "ResourceFlavor",
+    "WorkloadPriorityClass",
+    "AdmissionCheck",
+    "ProvisioningRequestConfig",
+    "ProvisioningRequest",
+)
 
 
 def fresh(kind: Kind, found: Object) -> Object:

@@ -17,6 +17,7 @@ from kinetic_orchestration.testing.kubernetes.api import kinds
 from kinetic_orchestration.testing.kubernetes.api.answers import Object
 from kinetic_orchestration.testing.kubernetes.api.objects import (
     amount,
+    annotations_of,
     condition,
     is_deleting,
     labels_of,
@@ -27,6 +28,7 @@ from kinetic_orchestration.testing.kubernetes.api.objects import (
     uid_of,
 )
 from kinetic_orchestration.testing.kubernetes.controllers.changes import Change, Join, Leave, Tell, View
+from kinetic_orchestration.testing.kubernetes.controllers.provisioning import REQUEST
 from kinetic_orchestration.testing.kubernetes.controllers.scheduling import node_for
 from kinetic_orchestration.testing.kubernetes.pods.nodes import Node
 
@@ -35,6 +37,7 @@ STOCKOUT = "GCE out of resources"
 QUOTA = "GCE quota exceeded"
 POOL = "cloud.google.com/gke-nodepool"
 ZONE = "topology.kubernetes.io/zone"
+_QUEUED = "cloud.google.com/gke-queued"
 _TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 _TPU, _GPU = "google.com/tpu", "nvidia.com/gpu"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -225,6 +228,8 @@ class Autoscaler:
         taints = [{"key": key, "value": "present", "effect": "NoSchedule"} for key in (_TPU, _GPU) if key in asked]
         if chosen.get("cloud.google.com/gke-spot") == "true":
             taints.append({"key": "cloud.google.com/gke-spot", "value": "true", "effect": "NoSchedule"})
+        if chosen.get(_QUEUED) == "true":
+            taints.append({"key": _QUEUED, "value": "true", "effect": "NoSchedule"})
         self._made += 1
         pool = NodePool(
             f"nap-{self._made}",
@@ -239,6 +244,26 @@ class Autoscaler:
             hosts = max(1, int(whole // chips))
             pool = replace(pool, hosts=hosts, most=hosts)
         return pool if pool.fits(pod) else None
+
+    def order(self, pod: Object, count: int, view: View) -> list[Node] | str:
+        """Return new nodes for so many pods, all or none; or why there are none now."""
+        pool = next((one for one in self.pools.values() if one.fits(pod) and one.has_room(pod)), None)
+        if pool is None and self.provisions and (pool := self._provisioned(pod)) is not None:
+            self.pools[pool.name] = pool
+            self._own[pool.name] = view.now
+        if pool is None:
+            return "no pool of the cluster has such nodes"
+        if (why := self.lacks.get(pool.name) or self.lacks.get("*")) is not None:
+            return why
+        taken = {name_of(node) for node in view.all(kinds.NODES)}
+        names = (f"{pool.name}-{number}" for number in range(pool.most))
+        free = [number for number, name in enumerate(names) if name not in taken]
+        wanted = -(-count // pool.hosts) * pool.hosts
+        if len(free) < wanted:
+            return f"max cluster limit reached: {pool.name}"
+        nodes = [pool.node(number, self.environment) for number in free[:wanted]]
+        self._since |= {node.name: view.now for node in nodes}
+        return nodes
 
     # ---- shrinking
 
@@ -273,4 +298,6 @@ def _chosen(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _is_stuck(pod: Object) -> bool:
     told = condition(pod, "PodScheduled")
+    if REQUEST in annotations_of(pod):  # the nodes of its request are all that there will be
+        return False
     return told is not None and told["status"] == "False" and not is_deleting(pod) and phase_of(pod) == "Pending"
