@@ -199,7 +199,10 @@ def test_nodes_that_never_become_ready_are_named(cluster: Cluster, monkeypatch: 
 
 def remembered(cluster: Cluster) -> dict[str, int]:
     """How much each part of a cluster remembers."""
-    parts = (cluster, cluster.autoscaler, cluster._jobs, cluster._node_watch, cluster._requests, cluster._kubelet)
+    parts = (
+        cluster, cluster.autoscaler, cluster._queued_machines, cluster._jobs, cluster._node_watch, cluster._requests,
+        cluster._kubelet,
+    )  # fmt: skip
     kept = {f"{type(part).__name__}.{name}": value for part in parts for name, value in vars(part).items()}
     kept |= {kind.plural: found for kind, found in cluster.store._objects.items()}
     return {name: len(value) for name, value in kept.items() if isinstance(value, dict | list | set)}
