@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kinetic_orchestration.testing.kubernetes.api.answers import Object
 
-VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update")
+VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
 
 
 class Kind(NamedTuple):
@@ -81,7 +81,10 @@ ALL = (
 _SHORT = {
     "namespaces": ("ns",), "nodes": ("no",), "pods": ("po",), "events": ("ev",), "configmaps": ("cm",),
     "serviceaccounts": ("sa",), "resourcequotas": ("quota",), "localqueues": ("queue", "queues", "lq"),
-    "clusterqueues": ("cq",), "resourceflavors": ("flavor", "flavors", "rf"), "workloads": ("wl",),
+    "clusterqueues": ("cq",), "resourceflavors": ("flavor", "flavors", "rf"),
+    "workloads": ("kwl", "kueueworkload", "kueueworkloads"),
+    "deployments": ("deploy",), "admissionchecks": ("ac",), "provisioningrequestconfigs": ("prc",),
+    "workloadpriorityclasses": ("wpc",),
     "provisioningrequests": ("provreq", "provreqs"),
 }  # fmt: skip
 VISIBILITY = "visibility.kueue.x-k8s.io"
@@ -137,6 +140,33 @@ def groups() -> Object:
 def group(name: str) -> Object | None:
     found = next((one for one in groups()["groups"] if one["name"] == name), None)
     return None if found is None else {"kind": "APIGroup", "apiVersion": "v1", **found}
+
+
+def documents() -> Object:
+    """Return where the OpenAPI document of each group's version is."""
+    versions = sorted({kind.api_version for kind in ALL})
+    paths = {_root(found).strip("/"): {"serverRelativeURL": f"/openapi/v3{_root(found)}"} for found in versions}
+    return {"paths": paths}
+
+
+def document(api_version: str) -> Object | None:
+    """Return as much of the OpenAPI document of a group's version as kubectl reads: that fields are checked here. None
+    if nothing of it is served."""
+    parameter = {"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}
+    paths: Object = {}
+    for kind in ALL:
+        if kind.api_version != api_version:
+            continue
+        about = {"group": kind.group, "version": kind.version, "kind": kind.name}
+        place = "/namespaces/{namespace}" if kind.namespaced else ""
+        patch = {"parameters": [parameter], "responses": {}, "x-kubernetes-group-version-kind": about}
+        paths[f"{_root(api_version)}{place}/{kind.plural}/{{name}}"] = {"patch": patch}
+    info = {"title": "Kubernetes", "version": "v1.36.3"}
+    return {"openapi": "3.0.0", "info": info, "paths": paths} if paths else None
+
+
+def _root(api_version: str) -> str:
+    return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
 
 
 def _group(api_version: str) -> Object:

@@ -11,13 +11,13 @@ import json
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from kinetic_orchestration.testing.kubernetes.api import answers, fields, kinds, objects
+from kinetic_orchestration.testing.kubernetes.api import answers, fields, kinds, objects, streams, tables
 from kinetic_orchestration.testing.kubernetes.api.answers import About, NotServed, Object
 from kinetic_orchestration.testing.kubernetes.api.kinds import Kind
-from kinetic_orchestration.testing.kubernetes.api.objects import is_deleting, name_of
+from kinetic_orchestration.testing.kubernetes.api.objects import is_deleting, name_of, uid_of
 from kinetic_orchestration.testing.kubernetes.api.rules import admission, defaults, deletion, rights, sizes, validation
 from kinetic_orchestration.testing.kubernetes.api.rules.rights import User, Wish
 from kinetic_orchestration.testing.kubernetes.api.store import Store, fresh
@@ -31,6 +31,7 @@ _HEALTH = ("healthz", "livez", "readyz")
 _LISTS = 100  # continuations that clients may read, as often as they like
 _AUDIENCE = "https://kubernetes.default.svc"
 _SHORTEST = 600  # seconds that a token may hold
+Answer = Object | bytes | Iterator[bytes]
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -43,6 +44,7 @@ class Request(NamedTuple):
     body: Object | None = None
     kind: str = "application/json"
     user: User = rights.ADMIN
+    as_table: bool = False
 
 
 class _At(NamedTuple):
@@ -88,8 +90,8 @@ class Requests:
         """Let no list be continued that somebody has begun to read."""
         self._pages.clear()
 
-    def answer(self, asked: Request) -> tuple[int, Object | bytes]:
-        """Return a status of HTTP and an object, or the text of a log. Raises Refused, and NotServed."""
+    def answer(self, asked: Request) -> tuple[int, Answer]:
+        """Return a status of HTTP and an object, a text, or one that goes on. Raises Refused, and NotServed."""
         with self._store.changed:
             found = self._discovered(asked)
             if found is not None:
@@ -107,6 +109,8 @@ class Requests:
         match asked.path.strip("/").split("/"):
             case ["version"]:
                 return dict(VERSION)
+            case ["openapi", "v3", *place]:
+                return kinds.document("/".join(place[1:])) if place else kinds.documents()
             case ["api"]:
                 return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
             case ["apis", *group] if len(group) < 2:
@@ -126,18 +130,26 @@ class Requests:
             raise answers.absent(About(kinds.VISIBILITY, "localqueue", queue))
         return self._pending(namespace, queue)
 
-    def _stored(self, asked: Request, at: _At) -> tuple[int, Object | bytes]:
+    def _stored(self, asked: Request, at: _At) -> tuple[int, Answer]:
         resource = "/".join(filter(None, (at.kind.plural, at.below)))
-        verb = _verb(asked.method, at)
+        verb = "watch" if _is_watch(asked, at) else _verb(asked.method, at)
         self._demand(asked.user, Wish(verb, at.kind.group, resource, at.namespace, at.name))
         if at.below in ("log", "eviction", "token"):
             return self._below(asked, at)
+        if verb == "watch":
+            return 200, self._watched(asked, at)
         if verb == "create":
             return 201, self._create(asked, at)
         return 200, self._read(asked, at, verb) if verb in ("get", "list") else self._written(asked, at, verb)
 
     def _read(self, asked: Request, at: _At, verb: str) -> Object:
-        return self._list(asked, at) if verb == "list" else self._found(at)
+        found = self._list(asked, at) if verb == "list" else self._found(at)
+        return self._shown(asked, at, found)
+
+    def _shown(self, asked: Request, at: _At, found: Object) -> Object:
+        """Return an object or a list as its request asks for it."""
+        include = asked.query.get("includeObject") or "Metadata"
+        return tables.table(at.kind, found, time.time(), include) if asked.as_table else found
 
     def _written(self, asked: Request, at: _At, verb: str) -> Object:
         if verb == "deletecollection":
@@ -159,8 +171,6 @@ class Requests:
     # ---- lists
 
     def _list(self, asked: Request, at: _At) -> Object:
-        if asked.query.get("watch") in ("true", "1"):
-            raise answers.refusal(405, "MethodNotAllowed", "the emulated API server has no watches")
         if token := asked.query.get("continue"):
             version, left = self._continued(token)
         else:
@@ -177,8 +187,11 @@ class Requests:
         return {**about, "metadata": metadata, "items": shown}
 
     def _selected(self, asked: Request, at: _At) -> Sequence[Object]:
+        return self._chosen(asked, at, self._store.list(at.kind, at.namespace))
+
+    def _chosen(self, asked: Request, at: _At, found: Sequence[Object]) -> Sequence[Object]:
+        """Return those that the selectors of a request choose. Raises Refused."""
         labels = asked.query.get("labelSelector", "")
-        found = self._store.list(at.kind, at.namespace)
         try:
             objects.selects(labels, {})  # whether it can be read is told even if there is nothing
         except objects.Unparsable as error:
@@ -186,6 +199,17 @@ class Requests:
         labelled = [one for one in found if objects.selects(labels, objects.labels_of(one))] if labels else found
         selector = asked.query.get("fieldSelector", "")
         return fields.chosen(at.kind, selector, labelled) if selector else labelled
+
+    def _watched(self, asked: Request, at: _At) -> Iterator[bytes]:
+        def shown(one: Object) -> Object:
+            return self._shown(asked, at, one)
+
+        def select(found: Sequence[Object]) -> Sequence[Object]:
+            mine = [one for one in found if at.name in ("", name_of(one))]
+            return self._chosen(asked, at, mine)
+
+        select(())  # what cannot be read is refused before anything is sent
+        return streams.changes(self._store, at.kind, at.namespace, select, asked.query, shown)
 
     def _kept(self, version: str, rest: Sequence[Object]) -> str:
         told = {"v": "meta.k8s.io/v1", "rv": int(version), "start": str(next(self._numbers))}
@@ -314,18 +338,31 @@ class Requests:
 
     # ---- what is below an object
 
-    def _below(self, asked: Request, at: _At) -> tuple[int, Object | bytes]:
+    def _below(self, asked: Request, at: _At) -> tuple[int, Answer]:
         if at.below == "token":
             return 201, self._with_token(asked, at)
         pod = self._found(at)
         if at.below == "log":
-            return 200, _part_of(self._log_of(at.namespace, at.name), asked.query)
+            return 200, self._log(asked, at, uid_of(pod))
         told = {"type": "DisruptionTarget", "status": "True", "lastProbeTime": None}
         why = {"reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
         conditions = [*(pod["status"].get("conditions") or ()), told | {"lastTransitionTime": objects.stamp()} | why]
         pod = self._store.replace(kinds.PODS, objects.with_status(pod, conditions=conditions))
         deletion.delete(self._store, kinds.PODS, pod)
         return 201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+
+    def _log(self, asked: Request, at: _At, uid: str) -> Answer:
+        whole = self._log_of(at.namespace, at.name)
+        part = _part_of(whole, asked.query)
+        if asked.query.get("follow") not in ("true", "1"):
+            return part
+
+        def find() -> Object | None:
+            found = self._store.get(at.kind, at.namespace, at.name)
+            return found if found is not None and uid_of(found) == uid else None
+
+        rest = streams.log(self._store, find, lambda: self._log_of(at.namespace, at.name), len(whole))
+        return itertools.chain([part], rest)
 
     def _with_token(self, asked: Request, at: _At) -> Object:
         """Return what a service account's request for a token becomes. Raises Refused."""
@@ -381,6 +418,10 @@ def _verb(method: str, at: _At) -> str:
             405, "MethodNotAllowed", "the server does not allow this method on the requested resource"
         )
     return found[method]
+
+
+def _is_watch(asked: Request, at: _At) -> bool:
+    return asked.method == "GET" and not at.below and asked.query.get("watch") in ("true", "1")
 
 
 def _is_dry(asked: Request) -> bool:
