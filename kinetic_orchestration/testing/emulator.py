@@ -27,6 +27,7 @@ from kinetic_orchestration.testing.api_rules.access import Access
 from kinetic_orchestration.testing.api_servers import server
 from kinetic_orchestration.testing.api_servers.other_apis import OtherApis
 from kinetic_orchestration.testing.api_servers.signing import ISSUER, Signer
+from kinetic_orchestration.testing.kubernetes import node_pools
 from kinetic_orchestration.testing.kubernetes.cluster import Cluster
 from kinetic_orchestration.testing.kubernetes.controllers.changes import Tell
 from kinetic_orchestration.testing.model.cloud import Cloud
@@ -301,7 +302,9 @@ class Emulator(Cloud):
         """
         encoded = base64.b64encode(authority.encode()).decode()
         found = {"name": name, "endpoint": server, "masterAuth": {"clusterCaCertificate": encoded}, **more}
-        self.neighbours.add_cluster(project, location, found, None if of is None else lambda: of.pools)
+        place = f"projects/{project}/locations/{location}/clusters/{name}"
+        pools = None if of is None else lambda: [node_pools.told(pool, place) for pool in of.pools]
+        self.neighbours.add_cluster(project, location, found, pools)
 
     def add_secret(self, secret_id: str, value: str | bytes, project: str = PROJECT) -> str:
         """A secret that a user has made long before; its name."""

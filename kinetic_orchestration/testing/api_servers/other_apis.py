@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from kinetic_orchestration.testing.api_rules import filters, refusals
 from kinetic_orchestration.testing.api_rules.refusals import Refusal
-from kinetic_orchestration.testing.api_servers import billing_skus, node_pools
-from kinetic_orchestration.testing.kubernetes.controllers.scaling import NodePool
+from kinetic_orchestration.testing.api_servers import billing_skus
 from kinetic_orchestration.testing.model.cloud import Cloud
 from kinetic_orchestration.testing.model.faults import Caller
 from kinetic_orchestration.testing.model.state.resources import Json, after, moment, page_token, seconds, stamp
@@ -84,7 +83,7 @@ class OtherApis:
         self._cloud = cloud
         self._clock = clock
         self._secrets: dict[str, _Secret] = {}
-        self._clusters: dict[str, tuple[Json, Callable[[], Sequence[NodePool]]]] = {}
+        self._clusters: dict[str, tuple[Json, Callable[[], Sequence[Json]]]] = {}
         self.skus = billing_skus.skus()
         """Holds what the Billing Catalog of Compute Engine says."""
 
@@ -116,7 +115,7 @@ class OtherApis:
         return name
 
     def add_cluster(
-        self, project: str, location: str, cluster: Json, pools: Callable[[], Sequence[NodePool]] | None = None
+        self, project: str, location: str, cluster: Json, pools: Callable[[], Sequence[Json]] | None = None
     ) -> None:
         """Add a cluster as the API has it, or replace the one of that name. `pools`: Returns those that it has now."""
         name = f"projects/{project}/locations/{location}/clusters/{cluster['name']}"
@@ -159,7 +158,7 @@ class OtherApis:
         if name not in self._clusters:
             raise Refusal(5, f"Not found: {name}.")
         told, made = self._clusters[name]
-        pools = [*told.get("nodePools", ()), *(node_pools.told(pool, name) for pool in made())]
+        pools = [*told.get("nodePools", ()), *made()]
         return {**told, "nodePools": pools} if pools else told
 
     # Secret Manager

@@ -28,17 +28,10 @@ from kinetic_orchestration.testing.kubernetes.api.rules import deletion, rights
 from kinetic_orchestration.testing.kubernetes.api.rules.rights import User
 from kinetic_orchestration.testing.kubernetes.api.server import ApiServer, Fault
 from kinetic_orchestration.testing.kubernetes.api.store import Store
-from kinetic_orchestration.testing.kubernetes.controllers import (
-    changes,
-    garbage,
-    jobsets,
-    provisioning,
-    queued_machines,
-    queueing,
-    scheduling,
-)
+from kinetic_orchestration.testing.kubernetes.controllers import changes, garbage, jobsets, queued_machines, scheduling
 from kinetic_orchestration.testing.kubernetes.controllers.changes import Change, View
 from kinetic_orchestration.testing.kubernetes.controllers.jobs import Jobs
+from kinetic_orchestration.testing.kubernetes.controllers.kueue import provisioning, queueing
 from kinetic_orchestration.testing.kubernetes.controllers.nodes import Nodes
 from kinetic_orchestration.testing.kubernetes.controllers.queued_machines import QueuedMachines
 from kinetic_orchestration.testing.kubernetes.controllers.scaling import POOL, QUOTA, STOCKOUT, Autoscaler, NodePool

@@ -14,13 +14,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from kinetic_orchestration.testing.kubernetes.api import answers, fields, kinds, objects, streams, tables
+from kinetic_orchestration.testing.kubernetes.api import answers, kinds, objects
 from kinetic_orchestration.testing.kubernetes.api.answers import About, NotServed, Object
 from kinetic_orchestration.testing.kubernetes.api.kinds import Kind
 from kinetic_orchestration.testing.kubernetes.api.objects import is_deleting, name_of, uid_of
 from kinetic_orchestration.testing.kubernetes.api.rules import admission, defaults, deletion, rights, sizes, validation
 from kinetic_orchestration.testing.kubernetes.api.rules.rights import User, Wish
 from kinetic_orchestration.testing.kubernetes.api.store import Store, fresh
+from kinetic_orchestration.testing.kubernetes.api.views import fields, streams, tables
 
 VERSION = {
     "major": "1", "minor": "36", "gitVersion": "v1.36.3", "gitCommit": "emulated", "gitTreeState": "clean",

@@ -25,10 +25,10 @@ from kinetic_orchestration.testing.kubernetes.api.objects import (
 )
 from kinetic_orchestration.testing.kubernetes.api.rules.admission import EXCLUSIVE, JOB_KEY
 from kinetic_orchestration.testing.kubernetes.controllers.changes import Change, Create, Delete, Replace, Tell, View
-from kinetic_orchestration.testing.kubernetes.controllers.provisioning import OF_REQUESTS
 
 _OURS = "jobset.sigs.k8s.io"
 _REPLICATED = f"{_OURS}/replicatedjob-name"
+_OF_REQUESTS = f"{kinds.PROVISIONING_REQUESTS.group}/"
 COMPONENT = "jobset"
 
 
@@ -111,7 +111,7 @@ def _with_pods_of(job: Object, found: Object, suspend: bool) -> Object:
     chosen = {key: wanted[key] for key in ("nodeSelector", "tolerations") if key in wanted}
     kept = {key: value for key, value in template["spec"].items() if key not in ("nodeSelector", "tolerations")}
     metadata = template["metadata"]
-    own = {key: value for key, value in metadata["annotations"].items() if not key.startswith(OF_REQUESTS)}
+    own = {key: value for key, value in metadata["annotations"].items() if not key.startswith(_OF_REQUESTS)}
     notes = {**own, **((one["template"]["spec"]["template"].get("metadata") or {}).get("annotations") or {})}
     fresh = {**template, "metadata": {**metadata, "annotations": notes}, "spec": {**kept, **chosen}}
     return with_spec(job, suspend=suspend, template=fresh)

@@ -28,7 +28,7 @@ from kinetic_orchestration.testing.kubernetes.api.objects import (
     uid_of,
 )
 from kinetic_orchestration.testing.kubernetes.controllers.changes import Change, Join, Leave, Tell, View
-from kinetic_orchestration.testing.kubernetes.controllers.provisioning import REQUEST
+from kinetic_orchestration.testing.kubernetes.controllers.kueue.provisioning import REQUEST
 from kinetic_orchestration.testing.kubernetes.controllers.scheduling import node_for
 from kinetic_orchestration.testing.kubernetes.pods.nodes import Node
 

@@ -17,7 +17,7 @@ from kinetic_orchestration.plan.hardware import accelerators, nodes
 from kinetic_orchestration.platforms.google import gke
 from kinetic_orchestration.platforms.kubernetes import pools
 from kinetic_orchestration.testing import Cluster, Emulator, NodePool
-from kinetic_orchestration.testing.api_servers import node_pools
+from kinetic_orchestration.testing.kubernetes import node_pools
 from kinetic_orchestration.testing.kubernetes.api import kinds
 from tests.support.waits import wait_until
 

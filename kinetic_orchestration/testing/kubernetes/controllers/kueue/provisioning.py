@@ -30,7 +30,7 @@ from kinetic_orchestration.testing.kubernetes.controllers.changes import Change,
 
 PENDING, READY, RETRY, REJECTED = "Pending", "Ready", "Retry", "Rejected"
 PARAMETERS = "provreq.kueue.x-k8s.io/"  # prefix of annotations
-OF_REQUESTS = "autoscaling.x-k8s.io/"  # as well, of pods
+OF_REQUESTS = f"{kinds.PROVISIONING_REQUESTS.group}/"  # as well, of pods
 REQUEST = f"{OF_REQUESTS}consume-provisioning-request"
 _CONTROLLER = "kueue.x-k8s.io/provisioning-request"
 _COMPONENT = "kueue-provisioning-request-controller"

@@ -33,9 +33,9 @@ from kinetic_orchestration.testing.kubernetes.api.objects import (
     with_status,
 )
 from kinetic_orchestration.testing.kubernetes.api.rules.defaults import QUEUE, pod_spec
-from kinetic_orchestration.testing.kubernetes.controllers import provisioning
 from kinetic_orchestration.testing.kubernetes.controllers.changes import Change, Create, Replace, Tell, View
 from kinetic_orchestration.testing.kubernetes.controllers.jobsets import is_over
+from kinetic_orchestration.testing.kubernetes.controllers.kueue import provisioning
 from kinetic_orchestration.testing.kubernetes.controllers.scheduling import tolerates
 
 PRIORITY = "kueue.x-k8s.io/priority-class"

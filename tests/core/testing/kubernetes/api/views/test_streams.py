@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.testing.kubernetes.api import kinds, store, streams
+from kinetic_orchestration.testing.kubernetes.api import kinds, store
 from kinetic_orchestration.testing.kubernetes.api.answers import Object
 from kinetic_orchestration.testing.kubernetes.api.objects import name_of
 from kinetic_orchestration.testing.kubernetes.api.store import Store
+from kinetic_orchestration.testing.kubernetes.api.views import streams
 
 pytestmark = pytest.mark.fast
 
