@@ -27,6 +27,7 @@ from kinetic_orchestration.testing.api_rules.access import Access
 from kinetic_orchestration.testing.api_servers import server
 from kinetic_orchestration.testing.api_servers.other_apis import OtherApis
 from kinetic_orchestration.testing.api_servers.signing import ISSUER, Signer
+from kinetic_orchestration.testing.kubernetes import node_pools
 from kinetic_orchestration.testing.kubernetes.cluster import Cluster
 from kinetic_orchestration.testing.kubernetes.controllers.changes import Tell
 from kinetic_orchestration.testing.model.cloud import Cloud
@@ -71,6 +72,7 @@ class Emulator(Cloud):
     ) -> None:
         self._given_root = root
         self._python = python
+        self._isolate = isolate
         self._host_options = {"python": python, "isolate": isolate, "keep": keep}
         self._with_hosts = hosts
         self._own_zones = zones is not None
@@ -138,10 +140,11 @@ class Emulator(Cloud):
                     self._pod_environment(),
                     provisions=True,
                     provision=self.timing.provision,
+                    isolate=self._isolate,
                     listener=self._heard,
                 )
                 self._cluster = self._running.enter_context(cluster)
-                self.add_cluster(CLUSTER, cluster.endpoint, cluster.authority, REGION, **_beyond(PROJECT))
+                self.add_cluster(CLUSTER, cluster.endpoint, cluster.authority, REGION, of=cluster, **_beyond(PROJECT))
             return self._cluster
 
     def _pod_environment(self) -> dict[str, str]:
@@ -216,7 +219,7 @@ class Emulator(Cloud):
         if backend != "gke":
             raise ValueError(f"there is no emulated {backend}: tpu-vm, gke or kubernetes")
         endpoint, authority = self.cluster.endpoint, self.cluster.authority
-        self.add_cluster(CLUSTER, endpoint, authority, REGION, project, **_beyond(project))
+        self.add_cluster(CLUSTER, endpoint, authority, REGION, project, of=self.cluster, **_beyond(project))
         return {**shared, "KINETIC_PROJECT": project, "KINETIC_CLUSTER": CLUSTER, **self.addresses()}
 
     # Inspection and waiting
@@ -282,6 +285,8 @@ class Emulator(Cloud):
         authority: str,
         location: str = "us-central1",
         project: str = PROJECT,
+        *,
+        of: Cluster | None = None,
         **more: Any,
     ) -> None:
         """Let GKE have a cluster: a Kubernetes API server that listens elsewhere.
@@ -292,11 +297,14 @@ class Emulator(Cloud):
             authority: PEM of the certificates that sign its own.
             location: Its zone or region.
             project: Its project.
+            of: The emulated cluster that it is: its pools are told as they are whenever somebody asks.
             more: What the container API says of it besides, as it writes it: `nodePools=[…]`.
         """
         encoded = base64.b64encode(authority.encode()).decode()
         found = {"name": name, "endpoint": server, "masterAuth": {"clusterCaCertificate": encoded}, **more}
-        self.neighbours.add_cluster(project, location, found)
+        place = f"projects/{project}/locations/{location}/clusters/{name}"
+        pools = None if of is None else lambda: [node_pools.told(pool, place) for pool in of.pools]
+        self.neighbours.add_cluster(project, location, found, pools)
 
     def add_secret(self, secret_id: str, value: str | bytes, project: str = PROJECT) -> str:
         """A secret that a user has made long before; its name."""

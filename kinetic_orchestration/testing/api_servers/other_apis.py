@@ -1,5 +1,5 @@
 """The other Google APIs that a TPU pipeline meets: Secret Manager, Resource Manager, Service Usage, Billing Catalog,
-and the list of clusters of Kubernetes Engine.
+and of Kubernetes Engine what clusters and pools of nodes there are.
 
 As much of each as one job needs, over REST, from and to JSON. Permissions, faults and the ledger are the cloud's.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -83,7 +83,7 @@ class OtherApis:
         self._cloud = cloud
         self._clock = clock
         self._secrets: dict[str, _Secret] = {}
-        self._clusters: dict[str, Json] = {}
+        self._clusters: dict[str, tuple[Json, Callable[[], Sequence[Json]]]] = {}
         self.skus = billing_skus.skus()
         """Holds what the Billing Catalog of Compute Engine says."""
 
@@ -114,11 +114,15 @@ class OtherApis:
             self._secrets[name] = secret
         return name
 
-    def add_cluster(self, project: str, location: str, cluster: Json) -> None:
-        """Add a cluster as the API has it, or replace the one of that name."""
+    def add_cluster(
+        self, project: str, location: str, cluster: Json, pools: Callable[[], Sequence[Json]] | None = None
+    ) -> None:
+        """Add a cluster as the API has it, or replace the one of that name. `pools`: Returns those that it has now."""
         name = f"projects/{project}/locations/{location}/clusters/{cluster['name']}"
+        link = f"https://container.googleapis.com/v1/{name}"
         with self._cloud.changed:
-            self._clusters[name] = {"status": "RUNNING", "location": location, **cluster}
+            told = {"status": "RUNNING", "location": location, "selfLink": link, **cluster}
+            self._clusters[name] = told, pools or (lambda: ())
 
     def secrets(self) -> list[str]:
         with self._cloud.changed:
@@ -127,9 +131,35 @@ class OtherApis:
     # Kubernetes Engine
 
     def _list_clusters(self, asked: Request) -> Json:
-        prefix = f"projects/{asked.project}/locations/"
-        found = [cluster for name, cluster in self._clusters.items() if name.startswith(prefix)]
+        place = asked.name.removesuffix("/clusters")
+        found = [
+            self._cluster(name)
+            for name in self._clusters
+            if name.startswith(f"{place}/" if not place.endswith("/-") else place[:-1])
+        ]
         return {"clusters": found} if found else {}
+
+    def _get_cluster(self, asked: Request) -> Json:
+        return self._cluster(asked.name)
+
+    def _list_pools(self, asked: Request) -> Json:
+        pools = self._cluster(asked.name.removesuffix("/nodePools")).get("nodePools")
+        return {"nodePools": pools} if pools else {}
+
+    def _get_pool(self, asked: Request) -> Json:
+        cluster, _, pool = asked.name.partition("/nodePools/")
+        found = next((one for one in self._cluster(cluster).get("nodePools", ()) if one["name"] == pool), None)
+        if found is None:
+            raise Refusal(5, f"Not found: {asked.name}.")
+        return dict(found)
+
+    def _cluster(self, name: str) -> Json:
+        """Return a cluster with the pools that it has now."""
+        if name not in self._clusters:
+            raise Refusal(5, f"Not found: {name}.")
+        told, made = self._clusters[name]
+        pools = [*told.get("nodePools", ()), *made()]
+        return {**told, "nodePools": pools} if pools else told
 
     # Secret Manager
 
@@ -301,12 +331,15 @@ class _Route(NamedTuple):
     act: Callable[[OtherApis, Request], Json]
 
 
+_LETTERS = {"P": "project", "S": "item", "V": "version", "L": "location", "C": "cluster", "N": "pool"}
+
+
 def _route(
     line: str, verb: str, permission: str, act: Callable[[OtherApis, Request], Json], service: str = SECRETS
 ) -> _Route:
-    """`METHOD /path` with P, S and V in place of a project, a secret or service, and a version."""
+    """`METHOD /path` with a letter in place of each name: of a project, a secret or service, a version, …"""
     method, _, path = line.partition(" ")
-    for letter, name in (("P", "project"), ("S", "item"), ("V", "version")):
+    for letter, name in _LETTERS.items():
         path = re.sub(rf"(?<=/){letter}(?=[/:]|$)", rf"(?P<{name}>[^/:]+)", path)
     return _Route(method, re.compile(path), verb, service, permission, act)
 
@@ -347,8 +380,20 @@ _ROUTES = (
         "GET /v1/projects/P/services/S", "GetService", "serviceusage.services.get", OtherApis._get_service, _SERVICES
     ),
     _route(
-        "GET /v1/projects/P/locations/-/clusters",
+        "GET /v1/projects/P/locations/L/clusters",
         "ListClusters", "container.clusters.list", OtherApis._list_clusters, _CONTAINER,
+    ),
+    _route(
+        "GET /v1/projects/P/locations/L/clusters/C",
+        "GetCluster", "container.clusters.get", OtherApis._get_cluster, _CONTAINER,
+    ),
+    _route(
+        "GET /v1/projects/P/locations/L/clusters/C/nodePools",
+        "ListNodePools", "container.clusters.get", OtherApis._list_pools, _CONTAINER,
+    ),
+    _route(
+        "GET /v1/projects/P/locations/L/clusters/C/nodePools/N",
+        "GetNodePool", "container.clusters.get", OtherApis._get_pool, _CONTAINER,
     ),
     _route("GET /v1/services/S/skus", "ListSkus", "", OtherApis._list_skus, _BILLING),
 )  # fmt: skip

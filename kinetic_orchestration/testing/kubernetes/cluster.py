@@ -11,12 +11,13 @@ import contextlib
 import hmac
 import json
 import logging
+import math
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from kinetic_orchestration.testing.kubernetes.api import answers, certificate, kinds, objects
@@ -27,10 +28,12 @@ from kinetic_orchestration.testing.kubernetes.api.rules import deletion, rights
 from kinetic_orchestration.testing.kubernetes.api.rules.rights import User
 from kinetic_orchestration.testing.kubernetes.api.server import ApiServer, Fault
 from kinetic_orchestration.testing.kubernetes.api.store import Store
-from kinetic_orchestration.testing.kubernetes.controllers import changes, garbage, jobsets, queueing, scheduling
+from kinetic_orchestration.testing.kubernetes.controllers import changes, garbage, jobsets, queued_machines, scheduling
 from kinetic_orchestration.testing.kubernetes.controllers.changes import Change, View
 from kinetic_orchestration.testing.kubernetes.controllers.jobs import Jobs
+from kinetic_orchestration.testing.kubernetes.controllers.kueue import provisioning, queueing
 from kinetic_orchestration.testing.kubernetes.controllers.nodes import Nodes
+from kinetic_orchestration.testing.kubernetes.controllers.queued_machines import QueuedMachines
 from kinetic_orchestration.testing.kubernetes.controllers.scaling import POOL, QUOTA, STOCKOUT, Autoscaler, NodePool
 from kinetic_orchestration.testing.kubernetes.pods.kubelet import Kubelet
 from kinetic_orchestration.testing.kubernetes.pods.nodes import NodeGroup
@@ -41,6 +44,7 @@ _PATIENCE = 60.0  # seconds for nodes to be ready
 _LOOK = 0.2  # seconds until controllers look at the time, if nothing changes
 _TICK = 0.1
 _AGAIN = 1.0  # seconds after a refusal
+_MANY = 1000  # events, from which on it is looked which of them are gone
 _STEPS = 50  # in which controllers answer each other
 _NAMESPACES = ("default", "kube-system", "kube-node-lease")
 _TERMINATING = {"key": "cloud.google.com/impending-node-termination", "effect": "NoExecute"}
@@ -57,6 +61,7 @@ class Cluster:
         provisions: Make pools for whatever pods ask for, as GKE's auto-provisioning does.
         provision: Seconds until nodes are there.
         idle: Seconds after which nodes go that no pod uses.
+        isolate: False: pods have no pid namespaces, as on a machine that permits none.
         listener: Receives every event.
     """
 
@@ -69,15 +74,18 @@ class Cluster:
         provisions: bool = False,
         provision: float = 0.1,
         idle: float = 600.0,
+        isolate: bool = True,
         listener: Callable[[changes.Tell], object] | None = None,
     ) -> None:
         self.folder = folder
+        self._isolate = isolate
         self._listener = listener
         self.store = Store()
         self.nodes = _Nodes(folder / "nodes", self.store)
         self.autoscaler = Autoscaler(environment or {}, provision=provision, idle=idle, provisions=provisions)
         self.autoscaler.pools = {pool.name: pool for pool in pools}
-        self._tokens: dict[str, User] = {}
+        self._queued_machines = QueuedMachines(self.autoscaler)
+        self._tokens: dict[str, _Known] = {}
         self._away: set[str] = set()
         self._requests = Requests(self.store, self._token, self._log_of, self._pending, self._away)
         self._jobs, self._node_watch = Jobs(), Nodes()
@@ -105,7 +113,7 @@ class Cluster:
         if self.autoscaler.pools or self.autoscaler.provisions:
             status = {"metadata": {"name": "cluster-autoscaler-status"}}
             self._requests.create(kinds.CONFIG_MAPS, "kube-system", status)
-        self._kubelet = Kubelet(self.nodes.folder, _LocalApi(self._requests, self.server))
+        self._kubelet = Kubelet(self.nodes.folder, _LocalApi(self._requests, self.server), isolate=self._isolate)
         self.server.open()
         for name, work in (("controllers", self._control), ("kubelet", self._run_pods)):
             thread = threading.Thread(target=work, name=f"emulated cluster: {name}", daemon=True)
@@ -155,16 +163,27 @@ class Cluster:
         path.write_text(json.dumps(told), encoding="utf-8")  # which is YAML, too
         return path
 
-    def _token(self, user: User) -> str:
-        token = secrets.token_urlsafe(24)
-        self._tokens[token] = user
-        return token
+    def _token(self, user: User, seconds: float = math.inf) -> str:
+        """Return a token of a user that holds for so long; the one that holds for ever is always the same."""
+        with self.store.changed:
+            now = time.time()
+            self._tokens = {token: known for token, known in self._tokens.items() if known.until > now}
+            known = _Known(user, now + seconds)
+            found = (token for token, other in self._tokens.items() if other == known)
+            token = next(found, None) or secrets.token_urlsafe(24)
+            self._tokens[token] = known
+            return token
 
     def _user_of(self, token: str) -> User | None:
         """Return who has a token; how long that takes says nothing of it."""
         given = token.encode("utf-8", "surrogateescape")
-        same = [user for known, user in self._tokens.copy().items() if hmac.compare_digest(known.encode(), given)]
-        return same[0] if same else None
+        same = [found for known, found in self._tokens.copy().items() if hmac.compare_digest(known.encode(), given)]
+        return same[0].user if same and same[0].until > time.time() else None
+
+    @property
+    def pools(self) -> list[NodePool]:
+        """Its pools of nodes, also those that it has made for pods."""
+        return [*self.autoscaler.pools.values()]
 
     # ---- what may happen to it
 
@@ -207,6 +226,14 @@ class Cluster:
         self.autoscaler.lacks.pop(pool, None)
         self.autoscaler.forgive()
 
+    def answer_requests(self, answer: str = "", message: str = "") -> None:
+        """Answer ProvisioningRequests of queued provisioning so: `Waiting`, `Failed`, `BookingExpired` or
+        `CapacityRevoked`, the last two once there were machines; "": with machines."""
+        known = (queued_machines.WAITING, queued_machines.FAILED, *queued_machines.TAKEN_BACK)
+        if answer and answer not in known:
+            raise ValueError(f"no request is answered with {answer}: there are {', '.join(known)}")
+        self._queued_machines.script = (answer, message) if answer else None
+
     def preempt(self, pool: str, notice: float = 15.0) -> None:
         """Take the spot machines of a pool away: their pods are told, and the nodes are gone after a while."""
         with self.store.changed:
@@ -246,6 +273,7 @@ class Cluster:
 
     def _settle(self) -> None:
         """Let all controllers act until none has anything to do."""
+        self._forget()
         for _, names in [one for one in self._leaving if one[0] <= time.time()]:
             self.nodes.remove(*names)
         self._leaving = [one for one in self._leaving if one[0] > time.time()]
@@ -260,15 +288,24 @@ class Cluster:
             if self.store.version == before:
                 return
 
+    def _forget(self) -> None:
+        """Forget what was told by events that are gone, and refusals that no longer hold."""
+        if len(self._told) > _MANY:
+            events = {name_of(event) for event in self.store.list(kinds.EVENTS)}
+            self._told = {key: name for key, name in self._told.items() if name in events}
+        self._waits = {uid: until for uid, until in self._waits.items() if until > time.time()}
+
     def _steps(self) -> Iterator[Callable[[View], Iterator[Change]]]:
         if "kueue" not in self._away:
             yield queueing.step
+            yield provisioning.step
         if "jobset" not in self._away:
             yield jobsets.step
         yield self._jobs.step
         yield self._node_watch.step
         yield scheduling.step
         yield self.autoscaler.step
+        yield self._queued_machines.step
         yield garbage.step
 
     def _apply(self, change: Change) -> None:
@@ -318,7 +355,7 @@ class Cluster:
             return
         if self._listener is not None:
             self._listener(told)
-        self._told[key] = f"{name_of(about)}.{secrets.token_hex(8)}"
+        self._told[key] = objects.event_name(name_of(about))
         involved = {
             "kind": about["kind"], "namespace": namespace, "name": name_of(about), "uid": uid_of(about),
             "apiVersion": about["apiVersion"], "resourceVersion": about["metadata"].get("resourceVersion", ""),
@@ -350,6 +387,13 @@ class Cluster:
     def _log_of(self, namespace: str, name: str) -> bytes:
         path = self._kubelet.log_of(namespace, name)
         return path.read_bytes() if path is not None and path.exists() else b""
+
+
+class _Known(NamedTuple):
+    """Who has a token, and until when it holds."""
+
+    user: User
+    until: float
 
 
 class _Nodes(NodeGroup):

@@ -18,7 +18,6 @@ from tests.end_to_end.kubernetes.cases import ONE_HOST, Cluster, run, verdict_of
 from tests.end_to_end.kubernetes.conftest import KUEUE
 from tests.support.jobs import WITHIN, placements, wait_running
 from tests.support.kubernetes.api import Object
-from tests.support.kubernetes.fixtures import only_real
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(2)]
@@ -104,7 +103,6 @@ def answer(cluster: Cluster, kind: str, reason: str, message: str) -> None:
     cluster.api.patch(path, {"status": {"conditions": [*told, one]}})
 
 
-@only_real
 def test_a_queue_asks_for_all_machines_at_once_and_no_patience_ends_its_request(
     cluster: Cluster, jobs: Any, requesting: str, second: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +126,6 @@ def test_a_queue_asks_for_all_machines_at_once_and_no_patience_ends_its_request(
     assert [placement["queue"] for placement in placements(job)] == [requesting]
 
 
-@only_real
 @pytest.mark.parametrize("kind", ["Failed", "CapacityRevoked"])
 def test_machines_that_are_refused_or_taken_back_before_pods_run_are_asked_for_in_the_next_queue(
     cluster: Cluster, jobs: Any, requesting: str, second: str, kind: str
@@ -150,7 +147,6 @@ def test_machines_that_are_refused_or_taken_back_before_pods_run_are_asked_for_i
     assert [placement["queue"] for placement in placements(job)] == [requesting, second]
 
 
-@only_real
 def test_machines_that_are_taken_back_from_a_running_job_are_a_preemption_and_asked_for_again(
     cluster: Cluster, jobs: Any, tmp_path: Path, requesting: str
 ) -> None:

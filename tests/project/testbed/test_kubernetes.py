@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
+from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing.kubernetes.api.answers import Object, Refused
 from kinetic_orchestration.testing.kubernetes.pods.nodes import EVICTED, KILLED, OOM_KILLED, Node, NodeGroup, tpu_pool
 from tests.support.kubernetes.api import Api
@@ -70,6 +73,7 @@ class Place:
         group = {
             "jobsets": GROUP, "jobs": "/apis/batch/v1", "workloads": "/apis/kueue.x-k8s.io/v1beta2",
             "localqueues": "/apis/kueue.x-k8s.io/v1beta2", "leases": "/apis/coordination.k8s.io/v1",
+            "provisioningrequests": "/apis/autoscaling.x-k8s.io/v1",
         }.get(kind.partition("?")[0], "/api/v1")  # fmt: skip
         return f"{group}/namespaces/{self.namespace}/{kind}"
 
@@ -397,6 +401,91 @@ def test_what_is_too_large_is_refused(place: Place) -> None:
     )  # fmt: skip
 
 
+def with_room(name: str, size: int) -> Object:
+    """A suspended JobSet with so many bytes in it."""
+    body = jobset(name, "true")
+    body["spec"]["suspend"] = True
+    pod = body["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    pod["containers"][0]["env"] = [{"name": "ROOM", "value": "x" * size}]
+    return body
+
+
+def test_what_no_etcd_keeps_is_refused_once_it_is_more_than_tried(place: Place) -> None:
+    place.create("jobsets", with_room("small", 1_500_000))
+    for size, said in (
+        (1_600_000, r"etcdserver: request is too large"),
+        (2_200_000, r"rpc error: code = ResourceExhausted desc = trying to send message larger than max \(22.+ vs\. 2097152\)"),
+    ):  # fmt: skip
+        place.create("jobsets?dryRun=All", with_room("large", size))
+        code, reason, told = refusal(lambda: place.create("jobsets", with_room("large", size)))  # noqa: B023
+        assert (code, reason) == (500, "")
+        assert re.fullmatch(said, told), told
+    assert [one["metadata"]["name"] for one in place.all("jobsets")] == ["small"]
+
+
+@pytest.mark.parametrize(("kind", "field"), [("configmaps", "[]"), ("secrets", "data")])
+def test_data_of_more_than_a_mebibyte_is_refused(place: Place, kind: str, field: str) -> None:
+    name, given = ("ConfigMap", "data") if kind == "configmaps" else ("Secret", "stringData")
+    said = f'{name} "a" is invalid: {field}: Too long: may not be more than 1048576 bytes'
+    body = {"metadata": {"name": "a"}, given: {"a": "x" * (1 << 19), "b": "x" * ((1 << 19) + 1)}}
+    assert refusal(lambda: place.create(f"{kind}?dryRun=All", body)) == (422, "Invalid", said)
+    place.create(kind, {**body, given: {"a": "x" * (1 << 20)}})
+    more = {"data": {"b": "eA=="}}
+    assert refusal(lambda: place.api.patch(f"{place.path(kind)}/a", more)) == (422, "Invalid", said)
+
+
+def test_events_and_pods_are_chosen_by_fields(place: Place, nodes: NodeGroup) -> None:
+    """As `kubectl describe` asks for the events of one object; in the order in which they happened."""
+    nodes.add(Node("n"))
+    run(place, "one", FOREVER)
+    run(place, "other", FOREVER)
+    uid = place.await_pods(2)[0]["metadata"]["uid"]
+
+    def chosen(selector: str, kind: str = "events") -> list[Object]:
+        return place.all(f"{kind}?fieldSelector={quote(selector)}")
+
+    mine = f"involvedObject.name=one,involvedObject.namespace={place.namespace},involvedObject.uid={uid}"
+    told = wait_until(lambda: it if len(it := chosen(mine)) == 4 else None, place.told, within=20)
+    assert told is not None
+    assert [one["reason"] for one in told] == ["Scheduled", "Pulled", "Created", "Started"]
+    for more, left in (
+        ("reason=Started", ["Started"]), ("source=default-scheduler", ["Scheduled"]), ("type!=Normal", []),
+        ("reason=Started,,type==Normal", ["Started"]), ("involvedObject.fieldPath=", ["Scheduled"]),
+        ("reportingComponent=kubelet,involvedObject.apiVersion=v1,reason!=Pulled", ["Created", "Started"]),
+        (r"reason=a\,b", []), ("reason=a b", []), ("involvedObject.kind=Job", []),
+    ):  # fmt: skip
+        assert [one["reason"] for one in chosen(f"{mine},{more}")] == left, more
+    for selector, number in (
+        ("spec.nodeName=n,status.phase!=Succeeded,spec.hostNetwork=false", 2), ("metadata.name=one", 1),
+        ("spec.schedulerName=default-scheduler,status.nominatedNodeName=", 2), ("status.podIP=127.0.0.1", 0),
+    ):  # fmt: skip
+        assert len(chosen(selector, "pods")) == number, selector
+    for selector, said in (
+        ("message=x", "field label not supported: message"), ("=x", "field label not supported: "),
+        ("reason", "invalid selector: 'reason'; can't understand 'reason'"),
+        ("reason=a=b", "invalid field selector: unescaped character in value: 61"),
+        (r"reason=a\b", r"invalid field selector: invalid escape sequence: \b"),
+    ):  # fmt: skip
+        assert refusal(lambda: chosen(selector)) == (400, "BadRequest", said)  # noqa: B023 - called at once
+    assert refusal(lambda: chosen("spec.x=1", "jobsets")) == (400, "BadRequest", "field label not supported: spec.x")
+
+
+def test_a_token_of_a_service_account_says_until_when_it_holds(place: Place) -> None:
+    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 1200}}
+    made = place.create("serviceaccounts/default/token", asked)
+    assert (made["kind"], made["metadata"]["name"], made["spec"]["expirationSeconds"]) == (
+        "TokenRequest", "default", 1200
+    )  # fmt: skip
+    left = datetime.fromisoformat(made["status"]["expirationTimestamp"]) - datetime.now(UTC)
+    assert 1100 < left.total_seconds() < 1201
+    assert refusal(lambda: place.create("serviceaccounts/nobody/token", asked))[:2] == (404, "NotFound")
+    asked = {**asked, "spec": {"expirationSeconds": 60}}
+    said = "spec.expirationSeconds: Invalid value: 60: may not specify a duration less than 10 minutes"
+    assert refusal(lambda: place.create("serviceaccounts/default/token", asked)) == (
+        422, "Invalid", f'TokenRequest.authentication.k8s.io "" is invalid: {said}'
+    )  # fmt: skip
+
+
 def test_a_page_may_be_read_twice(place: Place) -> None:
     """By a client whose answer was lost."""
     for number in range(3):
@@ -494,6 +583,140 @@ def test_a_preempted_set_has_new_pods_once_it_is_admitted_again(
     assert [one["metadata"]["name"] for one in place.all("jobsets") if "low" in one["metadata"]["name"]] == ["low"]
 
 
+REQUESTS = "provisioningrequests"
+
+
+@pytest.fixture
+def requesting(plane: ControlPlane | EmulatedPlane, place: Place, queue: Any) -> Any:
+    """A function that makes a queue `requesting` whose check asks for machines, and so many times again."""
+    kueue, name = "/apis/kueue.x-k8s.io/v1beta2", f"{place.namespace}-requesting"
+    meta = {"metadata": {"name": name}}
+    created: list[str] = []
+
+    def create(plural: str, word: str, spec: Object) -> None:
+        plane.api.create(f"{kueue}/{plural}", {**kind(word), **meta, "spec": spec})
+        created.append(f"{kueue}/{plural}/{name}")
+
+    def request(again: int) -> str:
+        retry = {"backoffLimitCount": again, "backoffBaseSeconds": 1}
+        managed = {"managedResources": ["google.com/tpu"], "retryStrategy": retry}
+        create(
+            "provisioningrequestconfigs",
+            "ProvisioningRequestConfig",
+            {"provisioningClassName": "queued-provisioning.gke.io", **managed},
+        )
+        return name
+
+    reference = {"apiGroup": "kueue.x-k8s.io", "kind": "ProvisioningRequestConfig", "name": name}
+    check = {"controllerName": "kueue.x-k8s.io/provisioning-request", "parameters": reference}
+    create("admissionchecks", "AdmissionCheck", check)
+    resources = [{"name": "google.com/tpu", "nominalQuota": "8"}]
+    flavors = [{"name": place.namespace, "resources": resources}]
+    spec = {
+        "namespaceSelector": {}, "admissionChecksStrategy": {"admissionChecks": [{"name": name}]},
+        "resourceGroups": [{"coveredResources": ["google.com/tpu"], "flavors": flavors}],
+    }  # fmt: skip
+    create("clusterqueues", "ClusterQueue", spec)
+    local = {**kind("LocalQueue"), "metadata": {"name": "requesting"}, "spec": {"clusterQueue": name}}
+    place.create("localqueues", local)
+    yield request
+    for path in (created[1], created[0], *created[2:]):
+        plane.api.delete(path)
+
+
+def asking(name: str = "x") -> Object:
+    body = jobset(name, FOREVER, labels={"kueue.x-k8s.io/queue-name": "requesting"})
+    body["metadata"]["annotations"] = {"provreq.kueue.x-k8s.io/maxRunDurationSeconds": "3600"}
+    return body
+
+
+def answer(place: Place, name: str, *conditions: tuple[str, str, str]) -> None:
+    """Say of a request, once it is there, what an autoscaler would."""
+    path = f"{place.path(REQUESTS)}/{name}"
+    wait_until(lambda: place.api.found(path), place.told, within=100, pause=0.1)
+    told = [
+        {"type": kind, "status": status, "reason": kind, "message": said, "lastTransitionTime": "2026-11-28T10:00:00Z"}
+        for kind, status, said in conditions
+    ]
+    place.api.patch(f"{path}/status", {"status": {"conditions": told}})
+
+
+def await_workload(place: Place, seen: Callable[[Object], bool]) -> Object:
+    """Return the one workload once it is so, with its conditions by their types."""
+
+    def look() -> Object | None:
+        [workload] = place.all("workloads") or [{}]
+        status = workload.get("status") or {}
+        told = {one["type"]: one for one in status.get("conditions", ())}
+        found = {**workload, **told, "checks": status.get("admissionChecks", [])}
+        return found if workload and seen(found) else None
+
+    return wait_until(look, lambda: place.all("workloads"), within=100, pause=0.1)
+
+
+def test_a_queue_whose_check_lacks_its_configuration_admits_nothing(place: Place, requesting: Any) -> None:
+    place.create("jobsets", asking())
+    found = await_workload(place, lambda it: "QuotaReserved" in it)["QuotaReserved"]
+    name = f"{place.namespace}-requesting"
+    assert (found["reason"], found["message"]) == ("Inadmissible", f"ClusterQueue {name} is inactive")
+    queue = place.api.get(f"/apis/kueue.x-k8s.io/v1beta2/clusterqueues/{name}")["status"]["conditions"][0]
+    said = f"Can't admit new workloads: references inactive AdmissionCheck(s): {name}."
+    assert (queue["reason"], queue["message"]) == ("AdmissionCheckInactive", said)
+    requesting(0)
+    assert await_workload(place, lambda it: it["QuotaReserved"]["status"] == "True")["checks"][0]["state"] == "Pending"
+
+
+def test_a_queue_asks_for_machines_and_begins_when_they_are_there(
+    place: Place, slice_: NodeGroup, requesting: Any
+) -> None:
+    check = requesting(0)
+    place.create("jobsets", asking())
+    workload = await_workload(place, lambda it: bool(it["checks"]) and "QuotaReserved" in it)
+    assert [(one["name"], one["state"], one["message"]) for one in workload["checks"]] == [(check, "Pending", "")]
+    assert "Admitted" not in workload
+    name = f"{workload['metadata']['name']}-{check}-1"
+    answer(place, name, ("Accepted", "True", "queued"), ("Provisioned", "False", "ETA 5 min"))
+    request = place.api.get(f"{place.path(REQUESTS)}/{name}")
+    assert request["spec"]["parameters"] == {"maxRunDurationSeconds": "3600"}
+    [pods] = request["spec"]["podSets"]
+    template = place.api.get(f"{place.path('podtemplates')}/{pods['podTemplateRef']['name']}")
+    assert pods["count"] == 2 and template["metadata"]["ownerReferences"][0]["name"] == name
+    await_workload(place, lambda it: it["checks"][0]["message"] == "ETA 5 min")
+    assert not place.pods()
+    answer(place, name, ("Accepted", "True", "queued"), ("Provisioned", "True", "There they are."))
+    [pod, _] = place.await_pods(2)
+    assert pod["metadata"]["annotations"]["autoscaling.x-k8s.io/consume-provisioning-request"] == name
+    answer(place, name, ("Provisioned", "True", "There they are."), ("CapacityRevoked", "True", "Taken back."))
+    told = f'The workload is deactivated due to AdmissionCheck in Rejected state: "{check}" (Taken back.)'
+    workload = await_workload(place, lambda it: it["QuotaReserved"]["status"] == "False")
+    assert (workload["Evicted"]["reason"], workload["Evicted"]["message"]) == ("DeactivatedDueToAdmissionCheck", told)
+    assert (workload["spec"]["active"], workload["Requeued"]["status"]) == (False, "False")
+    assert workload["Admitted"]["reason"] == "NoReservationUnsatisfiedChecks"
+    assert place.await_event("Stopped", "JobSet") == told
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"), [("Failed", "Retrying after failure"), ("BookingExpired", "Retrying after booking expired")]
+)
+def test_machines_that_were_not_to_be_had_are_asked_for_again_as_often_as_the_check_says(
+    place: Place, requesting: Any, ends: str, words: str
+) -> None:
+    check = requesting(1)
+    place.create("jobsets", asking())
+    prefix = f"{await_workload(place, lambda it: bool(it['checks']))['metadata']['name']}-{check}"
+    answer(place, f"{prefix}-1", (ends, "True", "There are none."))
+    workload = await_workload(place, lambda it: it.get("Evicted", {}).get("status") == "False")
+    told = f'Evicted due to AdmissionCheck in Retry state: "{check}" ({words}: There are none.)'
+    assert workload["Evicted"]["message"] == f"Previously: {told}"
+    assert workload["Requeued"]["reason"] == "BackoffFinished"
+    answer(place, f"{prefix}-2", (ends, "True", "There are none."))
+    workload = await_workload(place, lambda it: not it["spec"]["active"] and it["QuotaReserved"]["status"] == "False")
+    told = f'The workload is deactivated due to AdmissionCheck in Rejected state: "{check}" (There are none.)'
+    assert workload["Evicted"]["message"] == workload["QuotaReserved"]["message"] == told
+    [state] = workload["checks"]
+    assert (state["state"], state["message"]) == ("Pending", "Reset to Pending after eviction. Previously: Rejected")
+
+
 def test_nothing_is_told_of_a_silent_node_until_it_counts_as_unknown(place: Place, slice_: NodeGroup) -> None:
     place.create("jobsets", jobset("x", "sleep 1"))
     pods = place.await_pods(2)
@@ -517,6 +740,27 @@ def test_nothing_is_told_of_a_silent_node_until_it_counts_as_unknown(place: Plac
         place.told,
         within=10,
     )
+
+
+def test_a_node_that_lost_its_processes_runs_a_pod_again_only_where_its_policy_says_so(
+    place: Place, nodes: NodeGroup
+) -> None:
+    nodes.add(Node("n"))
+    never = run(place, "never", f"echo start; {FOREVER}")
+    again = run(place, "again", f"echo start; {FOREVER}", restartPolicy="OnFailure")
+    uids = [pod["metadata"]["uid"] for pod in place.await_pods(2)]
+    wait_until(lambda: [nodes.log(uid) for uid in uids] == ["start\n"] * 2, "both have begun", within=20)
+    nodes.lose("n")
+    roots = [f"KINETIC_ROOT={nodes.root(uid)}" for uid in uids]
+    wait_until(lambda: not any(map(processes.marked, roots)), "both are dead", within=20)
+    nodes.restore("n")
+    wait_until(lambda: never()["status"]["phase"] == "Failed", place.told, within=20)
+    [status] = never()["status"]["containerStatuses"]
+    assert (status["state"]["terminated"]["exitCode"], status["state"]["terminated"]["reason"]) == (255, "Unknown")
+    wait_until(lambda: nodes.log(again()["metadata"]["uid"]) == "start\n" * 2, place.told, within=20)
+    [status] = again()["status"]["containerStatuses"]
+    assert (status["restartCount"], status["lastState"]["terminated"]["exitCode"]) == (1, 255)
+    assert nodes.log(never()["metadata"]["uid"]) == "start\n"
 
 
 # The kubelet
@@ -599,7 +843,7 @@ def test_a_container_is_warned_then_killed_and_restarted_where_its_policy_says_s
         'echo start; test -e "$KINETIC_ROOT/mark" || { touch "$KINETIC_ROOT/mark"; exit 1; }',
         restartPolicy="OnFailure",
     )
-    place.await_pods(2)
+    wait_until(lambda: deaf()["status"]["phase"] == "Running", place.told, within=100)
     uid = deaf()["metadata"]["uid"]
     place.api.delete(f"{place.path('pods')}/deaf")
     wait_until(lambda: place.api.found(f"{place.path('pods')}/deaf") is None, place.told, within=100)
@@ -613,7 +857,8 @@ def test_a_container_is_warned_then_killed_and_restarted_where_its_policy_says_s
     assert status["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
     assert nodes.log(heard()["metadata"]["uid"]) == "ready\nwarned\n"
     wait_until(lambda: again()["status"]["phase"] == "Succeeded", place.told, within=100)
-    assert again()["status"]["containerStatuses"][0]["restartCount"] == 1
+    [status] = again()["status"]["containerStatuses"]
+    assert (status["restartCount"], status["lastState"]["terminated"]["exitCode"]) == (1, 1)
     assert nodes.log(again()["metadata"]["uid"]) == "start\nstart\n"
 
 

@@ -16,6 +16,23 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "object": (dict,), "array": (list,),
 }  # fmt: skip
 _UNDESCRIBED: Final = re.compile(r"/version|/apis/[^/]+(/[^/]+)?")
+_META: Schema = {"$ref": "#/io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta"}
+_TEXT: Schema = {"type": "string"}
+_COLUMN: Schema = {
+    "type": "object", "required": ["name", "type", "format", "description", "priority"],
+    "properties": {**dict.fromkeys(("name", "type", "format", "description"), _TEXT), "priority": {"type": "integer"}},
+}  # fmt: skip
+_ROW: Schema = {
+    "type": "object", "required": ["cells"],
+    "properties": {"cells": {"type": "array"}, "conditions": {"type": "array"}, "object": {"type": "object"}},
+}  # fmt: skip
+_TABLE: Schema = {  # which no document has: the API's concepts name its fields
+    "type": "object", "required": ["kind", "apiVersion", "metadata", "columnDefinitions", "rows"],
+    "properties": {
+        "kind": _TEXT, "apiVersion": _TEXT, "metadata": _META,
+        "columnDefinitions": {"type": "array", "items": _COLUMN}, "rows": {"type": "array", "items": _ROW},
+    },
+}  # fmt: skip
 _STATUS = "io.k8s.apimachinery.pkg.apis.meta.v1.Status"
 
 
@@ -57,7 +74,9 @@ class Documents:
             answer = json.loads(exchange.answer)
         except ValueError:
             return [*found, f"{about}: the answer is no JSON: {exchange.answer[:80]!r}"]
-        if answer.get("kind") == "Status":
+        if answer.get("kind") == "Table":
+            schema = _TABLE
+        elif answer.get("kind") == "Status":
             schema = self._schemas[_STATUS]
         else:
             responses = operation["responses"]

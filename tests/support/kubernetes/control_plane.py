@@ -23,9 +23,9 @@ from types import TracebackType
 from typing import Any
 
 from kinetic_orchestration.testing.kubernetes.api.answers import Refused
-from kinetic_orchestration.testing.kubernetes.pods.tied import tied
 from tests.support.kubernetes.api import Api
 from tests.support.kubernetes.certificates import ADMINISTRATORS, Authority
+from tests.support.kubernetes.tied import tied
 from tests.support.ports import held_port
 from tests.support.waits import wait_until
 

@@ -39,7 +39,8 @@ def built() -> Path:
 
 @pytest.fixture(scope="session")
 def documents(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Documents:
-    """What a real server with these programs publishes of its API; asked once, and kept beside them."""
+    """Return what a real server with these programs publishes of its API: it is asked once, and its answer is kept
+    beside them."""
     from tests.support.exchanges.openapi import Documents
     from tests.support.kubernetes.control_plane import ControlPlane
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kinetic_orchestration.testing.kubernetes.api.answers import Object
 
-VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update")
+VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
 
 
 class Kind(NamedTuple):
@@ -58,18 +58,34 @@ PRIORITIES = Kind(
     _KUEUE, "v1beta2", "workloadpriorityclasses", "WorkloadPriorityClass", namespaced=False, is_custom=True
 )
 WORKLOADS = Kind(_KUEUE, "v1beta2", "workloads", "Workload", subresources=("status",), is_custom=True)
+ADMISSION_CHECKS = Kind(
+    _KUEUE, "v1beta2", "admissionchecks", "AdmissionCheck", namespaced=False, subresources=("status",), is_custom=True
+)
+PROVISIONING_CONFIGS = Kind(
+    _KUEUE, "v1beta2", "provisioningrequestconfigs", "ProvisioningRequestConfig", namespaced=False, is_custom=True
+)
+PROVISIONING_REQUESTS = Kind(
+    "autoscaling.x-k8s.io", "v1", "provisioningrequests", "ProvisioningRequest", subresources=("status",),
+    is_custom=True,
+)  # fmt: skip
+POD_TEMPLATES = Kind("", "v1", "podtemplates", "PodTemplate")
 LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease")
 ROLES = Kind(_RBAC, "v1", "roles", "Role")
 BINDINGS = Kind(_RBAC, "v1", "rolebindings", "RoleBinding")
 
 ALL = (
     NAMESPACES, NODES, PODS, EVENTS, SECRETS, CONFIG_MAPS, ACCOUNTS, QUOTAS, DEPLOYMENTS, JOBS, JOBSETS, LOCAL_QUEUES,
-    CLUSTER_QUEUES, FLAVORS, PRIORITIES, WORKLOADS, LEASES, ROLES, BINDINGS,
+    CLUSTER_QUEUES, FLAVORS, PRIORITIES, WORKLOADS, ADMISSION_CHECKS, PROVISIONING_CONFIGS, PROVISIONING_REQUESTS,
+    POD_TEMPLATES, LEASES, ROLES, BINDINGS,
 )  # fmt: skip
 _SHORT = {
     "namespaces": ("ns",), "nodes": ("no",), "pods": ("po",), "events": ("ev",), "configmaps": ("cm",),
     "serviceaccounts": ("sa",), "resourcequotas": ("quota",), "localqueues": ("queue", "queues", "lq"),
-    "clusterqueues": ("cq",), "resourceflavors": ("flavor", "flavors", "rf"), "workloads": ("wl",),
+    "clusterqueues": ("cq",), "resourceflavors": ("flavor", "flavors", "rf"),
+    "workloads": ("kwl", "kueueworkload", "kueueworkloads"),
+    "deployments": ("deploy",), "admissionchecks": ("ac",), "provisioningrequestconfigs": ("prc",),
+    "workloadpriorityclasses": ("wpc",),
+    "provisioningrequests": ("provreq", "provreqs"),
 }  # fmt: skip
 VISIBILITY = "visibility.kueue.x-k8s.io"
 # What is only asked, and never stored: group and version → kind by plural.
@@ -124,6 +140,33 @@ def groups() -> Object:
 def group(name: str) -> Object | None:
     found = next((one for one in groups()["groups"] if one["name"] == name), None)
     return None if found is None else {"kind": "APIGroup", "apiVersion": "v1", **found}
+
+
+def documents() -> Object:
+    """Return where the OpenAPI document of each group's version is."""
+    versions = sorted({kind.api_version for kind in ALL})
+    paths = {_root(found).strip("/"): {"serverRelativeURL": f"/openapi/v3{_root(found)}"} for found in versions}
+    return {"paths": paths}
+
+
+def document(api_version: str) -> Object | None:
+    """Return as much of the OpenAPI document of a group's version as kubectl reads: that fields are checked here. None
+    if nothing of it is served."""
+    parameter = {"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}
+    paths: Object = {}
+    for kind in ALL:
+        if kind.api_version != api_version:
+            continue
+        about = {"group": kind.group, "version": kind.version, "kind": kind.name}
+        place = "/namespaces/{namespace}" if kind.namespaced else ""
+        patch = {"parameters": [parameter], "responses": {}, "x-kubernetes-group-version-kind": about}
+        paths[f"{_root(api_version)}{place}/{kind.plural}/{{name}}"] = {"patch": patch}
+    info = {"title": "Kubernetes", "version": "v1.36.3"}
+    return {"openapi": "3.0.0", "info": info, "paths": paths} if paths else None
+
+
+def _root(api_version: str) -> str:
+    return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
 
 
 def _group(api_version: str) -> Object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -136,6 +137,11 @@ def reference_to(found: Mapping[str, Any]) -> Object:
         "apiVersion": found["apiVersion"], "kind": found["kind"], "name": name_of(found), "uid": uid_of(found),
         "controller": True, "blockOwnerDeletion": True,
     }  # fmt: skip
+
+
+def event_name(about: str) -> str:
+    """Return a name for an event about an object; names are in the order of their events."""
+    return f"{about}.{time.time_ns():x}"
 
 
 def _without_none(fields: Mapping[str, Any]) -> Object:

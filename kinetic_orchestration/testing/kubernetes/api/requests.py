@@ -9,17 +9,19 @@ import base64
 import itertools
 import json
 import random
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from kinetic_orchestration.testing.kubernetes.api import answers, kinds, objects
 from kinetic_orchestration.testing.kubernetes.api.answers import About, NotServed, Object
 from kinetic_orchestration.testing.kubernetes.api.kinds import Kind
-from kinetic_orchestration.testing.kubernetes.api.objects import is_deleting, name_of
-from kinetic_orchestration.testing.kubernetes.api.rules import admission, defaults, deletion, rights, validation
+from kinetic_orchestration.testing.kubernetes.api.objects import is_deleting, name_of, uid_of
+from kinetic_orchestration.testing.kubernetes.api.rules import admission, defaults, deletion, rights, sizes, validation
 from kinetic_orchestration.testing.kubernetes.api.rules.rights import User, Wish
 from kinetic_orchestration.testing.kubernetes.api.store import Store, fresh
+from kinetic_orchestration.testing.kubernetes.api.views import fields, streams, tables
 
 VERSION = {
     "major": "1", "minor": "36", "gitVersion": "v1.36.3", "gitCommit": "emulated", "gitTreeState": "clean",
@@ -28,10 +30,9 @@ VERSION = {
 STRATEGIC = "application/strategic-merge-patch+json"
 _HEALTH = ("healthz", "livez", "readyz")
 _LISTS = 100  # continuations that clients may read, as often as they like
-_FIELDS = {  # of a selector, which a kind may have
-    kinds.PODS: ("spec.nodeName", "status.phase", "spec.restartPolicy", "spec.serviceAccountName"),
-    kinds.EVENTS: ("reason", "source", "type", "involvedObject.name", "involvedObject.kind", "involvedObject.uid"),
-}
+_AUDIENCE = "https://kubernetes.default.svc"
+_SHORTEST = 600  # seconds that a token may hold
+Answer = Object | bytes | Iterator[bytes]
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -44,6 +45,7 @@ class Request(NamedTuple):
     body: Object | None = None
     kind: str = "application/json"
     user: User = rights.ADMIN
+    as_table: bool = False
 
 
 class _At(NamedTuple):
@@ -63,7 +65,7 @@ class Requests:
 
     Args:
         store: The objects.
-        token_of: Returns a new token of a user.
+        token_of: Returns a token of a user, which holds for so many seconds.
         log_of: Returns the output of a pod, by its namespace and name.
         pending: Returns the workloads that wait in a queue, by its namespace and name.
         away: The controllers whose webhooks do not answer: `jobset`, `kueue`.
@@ -72,7 +74,7 @@ class Requests:
     def __init__(
         self,
         store: Store,
-        token_of: Callable[[User], str],
+        token_of: Callable[[User, float], str],
         log_of: Callable[[str, str], bytes],
         pending: Callable[[str, str], Object],
         away: set[str],
@@ -89,8 +91,8 @@ class Requests:
         """Let no list be continued that somebody has begun to read."""
         self._pages.clear()
 
-    def answer(self, asked: Request) -> tuple[int, Object | bytes]:
-        """Return a status of HTTP and an object, or the text of a log. Raises Refused, and NotServed."""
+    def answer(self, asked: Request) -> tuple[int, Answer]:
+        """Return a status of HTTP and an object, a text, or one that goes on. Raises Refused, and NotServed."""
         with self._store.changed:
             found = self._discovered(asked)
             if found is not None:
@@ -108,6 +110,8 @@ class Requests:
         match asked.path.strip("/").split("/"):
             case ["version"]:
                 return dict(VERSION)
+            case ["openapi", "v3", *place]:
+                return kinds.document("/".join(place[1:])) if place else kinds.documents()
             case ["api"]:
                 return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
             case ["apis", *group] if len(group) < 2:
@@ -127,18 +131,26 @@ class Requests:
             raise answers.absent(About(kinds.VISIBILITY, "localqueue", queue))
         return self._pending(namespace, queue)
 
-    def _stored(self, asked: Request, at: _At) -> tuple[int, Object | bytes]:
+    def _stored(self, asked: Request, at: _At) -> tuple[int, Answer]:
         resource = "/".join(filter(None, (at.kind.plural, at.below)))
-        verb = _verb(asked.method, at)
+        verb = "watch" if _is_watch(asked, at) else _verb(asked.method, at)
         self._demand(asked.user, Wish(verb, at.kind.group, resource, at.namespace, at.name))
         if at.below in ("log", "eviction", "token"):
             return self._below(asked, at)
+        if verb == "watch":
+            return 200, self._watched(asked, at)
         if verb == "create":
             return 201, self._create(asked, at)
         return 200, self._read(asked, at, verb) if verb in ("get", "list") else self._written(asked, at, verb)
 
     def _read(self, asked: Request, at: _At, verb: str) -> Object:
-        return self._list(asked, at) if verb == "list" else self._found(at)
+        found = self._list(asked, at) if verb == "list" else self._found(at)
+        return self._shown(asked, at, found)
+
+    def _shown(self, asked: Request, at: _At, found: Object) -> Object:
+        """Return an object or a list as its request asks for it."""
+        include = asked.query.get("includeObject") or "Metadata"
+        return tables.table(at.kind, found, time.time(), include) if asked.as_table else found
 
     def _written(self, asked: Request, at: _At, verb: str) -> Object:
         if verb == "deletecollection":
@@ -160,8 +172,6 @@ class Requests:
     # ---- lists
 
     def _list(self, asked: Request, at: _At) -> Object:
-        if asked.query.get("watch") in ("true", "1"):
-            raise answers.refusal(405, "MethodNotAllowed", "the emulated API server has no watches")
         if token := asked.query.get("continue"):
             version, left = self._continued(token)
         else:
@@ -178,16 +188,29 @@ class Requests:
         return {**about, "metadata": metadata, "items": shown}
 
     def _selected(self, asked: Request, at: _At) -> Sequence[Object]:
-        labels, fields = asked.query.get("labelSelector", ""), asked.query.get("fieldSelector", "")
-        found = self._store.list(at.kind, at.namespace)
+        return self._chosen(asked, at, self._store.list(at.kind, at.namespace))
+
+    def _chosen(self, asked: Request, at: _At, found: Sequence[Object]) -> Sequence[Object]:
+        """Return those that the selectors of a request choose. Raises Refused."""
+        labels = asked.query.get("labelSelector", "")
         try:
             objects.selects(labels, {})  # whether it can be read is told even if there is nothing
-            chosen = [one for one in found if objects.selects(labels, objects.labels_of(one))] if labels else found
-            return (
-                [one for one in chosen if objects.selects(fields, _fields(at.kind, one, fields))] if fields else chosen
-            )
         except objects.Unparsable as error:
             raise answers.bad(str(error)) from None
+        labelled = [one for one in found if objects.selects(labels, objects.labels_of(one))] if labels else found
+        selector = asked.query.get("fieldSelector", "")
+        return fields.chosen(at.kind, selector, labelled) if selector else labelled
+
+    def _watched(self, asked: Request, at: _At) -> Iterator[bytes]:
+        def shown(one: Object) -> Object:
+            return self._shown(asked, at, one)
+
+        def select(found: Sequence[Object]) -> Sequence[Object]:
+            mine = [one for one in found if at.name in ("", name_of(one))]
+            return self._chosen(asked, at, mine)
+
+        select(())  # what cannot be read is refused before anything is sent
+        return streams.changes(self._store, at.kind, at.namespace, select, asked.query, shown)
 
     def _kept(self, version: str, rest: Sequence[Object]) -> str:
         told = {"v": "meta.k8s.io/v1", "rv": int(version), "start": str(next(self._numbers))}
@@ -228,11 +251,13 @@ class Requests:
         self._ask_webhooks(at.kind, body)
         body = defaults.defaulted(at.kind, {**body, "metadata": metadata})
         validation.check(at.kind, body)
+        sizes.check_data(at.kind, body)
         if self._store.get(at.kind, at.namespace, at.name) is not None:
             raise answers.exists(at.about())
         body = admission.admit(self._store, at.kind, body, at.about())
         if is_dry:
             return fresh(at.kind, body)
+        sizes.check_stored(body)
         made = self._store.create(at.kind, body)
         return self._store.replace(at.kind, defaults.identified(made)) if at.kind is kinds.JOBS else made
 
@@ -271,8 +296,10 @@ class Requests:
             raise answers.conflict(at.about(), why)
         kept = {"status": found.get("status", {})} if not at.below and at.kind.subresources else {}
         after = {**after, **kept} if not at.below else {**found, "status": after.get("status", {})}
+        sizes.check_data(at.kind, after)
         if _is_dry(asked):
             return after
+        sizes.check_stored(after)
         if is_deleting(after):
             deletion.let_go(self._store, at.kind, after)
         else:
@@ -312,21 +339,51 @@ class Requests:
 
     # ---- what is below an object
 
-    def _below(self, asked: Request, at: _At) -> tuple[int, Object | bytes]:
+    def _below(self, asked: Request, at: _At) -> tuple[int, Answer]:
         if at.below == "token":
-            if self._store.get(kinds.ACCOUNTS, at.namespace, at.name) is None:
-                raise answers.absent(at.about())
-            token = self._token_of(rights.account(at.namespace, at.name))
-            return 201, {**(asked.body or {}), "status": {"token": token}}
+            return 201, self._with_token(asked, at)
         pod = self._found(at)
         if at.below == "log":
-            return 200, _part_of(self._log_of(at.namespace, at.name), asked.query)
+            return 200, self._log(asked, at, uid_of(pod))
         told = {"type": "DisruptionTarget", "status": "True", "lastProbeTime": None}
         why = {"reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
         conditions = [*(pod["status"].get("conditions") or ()), told | {"lastTransitionTime": objects.stamp()} | why]
         pod = self._store.replace(kinds.PODS, objects.with_status(pod, conditions=conditions))
         deletion.delete(self._store, kinds.PODS, pod)
         return 201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+
+    def _log(self, asked: Request, at: _At, uid: str) -> Answer:
+        whole = self._log_of(at.namespace, at.name)
+        part = _part_of(whole, asked.query)
+        if asked.query.get("follow") not in ("true", "1"):
+            return part
+
+        def find() -> Object | None:
+            found = self._store.get(at.kind, at.namespace, at.name)
+            return found if found is not None and uid_of(found) == uid else None
+
+        rest = streams.log(self._store, find, lambda: self._log_of(at.namespace, at.name), len(whole))
+        return itertools.chain([part], rest)
+
+    def _with_token(self, asked: Request, at: _At) -> Object:
+        """Return what a service account's request for a token becomes. Raises Refused."""
+        uid = self._found(at)["metadata"]["uid"]
+        spec: Object = {"audiences": [_AUDIENCE], "expirationSeconds": 3600, "boundObjectRef": None}
+        spec |= (asked.body or {}).get("spec") or {}
+        seconds = spec["expirationSeconds"]
+        if seconds < _SHORTEST:
+            said = f"Invalid value: {seconds}: may not specify a duration less than 10 minutes"
+            about = About("authentication.k8s.io", "TokenRequest")
+            raise answers.invalid(about, [answers.Fault("spec.expirationSeconds", said)])
+        token = self._token_of(rights.account(at.namespace, at.name), seconds)
+        return {
+            "kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1",
+            "metadata": {
+                "name": at.name, "namespace": at.namespace, "uid": uid, "creationTimestamp": objects.stamp(),
+            },
+            "spec": spec,
+            "status": {"token": token, "expirationTimestamp": objects.stamp(time.time() + seconds)},
+        }  # fmt: skip
 
 
 def _parts(path: str) -> tuple[str, list[str]]:
@@ -364,31 +421,16 @@ def _verb(method: str, at: _At) -> str:
     return found[method]
 
 
+def _is_watch(asked: Request, at: _At) -> bool:
+    return asked.method == "GET" and not at.below and asked.query.get("watch") in ("true", "1")
+
+
 def _is_dry(asked: Request) -> bool:
     return "All" in (asked.query.get("dryRun"), *((asked.body or {}).get("dryRun") or ()))
 
 
 def _selectors(asked: Request) -> bool:
     return bool(asked.query.get("labelSelector") or asked.query.get("fieldSelector"))
-
-
-def _fields(kind: Kind, found: Object, selector: str) -> dict[str, str]:
-    """Return the fields of an object by which it may be chosen. Raises Refused for others."""
-    known = ("metadata.name", "metadata.namespace", *_FIELDS.get(kind, ()))
-    asked = [part.partition("=")[0].rstrip("!").strip() for part in selector.split(",")]
-    for field in asked:
-        if field not in known:
-            raise answers.bad(f"field label not supported: {field}")
-    return {field: _field(found, field) for field in known}
-
-
-def _field(found: Object, path: str) -> str:
-    if path == "source":
-        return str(found.get("source", {}).get("component") or found.get("reportingComponent", ""))
-    value: Any = found
-    for part in path.split("."):
-        value = value.get(part, {}) if isinstance(value, dict) else {}
-    return value if isinstance(value, str) else ""
 
 
 def _plain(found: Object) -> Object:

@@ -9,11 +9,12 @@ import contextlib
 import fnmatch
 import json
 import logging
+import select
 import socket
 import ssl
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,7 +23,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from kinetic_orchestration.testing.kubernetes.api import answers
 from kinetic_orchestration.testing.kubernetes.api.answers import NotServed, Object, Refused
-from kinetic_orchestration.testing.kubernetes.api.requests import Request
+from kinetic_orchestration.testing.kubernetes.api.requests import Answer, Request
 from kinetic_orchestration.testing.kubernetes.api.rules import rights
 from kinetic_orchestration.testing.kubernetes.api.rules.rights import User
 
@@ -30,7 +31,7 @@ _LARGEST = 3 << 20  # bytes of a body
 _HEARD = 16 << 20  # bytes of a larger one that are read before it is refused: who still sends hears no answer
 _log = logging.getLogger(__name__)
 
-Answerer = Callable[[Request], tuple[int, Object | bytes]]
+Answerer = Callable[[Request], tuple[int, Answer]]
 
 
 @dataclass
@@ -86,8 +87,10 @@ class ApiServer:
             self._server.cut()
             self._server = None
 
-    def respond(self, method: str, target: str, headers: Any, body: bytes) -> tuple[int, bytes, str, int]:
-        """Return a status, a body, its kind, and seconds until the client may ask again."""
+    def respond(
+        self, method: str, target: str, headers: Any, body: bytes
+    ) -> tuple[int, bytes | Iterator[bytes], str, int]:
+        """Return a status, a body or its parts as they come, its kind, and seconds until the client may ask again."""
         try:
             self._check_page(headers)
             url = urlsplit(target)
@@ -104,7 +107,8 @@ class ApiServer:
                     "the body of the request was in an unknown format - accepted media types include: application/json"
                 )
                 raise answers.refusal(415, "UnsupportedMediaType", message)
-            found = Request(method, path, query, _parsed(body), kind, user)
+            as_table = "as=Table" in (headers.get("Accept") or "")
+            found = Request(method, path, query, _parsed(body), kind, user, as_table)
             status, answer = self._answer(found)
         except Refused as refused:
             return refused.code, json.dumps(refused.status).encode(), "application/json", 0
@@ -114,9 +118,9 @@ class ApiServer:
             _log.exception("%s %s failed", method, target)
             failed = answers.refusal(500, "InternalError", "Internal error occurred: the emulator failed")
             return 500, json.dumps(failed.status).encode(), "application/json", 0
-        if isinstance(answer, bytes):
-            return status, answer, "text/plain", 0
-        return status, json.dumps(answer).encode(), "application/json", 0
+        sent = json.dumps(answer).encode() if isinstance(answer, dict) else answer
+        is_text = isinstance(answer, bytes) or path.endswith("/log")
+        return status, sent, "text/plain" if is_text else "application/json", 0
 
     def _check_page(self, headers: Any) -> None:
         """Refuse what a page of the web makes its browser send: it chooses neither of these headers. Raises Refused."""
@@ -211,15 +215,30 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = answer
 
-    def _send(self, status: int, body: bytes, kind: str, retry_after: int) -> None:
+    def _send(self, status: int, body: bytes | Iterator[bytes], kind: str, retry_after: int) -> None:
         self.send_response(status)
         self.send_header("Audit-Id", str(uuid.uuid4()))
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
+        if isinstance(body, bytes):
+            self.send_header("Content-Length", str(len(body)))
+        else:
+            self.send_header("Transfer-Encoding", "chunked")
         if retry_after:
             self.send_header("Retry-After", str(retry_after))
         self.end_headers()
-        self.wfile.write(body)
+        if isinstance(body, bytes):
+            self.wfile.write(body)
+        else:
+            self._send_parts(body)
+
+    def _send_parts(self, parts: Iterator[bytes]) -> None:
+        for part in parts:
+            if part:
+                self.wfile.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
+            elif not self.server.owner.is_open or select.select([self.connection], [], [], 0)[0]:
+                self.close_connection = True  # the client has closed its end
+                return
+        self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: what happens is told by events."""

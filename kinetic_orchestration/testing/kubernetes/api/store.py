@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections import deque
 from collections.abc import Sequence
 
 from kinetic_orchestration.testing.kubernetes.api.answers import Object
 from kinetic_orchestration.testing.kubernetes.api.kinds import Kind
 from kinetic_orchestration.testing.kubernetes.api.objects import name_of, namespace_of, stamp, uid_of, with_meta
 
+_GONE = 1000  # objects that were removed, and that who watches may not have heard of
 _Place = tuple[str, str]  # a namespace, and a name in it
 
 
@@ -24,6 +26,8 @@ class Store:
         self.changed = threading.Condition(threading.RLock())
         self.version = 0
         self._objects: dict[Kind, dict[_Place, Object]] = {}
+        self.forgotten = 0  # what was removed at this version or before is not known any more
+        self._gone: deque[tuple[int, Kind, Object]] = deque()
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         with self.changed:
@@ -74,7 +78,16 @@ class Store:
         with self.changed:
             if self._objects.get(kind, {}).pop((namespace_of(found), name_of(found)), None) is not None:
                 self.version += 1
+                self._gone.append((self.version, kind, found))
+                if len(self._gone) > _GONE:
+                    self.forgotten = self._gone.popleft()[0]
                 self.changed.notify_all()
+
+    def gone(self, kind: Kind, namespace: str, since: int) -> Sequence[Object]:
+        """Return the objects of a kind, of one namespace if it is named, that were removed after a version."""
+        with self.changed:
+            late = [found for version, each, found in self._gone if version > since and each is kind]
+            return [found for found in late if not namespace or namespace_of(found) == namespace]
 
     def _put(self, kind: Kind, found: Object) -> Object:
         self.version += 1
@@ -84,7 +97,19 @@ class Store:
         return found
 
 
-_COUNTED = ("Pod", "Job", "JobSet", "LocalQueue", "ClusterQueue", "Workload", "ResourceFlavor", "WorkloadPriorityClass")
+_COUNTED = (
+    "Pod",
+    "Job",
+    "JobSet",
+    "LocalQueue",
+    "ClusterQueue",
+    "Workload",
+    "ResourceFlavor",
+    "WorkloadPriorityClass",
+    "AdmissionCheck",
+    "ProvisioningRequestConfig",
+    "ProvisioningRequest",
+)
 
 
 def fresh(kind: Kind, found: Object) -> Object:

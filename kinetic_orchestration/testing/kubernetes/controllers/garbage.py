@@ -1,4 +1,4 @@
-"""The collection of objects without their owner, and of namespaces with all that is in them. Pure."""
+"""The collection of objects without their owner, of namespaces with all that is in them, and of old events. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kinetic_orchestration.testing.kubernetes.api.objects import (
     is_deleting,
     name_of,
     quantity,
+    seconds,
     uid_of,
     with_status,
     without_finalizer,
@@ -18,6 +19,8 @@ from kinetic_orchestration.testing.kubernetes.api.objects import (
 from kinetic_orchestration.testing.kubernetes.api.rules.admission import used_of
 from kinetic_orchestration.testing.kubernetes.api.rules.deletion import FOREGROUND
 from kinetic_orchestration.testing.kubernetes.controllers.changes import Change, Create, Delete, LetGo, Replace, View
+
+_TOLD = 3600.0  # seconds that an event is kept since it was last told
 
 
 def step(view: View) -> Iterator[Change]:
@@ -35,6 +38,9 @@ def step(view: View) -> Iterator[Change]:
             yield LetGo(kind, without_finalizer(found, FOREGROUND))
     yield from _namespaces(view)
     yield from _quotas(view)
+    for event in view.all(kinds.EVENTS):
+        if view.now - max(map(seconds, (event["metadata"]["creationTimestamp"], event.get("lastTimestamp")))) > _TOLD:
+            yield Delete(kinds.EVENTS, event)
 
 
 def _waits(found: Object) -> bool:

@@ -61,7 +61,11 @@ class Jobs:
         pods = view.controlled(kinds.PODS)
         jobs = view.all(kinds.JOBS)
         known = {uid_of(job) for job in jobs}
-        for pod in view.all(kinds.PODS):
+        every = view.all(kinds.PODS)
+        there = {uid_of(pod) for pod in every}
+        self._waits = {uid: until for uid, until in self._waits.items() if uid in known}
+        self._ended = {uid: since for uid, since in self._ended.items() if uid in there}
+        for pod in every:
             owner = owner_of(pod)
             if _is_tracked(pod) and (owner is None or owner["uid"] not in known):
                 yield LetGo(kinds.PODS, without_finalizer(pod, TRACKING))

@@ -28,6 +28,7 @@ from kinetic_orchestration.testing.kubernetes.controllers.changes import Change,
 
 _OURS = "jobset.sigs.k8s.io"
 _REPLICATED = f"{_OURS}/replicatedjob-name"
+_OF_REQUESTS = f"{kinds.PROVISIONING_REQUESTS.group}/"
 COMPONENT = "jobset"
 
 
@@ -102,14 +103,18 @@ def _held(found: Object, jobs: Sequence[Object]) -> Iterator[Change]:
 
 
 def _with_pods_of(job: Object, found: Object, suspend: bool) -> Object:
-    """The nodes that its pods may go to are decided while it is held back."""
+    """The nodes that its pods may go to, and whose request made them, are decided while it is held back."""
     name = labels_of(job)[_REPLICATED]
     one = next(each for each in found["spec"]["replicatedJobs"] if each["name"] == name)
     wanted = one["template"]["spec"]["template"]["spec"]
     template = job["spec"]["template"]
     chosen = {key: wanted[key] for key in ("nodeSelector", "tolerations") if key in wanted}
     kept = {key: value for key, value in template["spec"].items() if key not in ("nodeSelector", "tolerations")}
-    return with_spec(job, suspend=suspend, template={**template, "spec": {**kept, **chosen}})
+    metadata = template["metadata"]
+    own = {key: value for key, value in metadata["annotations"].items() if not key.startswith(_OF_REQUESTS)}
+    notes = {**own, **((one["template"]["spec"]["template"].get("metadata") or {}).get("annotations") or {})}
+    fresh = {**template, "metadata": {**metadata, "annotations": notes}, "spec": {**kept, **chosen}}
+    return with_spec(job, suspend=suspend, template=fresh)
 
 
 def _is_over(job: Object) -> bool:

@@ -13,6 +13,7 @@ from kinetic_orchestration.testing.kubernetes.api.objects import (
     phase_of,
     seconds,
     stamp,
+    uid_of,
     with_condition,
     with_spec,
     with_status,
@@ -37,7 +38,10 @@ class Nodes:
         nodes = {name_of(node): node for node in view.all(kinds.NODES)}
         for node in nodes.values():
             yield from _watched(node, view)
-        for pod in view.all(kinds.PODS):
+        pods = view.all(kinds.PODS)
+        living = set(map(uid_of, pods))
+        self._borne = {key: since for key, since in self._borne.items() if key[0] in living}
+        for pod in pods:
             there = pod["spec"].get("nodeName")
             if not there or phase_of(pod) in _ENDED:
                 continue
@@ -55,7 +59,7 @@ class Nodes:
             ]
             if None in bearable:
                 continue
-            key = pod["metadata"]["uid"], taint["key"]
+            key = uid_of(pod), taint["key"]
             since = self._borne.setdefault(key, now)
             if now - since >= max(bearable, default=0.0):
                 yield from _taken(pod, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")

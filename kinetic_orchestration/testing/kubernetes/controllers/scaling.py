@@ -17,6 +17,7 @@ from kinetic_orchestration.testing.kubernetes.api import kinds
 from kinetic_orchestration.testing.kubernetes.api.answers import Object
 from kinetic_orchestration.testing.kubernetes.api.objects import (
     amount,
+    annotations_of,
     condition,
     is_deleting,
     labels_of,
@@ -27,6 +28,7 @@ from kinetic_orchestration.testing.kubernetes.api.objects import (
     uid_of,
 )
 from kinetic_orchestration.testing.kubernetes.controllers.changes import Change, Join, Leave, Tell, View
+from kinetic_orchestration.testing.kubernetes.controllers.kueue.provisioning import REQUEST
 from kinetic_orchestration.testing.kubernetes.controllers.scheduling import node_for
 from kinetic_orchestration.testing.kubernetes.pods.nodes import Node
 
@@ -34,6 +36,8 @@ COMPONENT = "cluster-autoscaler"
 STOCKOUT = "GCE out of resources"
 QUOTA = "GCE quota exceeded"
 POOL = "cloud.google.com/gke-nodepool"
+ZONE = "topology.kubernetes.io/zone"
+_QUEUED = "cloud.google.com/gke-queued"
 _TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 _TPU, _GPU = "google.com/tpu", "nvidia.com/gpu"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -56,6 +60,8 @@ class NodePool:
         hosts: The number of nodes that come and go together.
         most: The largest number of nodes.
         zone: Where they are.
+        machine: The type of its machines, as the container API tells it; "" for the one that suits the rest.
+        autoprovisioned: True if it was made for a pod.
     """
 
     name: str
@@ -65,14 +71,16 @@ class NodePool:
     hosts: int = 1
     most: int = 1000
     zone: str = "us-central1-a"
+    machine: str = ""
+    autoprovisioned: bool = False
 
     def node(self, number: int, environment: Mapping[str, str]) -> Node:
-        place = {"topology.kubernetes.io/zone": self.zone, POOL: self.name}
+        place = {ZONE: self.zone, POOL: self.name}
         return Node(f"{self.name}-{number}", {**place, **self.labels}, self.taints, self.allocatable, environment)
 
     def fits(self, pod: Object) -> bool:
         """Return True if a new node of it is one for the pod."""
-        labels = {"topology.kubernetes.io/zone": self.zone, POOL: self.name, **self.labels}
+        labels = {ZONE: self.zone, POOL: self.name, **self.labels}
         return node_for(pod["spec"], labels, self.taints)
 
     def has_room(self, pod: Object) -> bool:
@@ -95,7 +103,7 @@ class Autoscaler:
     Args:
         environment: What the machines of its nodes give to their pods.
         provision: Seconds until nodes are there.
-        idle: Seconds after which nodes go that no pod uses.
+        idle: Seconds after which nodes go that no pod uses, and so long again until a pool of its own goes.
         provisions: Make pools of its own for what no pool is for.
     """
 
@@ -118,6 +126,7 @@ class Autoscaler:
         self._since: dict[str, float] = {}
         self._said: dict[str, str] = {}
         self._helped: dict[str, float] = {}  # pods for which nodes have just been made → until when that counts
+        self._own: dict[str, float] = {}  # pools that it made → when they last had nodes
         self._made = 0
 
     def forgive(self) -> None:
@@ -128,12 +137,23 @@ class Autoscaler:
         nodes: dict[str, list[Object]] = {}
         for node in view.all(kinds.NODES):
             nodes.setdefault(labels_of(node).get(POOL, ""), []).append(node)
+        self._forget(view, nodes)
         yield from self._delivered(view, nodes)
         ordered = {uid_of(order.pod) for order in self._orders}
         for pod in view.all(kinds.PODS):
             if _is_stuck(pod) and uid_of(pod) not in ordered and self._helped.get(uid_of(pod), 0.0) <= view.now:
                 yield from self._considered(pod, nodes, view.now)
         yield from self._shrunk(view, nodes)
+
+    def _forget(self, view: View, nodes: Mapping[str, Sequence[Object]]) -> None:
+        """Forget pods and nodes that are gone, and what holds no longer."""
+        pods = {uid_of(pod) for pod in view.all(kinds.PODS)}
+        here = {name_of(node) for group in nodes.values() for node in group}
+        self._said = {uid: said for uid, said in self._said.items() if uid in pods}
+        self._helped = {uid: until for uid, until in self._helped.items() if until > view.now}
+        self._backoff = {pool: until for pool, until in self._backoff.items() if until > view.now}
+        joining = {name for name, since in self._since.items() if view.now - since <= _READY}
+        self._since = {name: since for name, since in self._since.items() if name in here | joining}
 
     # ---- growing
 
@@ -147,6 +167,7 @@ class Autoscaler:
             refusals[why] += 1
         if self.provisions and not refusals.keys() & _MAY_COME and (made := self._provisioned(pod)) is not None:
             self.pools[made.name] = made
+            self._own[made.name] = now
             return
         told = ", ".join(f"{count} {why}" for why, count in sorted(refusals.items()))
         yield from self._say(pod, "NotTriggerScaleUp", f"pod didn't trigger scale-up: {told}" if told else "")
@@ -207,9 +228,15 @@ class Autoscaler:
         taints = [{"key": key, "value": "present", "effect": "NoSchedule"} for key in (_TPU, _GPU) if key in asked]
         if chosen.get("cloud.google.com/gke-spot") == "true":
             taints.append({"key": "cloud.google.com/gke-spot", "value": "true", "effect": "NoSchedule"})
+        if chosen.get(_QUEUED) == "true":
+            taints.append({"key": _QUEUED, "value": "true", "effect": "NoSchedule"})
         self._made += 1
         pool = NodePool(
-            f"nap-{self._made}", chosen, tuple(taints), {name: amount(count) for name, count in asked.items()}
+            f"nap-{self._made}",
+            chosen,
+            tuple(taints),
+            {name: amount(count) for name, count in asked.items()},
+            autoprovisioned=True,
         )
         chips = asked.get(_TPU)
         if chips and _TOPOLOGY in chosen:
@@ -217,6 +244,26 @@ class Autoscaler:
             hosts = max(1, int(whole // chips))
             pool = replace(pool, hosts=hosts, most=hosts)
         return pool if pool.fits(pod) else None
+
+    def order(self, pod: Object, count: int, view: View) -> list[Node] | str:
+        """Return new nodes for so many pods, all or none; or why there are none now."""
+        pool = next((one for one in self.pools.values() if one.fits(pod) and one.has_room(pod)), None)
+        if pool is None and self.provisions and (pool := self._provisioned(pod)) is not None:
+            self.pools[pool.name] = pool
+            self._own[pool.name] = view.now
+        if pool is None:
+            return "no pool of the cluster has such nodes"
+        if (why := self.lacks.get(pool.name) or self.lacks.get("*")) is not None:
+            return why
+        taken = {name_of(node) for node in view.all(kinds.NODES)}
+        names = (f"{pool.name}-{number}" for number in range(pool.most))
+        free = [number for number, name in enumerate(names) if name not in taken]
+        wanted = -(-count // pool.hosts) * pool.hosts
+        if len(free) < wanted:
+            return f"max cluster limit reached: {pool.name}"
+        nodes = [pool.node(number, self.environment) for number in free[:wanted]]
+        self._since |= {node.name: view.now for node in nodes}
+        return nodes
 
     # ---- shrinking
 
@@ -231,6 +278,13 @@ class Autoscaler:
             if pool.hosts > 1 and len(quiet) < len(group):
                 continue
             yield from (Leave(name_of(node)) for node in quiet)
+        ordered = {order.pool.name for order in self._orders}
+        for name, since in [*self._own.items()]:
+            if nodes.get(name) or name in ordered:
+                self._own[name] = view.now
+            elif view.now - since > self.idle:
+                self._own.pop(name)
+                self.pools.pop(name, None)
 
 
 def _chosen(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -244,4 +298,6 @@ def _chosen(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _is_stuck(pod: Object) -> bool:
     told = condition(pod, "PodScheduled")
+    if REQUEST in annotations_of(pod):  # the nodes of its request are all that there will be
+        return False
     return told is not None and told["status"] == "False" and not is_deleting(pod) and phase_of(pod) == "Pending"

@@ -1,72 +1,77 @@
 """A container: a process of this machine, the first of a pid namespace where that is permitted.
 
 There it is what it would be on a node: process 1, which adopts orphans and ignores every signal that it does not
-handle, and whose end is the end of all others. Elsewhere it leads a group of processes. It dies with the thread that
-starts it.
+handle. Everywhere its end is the end of all that descends from it, and all of it ends with the thread that starts it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kinetic_orchestration.protocol.system import processes
-from kinetic_orchestration.testing.kubernetes.pods.tied import tied
+_RUN = (sys.executable, "-I", "-S", str(Path(__file__).with_name("first_process.py")))
+_PATIENCE = 15.0  # seconds for processes that are killed
 
 
 class Container:
-    """One run of a command, whose output goes to the end of a file."""
+    """One run of a command, whose output goes to the end of a file.
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str], folder: Path, log: Path) -> None:
-        self._namespace = _namespace()
+    Args:
+        command: The command.
+        environ: Its environment.
+        folder: Where it runs.
+        log: The file.
+        isolate: False: without namespaces, as on a machine that permits none.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str], folder: Path, log: Path, *, isolate: bool = True
+    ) -> None:
         self._warned = False
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                tied(*self._namespace, *command), env=environ, cwd=folder, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=output, start_new_session=True,
-            )  # fmt: skip
+        kind = "namespace" if isolate and _has_namespaces() else "session"
+        # Its parent holds these from its first moment: it may be told before it has started the command.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
+        try:
+            with log.open("ab") as output:
+                self._parent = subprocess.Popen(
+                    [*_RUN, kind, str(os.getpid()), *command], env=environ, cwd=folder, stdin=subprocess.DEVNULL,
+                    stdout=output, stderr=output, start_new_session=True,
+                )  # fmt: skip
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def ended(self) -> int | None:
         """Return its exit code, 128 and the number of the signal that killed it, or None while it runs."""
-        code = self._process.poll()
+        code = self._parent.poll()
         return 128 - code if code is not None and code < 0 else code
 
     def terminate(self) -> None:
-        """Send SIGTERM to its first process, once; the first call may come before there is one."""
-        if not self._warned and (first := self._first()):
-            self._warned = processes.send(first, signal.SIGTERM)
+        """Send SIGTERM to its first process, once."""
+        if not self._warned:
+            self._warned = True
+            self._parent.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End all of its processes."""
-        if first := self._first():
-            processes.send(first, signal.SIGKILL)
-        if not self._namespace:
-            processes.end_descendants(self._process.pid)
+        self._parent.send_signal(signal.SIGHUP)
 
     def close(self) -> None:
         """The same, and wait for it."""
         self.kill()
-        self._process.kill()  # it may not have had a first process yet
-        self._process.wait()
-
-    def _first(self) -> int:
-        pid = self._process.pid
-        if not self._namespace:
-            return pid if self._process.poll() is None else 0
-        try:
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-        except OSError:
-            return 0
-        return int(children[0]) if children else 0
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._parent.wait(_PATIENCE)
+        self._parent.kill()
+        self._parent.wait()
 
 
 @functools.cache
-def _namespace() -> tuple[str, ...]:
-    """The words that make a command the first process of its own pid namespace; none if this machine permits none."""
-    words = (sys.executable, "-I", "-S", str(Path(__file__).with_name("first_process.py")))
-    done = subprocess.run([*words, "true"], capture_output=True, timeout=60)
-    return words if done.returncode == 0 else ()
+def _has_namespaces() -> bool:
+    """Tell whether this machine permits pid namespaces."""
+    done = subprocess.run([*_RUN, "namespace", str(os.getpid()), "true"], capture_output=True, timeout=60)
+    return done.returncode == 0

@@ -29,6 +29,8 @@ from kinetic_orchestration.testing.kubernetes.pods.reports import FINAL, Api, Re
 _log = logging.getLogger(__name__)
 _BEAT = 3.0  # a kubelet's lease has 10 s, and the controller manager of these tests less patience
 _BACKOFF = 1.0  # a kubelet's begins with 10 s
+_KEPT = 100  # pods that are gone, and whose output is kept
+_UNKNOWN = 255  # containerd's exit code of a container that did not survive a boot
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _CAPACITY = {"cpu": "256", "memory": "2Ti", "pods": "110", "ephemeral-storage": "1Ti"}
 _PRESSURE = "The node was low on resource: ephemeral-storage. "
@@ -45,22 +47,24 @@ class Kubelet:
     """The kubelet of all nodes of a pool.
 
     Args:
-        folder: Where it keeps what pods write.
+        folder: Where it keeps what pods write, as long as they are there; their output a little longer.
         api: The server.
+        isolate: False: pods have no pid namespaces, as on a machine that permits none.
 
     Attributes:
         port: Where the server may ask for the logs of its pods.
     """
 
-    def __init__(self, folder: Path, api: Api) -> None:
+    def __init__(self, folder: Path, api: Api, *, isolate: bool = True) -> None:
         self._folder = folder
         self._api = api
+        self._isolate = isolate
         self._reports = Reports(api)
         self.port = 0
         self._pool = Pool()
         self._nodes: dict[str, Node] = {}
         self._pods: dict[str, Pod] = {}
-        self._jobs: dict[str, Object | None] = {}
+        self._seen: set[str] = set()  # UIDs of all pods that have a node
         self._addresses = 0
         self._beaten = 0.0
 
@@ -71,19 +75,24 @@ class Kubelet:
             self._beaten = time.monotonic()
             for name in self._healthy():
                 self._renew(name)
+            self._sweep()
         healthy = self._healthy()
         seen = self._api.get("/api/v1/pods?resourceVersion=0&fieldSelector=spec.nodeName!%3D")["items"]
+        self._seen = {pod["metadata"]["uid"] for pod in seen}
         mine = {pod["metadata"]["uid"]: pod for pod in seen if pod["spec"]["nodeName"] in healthy}
         for uid, pod in list(self._pods.items()):
             if uid not in mine and pod.node in healthy:  # deleted by force
                 self._drop(pod)
         for uid, fresh in mine.items():
-            if uid not in self._pods:
+            begun = uid not in self._pods
+            if begun:
                 folder = self._folder / "pods" / uid
                 self._pods[uid] = Pod(fresh, folder)
                 self._pods[uid].over = fresh["status"].get("phase") in FINAL
             self._pods[uid].seen = fresh
             try:
+                if begun:
+                    self._find(self._pods[uid])
                 self._follow(self._pods[uid])
             except (Refused, OSError):  # the server is away, for all of them
                 raise
@@ -173,6 +182,17 @@ class Kubelet:
         found = (pod for pod in list(self._pods.values()) if (pod.namespace, pod.name) == (namespace, name))
         return next((pod.folder / "log" for pod in found), None)
 
+    def _sweep(self) -> None:
+        """Remove the files of pods that are gone, and, but for those of the last ones, their output."""
+        pods = self._folder / "pods"
+        left = [folder for folder in (pods.iterdir() if pods.is_dir() else ()) if folder.name not in self._pods]
+        gone = [folder for folder in left if folder.name not in self._seen]
+        for folder in gone:
+            if (folder / "root").exists():
+                shutil.rmtree(folder / "root", ignore_errors=True)
+        for folder in sorted(gone, key=lambda folder: folder.stat().st_mtime)[:-_KEPT]:
+            shutil.rmtree(folder, ignore_errors=True)
+
     # Pods
 
     def _follow(self, pod: Pod) -> None:
@@ -194,6 +214,15 @@ class Kubelet:
             self._ended(pod, code)
             return
         self._end_if_due(pod, pod.container)
+
+    def _find(self, pod: Pod) -> None:
+        """Say of a pod that ran here before its machine was lost that its container has ended, as nobody knows how."""
+        status: Object = next(iter(pod.seen["status"].get("containerStatuses", ())), {})
+        pod.restarts, pod.last = status.get("restartCount", 0), status.get("lastState") or {}
+        running = status.get("state", {}).get("running")
+        if running and not pod.deleting:
+            pod.started = running["startedAt"]
+            self._after(pod, {"exitCode": _UNKNOWN, "reason": "Unknown", **self._reports.times(pod)})
 
     def _end_if_due(self, pod: Pod, container: Container) -> None:
         if pod.asked != (asked := self._pool.ends.get(pod.uid, "")):  # once, however often its container starts
@@ -264,7 +293,7 @@ class Kubelet:
         pod.started = stamp()
         pod.dies = pod.oom = False
         try:
-            pod.container = Container(command, environ, folder, pod.folder / "log")
+            pod.container = Container(command, environ, folder, pod.folder / "log", isolate=self._isolate)
         except OSError as error:  # an argument is too long, or there are too many processes
             self._wait(pod, "CreateContainerError", str(error))
             return
@@ -313,10 +342,7 @@ class Kubelet:
         owner = next((one for one in pod.seen["metadata"].get("ownerReferences", ()) if one["kind"] == "Job"), None)
         if owner is None:
             return None
-        if owner["uid"] not in self._jobs:
-            path = f"/apis/batch/v1/namespaces/{pod.namespace}/jobs/{owner['name']}"
-            self._jobs[owner["uid"]] = self._api.found(path)
-        return self._jobs[owner["uid"]]
+        return self._api.found(f"/apis/batch/v1/namespaces/{pod.namespace}/jobs/{owner['name']}")
 
     def _wait(self, pod: Pod, reason: str, message: str) -> None:
         """Report why it has no container, and try again later."""
@@ -351,13 +377,14 @@ class Kubelet:
             self._finish(pod, terminated)
             return
         pod.restarts += 1
+        pod.last = {"terminated": terminated}
         pod.begins = time.monotonic() + _BACKOFF
         self._reports.tell(
             pod, "Warning", "BackOff", f"Back-off restarting failed container {pod.spec['name']} in pod {pod.name}"
         )
         message = f"back-off {_BACKOFF:.0f}s restarting failed container={pod.spec['name']} pod={pod.name}"
         waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": message}}
-        self._reports.report(pod, {"phase": "Running"}, waiting, {"terminated": terminated})
+        self._reports.report(pod, {"phase": "Running"}, waiting)
 
     def _finish(self, pod: Pod, terminated: Object | None) -> None:
         succeeded = terminated is not None and terminated["exitCode"] == 0 and pod.reason is None

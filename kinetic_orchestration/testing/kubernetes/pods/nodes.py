@@ -19,6 +19,7 @@ LOST = "lost"  # its pods died, and nobody hears of it
 
 KILLED = "Error"  # a signal killed a pod's first process
 OOM_KILLED = "OOMKilled"  # a pod's container used more memory than its limit
+_ENDS = 1000  # pods whose ends are remembered: of those before nothing is left
 EVICTED = "Evicted"  # a pod had to go, as its node has no room
 
 
@@ -132,7 +133,8 @@ class NodeGroup(ABC):
     def end(self, pod: Object, reason: str) -> None:
         """Have the node end a running pod: `KILLED`, `OOM_KILLED` or `EVICTED`."""
         with self._changing:
-            self._set(ends={**self.pool.ends, pod["metadata"]["uid"]: reason})
+            ends = {**self.pool.ends, pod["metadata"]["uid"]: reason}
+            self._set(ends=dict(list(ends.items())[-_ENDS:]))
 
     def forget(self) -> None:
         """Take back all that was said of images, of GKE's webhook, and of the ends of pods."""
@@ -143,7 +145,7 @@ class NodeGroup(ABC):
         return self.folder / "pods" / uid / "root"
 
     def log(self, uid: str) -> str:
-        """The output of a pod's container, of all its starts."""
+        """The output of a pod's container, of all its starts; "" if many pods have gone since this one."""
         path = self.folder / "pods" / uid / "log"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 

@@ -16,6 +16,7 @@ class Pod:
         self.folder = folder
         self.container: Container | None = None
         self.restarts = 0
+        self.last: Object = {}  # how its container ended before
         self.begins = 0.0  # when its container is to start, by the monotonic clock
         self.started = ""
         self.waits = ""  # the reason why it has no container

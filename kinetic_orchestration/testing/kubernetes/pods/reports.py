@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 from typing import Any, Protocol
 
 from kinetic_orchestration.testing.kubernetes.api.answers import Object, Refused
-from kinetic_orchestration.testing.kubernetes.api.objects import stamp
+from kinetic_orchestration.testing.kubernetes.api.objects import event_name, stamp
 from kinetic_orchestration.testing.kubernetes.pods.pod import Pod
 
 FINAL = ("Succeeded", "Failed")
@@ -31,7 +30,7 @@ class Reports:
         moment = stamp()
         return {"startedAt": pod.started or moment, "finishedAt": moment}
 
-    def report(self, pod: Pod, status: Object, state: Object, last: Object | None = None) -> None:
+    def report(self, pod: Pod, status: Object, state: Object) -> None:
         running = "running" in state
         why = (
             ""
@@ -46,7 +45,7 @@ class Reports:
         ]
         container = {
             "name": pod.spec["name"], "image": pod.spec["image"], "imageID": "", "ready": running, "started": running,
-            "restartCount": pod.restarts, "state": state, "lastState": last or {},
+            "restartCount": pod.restarts, "state": state, "lastState": pod.last,
         }  # fmt: skip
         told = {**status, "conditions": conditions + status.get("conditions", []), "containerStatuses": [container]}
         with contextlib.suppress(Refused):  # it was deleted by force
@@ -56,7 +55,7 @@ class Reports:
         """Post an event, as a kubelet does where somebody can act on it."""
         moment = stamp()
         event = {
-            "metadata": {"name": f"{pod.name}.{uuid.uuid4().hex[:16]}", "namespace": pod.namespace},
+            "metadata": {"name": event_name(pod.name), "namespace": pod.namespace},
             "involvedObject": {
                 "apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid,
                 "fieldPath": f"spec.containers{{{pod.spec['name']}}}",

@@ -191,20 +191,23 @@ def _is_empty(plane: ControlPlane | EmulatedPlane, path: str) -> bool:
     return not plane.api.get(path)["items"]
 
 
-@pytest.mark.parametrize("end", [KILLED, "delete"])
-def test_a_pod_that_died_is_named_with_what_it_died_of(
-    plane: ControlPlane | EmulatedPlane,
-    namespace: str,
-    nodes: NodeGroup,
-    placed: Placed,
-    end: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also one that is gone: the rule for every exit code has its Job keep that."""
+Four = tuple[Submission, list[Object]]
+
+
+@pytest.fixture
+def four(placed: Placed, namespace: str, nodes: NodeGroup, monkeypatch: pytest.MonkeyPatch) -> Four:
+    """Return an attempt of four hosts, which run until somebody ends them, and its pods."""
     monkeypatch.setattr(boot, "LOADER", FOREVER)
     nodes.add(*tpu_pool(namespace, 4, topology="4x4"))
-    attempt = placed.submit("v5e-16")
-    pods = placed.running(4)
+    return placed.submit("v5e-16"), placed.running(4)
+
+
+@pytest.mark.parametrize("end", [KILLED, "delete"])
+def test_a_pod_that_died_is_named_with_what_it_died_of(
+    plane: ControlPlane | EmulatedPlane, namespace: str, nodes: NodeGroup, placed: Placed, four: Four, end: str
+) -> None:
+    """Also one that is gone: the rule for every exit code has its Job keep that."""
+    attempt, pods = four
     if end == "delete":
         plane.api.delete(f"/api/v1/namespaces/{namespace}/pods/{pods[1]['metadata']['name']}", grace=1)
     else:
@@ -215,17 +218,10 @@ def test_a_pod_that_died_is_named_with_what_it_died_of(
 
 
 def test_a_pod_that_is_gone_without_a_word_ends_no_other_and_is_not_replaced(
-    plane: ControlPlane | EmulatedPlane,
-    namespace: str,
-    nodes: NodeGroup,
-    placed: Placed,
-    monkeypatch: pytest.MonkeyPatch,
+    plane: ControlPlane | EmulatedPlane, namespace: str, placed: Placed, four: Four
 ) -> None:
     """No rule matches, as there is no exit code: what becomes of the attempt is its lease's matter."""
-    monkeypatch.setattr(boot, "LOADER", FOREVER)
-    nodes.add(*tpu_pool(namespace, 4, topology="4x4"))
-    attempt = placed.submit("v5e-16")
-    pods = placed.running(4)
+    attempt, pods = four
     gone = pods[1]["metadata"]
     plane.api.delete(f"/api/v1/namespaces/{namespace}/pods/{gone['name']}", grace=0)
     jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"

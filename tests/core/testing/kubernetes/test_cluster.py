@@ -15,6 +15,8 @@ from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.testing import Cluster, NodePool
 from kinetic_orchestration.testing.kubernetes import cluster as emulated_cluster
 from kinetic_orchestration.testing.kubernetes.api.objects import condition
+from kinetic_orchestration.testing.kubernetes.controllers import garbage
+from kinetic_orchestration.testing.kubernetes.pods import kubelet
 from kinetic_orchestration.testing.kubernetes.pods.nodes import Node
 from tests.support.waits import wait_until
 
@@ -193,3 +195,59 @@ def test_nodes_that_never_become_ready_are_named(cluster: Cluster, monkeypatch: 
     with pytest.raises(TimeoutError, match=r"the nodes a are not ready after 0\.5 s"):
         cluster.nodes.add(Node("a"))
     cluster.resume("kube-apiserver")
+
+
+def remembered(cluster: Cluster) -> dict[str, int]:
+    """How much each part of a cluster remembers."""
+    parts = (
+        cluster, cluster.autoscaler, cluster._queued_machines, cluster._jobs, cluster._node_watch, cluster._requests,
+        cluster._kubelet,
+    )  # fmt: skip
+    kept = {f"{type(part).__name__}.{name}": value for part in parts for name, value in vars(part).items()}
+    kept |= {kind.plural: found for kind, found in cluster.store._objects.items()}
+    return {name: len(value) for name, value in kept.items() if isinstance(value, dict | list | set)}
+
+
+@pytest.mark.slow
+def test_a_cluster_keeps_nothing_of_what_is_gone(
+    cluster: Cluster, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the output of a few pods."""
+    monkeypatch.setattr(garbage, "_TOLD", 1.0)
+    monkeypatch.setattr(kubelet, "_KEPT", 2)
+    monkeypatch.setattr(emulated_cluster, "_MANY", 0)
+    cluster.autoscaler.idle = 1.0
+    sets, accounts = (
+        "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets",
+        "/api/v1/namespaces/default/serviceaccounts",
+    )
+    before = remembered(cluster)
+    made = {"kind": "JobSet", "apiVersion": "jobset.x-k8s.io/v1alpha2"}
+    for number in range(4):
+        one = pod("x", "echo said" if number % 2 else "exit 1")
+        job = {"completionMode": "Indexed", "backoffLimit": 0, "template": {"spec": one["spec"]}}
+        spec = {"replicatedJobs": [{"name": "s", "template": {"spec": job}}]}
+        api.create(sets, {**made, "metadata": {"name": f"x-{number}"}, "spec": spec})
+        cluster.write_kubeconfig(tmp_path / "kubeconfig")
+    token = {"spec": {"expirationSeconds": 600}}
+    assert "token" in api.create(f"{accounts}/default/token", token)["status"]
+
+    def ended() -> bool:
+        return all(one.get("status", {}).get("terminalState") for one in api.list(sets))
+
+    wait_until(ended, lambda: api.list(sets), within=30)
+    for number in range(4):
+        api.delete(f"{sets}/x-{number}")
+    kept = {**before, "Cluster._tokens": before["Cluster._tokens"] + 1}
+    wait_until(
+        lambda: (
+            {name: found for name, found in remembered(cluster).items() if found}
+            == {n: k for n, k in kept.items() if k}
+        ),
+        lambda: (remembered(cluster), kept),
+        within=30,
+    )
+    folders = cluster.nodes.folder / "pods"
+    wait_until(lambda: len(list(folders.iterdir())) == 2, lambda: list(folders.iterdir()), within=20)
+    assert not list(folders.glob("*/root"))
+    assert sorted(path.read_text() for path in folders.glob("*/log"))

@@ -148,6 +148,11 @@ def _local_queue(found: Object) -> Object:
     return with_spec(found, stopPolicy=found["spec"].get("stopPolicy", "None"))
 
 
+def _provisioning(found: Object) -> Object:
+    retries = {"backoffLimitCount": 3, "backoffBaseSeconds": 60, "backoffMaxSeconds": 1800}
+    return with_spec(found, retryStrategy={**retries, **(found["spec"].get("retryStrategy") or {})})
+
+
 def _node(found: Object) -> Object:
     """It takes no pods until its kubelet has reported it."""
     spec = found.get("spec") or {}
@@ -167,6 +172,7 @@ _OF: Mapping[Kind, Callable[[Object], Object]] = {
     kinds.JOBS: _job,
     kinds.JOBSETS: _jobset,
     kinds.LOCAL_QUEUES: _local_queue,
+    kinds.PROVISIONING_CONFIGS: _provisioning,
     kinds.NODES: _node,
     kinds.QUOTAS: _quota,
 }

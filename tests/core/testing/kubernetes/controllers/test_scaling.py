@@ -131,3 +131,22 @@ def test_a_pool_is_made_for_whatever_a_pod_asks_for_where_that_is_on() -> None:
     scene.pod("follower", {**SELECTOR, POOL: "gone"})
     scene.step()
     assert len(scene.scaler.pools) == 1  # it follows a host whose pool is gone
+
+
+def test_a_pool_that_was_made_for_a_pod_goes_once_it_has_had_no_nodes_for_a_while_and_nothing_is_kept_of_either() -> (
+    None
+):
+    scene = Scene(provisions=True)
+    fresh = {name: value for name, value in vars(scene.scaler).items() if isinstance(value, dict)}
+    pod = scene.pod()
+    scene.step()
+    scene.step()
+    assert len(joined(scene.step(1.0))) == 2
+    scene.store.remove(kinds.PODS, pod)
+    scene.step(9.0)
+    assert scene.scaler.pools
+    assert len(scene.step(20.0)) == 2
+    scene.step(5.0)
+    assert scene.scaler.pools
+    scene.step(20.0)
+    assert {name: value for name, value in vars(scene.scaler).items() if isinstance(value, dict)} == fresh

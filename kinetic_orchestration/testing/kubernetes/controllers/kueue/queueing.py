@@ -1,6 +1,7 @@
 """Kueue: sets that name a queue are held back until it has quota for all of their pods, and out again for others. Pure.
 
-One flavor is chosen for each resource, within one cluster queue; cohorts and fair sharing are not known here.
+One flavor is chosen for each resource, within one cluster queue; cohorts and fair sharing are not known here. What has
+quota begins once the admission checks of its queue are passed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from kinetic_orchestration.testing.kubernetes.api import kinds
 from kinetic_orchestration.testing.kubernetes.api.answers import Object
 from kinetic_orchestration.testing.kubernetes.api.objects import (
     amount,
+    annotations_of,
+    condition,
     holds,
     is_deleting,
     labels_of,
@@ -22,6 +25,7 @@ from kinetic_orchestration.testing.kubernetes.api.objects import (
     quantity,
     reference_to,
     requests_of,
+    seconds,
     selected_by,
     uid_of,
     with_condition,
@@ -31,6 +35,7 @@ from kinetic_orchestration.testing.kubernetes.api.objects import (
 from kinetic_orchestration.testing.kubernetes.api.rules.defaults import QUEUE, pod_spec
 from kinetic_orchestration.testing.kubernetes.controllers.changes import Change, Create, Replace, Tell, View
 from kinetic_orchestration.testing.kubernetes.controllers.jobsets import is_over
+from kinetic_orchestration.testing.kubernetes.controllers.kueue import provisioning
 from kinetic_orchestration.testing.kubernetes.controllers.scheduling import tolerates
 
 PRIORITY = "kueue.x-k8s.io/priority-class"
@@ -38,6 +43,8 @@ _JOB = "kueue.x-k8s.io/job-uid"
 _SET = "jobset.sigs.k8s.io/jobset-name"
 COMPONENT = "jobset.x-k8s.io/jobset-kueue-controller"
 _ADMISSION = "kueue-admission"
+_OF_WORKLOADS = "kueue-workload-controller"
+_BY_CHECK = "AdmissionCheck"
 _ENDED = ("Succeeded", "Failed")
 
 
@@ -64,9 +71,9 @@ def step(view: View) -> Iterator[Change]:
         elif _is_evicted(workload) and holds(workload, "QuotaReserved"):
             yield from _stopped(view, one, workload)
         elif holds(workload, "QuotaReserved"):
-            yield from _started(view, one, workload)
-        else:
-            waiting.append((one, workload))
+            yield from _checked(view, one, workload)
+        elif workload["spec"].get("active", True) and not _backs_off(workload, view.now):
+            waiting.append((one, _asking(view, workload)))
     yield from _admitted(view, waiting, [workload for _, workload in pairs])
     yield from _counted(view)
 
@@ -111,10 +118,11 @@ def _enqueued(view: View, one: Object) -> Iterator[Change]:
         return
     digest = hashlib.sha1(uid_of(one).encode(), usedforsecurity=False).hexdigest()[:5]
     chosen = {"group": "kueue.x-k8s.io", "kind": "WorkloadPriorityClass", "name": named}
+    notes = {key: told for key, told in annotations_of(one).items() if key.startswith(provisioning.PARAMETERS)}
     workload = {
         "metadata": {
             "name": f"jobset-{name_of(one)}-{digest}", "namespace": namespace_of(one), "labels": {_JOB: uid_of(one)},
-            "ownerReferences": [reference_to(one)],
+            "ownerReferences": [reference_to(one)], **({"annotations": notes} if notes else {}),
         },
         "spec": {
             "active": True, "queueName": labels_of(one)[QUEUE], "priority": priority["value"] if priority else 0,
@@ -155,7 +163,10 @@ def _waiting_in(view: View, cluster_queue: str) -> list[Object]:
     return [
         workload
         for workload in view.all(kinds.WORKLOADS)
-        if not holds(workload, "QuotaReserved") and not holds(workload, "Finished") and leads(workload)
+        if not holds(workload, "QuotaReserved")
+        and not holds(workload, "Finished")
+        and leads(workload)
+        and workload["spec"].get("active", True)
     ]
 
 
@@ -175,13 +186,6 @@ def _admitted(view: View, waiting: Sequence[tuple[Object, Object]], all_: Sequen
             admitted = _with_quota(view, workload, verdict.flavors)
             reserved.append(admitted)
             yield Replace(kinds.WORKLOADS, admitted)
-            yield Tell(
-                by_uid[uid_of(workload)],
-                "Normal",
-                "Started",
-                f"Admitted by clusterQueue {_queue_of(admitted)}",
-                COMPONENT,
-            )
             continue
         victims = _victims(view, workload, verdict, reserved)
         why = verdict.why + (f". Pending the preemption of {len(victims)} workload(s)" if victims else "")
@@ -212,7 +216,7 @@ def _verdict(view: View, workload: Object, reserved: Sequence[Object]) -> _Verdi
     queue = view.get(kinds.CLUSTER_QUEUES, "", local["spec"]["clusterQueue"])
     if queue is None:
         return _Verdict({}, f"ClusterQueue {local['spec']['clusterQueue']} doesn't exist", "Inadmissible")
-    if queue["spec"].get("stopPolicy", "None") != "None":
+    if queue["spec"].get("stopPolicy", "None") != "None" or provisioning.inactive(view, queue) is not None:
         return _Verdict({}, f"ClusterQueue {name_of(queue)} is inactive", "Inadmissible")
     namespace = view.get(kinds.NAMESPACES, "", namespace_of(workload))
     if not _serves(queue["spec"].get("namespaceSelector"), labels_of(namespace) if namespace else {}):
@@ -324,14 +328,66 @@ def _with_quota(view: View, workload: Object, flavors: Mapping[str, str]) -> Obj
         {"name": pods["name"], "count": pods["count"], "flavors": dict(flavors), "resourceUsage": asked}
         for pods in workload["spec"]["podSets"]
     ]
-    conditions = [
-        one for one in workload.get("status", {}).get("conditions", ()) if one["type"] not in ("Evicted", "Preempted")
-    ]
     admission = {"clusterQueue": queue, "podSetAssignments": assignments}
-    found = with_status(workload, admission=admission, conditions=conditions, resourceRequests=None)
+    found = with_status(workload, admission=admission, resourceRequests=None)
     reserved = f"Quota reserved in ClusterQueue {queue}"
     found = with_condition(found, "QuotaReserved", "True", "QuotaReserved", reserved, observedGeneration=1)
-    return with_condition(found, "Admitted", "True", "Admitted", "The workload is admitted", observedGeneration=1)
+    for kind in ("Evicted", "Preempted"):
+        if holds(found, kind):
+            before = f"Previously: {(condition(found, kind) or {})['message']}"
+            found = with_condition(found, kind, "False", "QuotaReserved", before, observedGeneration=1)
+    return found if provisioning.states_of(found) else _let_in(found)
+
+
+def _let_in(workload: Object) -> Object:
+    return with_condition(workload, "Admitted", "True", "Admitted", "The workload is admitted", observedGeneration=1)
+
+
+def _asking(view: View, workload: Object) -> Object:
+    """Return a workload that may be admitted, with the checks of its queue."""
+    local = view.get(kinds.LOCAL_QUEUES, namespace_of(workload), workload["spec"]["queueName"])
+    queue = view.get(kinds.CLUSTER_QUEUES, "", local["spec"]["clusterQueue"]) if local is not None else None
+    found = provisioning.with_checks(workload, provisioning.checks_of(queue) if queue is not None else [])
+    if (condition(found, "Requeued") or {}).get("reason") == _BY_CHECK:
+        told = "The workload backoff was finished"
+        found = with_condition(found, "Requeued", "True", "BackoffFinished", told, observedGeneration=1)
+    return found
+
+
+def _backs_off(workload: Object, now: float) -> bool:
+    """Tell whether an admission check has a workload wait before it asks for quota again."""
+    evicted = condition(workload, "Evicted") or {}
+    pause = max((state.get("requeueAfterSeconds", 0) for state in provisioning.states_of(workload)), default=0)
+    return evicted.get("reason") == _BY_CHECK and now < seconds(evicted["lastTransitionTime"]) + pause
+
+
+def _checked(view: View, one: Object, workload: Object) -> Iterator[Change]:
+    """What has quota begins once its checks are passed; it gives the quota back if one is not to be had."""
+    states = provisioning.states_of(workload)
+    if rejected := _named(states, provisioning.REJECTED):
+        told = f"The workload is deactivated due to {rejected}"
+        yield Tell(workload, "Warning", "AdmissionCheckRejected", f"Deactivated due to {rejected}", _OF_WORKLOADS)
+        workload = with_spec(workload, active=False)
+        yield from _out(workload, f"DeactivatedDueTo{_BY_CHECK}", told)
+    elif again := _named(states, provisioning.RETRY):
+        yield from _out(workload, _BY_CHECK, f"Evicted due to {again}")
+    elif holds(workload, "Admitted"):
+        yield from _started(view, one, workload)
+    elif all(state["state"] == provisioning.READY for state in states):
+        yield Replace(kinds.WORKLOADS, _let_in(workload))
+
+
+def _named(states: Sequence[Object], wanted: str) -> str:
+    """Return a sentence about the checks in a state; "" if there is none."""
+    found = [one for one in states if one["state"] == wanted]
+    parts = [f'"{one["name"]}" ({one["message"]})' if one["message"] else f'"{one["name"]}"' for one in found]
+    return f"AdmissionCheck{'s' if len(found) > 1 else ''} in {wanted} state: {'; '.join(parts)}" if found else ""
+
+
+def _out(workload: Object, reason: str, told: str) -> Iterator[Change]:
+    found = with_condition(provisioning.reset(workload), "Evicted", "True", reason, told, observedGeneration=1)
+    yield Replace(kinds.WORKLOADS, found)
+    yield Tell(workload, "Normal", f"EvictedDueTo{reason}", told, _OF_WORKLOADS)
 
 
 def _preemption(by: Object, its_set: Object, victim: Object) -> str:
@@ -351,7 +407,7 @@ def _stopped(view: View, one: Object, workload: Object) -> Iterator[Change]:
     """The set of an evicted workload is held back; once its pods are gone, its quota is free."""
     evicted = next(found for found in workload["status"]["conditions"] if found["type"] == "Evicted")
     if not one["spec"].get("suspend"):
-        yield Replace(kinds.JOBSETS, with_spec(_with_nodes(one, workload, {}), suspend=True))
+        yield Replace(kinds.JOBSETS, with_spec(_with_nodes(one, workload, {}, {}), suspend=True))
         yield Tell(one, "Normal", "Stopped", evicted["message"], COMPONENT)
         return
     pods = view.all(kinds.PODS, namespace_of(one))
@@ -359,11 +415,14 @@ def _stopped(view: View, one: Object, workload: Object) -> Iterator[Change]:
         return
     found = with_status(workload, admission=None)
     found = with_condition(found, "QuotaReserved", "False", "Pending", evicted["message"], observedGeneration=1)
-    found = with_condition(
-        found, "Admitted", "False", "NoReservation", "The workload has no reservation", observedGeneration=1
-    )
+    if condition(found, "Admitted") is not None:
+        has_checks = bool(provisioning.states_of(found))
+        reason = "NoReservationUnsatisfiedChecks" if has_checks else "NoReservation"
+        told = f"The workload has no reservation{' and not all checks ready' if has_checks else ''}"
+        found = with_condition(found, "Admitted", "False", reason, told, observedGeneration=1)
+    again = "True" if evicted["reason"] == "Preempted" else "False"
     requeued = evicted["reason"], evicted["message"]
-    yield Replace(kinds.WORKLOADS, with_condition(found, "Requeued", "True", *requeued, observedGeneration=1))
+    yield Replace(kinds.WORKLOADS, with_condition(found, "Requeued", again, *requeued, observedGeneration=1))
 
 
 def _started(view: View, one: Object, workload: Object) -> Iterator[Change]:
@@ -374,24 +433,36 @@ def _started(view: View, one: Object, workload: Object) -> Iterator[Change]:
         for name in pods["flavors"].values():
             flavor = view.get(kinds.FLAVORS, "", name) or {}
             labels |= (flavor.get("spec") or {}).get("nodeLabels") or {}
-    yield Replace(kinds.JOBSETS, with_spec(_with_nodes(one, workload, labels), suspend=False))
+    updates = [update for state in provisioning.states_of(workload) for update in state.get("podSetUpdates", ())]
+    notes = {update["name"]: update.get("annotations") or {} for update in updates}
+    yield Replace(kinds.JOBSETS, with_spec(_with_nodes(one, workload, labels, notes), suspend=False))
+    yield Tell(one, "Normal", "Started", f"Admitted by clusterQueue {_queue_of(workload)}", COMPONENT)
 
 
-def _with_nodes(one: Object, workload: Object, labels: Mapping[str, str]) -> Object:
-    """Return a set whose pods go to the nodes that they asked for, and to those of a flavor."""
+def _with_nodes(
+    one: Object, workload: Object, labels: Mapping[str, str], notes: Mapping[str, Mapping[str, str]]
+) -> Object:
+    """Return a set whose pods go to the nodes that they asked for, to those of a flavor, and have these notes."""
     asked = {pods["name"]: pods["template"]["spec"].get("nodeSelector") or {} for pods in workload["spec"]["podSets"]}
     return with_spec(
         one,
-        replicatedJobs=[_on_nodes(each, {**asked[each["name"]], **labels}) for each in one["spec"]["replicatedJobs"]],
+        replicatedJobs=[
+            _on_nodes(each, {**asked[each["name"]], **labels}, notes.get(each["name"], {}))
+            for each in one["spec"]["replicatedJobs"]
+        ],
     )
 
 
-def _on_nodes(each: Object, chosen: Mapping[str, str]) -> Object:
+def _on_nodes(each: Object, chosen: Mapping[str, str], notes: Mapping[str, str]) -> Object:
     template = each["template"]
     pods = template["spec"]["template"]
     spec = {key: value for key, value in pods["spec"].items() if key != "nodeSelector"}
     spec |= {"nodeSelector": dict(chosen)} if chosen else {}
-    return {**each, "template": {**template, "spec": {**template["spec"], "template": {**pods, "spec": spec}}}}
+    metadata = pods.get("metadata") or {}
+    before = (metadata.get("annotations") or {}).items()
+    own = {key: value for key, value in before if not key.startswith(provisioning.OF_REQUESTS)}
+    pods = {**pods, "metadata": {**metadata, "annotations": {**own, **notes}}, "spec": spec}
+    return {**each, "template": {**template, "spec": {**template["spec"], "template": pods}}}
 
 
 def _finished(one: Object, workload: Object) -> Iterator[Change]:
@@ -418,11 +489,11 @@ def _counted(view: View) -> Iterator[Change]:
             if (namespace_of(one), one["spec"]["queueName"]) == (namespace_of(local), name_of(local))
         ]
         queue = view.get(kinds.CLUSTER_QUEUES, "", local["spec"]["clusterQueue"])
-        status, reason, message = (
-            ("True", "Ready", "Can submit new workloads to localQueue")
-            if queue is not None
-            else ("False", "ClusterQueueDoesNotExist", "Can't submit new workloads to clusterQueue")
-        )
+        status, reason, message = "False", "ClusterQueueDoesNotExist", "Can't submit new workloads to clusterQueue"
+        if queue is not None and provisioning.inactive(view, queue) is not None:
+            reason = "ClusterQueueIsInactive"
+        elif queue is not None:
+            status, reason, message = "True", "Ready", "Can submit new workloads to localQueue"
         told = with_condition(local, "Active", status, reason, message, observedGeneration=1)
         flavors = _taken_of(queue, [one for one in mine if holds(one, "QuotaReserved")]) if queue is not None else None
         found = with_status(told, **_numbers(mine), flavorsReservation=flavors, flavorsUsage=flavors)
@@ -430,7 +501,9 @@ def _counted(view: View) -> Iterator[Change]:
     for queue in view.all(kinds.CLUSTER_QUEUES):
         waiting = _waiting_in(view, name_of(queue))
         reserved = [one for one in workloads if holds(one, "QuotaReserved") and _queue_of(one) == name_of(queue)]
-        told = with_condition(queue, "Active", "True", "Ready", "Can admit new workloads", observedGeneration=1)
+        stopped = provisioning.inactive(view, queue)
+        status, words = ("True", ("Ready", "Can admit new workloads")) if stopped is None else ("False", stopped)
+        told = with_condition(queue, "Active", status, *words, observedGeneration=1)
         yield Replace(kinds.CLUSTER_QUEUES, with_status(told, **_numbers([*waiting, *reserved])))
 
 
@@ -453,6 +526,7 @@ def _taken_of(queue: Object, reserved: Sequence[Object]) -> list[Object] | None:
 
 def _numbers(workloads: Sequence[Object]) -> dict[str, int]:
     reserved = sum(1 for one in workloads if holds(one, "QuotaReserved"))
+    admitted = sum(1 for one in workloads if holds(one, "Admitted"))
     return {
-        "admittedWorkloads": reserved, "pendingWorkloads": len(workloads) - reserved, "reservingWorkloads": reserved,
+        "admittedWorkloads": admitted, "pendingWorkloads": len(workloads) - reserved, "reservingWorkloads": reserved,
     }  # fmt: skip

@@ -10,8 +10,8 @@ from kinetic_orchestration.testing.kubernetes.api import kinds
 from kinetic_orchestration.testing.kubernetes.api.answers import Object
 from kinetic_orchestration.testing.kubernetes.api.objects import holds, name_of
 from kinetic_orchestration.testing.kubernetes.api.store import Store
-from kinetic_orchestration.testing.kubernetes.controllers import queueing
 from kinetic_orchestration.testing.kubernetes.controllers.changes import Create, Replace, View
+from kinetic_orchestration.testing.kubernetes.controllers.kueue import queueing
 
 pytestmark = pytest.mark.fast
 
