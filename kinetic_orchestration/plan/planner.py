@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
-from kinetic_orchestration.plan import emulation
+from kinetic_orchestration.plan import cluster_names, emulation
 from kinetic_orchestration.plan.configuration.settings import VARIABLES, Settings, duration, seconds
 from kinetic_orchestration.plan.declare import profile
 from kinetic_orchestration.plan.declare.backend_choice import GKE, KUBERNETES, asked_backend
@@ -210,6 +210,8 @@ def _cloud(
         who: dict[str, str] = {}
         if isinstance(cloud, Kubernetes):
             cloud, who = with_queue(cloud, settings), {"owner": _owner(environ)}
+            if not traits.secret_service:
+                _check_cluster_secrets(options.secrets or {})
         return {
             **common,
             "project": settings.project if traits.in_project else "",
@@ -235,6 +237,15 @@ def _cloud(
         "affordable": _affordable(options.limits.cost, slice_, zones, cloud.num_slices, settings, spot=spot),
         "zone_patience": settings.zone_patience,
     }
+
+
+def _check_cluster_secrets(secrets: Mapping[str, str]) -> None:
+    """Raise UsageError for what can be no Secret of a namespace: `NAME`, or `NAME/KEY`."""
+    for variable, reference in secrets.items():
+        name, slash, key = reference.partition("/")
+        cluster_names.check(f"secrets={{{variable!r}: {reference!r}}}", name, cluster_names.OBJECT)
+        if slash:
+            cluster_names.check(f"secrets={{{variable!r}: {reference!r}}}", key, cluster_names.KEY_OF_SECRET)
 
 
 def with_queue(cloud: Kubernetes, settings: Settings) -> Kubernetes:

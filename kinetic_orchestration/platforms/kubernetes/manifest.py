@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan import cluster_names
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.hardware.nodes import Node
 from kinetic_orchestration.plan.values import Plan
@@ -247,6 +248,8 @@ def toleration(text: str) -> dict[str, str]:
             f"cloud=Kubernetes(tolerations=…) has {text!r}: write key, key=value or key=value:NoSchedule, as "
             "'kubectl taint' does"
         )
+    cluster_names.check_label_key("cloud=Kubernetes(tolerations=…)", key)
+    cluster_names.check("cloud=Kubernetes(tolerations=…)", value, cluster_names.LABEL_VALUE)
     found = {"key": key, "operator": "Equal" if equals else "Exists"}
     return {**found, **({"value": value} if equals else {}), **({"effect": effect} if effect else {})}
 
