@@ -38,7 +38,6 @@ ON_SPOT = ":spot"  # how that name ends
 KEPT_SECONDS = 3600  # of a JobSet that has ended, for people
 LONGEST = 2**31 - 1  # seconds of a pod's deadline
 DRIVER = "/usr/local/nvidia/lib64"  # where GKE puts the GPUs' driver, which only images with CUDA look for
-PYTHON = "3.12"  # of an image for a command, which may bring any other
 
 # Labels of nodes that may be taken away at any time, and the taints that some of them have.
 SPOT = (
@@ -151,12 +150,12 @@ def _pod(asked: Submission, node: Node) -> dict[str, Any]:
 
 
 def _container(asked: Submission, node: Node) -> dict[str, Any]:
-    plan, cloud, environment = asked.plan, asked.plan.cloud, asked.staged.environment
+    plan, cloud = asked.plan, asked.plan.cloud
     restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     sources = [{"secretRef": {"name": name}} for name in cloud["env_from"]]
     return {
         "name": CONTAINER,
-        "image": plan.image or f"python:{environment.python if environment is not None else PYTHON}",
+        "image": plan.image or _python(asked),
         "command": ["python3", "-I", "-S", "-c", boot.LOADER, boot.program(plan.store)],
         **({"securityContext": restricted} if cloud["run_as_user"] else {}),
         "env": _env(asked, node),
@@ -164,6 +163,13 @@ def _container(asked: Submission, node: Node) -> dict[str, Any]:
         "resources": _resources(asked, node),
         "volumeMounts": [{"name": "work", "mountPath": HOME}, {"name": "shm", "mountPath": "/dev/shm"}],
     }
+
+
+def _python(asked: Submission) -> str:
+    """Return the image of the Python for which the job's environment is locked, for a function that of its submitter;
+    without an environment, that of any Python."""
+    environment = asked.staged.environment
+    return f"python:{environment.python if environment is not None else '3'}"
 
 
 def _identity(user: int) -> dict[str, Any]:

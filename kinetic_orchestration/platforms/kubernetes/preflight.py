@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from kinetic_orchestration.platforms.shared.cluster_access import ClusterGone, P
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import at_once
+from kinetic_orchestration.protocol.wire.task import Environment
 
 Object = Mapping[str, Any]
 
@@ -429,10 +431,11 @@ def _identity(place: Place) -> Finding:
 
 
 def rendered(plan: Plan, placement: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JobSet that a first attempt of some job would have."""
+    """Return the JobSet that a first attempt of some job would have, submitted by this Python."""
     limit = sum(float(value or 0.0) for value in (plan.limits.provision, plan.limits.run))
     intent = Intent(1, "0" * 16, dict(placement), limit, 0.0)
-    staged = Staged(None, "", "", (), (), (), (), None, "")
+    environment = Environment("", python=f"{sys.version_info[0]}.{sys.version_info[1]}")
+    staged = Staged(None, "", "", (), (), (), (), environment, "")
     return manifest.render(Submission(plan, staged, "job-000000000000", "0" * 64, intent, {}))
 
 
