@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
-from kinetic_orchestration.plan import cluster_names, emulation
+from kinetic_orchestration.plan import cluster_names, emulation, resource_labels
 from kinetic_orchestration.plan.configuration.settings import VARIABLES, Settings, duration, seconds
 from kinetic_orchestration.plan.declare import profile
 from kinetic_orchestration.plan.declare.backend_choice import GKE, KUBERNETES, asked_backend
@@ -380,7 +380,7 @@ def describe(plan: Plan) -> str:
         ("output", plan.output_dir or "the job's own folder in the store"),
         ("profile", profile.describe(plan.profile)),
         ("partition", plan.partition_key),
-        ("labels", ", ".join(f"{name}={value}" for name, value in sorted(plan.labels.items()))),
+        ("labels", resource_labels.shown(plan.labels)),
         ("also", ", ".join(_exceptions(plan))),
     ]
     return "\n".join(f"{name:<12} {text}" for name, text in rows if text)

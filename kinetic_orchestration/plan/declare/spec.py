@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any
 
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, Unsupported, UsageError
-from kinetic_orchestration.plan import cluster_names
+from kinetic_orchestration.plan import cluster_names, resource_labels
 from kinetic_orchestration.plan.configuration import settings, store_address
 from kinetic_orchestration.plan.declare import profile
 from kinetic_orchestration.plan.declare.cloud import CloudOptions, Kubernetes, TpuVm, queues_of
@@ -150,6 +150,8 @@ def _check_types(options: Options) -> None:
     for key, value in (options.labels or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise UsageError(f"labels maps text to text, not {key!r} to {value!r}")
+    for given in (options.labels or {}, options.cloud.labels if options.cloud else {}):
+        resource_labels.check(given)
     for entry in fields(Retry):
         if not isinstance(getattr(options.retry, entry.name), int):
             raise UsageError(f"retry.{entry.name} is {getattr(options.retry, entry.name)!r}: it is a whole number")

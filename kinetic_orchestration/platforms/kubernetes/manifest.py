@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.plan import cluster_names
+from kinetic_orchestration.plan import cluster_names, resource_labels
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.hardware.nodes import Node
 from kinetic_orchestration.plan.values import Plan
@@ -109,7 +109,7 @@ def secret(asked: Submission, uid: str) -> dict[str, Any] | None:
     owner = {"apiVersion": API, "kind": "JobSet", "name": name, "uid": uid}
     labels = {
         ownership.MARK: names.mark(asked.plan.store, asked.plan.deployment),
-        ownership.JOB: ownership.label(asked.job_id),
+        ownership.JOB: resource_labels.label(asked.job_id),
     }
     metadata = {"name": name, "labels": labels, "ownerReferences": [owner]}
     values = dict(asked.secrets)
