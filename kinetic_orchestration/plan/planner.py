@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
-from kinetic_orchestration.plan import cluster_names, emulation, resource_labels
+from kinetic_orchestration.plan import emulation
+from kinetic_orchestration.plan.configuration import cluster_names
 from kinetic_orchestration.plan.configuration.settings import VARIABLES, Settings, duration, seconds
-from kinetic_orchestration.plan.declare import profile
+from kinetic_orchestration.plan.declare import profile, resource_labels
 from kinetic_orchestration.plan.declare.backend_choice import GKE, KUBERNETES, asked_backend
 from kinetic_orchestration.plan.declare.cloud import OF_ANY_BACKEND, Kubernetes, TpuVm, fields_of, queues_of
 from kinetic_orchestration.plan.declare.limits import Limits

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import Unsupported, UsageError
-from kinetic_orchestration.plan import cluster_names
+from kinetic_orchestration.plan.configuration import cluster_names, store_address
 from kinetic_orchestration.plan.configuration import home as home_module
-from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.hardware import price_list
 from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, PriceList
 from kinetic_orchestration.plan.messages import warn

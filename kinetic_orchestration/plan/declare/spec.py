@@ -11,9 +11,8 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any
 
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, Unsupported, UsageError
-from kinetic_orchestration.plan import cluster_names, resource_labels
-from kinetic_orchestration.plan.configuration import settings, store_address
-from kinetic_orchestration.plan.declare import profile
+from kinetic_orchestration.plan.configuration import cluster_names, settings, store_address
+from kinetic_orchestration.plan.declare import profile, resource_labels
 from kinetic_orchestration.plan.declare.cloud import CloudOptions, Kubernetes, TpuVm, queues_of
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
