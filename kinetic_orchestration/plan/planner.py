@@ -10,8 +10,9 @@ from typing import Any
 
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.plan import emulation
+from kinetic_orchestration.plan.configuration import cluster_names
 from kinetic_orchestration.plan.configuration.settings import VARIABLES, Settings, duration, seconds
-from kinetic_orchestration.plan.declare import profile
+from kinetic_orchestration.plan.declare import profile, resource_labels
 from kinetic_orchestration.plan.declare.backend_choice import GKE, KUBERNETES, asked_backend
 from kinetic_orchestration.plan.declare.cloud import OF_ANY_BACKEND, Kubernetes, TpuVm, fields_of, queues_of
 from kinetic_orchestration.plan.declare.limits import Limits
@@ -210,6 +211,8 @@ def _cloud(
         who: dict[str, str] = {}
         if isinstance(cloud, Kubernetes):
             cloud, who = with_queue(cloud, settings), {"owner": _owner(environ)}
+            if not traits.secret_service:
+                _check_cluster_secrets(options.secrets or {})
         return {
             **common,
             "project": settings.project if traits.in_project else "",
@@ -235,6 +238,15 @@ def _cloud(
         "affordable": _affordable(options.limits.cost, slice_, zones, cloud.num_slices, settings, spot=spot),
         "zone_patience": settings.zone_patience,
     }
+
+
+def _check_cluster_secrets(secrets: Mapping[str, str]) -> None:
+    """Raise UsageError for what can be no Secret of a namespace: `NAME`, or `NAME/KEY`."""
+    for variable, reference in secrets.items():
+        name, slash, key = reference.partition("/")
+        cluster_names.check(f"secrets={{{variable!r}: {reference!r}}}", name, cluster_names.OBJECT)
+        if slash:
+            cluster_names.check(f"secrets={{{variable!r}: {reference!r}}}", key, cluster_names.KEY_OF_SECRET)
 
 
 def with_queue(cloud: Kubernetes, settings: Settings) -> Kubernetes:
@@ -369,7 +381,7 @@ def describe(plan: Plan) -> str:
         ("output", plan.output_dir or "the job's own folder in the store"),
         ("profile", profile.describe(plan.profile)),
         ("partition", plan.partition_key),
-        ("labels", ", ".join(f"{name}={value}" for name, value in sorted(plan.labels.items()))),
+        ("labels", resource_labels.shown(plan.labels)),
         ("also", ", ".join(_exceptions(plan))),
     ]
     return "\n".join(f"{name:<12} {text}" for name, text in rows if text)

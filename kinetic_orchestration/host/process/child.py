@@ -33,7 +33,11 @@ ROOMS = (  # whose errors are ours
 )
 SHARED = ("host", "plan", "program", "protocol")  # folders that an agent has whole
 ROOT = "kinetic_orchestration.errors.KineticError"
-USAGE = "kinetic_orchestration.errors.UsageError", "kinetic_orchestration.errors.CheckpointDiffers"
+USAGE = (
+    "kinetic_orchestration.errors.UsageError",
+    "kinetic_orchestration.errors.CheckpointDiffers",
+    "kinetic_orchestration.protocol.content.payload.OtherPython",
+)
 NO_ACCELERATOR = (
     "kinetic_orchestration.host.process.frameworks.join.NoAccelerator"  # of the requirements that the user gave
 )

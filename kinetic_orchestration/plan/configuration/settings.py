@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import Unsupported, UsageError
+from kinetic_orchestration.plan.configuration import cluster_names, store_address
 from kinetic_orchestration.plan.configuration import home as home_module
-from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.hardware import price_list
 from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, PriceList
 from kinetic_orchestration.plan.messages import warn
@@ -77,6 +77,22 @@ def _whole(name: str, text: str) -> int:
 
 def _several(name: str, text: str) -> tuple[str, ...]:
     return tuple(filter(None, (part.strip() for part in text.split(","))))
+
+
+def _namespace(name: str, text: str) -> str:
+    if text:
+        cluster_names.check(name, text, cluster_names.NAMESPACE)
+    return text
+
+
+def _namespaces(name: str, text: str) -> tuple[str, ...]:
+    return tuple(_namespace(name, one) for one in _several(name, text))
+
+
+def _queue(name: str, text: str) -> str:
+    for one in _several(name, text):
+        cluster_names.check(name, one, cluster_names.OF_QUEUE)
+    return text
 
 
 def _table(name: str, text: str) -> dict[str, str]:
@@ -182,16 +198,17 @@ class Settings:
         read=_several,
     )
     namespace: str = _setting(
-        "KINETIC_NAMESPACE", "the Kubernetes namespace; by default that of the context, on gke default"
+        "KINETIC_NAMESPACE", "the Kubernetes namespace; by default that of the context, on gke default", read=_namespace
     )
     namespaces: tuple[str, ...] = _setting(
         "KINETIC_NAMESPACES",
         "all namespaces in which jobs of the deployment may be, separated by commas, in each of the clusters",
-        read=_several,
+        read=_namespaces,
     )
     queue: str = _setting(
         "KINETIC_QUEUE",
         "the queue of Kueue for jobs that name none, or several separated by commas, in the order of their trial",
+        read=_queue,
     )
     output_dir: str = _setting("KINETIC_OUTPUT_DIR", "where jobs write their outputs")
     distributed: bool = _setting(

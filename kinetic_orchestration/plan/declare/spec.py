@@ -11,9 +11,9 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any
 
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, Unsupported, UsageError
-from kinetic_orchestration.plan.configuration import settings, store_address
-from kinetic_orchestration.plan.declare import profile
-from kinetic_orchestration.plan.declare.cloud import CloudOptions, Kubernetes, TpuVm
+from kinetic_orchestration.plan.configuration import cluster_names, settings, store_address
+from kinetic_orchestration.plan.declare import profile, resource_labels
+from kinetic_orchestration.plan.declare.cloud import CloudOptions, Kubernetes, TpuVm, queues_of
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
@@ -149,6 +149,8 @@ def _check_types(options: Options) -> None:
     for key, value in (options.labels or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise UsageError(f"labels maps text to text, not {key!r} to {value!r}")
+    for given in (options.labels or {}, options.cloud.labels if options.cloud else {}):
+        resource_labels.check(given)
     for entry in fields(Retry):
         if not isinstance(getattr(options.retry, entry.name), int):
             raise UsageError(f"retry.{entry.name} is {getattr(options.retry, entry.name)!r}: it is a whole number")
@@ -239,15 +241,18 @@ def _is_spot(options: Options) -> bool:
 
 
 def _check_pods(options: Options, cloud: Kubernetes) -> None:
-    for name in ("clusters", "namespaces"):
-        one, several = getattr(options, name[:-1]), getattr(cloud, name)
+    for name in ("clusters", "namespaces", "env_from", "image_pull_secrets", "tolerations"):
+        several = getattr(cloud, name)
         if isinstance(several, str):
             raise UsageError(f"cloud=Kubernetes({name}={several!r}) is a list: write [{several!r}]")
+    for name in ("clusters", "namespaces"):
+        one, several = getattr(options, name[:-1]), getattr(cloud, name)
         if one and several:
             raise ConflictingSettings(
                 f"both {name[:-1]}={one!r} and cloud=Kubernetes({name}={list(several)!r}) say where: keep one"
             )
 
+    _check_cluster_names(cloud)
     if type(cloud.hosts) is not int or not 1 <= cloud.hosts <= MOST_HOSTS:
         raise UsageError(f"cloud=Kubernetes(hosts={cloud.hosts!r}): it is a number of nodes, from 1 to {MOST_HOSTS}")
     asked = slice_of(options)
@@ -263,6 +268,24 @@ def _check_pods(options: Options, cloud: Kubernetes) -> None:
         raise ConflictingSettings(f"flex_start=True and {other} name two kinds of capacity: keep one")
     if cloud.queued_provisioning and not cloud.flex_start:
         raise UsageError("queued_provisioning=True is a way of flex-start: add flex_start=True")
+
+
+def _check_cluster_names(cloud: Kubernetes) -> None:
+    named = (
+        ("namespaces", cloud.namespaces, cluster_names.NAMESPACE),
+        ("queue", queues_of(cloud.queue), cluster_names.OF_QUEUE),
+        ("priority_class", (cloud.priority_class,), cluster_names.OF_QUEUE),
+        ("service_account", (cloud.service_account,), cluster_names.OBJECT),
+        ("env_from", cloud.env_from, cluster_names.OBJECT),
+        ("image_pull_secrets", cloud.image_pull_secrets, cluster_names.OBJECT),
+    )
+    for option, given, rule in named:
+        for name in given:
+            if name or option not in ("priority_class", "service_account"):  # "" is none
+                cluster_names.check(f"cloud=Kubernetes({option}=…)", name, rule)
+    for key, value in (cloud.node_selector or {}).items():
+        cluster_names.check_label_key("cloud=Kubernetes(node_selector=…)", key)
+        cluster_names.check("cloud=Kubernetes(node_selector=…)", value, cluster_names.LABEL_VALUE)
 
 
 def _check_names(options: Options) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan.configuration import cluster_names
+from kinetic_orchestration.plan.declare import resource_labels
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.hardware.nodes import Node
 from kinetic_orchestration.plan.values import Plan
@@ -37,7 +39,6 @@ ON_SPOT = ":spot"  # how that name ends
 KEPT_SECONDS = 3600  # of a JobSet that has ended, for people
 LONGEST = 2**31 - 1  # seconds of a pod's deadline
 DRIVER = "/usr/local/nvidia/lib64"  # where GKE puts the GPUs' driver, which only images with CUDA look for
-PYTHON = "3.12"  # of an image for a command, which may bring any other
 
 # Labels of nodes that may be taken away at any time, and the taints that some of them have.
 SPOT = (
@@ -109,7 +110,7 @@ def secret(asked: Submission, uid: str) -> dict[str, Any] | None:
     owner = {"apiVersion": API, "kind": "JobSet", "name": name, "uid": uid}
     labels = {
         ownership.MARK: names.mark(asked.plan.store, asked.plan.deployment),
-        ownership.JOB: ownership.label(asked.job_id),
+        ownership.JOB: resource_labels.label(asked.job_id),
     }
     metadata = {"name": name, "labels": labels, "ownerReferences": [owner]}
     values = dict(asked.secrets)
@@ -150,12 +151,12 @@ def _pod(asked: Submission, node: Node) -> dict[str, Any]:
 
 
 def _container(asked: Submission, node: Node) -> dict[str, Any]:
-    plan, cloud, environment = asked.plan, asked.plan.cloud, asked.staged.environment
+    plan, cloud = asked.plan, asked.plan.cloud
     restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     sources = [{"secretRef": {"name": name}} for name in cloud["env_from"]]
     return {
         "name": CONTAINER,
-        "image": plan.image or f"python:{environment.python if environment is not None else PYTHON}",
+        "image": plan.image or _python(asked),
         "command": ["python3", "-I", "-S", "-c", boot.LOADER, boot.program(plan.store)],
         **({"securityContext": restricted} if cloud["run_as_user"] else {}),
         "env": _env(asked, node),
@@ -163,6 +164,13 @@ def _container(asked: Submission, node: Node) -> dict[str, Any]:
         "resources": _resources(asked, node),
         "volumeMounts": [{"name": "work", "mountPath": HOME}, {"name": "shm", "mountPath": "/dev/shm"}],
     }
+
+
+def _python(asked: Submission) -> str:
+    """Return the image of the Python for which the job's environment is locked, for a function that of its submitter;
+    without an environment, that of any Python."""
+    environment = asked.staged.environment
+    return f"python:{environment.python if environment is not None else '3'}"
 
 
 def _identity(user: int) -> dict[str, Any]:
@@ -247,6 +255,8 @@ def toleration(text: str) -> dict[str, str]:
             f"cloud=Kubernetes(tolerations=…) has {text!r}: write key, key=value or key=value:NoSchedule, as "
             "'kubectl taint' does"
         )
+    cluster_names.check_label_key("cloud=Kubernetes(tolerations=…)", key)
+    cluster_names.check("cloud=Kubernetes(tolerations=…)", value, cluster_names.LABEL_VALUE)
     found = {"key": key, "operator": "Equal" if equals else "Exists"}
     return {**found, **({"value": value} if equals else {}), **({"effect": effect} if effect else {})}
 

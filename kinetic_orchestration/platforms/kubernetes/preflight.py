@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +34,7 @@ from kinetic_orchestration.platforms.shared.cluster_access import ClusterGone, P
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import at_once
+from kinetic_orchestration.protocol.wire.task import Environment
 
 Object = Mapping[str, Any]
 
@@ -44,6 +47,7 @@ JOBSET_MANIFEST = "https://github.com/kubernetes-sigs/jobset/releases/download/{
 INSTALL = f"Install it, as an administrator: kubectl apply --server-side -f {JOBSET_MANIFEST.format(NEWEST_JOBSET)}"
 _STANDS_FOR = "iam.gke.io/gcp-service-account"  # annotation of a ServiceAccount
 _GOOGLE_ACCOUNT = re.compile(r"[a-z]([-a-z0-9]{4,28}[a-z0-9])@[a-z0-9.:-]+\.iam\.gserviceaccount\.com")
+_INSIDE = ("queue", "service account", "pod")  # findings about what is in a namespace
 _FOR_EVER = "A job would wait for ever."
 _OF_AUTOPILOT = "gk3-"  # how names of its nodes begin
 
@@ -152,7 +156,11 @@ def _examined(place: Place) -> Iterator[Finding]:
         *([_identity] if access.identities is not None else []),
     ]
     found = at_once([partial(_tried, check, place) for check in checks], len(checks))
-    yield from {finding.name: finding for finding in found}.values()  # the set may say of others what they lack
+    named = {finding.name: finding for finding in found}  # the set may say of others what they lack
+    lacks = named["namespace"] == _no_namespace(place)
+    for finding in named.values():
+        is_inside = lacks and finding.name in _INSIDE and finding.state != OK
+        yield finding._replace(found=f"there is no namespace {place.namespace}", fix="") if is_inside else finding
 
 
 def admission(plan: Plan, where: str, open_api: Callable[[str], Api]) -> Iterator[Finding]:
@@ -206,7 +214,8 @@ def _asked_of_pools(plan: Plan) -> tuple[str, ...]:
 def _server(place: Place) -> Finding:
     access = place.api.access
     version = str(place.api.get("/version").get("gitVersion", ""))
-    found = f"{access.origin}: {access.server}, Kubernetes {version}, as {_who(place.api)}"
+    who = answers.escaped(_who(place.api)) or "somebody whom the cluster does not name"
+    found = f"{access.origin}: {access.server}, Kubernetes {version}, as {who}"
     if _number(version) < LEAST_SERVER:
         least = ".".join(map(str, LEAST_SERVER))
         return Finding("cluster", WARNING, found, f"Jobs need what Kubernetes has from {least} on: upgrade it")
@@ -214,12 +223,13 @@ def _server(place: Place) -> Finding:
 
 
 def _who(api: Api) -> str:
+    """Return the name by which the cluster knows this client; "" if it does not say."""
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     try:
         found = api.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", body)
     except ApiError:
-        return "somebody whom the cluster does not name"
-    return answers.escaped(found.get("status", {}).get("userInfo", {}).get("username"))
+        return ""
+    return str(found.get("status", {}).get("userInfo", {}).get("username") or "")
 
 
 def _jobset(place: Place) -> Finding:
@@ -288,7 +298,8 @@ def _rights(place: Place) -> Finding:
     told = "; ".join(f"{right}: {right.lack}" for right in missing)
     queues = queues_of(place.plan.cloud["queue"])
     queue = f" --queue {','.join(queues)}" if queues else ""
-    fix = f"Have an administrator grant them: ko doctor --role user:NAME{queue} | kubectl apply -f -"
+    who = shlex.quote(answers.escaped(rights.subject_of(_who(place.api))))
+    fix = f"Have an administrator grant them: ko doctor --role {who}{queue} | kubectl apply -f -"
     return Finding("rights", state, f"missing in {place.namespace}: {told}", fix)
 
 
@@ -429,10 +440,11 @@ def _identity(place: Place) -> Finding:
 
 
 def rendered(plan: Plan, placement: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JobSet that a first attempt of some job would have."""
+    """Return the JobSet that a first attempt of some job would have, submitted by this Python."""
     limit = sum(float(value or 0.0) for value in (plan.limits.provision, plan.limits.run))
     intent = Intent(1, "0" * 16, dict(placement), limit, 0.0)
-    staged = Staged(None, "", "", (), (), (), (), None, "")
+    environment = Environment("", python=f"{sys.version_info[0]}.{sys.version_info[1]}")
+    staged = Staged(None, "", "", (), (), (), (), environment, "")
     return manifest.render(Submission(plan, staged, "job-000000000000", "0" * 64, intent, {}))
 
 

@@ -14,6 +14,7 @@ Object = Mapping[str, Any]
 
 ROLE = "kinetic-jobs"  # name of the Role and of its binding
 _RBAC = "rbac.authorization.k8s.io"
+_ACCOUNT = "system:serviceaccount:"  # how names of service accounts begin: NAMESPACE:NAME follows
 _SUBJECTS = {"user": "User", "group": "Group", "serviceaccount": "ServiceAccount"}
 
 
@@ -108,6 +109,13 @@ def role(rights: Iterable[Right], namespace: str, who: str) -> list[dict[str, An
         {"apiVersion": api, "kind": "Role", "metadata": metadata, "rules": rules},
         {"apiVersion": api, "kind": "RoleBinding", "metadata": metadata, **binding},
     ]
+
+
+def subject_of(username: str) -> str:
+    """Return who somebody is, as `role` takes it, by the name that the cluster knows; `user:NAME` for ""."""
+    if username.startswith(_ACCOUNT):
+        return f"serviceaccount:{username.removeprefix(_ACCOUNT).replace(':', '/', 1)}"
+    return f"user:{username or 'NAME'}"
 
 
 def _subject(who: str, namespace: str) -> dict[str, str]:

@@ -5,16 +5,15 @@ Pure. Values have the letters that Google Cloud and Kubernetes both allow.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from kinetic_orchestration.plan.declare import resource_labels
 from kinetic_orchestration.plan.values import Intent, Plan
 
-LABEL_LIMIT = 63
 LABELS_LIMIT = 64
 
-OURS = "kinetic-"
+OURS = resource_labels.OURS
 DEPLOYMENT = f"{OURS}deployment"
 JOB = f"{OURS}job"
 ATTEMPT = f"{OURS}attempt"
@@ -35,33 +34,23 @@ class Owned(NamedTuple):
     spec: str
 
 
-def owned(labels: Mapping[str, str]) -> Owned | None:
+def owned(found: Mapping[str, str]) -> Owned | None:
     """The contents of a resource's labels, or None for a resource that is not ours or has incomplete labels."""
-    job, attempt, expires = labels.get(JOB, ""), labels.get(ATTEMPT, ""), labels.get(EXPIRES, "")
+    job, attempt, expires = found.get(JOB, ""), found.get(ATTEMPT, ""), found.get(EXPIRES, "")
     if not job or not attempt.isdecimal() or not expires.isdecimal():
         return None
-    return Owned(labels.get(DEPLOYMENT, ""), job, int(attempt), float(expires), labels.get(SPEC, ""))
-
-
-def label(text: str) -> str:
-    """Text as the value of a label may have it."""
-    return re.sub(r"[^a-z0-9_-]+", "-", text.lower())[:LABEL_LIMIT].strip("-_")
+    return Owned(found.get(DEPLOYMENT, ""), job, int(attempt), float(expires), found.get(SPEC, ""))
 
 
 def labels_of(plan: Plan, intent: Intent, job_id: str, spec_digest: str) -> dict[str, str]:
     """Ours, who asked for it, then the user's own: they show up in the billing export."""
     ours = {
-        DEPLOYMENT: label(plan.deployment),
-        JOB: label(job_id),
+        DEPLOYMENT: resource_labels.label(plan.deployment),
+        JOB: resource_labels.label(job_id),
         ATTEMPT: str(intent.attempt),
         EXPIRES: str(int(intent.deadline)),
         SPEC: spec_digest[:20],
         **({SLICES: str(plan.slices)} if plan.slices > 1 else {}),
     }
     asked = {**{name: str(plan.cloud.get(name) or "") for name in WHO}, **plan.labels}
-    theirs = {
-        key: label(value)
-        for name, value in asked.items()
-        if value and (key := re.sub(r"^[^a-z]+", "", label(name))) and not key.startswith(OURS)
-    }
-    return dict([*ours.items(), *theirs.items()][:LABELS_LIMIT])
+    return dict([*ours.items(), *resource_labels.sent(asked).items()][:LABELS_LIMIT])

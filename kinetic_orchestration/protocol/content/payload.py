@@ -46,10 +46,15 @@ PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of these, what patience may
 UNPICKLABLE = "kinetic_orchestration.errors.ResultNotPicklable"
 _TEXT = 64 << 10
 _LENGTH = 8
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 class Tampered(ValueError):
     """The bytes are not those that were sent."""
+
+
+class OtherPython(Exception):
+    """A call was pickled by a Python of another minor version, and cannot be loaded by this one."""
 
 
 def dump(
@@ -80,7 +85,7 @@ def dump(
                 file.update(bytes(-file.size % ALIGNMENT))
                 places.append((file.size, view.nbytes))
                 file.update(view)
-            index = json.dumps({"pickles": length, "buffers": places}).encode()
+            index = json.dumps({"pickles": length, "buffers": places, "python": PYTHON}).encode()
             file.update(index + len(index).to_bytes(_LENGTH, "little") + role)
             return file.digest(), file.size
     except BaseException:
@@ -104,6 +109,10 @@ def load(
     paths on this machine of what was wrapped in `Data`, in the order in which it was found. A large file in `home` is
     not hashed again where it is known not to have changed since. `names_first`: a class that this process has under its
     name is that one, and not the one that was sent along.
+
+    Raises:
+        OtherPython: A call cannot be loaded, and another minor version of Python pickled it.
+        Tampered: The bytes are not those that were sent.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -117,10 +126,22 @@ def load(
     buffers = [view[at : at + size] for at, size in index["buffers"]]
     memory.seek(start)
     unpickler = _Unpickler(memory, buffers, _Meaning(data, names_first))
-    value = unpickler.load()
-    while memory.tell() < start + index["pickles"]:
-        for module, name, attribute in unpickler.load():
-            setattr(module, name, attribute)
+    try:
+        value = unpickler.load()
+        while memory.tell() < start + index["pickles"]:
+            for module, name, attribute in unpickler.load():
+                setattr(module, name, attribute)
+    except ImportError:  # what is missing is missing for any Python
+        raise
+    except Exception as error:
+        by = index.get("python", PYTHON)  # which 0.1 did not write
+        if role != CALL or by == PYTHON:
+            raise
+        raise OtherPython(
+            f"the function was pickled by Python {by}, and this is Python {PYTHON}, which cannot load it "
+            f"({type(error).__name__}: {error}): a function only runs under the minor version that pickled it. Use an "
+            f"image with Python {by}, or submit it from Python {PYTHON}"
+        ) from error
     return value
 
 

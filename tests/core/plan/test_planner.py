@@ -13,6 +13,7 @@ import pytest
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan import messages, planner
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare import resource_labels
 from kinetic_orchestration.plan.declare.cloud import TpuVm
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options
@@ -259,3 +260,25 @@ def test_an_image_is_named_as_docker_names_it(image: str) -> None:
 def test_an_image_that_cannot_be_is_refused_before_anything_is_sent(image: Any, advice: str) -> None:
     with pytest.raises(UsageError, match=advice):
         check_options(Options(accelerator="v5e-8", container_image=image))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (Options(labels={"kinetic-mark": "x"}), "the key 'kinetic-mark': keys that begin with 'kinetic-' are"),
+        (Options(cloud=TpuVm(labels={"Kinetic job": "x"})), "the key 'Kinetic job'"),
+        (Options(labels={"7": "x"}), "a label's key needs a letter"),
+    ],
+)
+def test_a_label_that_no_resource_would_get_is_refused(options: Options, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_options(options)
+
+
+def test_the_dry_run_shows_labels_as_they_are_sent() -> None:
+    long = "x" * 70
+    told = resource_labels.shown({"team": "vision", "Who": "Ada L.", "long": long, "none": ""})
+    assert told == (
+        "who=ada-l (of Who=Ada L.: 63 of a-z, 0-9, '-' and '_' at most), "
+        f"long={'x' * 63} (of long={long}: 63 of a-z, 0-9, '-' and '_' at most), team=vision"
+    )

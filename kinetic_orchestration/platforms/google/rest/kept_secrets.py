@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare import resource_labels
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.google import credentials
 from kinetic_orchestration.platforms.google.rest import secret_manager
@@ -30,7 +31,7 @@ class KeptSecrets:
         attempt = asked.job_id, asked.intent.attempt
         if attempt in self._kept:
             return
-        labels = {ownership.DEPLOYMENT: ownership.label(self._settings.deployment), **self._labels(asked.job_id)}
+        labels = {ownership.DEPLOYMENT: resource_labels.label(self._settings.deployment), **self._labels(asked.job_id)}
         with self._acting():
             for variable, value in asked.secrets.items():
                 name = names.secret(asked.job_id, variable)
@@ -50,4 +51,4 @@ class KeptSecrets:
             return secret_manager.delete(self._settings, secret, self._labels(job_id))
 
     def _labels(self, job_id: str) -> dict[str, str]:
-        return {ownership.MARK: self._mark, ownership.JOB: ownership.label(job_id)}
+        return {ownership.MARK: self._mark, ownership.JOB: resource_labels.label(job_id)}

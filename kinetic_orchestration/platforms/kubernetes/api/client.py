@@ -429,6 +429,18 @@ def _headers(access: Access, token: str, body: Object | None, form: str) -> Sequ
 
 # ---- requests without an answer --------------------------------------------------------------------------------
 
+_TIMES = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
+_OUT_OF_TIME = (
+    "Look at this machine's clock: {now}. If it is right, the certificate or one that signed it has to be renewed: an "
+    "administrator of the cluster does that, for kubeadm with 'kubeadm certs renew all'. If its authority is another "
+    "afterwards, write the kubeconfig anew."
+)
+_ANOTHER = (
+    "expects another. The cluster may have been created again, or its certificate renewed: write the kubeconfig anew, "
+    "for GKE with 'gcloud container clusters get-credentials CLUSTER'. If neither is so, somebody else answers at this "
+    "address."
+)
+
 
 def _not_let_in(access: Access, error: ApiError) -> CredentialsError:
     return CredentialsError(
@@ -443,12 +455,11 @@ def _unanswered(access: Access, key: _Key, asked: str, error: Exception, timeout
     if isinstance(error, _TooLarge):
         return ApiError(f"{server}: {error}. Ask for less at once.", answers.UNREACHABLE)
     if isinstance(error, ssl.SSLCertVerificationError):
+        now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        advice = _OUT_OF_TIME.format(now=now) if error.verify_code in _TIMES else f"{access.origin} {_ANOTHER}"
         return ApiError(
             f"{access.server} is not trusted, so nothing was asked: {error.verify_message}. "
-            f"{_shown(access, key, timeout)}{access.origin} expects another. The cluster may have been created again, "
-            "or its certificate renewed: "
-            "write the kubeconfig anew, for GKE with 'gcloud container clusters get-credentials CLUSTER'. If neither "
-            "is so, somebody else answers at this address.",
+            f"{_shown(access, key, timeout)}{advice}",
             answers.UNREACHABLE,
             is_lost=True,
         )

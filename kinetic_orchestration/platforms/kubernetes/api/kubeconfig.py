@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
@@ -63,26 +63,15 @@ class _Merged(NamedTuple):
 def load(environ: Mapping[str, str], *, path: str = "", context: str = "") -> Access:
     """Return the access of a context, "" for the current one.
 
-    It is read from the file, else from the files that KUBECONFIG names, else from ~/.kube/config, else, in a pod, from
-    its service account. Raises CredentialsError if there is none, or if it cannot be used here.
+    It is read from the file, else from the files that KUBECONFIG names, else from ~/.kube/config, else, in a pod and
+    for no context by name, from its service account. Raises CredentialsError if there is none, or if it cannot be used
+    here.
     """
-    files = _files(environ, path)
-    documents = [(file, _document(file)) for file in files if path or os.path.exists(file)]
-    if not documents and environ.get("KUBERNETES_SERVICE_HOST"):
-        return in_cluster(environ)
-    where = ", ".join(map(str, files))
+    documents = _documents(environ, path, context)
     if not documents:
-        raise CredentialsError(
-            f"There is no kubeconfig: looked for {where}. For GKE, 'gcloud container clusters get-credentials CLUSTER' "
-            "writes one; KUBECONFIG names another file."
-        )
-    merged = _merged(documents)
-    name = context or merged.current
-    if not name:
-        known = ", ".join(sorted(merged.contexts)) or "none"
-        raise CredentialsError(
-            f"{where} has no current context. Choose one with 'kubectl config use-context'; there are: {known}."
-        )
+        return in_cluster(environ)
+    merged, where = _merged(documents), _places(file for file, _ in documents)
+    name = context or _current(merged, where)
     chosen = _named(merged.contexts, name, "context", where)
     cluster = _named(merged.clusters, chosen.text("cluster"), "cluster", where)
     user = _named(merged.users, chosen.text("user"), "user", where) if chosen.text("user") else _Entry({}, chosen.file)
@@ -92,15 +81,18 @@ def load(environ: Mapping[str, str], *, path: str = "", context: str = "") -> Ac
 
 
 def current(environ: Mapping[str, str]) -> str:
-    """Return the name of the current context; "" without a kubeconfig, or without a current context in it."""
-    documents = [(file, _document(file)) for file in _files(environ, "") if os.path.exists(file)]
-    return _merged(documents).current
+    """Return the name of the current context; "" in a pod that has no kubeconfig and is named none.
+
+    Raises CredentialsError if there is neither a context nor a pod's service account.
+    """
+    documents = _documents(environ, "", "")
+    return _current(_merged(documents), _places(file for file, _ in documents)) if documents else ""
 
 
 def noted(environ: Mapping[str, str], context: str) -> Mapping[str, Any]:
     """Return what this package has noted about the cluster of a context, in an extension of its entry."""
-    documents = [(file, _document(file)) for file in _files(environ, "") if os.path.exists(file)]
-    merged = _merged(documents)
+    files = _named_files(environ) or [_usual_file(environ)]
+    merged = _merged([(file, _document(file)) for file in files if os.path.exists(file)])
     chosen = merged.contexts.get(context)
     cluster = merged.clusters.get(chosen.text("cluster")) if chosen is not None else None
     return {} if cluster is None else _extension(cluster, OURS)
@@ -109,6 +101,11 @@ def noted(environ: Mapping[str, str], context: str) -> Mapping[str, Any]:
 def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Access:
     """Return the access of the pod that this process runs in. Raises CredentialsError if it has no service account."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        raise CredentialsError(
+            "in-cluster is the cluster in whose pod a process runs, and this is no pod: KUBERNETES_SERVICE_HOST is not "
+            "set. Name a context of the kubeconfig with cluster= or KINETIC_CLUSTER"
+        )
     origin = f"the service account of this pod, {folder}"
     namespace = folder / "namespace"
     return Access(
@@ -124,11 +121,59 @@ def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Ac
 # ---- files -----------------------------------------------------------------------------------------------------
 
 
-def _files(environ: Mapping[str, str], path: str) -> Sequence[Path]:
+def _named_files(environ: Mapping[str, str]) -> Sequence[Path]:
+    return list(dict.fromkeys(map(Path, filter(None, environ.get("KUBECONFIG", "").split(os.pathsep)))))
+
+
+def _usual_file(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("HOME") or Path.home(), ".kube", "config")
+
+
+def _documents(environ: Mapping[str, str], path: str, context: str) -> Sequence[tuple[Path, Mapping[str, Any]]]:
+    """Return the kubeconfigs that there are, as kubectl counts them: none in a pod that is named no file and no
+    context, and has a service account. Raises CredentialsError where there is neither."""
     if path:
-        return [Path(path).expanduser()]
-    named = dict.fromkeys(filter(None, environ.get("KUBECONFIG", "").split(os.pathsep)))
-    return [Path(name) for name in named] or [Path(environ.get("HOME") or Path.home(), ".kube", "config")]
+        file = Path(path).expanduser()
+        return [(file, _document(file))]
+    named, usual = _named_files(environ), _usual_file(environ)
+    if found := [(file, _document(file)) for file in named or [usual] if os.path.exists(file)]:
+        return found
+    if named:  # and never means the cluster of this pod: it may be another one
+        raise CredentialsError(
+            f"KUBECONFIG names {_places(named)}, which {'does' if len(named) == 1 else 'do'} not exist: correct it, or "
+            f"unset it for {usual}"
+        )
+    none = f"there is no kubeconfig at {usual}"
+    if not environ.get("KUBERNETES_SERVICE_HOST"):
+        raise CredentialsError(
+            f"{none}, and this is no pod. For GKE, 'gcloud container clusters get-credentials CLUSTER' writes one; "
+            "KUBECONFIG names another file"
+        )
+    if context:
+        raise CredentialsError(
+            f"{none}, so no context {context!r} is known. Mount one and name it with KUBECONFIG, or name no cluster "
+            "for that of this pod"
+        )
+    if not os.path.exists(token := SERVICE_ACCOUNT / "token"):
+        raise CredentialsError(
+            f"{none}, and this pod has no token of its service account: {token} does not exist. Let it have one "
+            "(automountServiceAccountToken), or name a kubeconfig with KUBECONFIG"
+        )
+    return ()
+
+
+def _places(files: Iterable[Path]) -> str:
+    return ", ".join(map(str, files))
+
+
+def _current(merged: _Merged, where: str) -> str:
+    if merged.current:
+        return merged.current
+    known = ", ".join(sorted(merged.contexts)) or "none"
+    raise CredentialsError(
+        f"{where} has no current-context; it has: {known}. Name one with cluster= or KINETIC_CLUSTER, or choose it "
+        "with 'kubectl config use-context'"
+    )
 
 
 def _file(path: Path, of: str) -> str:

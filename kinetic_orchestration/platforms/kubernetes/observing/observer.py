@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from kinetic_orchestration.plan.declare import resource_labels
 from kinetic_orchestration.plan.values import PRESENT, Observation
 from kinetic_orchestration.platforms.kubernetes import kueue, manifest
 from kinetic_orchestration.platforms.kubernetes.api import answers
@@ -114,7 +115,7 @@ class Observer:
         """Return what selects the sets and pods of placements; of many, all of the deployment's."""
         if len(placements) > TOGETHER:
             return self._mark
-        jobs = (ownership.label(names.job_of_slice(one["name"])) for one in placements)
+        jobs = (resource_labels.label(names.job_of_slice(one["name"])) for one in placements)
         return f"{self._mark},{_within(ownership.JOB, jobs)}"
 
     def _read_rows(self, api: Api, placements: Sequence[Placement]) -> dict[str, int]:

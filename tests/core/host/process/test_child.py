@@ -6,11 +6,13 @@ import ast
 import pkgutil
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kinetic_orchestration.host.process import child
 from kinetic_orchestration.program import client_only
+from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.content import payload
 
 pytestmark = pytest.mark.fast
@@ -30,3 +32,28 @@ def test_each_name_that_the_child_knows_by_its_text_alone_is_there() -> None:
     }  # fmt: skip
     assert {type(found[name]) for name in (child.RECORD, *child.FINISH)} == {types.FunctionType}
     assert [found[name] for name in child.CALLERS] == [child, payload, client_only]
+
+
+class Unloadable:
+    """Raises when it is loaded, as a function's code does under another minor version."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def test_a_call_of_another_python_is_told_by_both_versions_and_is_no_failure_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = payload.PYTHON
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(payload, "PYTHON", "2.7")
+        digest, _ = payload.dump(Unloadable(), tmp_path / "call")
+        payload.dump("loads all the same", tmp_path / "plain")
+    told = rf"pickled by Python 2\.7, and this is Python {here}, .*ValueError: .*no number.* image with Python 2\.7"
+    with pytest.raises(payload.OtherPython, match=told) as caught:
+        payload.load(tmp_path / "call", digest)
+    assert child._cause(caught.value) == wire.CONFIGURATION
+    assert payload.load(tmp_path / "plain") == "loads all the same"
+    payload.dump(Unloadable(), tmp_path / "own")
+    with pytest.raises(ValueError, match="no number"):
+        payload.load(tmp_path / "own")

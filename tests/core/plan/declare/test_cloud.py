@@ -86,6 +86,65 @@ def test_a_cluster_is_named_in_one_way(tmp_path: Path) -> None:
         planned(tmp_path, PODS, cloud=Kubernetes(namespaces="b"))
 
 
+LONG = "a" * 64
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"node_selector": {"a b": "c"}}, r"node_selector=….* has the key 'a b', .*a label's key has letters"),
+        ({"node_selector": {"-x.io/pool": "c"}}, r"the key '-x.io/pool'"),
+        ({"node_selector": {"/pool": "c"}}, r"the key '/pool'"),
+        ({"node_selector": {LONG: "c"}}, r"has the key 'a+'.*63 letters long"),
+        ({"node_selector": {"a": "b c"}}, r"has 'b c', .*a label's value has letters"),
+        ({"node_selector": {"a": 1}}, r"has 1, which Kubernetes never accepts"),
+        ({"namespaces": ["Training_1"]}, r"namespaces=….* has 'Training_1', .*a namespace has small letters"),
+        ({"namespaces": [LONG]}, r"63 letters long at most"),
+        ({"queue": "research, of_all"}, r"queue=….* has 'of_all'"),
+        ({"queue": LONG}, r"63 letters long at most"),
+        ({"priority_class": "High"}, r"priority_class=….* has 'High'"),
+        ({"service_account": "me@project"}, r"service_account=….* has 'me@project'"),
+        ({"env_from": ["S3_KEYS"]}, r"env_from=….* has 'S3_KEYS'"),
+        ({"env_from": ["a" * 254]}, r"253 letters long at most"),
+        ({"env_from": "s3-keys"}, r"env_from='s3-keys'.* is a list: write \['s3-keys'\]"),
+        ({"image_pull_secrets": ["a..b"]}, r"image_pull_secrets=….* has 'a..b'"),
+        ({"image_pull_secrets": [""]}, r"image_pull_secrets=….* has ''"),
+    ],
+)
+def test_names_that_kubernetes_can_never_have_are_refused_where_they_are_declared(
+    asked: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_options(Options(accelerator="cpu", cloud=Kubernetes(**asked)))
+
+
+def test_names_that_kubernetes_can_have_are_accepted(tmp_path: Path) -> None:
+    long = ".".join(["a" * 50] * 5)[:253]
+    asked = Kubernetes(
+        queue="q.1", priority_class="high-1", service_account=long, env_from=[long], image_pull_secrets=["registry.io"],
+        node_selector={"cloud.google.com/gke-nodepool": "A_b.c-1", "pool": "", "X": "true"}, namespaces=["a-1", "1"],
+    )  # fmt: skip
+    assert planned(tmp_path, PODS, cloud=asked, secrets={"A": "hf/TOKEN_1.x", "B": "hf"}).zones == ("/a-1", "/1")
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "said"),
+    [
+        ({"KINETIC_NAMESPACE": "Training_1"}, {}, r"namespace has 'Training_1', which Kubernetes never accepts"),
+        ({"KINETIC_NAMESPACES": "a,B"}, {}, r"namespaces has 'B'"),
+        ({"KINETIC_QUEUE": "a, b_c"}, {}, r"queue has 'b_c'"),
+        ({}, {"namespace": "Training_1"}, r"namespace has 'Training_1'"),
+        ({}, {"secrets": {"HF": "My_Secret"}}, r"secrets={'HF': 'My_Secret'} has 'My_Secret'"),
+        ({}, {"secrets": {"HF": "hf/a b"}}, r"has 'a b', .* a key of a Secret has"),
+    ],
+)
+def test_names_of_settings_and_secrets_are_refused_before_anything_is_asked(
+    tmp_path: Path, environ: dict[str, str], options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        planned(tmp_path, {**PODS, **environ}, **options)
+
+
 @pytest.mark.parametrize(
     ("asked", "queues"),
     [("", ()), ("a", ("a",)), ("a, b,", ("a", "b")), (["a", "b", "a"], ("a", "b")), ((), ())],

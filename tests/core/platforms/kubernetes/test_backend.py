@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -144,6 +145,11 @@ def test_a_dry_run_names_the_places_that_follow(backend: KubernetesBackend) -> N
     said, _, printed = backend.dry_run(queued("x", "y")).partition("\n")
     assert said.endswith("created in a/ml; without capacity there, in turn in a/ml:y, b/ml:x, b/ml:y")
     assert 'kueue.x-k8s.io/queue-name: "x"' in printed
+
+
+def test_what_is_shown_and_tried_has_the_python_of_this_client_as_the_pods_will(backend: KubernetesBackend) -> None:
+    """A function only runs under the minor version that pickled it."""
+    assert f'image: "python:{sys.version_info[0]}.{sys.version_info[1]}"' in backend.dry_run(queued("x"))
 
 
 def test_a_namespace_is_looked_at_many_times_at_once_and_then_four_times_a_second(

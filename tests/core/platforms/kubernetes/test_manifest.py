@@ -379,6 +379,12 @@ def test_what_is_no_taint_is_refused_with_the_form(text: str) -> None:
         manifest.toleration(text)
 
 
+@pytest.mark.parametrize("text", ["a b", "a=b c", "team=-x:NoSchedule"])
+def test_a_taint_that_no_node_can_have_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"tolerations=….* which Kubernetes never accepts"):
+        manifest.toleration(text)
+
+
 # Containers
 
 

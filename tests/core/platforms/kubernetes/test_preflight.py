@@ -164,7 +164,7 @@ def test_a_user_without_rights_is_refused_with_the_command_that_grants_them(
     assert "nothing was submitted" in told
     assert "create jobsets.jobset.x-k8s.io: hosts cannot be requested" in told
     assert "delete jobsets.jobset.x-k8s.io: hosts could be requested and not be released" in told
-    assert "ko doctor --role user:NAME | kubectl apply -f -" in told
+    assert "ko doctor --role user:nobody | kubectl apply -f -" in told
     found = nobody.findings()
     assert {name for name, finding in found.items() if finding.state == FAILED} == {"rights", "dry run"}, found
 
@@ -200,6 +200,7 @@ def test_a_namespace_that_is_not_there(plane: Any, monkeypatch: pytest.MonkeyPat
     assert "tests has no namespace nowhere. Make it: kubectl create namespace nowhere" in lost.refusal()
     found = lost.findings()
     assert found["namespace"].state == found["pod"].state == FAILED
+    assert [name for name, finding in found.items() if "kubectl create" in finding.fix] == ["namespace"]
 
 
 @only_real  # the emulated cluster serves the newest version alone
@@ -317,7 +318,9 @@ def test_admission_that_refuses_the_set_is_told_before_anything_is_made(admin: S
     admin.require()  # a quota is waited for
     plane.api.delete(f"{where}/resourcequotas/none")
     wait_until(lambda: found().state == OK, found)
-    assert "refuses the JobSet: admission webhook" in admin.refusal(queue="No_Name_Of_Kueue")
+    refused = admin.refusal(queue="No_Name_Of_Kueue")
+    assert "refuses the JobSet: admission webhook" in refused
+    assert "An administrator of the cluster knows the rule" in refused
 
 
 # ---- a cluster that lacks something, or is not there -----------------------------------------------------------

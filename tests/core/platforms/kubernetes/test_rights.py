@@ -68,3 +68,17 @@ def test_a_role_is_bound_to_whom_it_is_for(who: str, subject: dict[str, str]) ->
 def test_anybody_else_is_refused_with_the_words_to_use(who: str) -> None:
     with pytest.raises(UsageError, match="serviceaccount:NAMESPACE/NAME"):
         rights.role(ALL, "research", who)
+
+
+@pytest.mark.parametrize(
+    ("username", "who"),
+    [
+        ("ada@example.com", "user:ada@example.com"),
+        ("system:serviceaccount:airflow:worker", "serviceaccount:airflow/worker"),
+        ("", "user:NAME"),
+    ],
+)
+def test_a_name_that_the_cluster_knows_is_one_that_a_role_takes(username: str, who: str) -> None:
+    assert rights.subject_of(username) == who
+    _, binding = rights.role(ALL, "research", who)
+    assert binding["subjects"][0]["name"] == who.rpartition("/")[2].removeprefix("user:")

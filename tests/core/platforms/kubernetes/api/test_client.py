@@ -495,7 +495,6 @@ def test_every_exchange_can_be_heard(server: Server, api: Api) -> None:
     [
         ("another", ("127.0.0.1",), 1, "signed by another"),
         ("", ("10.0.0.1", "kubernetes"), 1, "certificate is not valid for '127.0.0.1'"),
-        ("", ("127.0.0.1",), -1, "certificate has expired"),
     ],
 )
 def test_a_certificate_that_is_not_the_clusters_is_told_and_nothing_is_asked(
@@ -507,6 +506,20 @@ def test_a_certificate_that_is_not_the_clusters_is_told_and_nothing_is_asked(
     assert says in str(error)
     assert f"It shows a certificate for {', '.join(shown)}, signed by {issuer or 'the cluster'}" in str(error)
     assert "the test's own kubeconfig expects another" in str(error)
+    assert not server.requests
+
+
+def test_a_certificate_that_is_out_of_time_is_renewed_or_the_clock_is_wrong(
+    server: Server, api: Api, authority: Authority
+) -> None:
+    server.present(*authority.signed("other", "127.0.0.1", days=-1))
+    error = refused(api)
+    assert (error.kind, error.is_lost) == (answers.UNREACHABLE, True)
+    assert "certificate has expired. It shows a certificate for 127.0.0.1, signed by the cluster" in str(error)
+    assert f"Look at this machine's clock: {time.strftime('%Y-', time.gmtime())}" in str(error)
+    assert "has to be renewed" in str(error)
+    assert "expects another" not in str(error)
+    assert "somebody else" not in str(error)
     assert not server.requests
 
 

@@ -135,18 +135,57 @@ def test_a_pod_has_its_service_account(tmp_path: Path) -> None:
     assert access.proxy == ""
     (tmp_path / "token").write_text("two\n")
     assert access.token(False) == "two"
+    (tmp_path / "ca.crt").unlink()
     with pytest.raises(CredentialsError, match="service account of this pod"):
-        kubeconfig.load({**environ, "HOME": str(tmp_path)})
+        kubeconfig.in_cluster(environ, tmp_path)
+    with pytest.raises(CredentialsError, match="this is no pod"):
+        kubeconfig.in_cluster({}, tmp_path)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------
 
 
 def test_no_kubeconfig_at_all(tmp_path: Path) -> None:
-    with pytest.raises(CredentialsError, match=r"no kubeconfig: looked for .*/\.kube/config\. For GKE"):
-        kubeconfig.load({"HOME": str(tmp_path)})
+    for found in (kubeconfig.load, kubeconfig.current):
+        with pytest.raises(CredentialsError, match=r"no kubeconfig at .*/\.kube/config, and this is no pod\. For GKE"):
+            found({"HOME": str(tmp_path)})
     with pytest.raises(CredentialsError, match="No such file"):
         kubeconfig.load({}, path=str(tmp_path / "named"))
+
+
+def test_a_pod_without_a_token_has_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOME": str(tmp_path)}
+    monkeypatch.setattr(kubeconfig, "SERVICE_ACCOUNT", tmp_path)
+    for found in (kubeconfig.load, kubeconfig.current):
+        with pytest.raises(CredentialsError, match=r"no kubeconfig .* this pod has no token .*token does not exist"):
+            found(environ)
+    (tmp_path / "token").write_text("one")
+    assert kubeconfig.current(environ) == ""
+    with pytest.raises(CredentialsError, match="so no context 'prod' is known"):
+        kubeconfig.load(environ, context="prod")
+
+
+def test_a_file_that_is_named_and_missing_never_means_the_cluster_of_this_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubeconfig, "SERVICE_ACCOUNT", tmp_path)
+    (tmp_path / "token").write_text("one")
+    environ = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOME": str(tmp_path), "KUBECONFIG": f"{tmp_path}/typo"}
+    for found in (kubeconfig.load, kubeconfig.current):
+        with pytest.raises(CredentialsError, match=r"KUBECONFIG names .*/typo, which does not exist"):
+            found(environ)
+
+
+def test_without_a_current_context_those_there_are_are_named(tmp_path: Path) -> None:
+    document = config({}, name="b")
+    document["contexts"].append({"name": "a", "context": {"cluster": "b"}})
+    del document["current-context"]
+    (tmp_path / "config").write_text(json.dumps(document))
+    environ = {"KUBECONFIG": str(tmp_path / "config"), "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+    for found in (kubeconfig.load, kubeconfig.current):
+        with pytest.raises(CredentialsError, match=r"config has no current-context; it has: a, b\. .* KINETIC_CLUSTER"):
+            found(environ)
+    assert kubeconfig.load(environ, context="a").server == "https://b.example:6443"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +193,7 @@ def test_no_kubeconfig_at_all(tmp_path: Path) -> None:
     [
         ("contexts:\n  - token: secret\n }", "is no YAML at line 3"),
         ("- 1", "holds no mapping"),
-        ("{}", "no current context"),
+        ("{}", "no current-context; it has: none"),
         (json.dumps({"current-context": "a"}), "no context 'a'. There are: none"),
         ("\x00", "is no YAML"),
         ("&a [*a]", "is no YAML"),
