@@ -194,14 +194,14 @@ class KubernetesBackend:
             made = _created(api, where, asked)
         except ApiError as error:
             if error.kind in _LATER:
-                return f"waiting: {error}"
+                return _waits(error)
             raise _refused(error, placement) from error
         if self._vault is None and (kept := manifest.secret(asked, made["metadata"]["uid"])) is not None:
             try:
                 api.create(f"/api/v1/namespaces/{where}/secrets", kept)
             except ApiError as error:
                 if error.kind in _LATER:
-                    return f"waiting: {error}"
+                    return _waits(error)
                 if error.kind != answers.EXISTS:
                     raise _refused(error, placement) from error
         return ""
@@ -505,6 +505,12 @@ def _adopt(found: Object, asked: Submission) -> None:
         f"{metadata['name']} -n {metadata.get('namespace', '')}, and delete it if nobody needs it",
         wire.CONFIGURATION,
     )
+
+
+def _waits(error: ApiError) -> str:
+    """Return why a create call is to be repeated, with what helps where that is known."""
+    why = waiting.of_refusal(error.words)
+    return f"waiting: {error}" if why is None else f"waiting: {str(error).rstrip('.')}; {why.message}"
 
 
 def _cause(error: ApiError) -> str:
