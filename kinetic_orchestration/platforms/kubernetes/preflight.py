@@ -85,7 +85,7 @@ def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
     silent: list[ApiError | ClusterGone] = []
     for where in plan.zones:
         chosen = queues_of(plan.cloud["queue"]), plan.cloud["priority_class"]
-        key = os.getpid(), plan.backend, where, *chosen, *_wanted(plan), *_asked_of_pools(plan)
+        key = os.getpid(), plan.backend, where, *chosen, *_wanted(plan), *_named_secrets(plan), *_asked_of_pools(plan)
         with _lock:
             if time.monotonic() - _passed.get(key, -LASTS) < LASTS:
                 continue
@@ -145,6 +145,7 @@ def _examined(place: Place) -> Iterator[Finding]:
         *([_queues, _priority] if queues_of(plan.cloud["queue"]) else []),
         *([_disk] if queues_of(plan.cloud["queue"]) and access.is_autopilot else []),
         _account,
+        *([_secrets] if _named_secrets(plan) else []),
         _set,
         _pod,
         _nodes,
@@ -187,6 +188,8 @@ def _needed(place: Place) -> Iterator[Finding]:
         yield _queues(place)
     if place.plan.cloud["priority_class"]:
         yield _priority(place)
+    if _named_secrets(place.plan):
+        yield _secrets(place)
     pod = manifest.pod_spec(_sample(place))
     if _lacks_pool(place, pod) and not any(_fits(node, pod) for node in _listed(place) or ()):
         yield Finding("nodes", FAILED, _no_pool(place), f"{_FOR_EVER} {_pool(place, pod)}")
@@ -426,6 +429,33 @@ def _identity(place: Place) -> Finding:
         )
         return Finding("identity", WARNING, f"pods in {', '.join(without)} have none of their own", fix)
     return Finding("identity", OK, f"pods have one of {access.identities}")
+
+
+def _named_secrets(plan: Plan) -> list[str]:
+    """Return the Secrets of the namespace without which pods of the plan do not start."""
+    kept = {} if plan.traits.secret_service else plan.secret_refs
+    taken = {manifest.secret_key(variable, reference)["name"] for variable, reference in kept.items()}
+    return sorted(taken | {*plan.cloud["env_from"]})
+
+
+def _secrets(place: Place) -> Finding:
+    """Look whether the Secrets are there, and not at what they hold. Jobs run without the right to look."""
+    wanted = _named_secrets(place.plan)
+    path = f"/api/v1/namespaces/{place.namespace}/secrets"
+    try:
+        absent = [name for name in wanted if not place.api.is_there(f"{path}/{name}")]
+    except ApiError as error:
+        if error.kind not in (answers.FORBIDDEN, answers.BUSY):
+            raise
+        why = "you have no right to read them" if error.kind == answers.FORBIDDEN else str(error)
+        return Finding("secrets", OK, f"{', '.join(wanted)}: not looked at: {why}")
+    if absent:
+        fix = (
+            f"Make it, with the entries that the job takes: kubectl create secret generic {absent[0]} "
+            f"-n {place.namespace} --from-literal=KEY=…"
+        )
+        return Finding("secrets", FAILED, f"{place.namespace} has no Secret {', '.join(absent)}", fix)
+    return Finding("secrets", OK, f"{', '.join(wanted)}; what they hold is not looked at")
 
 
 def rendered(plan: Plan, placement: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which cluster a placement means, on machines whose kubeconfigs differ. Nothing is asked of any cluster."""
+"""Which cluster a placement means, on machines whose kubeconfigs differ. Nothing is asked of any cluster but an emulated one."""
 
 from __future__ import annotations
 
