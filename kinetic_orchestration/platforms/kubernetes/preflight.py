@@ -553,9 +553,10 @@ def _nodes(place: Place) -> Finding:
         few = f"; {place.plan.slice.name} needs {wanted} at once" if fitting < wanted else ""
         return Finding("nodes", OK, f"{fitting} of {len(there)} can run a host of {place.plan.slice.name}{few}")
     found = f"none of {len(there)} can run a host of {place.plan.slice.name}"
-    if (maker := _maker(place, pod, there)) is not None:
+    lacks_pool = _lacks_pool(place, pod)
+    if not lacks_pool and (maker := _maker(place, pod, there)) is not None:
         return Finding("nodes", OK, f"{found} now; {maker} may make some")
-    state = FAILED if _lacks_pool(place, pod) else WARNING
+    state = FAILED if lacks_pool else WARNING
     return Finding("nodes", state, found, f"{_FOR_EVER} {_pool(place, pod)}")
 
 
@@ -578,6 +579,8 @@ def _suitable(place: Place, pod: Object) -> list[Pool]:
 def _lacks_pool(place: Place, pod: Object) -> bool:
     """Return True if all pools are known, none can ever have a node for the pod, and nothing makes another pool."""
     access = place.api.access
+    if pools.names_none(access, pod):
+        return True
     if access.pools is None or access.provisions or gke.COMPUTE_CLASS in pod.get("nodeSelector", {}):
         return False
     return not _suitable(place, pod)
@@ -677,15 +680,19 @@ def _pool(place: Place, pod: Object) -> str:
     if name := pod.get("nodeSelector", {}).get(gke.COMPUTE_CLASS):
         return f"There is no compute class {name} that makes them: see those there are: kubectl get computeclasses"
     plan, known = place.plan, place.api.access.cluster or gke.cluster_of(place.cluster)
+    lacks = _sentence(pools.of_no_pool(place.api.access, nodes.node(plan.slice), pod))
+    if pools.names_none(place.api.access, pod):
+        return lacks
     if known is not None:
         slice_ = replace(plan.slice, spot=plan.spot or plan.slice.spot)
         try:
             command = gke.pool_command(slice_, known, slices=plan.slices, **gke.capacity_of(pod)._asdict())
         except UsageError as error:
             return str(error)
-        lacks = _limited(place) if place.api.access.provisions else ""
-        told = f"; or give auto-provisioning a limit for {lacks}, which it has none for" if lacks else ""
-        return f"Make a pool that is empty until a pod needs it:\n{command}{told}"
+        limited = _limited(place) if place.api.access.provisions else ""
+        told = f"; or give auto-provisioning a limit for {limited}, which it has none for" if limited else ""
+        first = f"{lacks}. " if lacks else ""
+        return f"{first}Make a pool that is empty until a pod needs it:\n{command}{told}"
     limits = pod["containers"][0]["resources"].get("limits", {})
     chips = [f"{count} of {resource}" for resource, count in limits.items()]
     asked = ", ".join([*chips, *filter(None, [manifest.wanted(pod)])]) or "no taint"
