@@ -204,7 +204,6 @@ def test_a_namespace_that_is_not_there(plane: Any, monkeypatch: pytest.MonkeyPat
     assert found["namespace"].state == found["pod"].state == FAILED
 
 
-@only_real  # the emulated cluster serves the newest version alone
 def test_secrets_that_are_not_there_are_told_and_what_is_in_them_is_not_read(
     plane: Any, namespace: str, admin: Submitter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +233,7 @@ def test_secrets_that_are_not_there_are_told_and_what_is_in_them_is_not_read(
     worker.require(env_from=["s3"])
 
 
+@only_real  # the emulated cluster serves the newest version alone
 def test_a_queue_and_a_priority_are_read_in_the_older_version_of_their_api_too(
     admin: Submitter, queue: Callable[[str, str], None], plane: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
