@@ -26,6 +26,7 @@ from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration import home, plugins, store_address
 from kinetic_orchestration.plan.configuration.settings import SETTINGS, Settings, duration, load, profile_file, text_of
 from kinetic_orchestration.plan.declare import keras_kinetic
+from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.declare.spec import LOCAL, JobSpec, Options
 from kinetic_orchestration.plan.planner import backend_of, make_plan
 from kinetic_orchestration.plan.values import TRAITS, Traits, traits_of
@@ -45,6 +46,12 @@ FRAMEWORKS = ("jax", "keras", "torch", "tensorflow", "numpy")
 NEWEST = (3, 13)
 OURS = "KINETIC_"
 PATIENCE = 4.0  # for a bucket, while a user waits for a diagnosis
+
+
+# Settings that only one kind of backends reads.
+_OF_ZONES = ("zones", "network", "subnetwork", "service_account", "emulator_grpc")
+_OF_PROJECTS = ("project", "zone", "emulator")
+_OF_CLUSTERS = ("cluster", "clusters", "namespace", "namespaces", "queue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,21 @@ def examine(environ: Mapping[str, str], spec: JobSpec | None = None, **arguments
         *(*(probe() for probe in probes), *_cloud(settings, spec)),
     )
     return Report(tuple(_settings(settings, environ)), checks)
+
+
+def concerning(settings: tuple[Setting, ...]) -> tuple[Setting, ...]:
+    """Return the settings that are set, and those that the backend in force reads. On this machine it may become any
+    other one, and all are returned."""
+    backend = next((entry.value for entry in settings if entry.name == "backend"), "")
+    traits = traits_of(backend)
+    if traits is None or traits.share_machine:
+        return settings
+    foreign = {
+        *(() if traits.in_zones else _OF_ZONES),
+        *(() if traits.in_project else _OF_PROJECTS),
+        *(() if traits.options is Kubernetes else _OF_CLUSTERS),
+    }
+    return tuple(entry for entry in settings if entry.source != "default" or entry.name not in foreign)
 
 
 def _misspelt(environ: Mapping[str, str], settings: Settings) -> Iterator[Check]:

@@ -203,7 +203,7 @@ class Emulator(Cloud):
     ) -> dict[str, str]:
         """Return what a client's environment needs to run jobs here; the store's bucket is made, in `location`.
 
-        `backend`: tpu-vm, gke, or kubernetes, which is the same cluster by a kubeconfig.
+        `backend`: tpu-vm, gke, or kubernetes, which is the same cluster by a kubeconfig. Of gke, that is for kubectl.
         """
         if store.startswith("gs://"):
             self.storage.make_bucket(store.removeprefix("gs://").split("/")[0], project, location)
@@ -213,9 +213,10 @@ class Emulator(Cloud):
             place = {"KINETIC_PROJECT": project, **({"KINETIC_ZONES": zones} if zones else {}), **self.addresses()}
             return {**shared, **place}
         shared["KINETIC_SIGNING_KEY"] = self._signing_key
+        if backend in ("gke", "kubernetes"):
+            shared["KUBECONFIG"] = str(self.cluster.write_kubeconfig(self.root / "kubeconfig"))
         if backend == "kubernetes":
-            kubeconfig = str(self.cluster.write_kubeconfig(self.root / "kubeconfig"))
-            return {**shared, "KUBECONFIG": kubeconfig, "STORAGE_EMULATOR_HOST": self.storage.url}
+            return {**shared, "STORAGE_EMULATOR_HOST": self.storage.url}
         if backend != "gke":
             raise ValueError(f"there is no emulated {backend}: tpu-vm, gke or kubernetes")
         endpoint, authority = self.cluster.endpoint, self.cluster.authority

@@ -36,9 +36,8 @@ def doctor(arguments: Namespace) -> int:
         show_json(asdict(report) | blobs | {"ok": report.ok})
         return codes.OK if report.ok else codes.ENVIRONMENT
     if report.settings:
-        show_table(
-            ("setting", "value", "from"), [(entry.name, entry.value or "-", entry.source) for entry in report.settings]
-        )
+        settings = checks.concerning(report.settings)
+        show_table(("setting", "value", "from"), [(entry.name, entry.value or "-", entry.source) for entry in settings])
         print()
     show_checks(report.checks)
     if read is not None and read.damaged:

@@ -148,8 +148,12 @@ def logs(arguments: Namespace) -> int:
             apart, sink.text, job_id=handle.job_id, changes=sys.stderr.write, full=arguments.full, of=handle.hosts
         )
 
+    told = False
+
     def emit(event: Event) -> None:
+        nonlocal told
         if arguments.host is None or getattr(event, "host", arguments.host) == arguments.host:
+            told = True
             tell(event)
 
     code = codes.OK
@@ -166,7 +170,16 @@ def logs(arguments: Namespace) -> int:
     sink.open()
     if not arguments.json:
         show_cause(handle)  # last, after the output of the other hosts
+    if not told and not arguments.json:
+        with contextlib.suppress(KineticError):  # a query of the job's state reports it
+            note(f"{handle.job_id} has no output: {_standing(handle.peek())}")
     return code
+
+
+def _standing(peek: Peek) -> str:
+    """The state of a job in one line, with the reason that the backend or its verdict gives."""
+    said = peek.said if peek.outcome is None else peek.outcome.verdict.reason
+    return ": ".join(filter(None, (_state(peek), " ".join(said.split()))))
 
 
 def _emit_traceback(outcome: Outcome | None, emit: Emit) -> None:

@@ -170,8 +170,9 @@ def _addresses_of(node: str, workers: int) -> list[str]:
     raise OSError(f"where the hosts of {node} are was not told within {COMPANY:.0f} s: {said}")
 
 
-def _account() -> str:
-    return f"the service account {(bootstrap.metadata(f'{bootstrap.SCOPE}/email') or 'of this VM').strip()}"
+def _account(machine: str = "VM") -> str:
+    email = bootstrap.metadata(f"{bootstrap.SCOPE}/email", patience=5.0) or f"of this {machine}"
+    return f"the service account {email.strip()}"
 
 
 def check_rights(project: str) -> str:
@@ -195,13 +196,25 @@ def check_rights(project: str) -> str:
     return ""
 
 
-def secrets_of(wanted: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of secrets, by the variables that hold them. They are passed to the program only."""
-    values = Several(lambda variable: _secret(variable, wanted[variable]), list(wanted), most=SECRETS_AT_ONCE).result()
-    return dict(zip(wanted, values, strict=True))
+def secrets_of(wanted: Mapping[str, str], machine: str = "VM") -> dict[str, str]:
+    """Return the values of secrets, by the variables that hold them. They are passed to the program only.
+
+    Args:
+        wanted: The name of each secret, by its variable.
+        machine: What it runs on, in messages.
+
+    Raises:
+        Unauthorized: One is not there, or may not be read.
+        OSError: None could be read now.
+    """
+
+    def value(variable: str) -> str:
+        return _secret(variable, wanted[variable], machine)
+
+    return dict(zip(wanted, Several(value, list(wanted), most=SECRETS_AT_ONCE).result(), strict=True))
 
 
-def _secret(variable: str, resource: str) -> str:
+def _secret(variable: str, resource: str, machine: str) -> str:
     try:
         schema.secret_ref(resource)
     except schema.Wrong as wrong:
@@ -213,10 +226,10 @@ def _secret(variable: str, resource: str) -> str:
     if reply.status in bootstrap.PASSING or (reply.status == 401 and not bootstrap.has_token()):
         raise OSError(f"the secret {resource} for {variable} could not be read within a minute: {reply.reason()}")
     if reply.status != 200:
-        raise Unauthorized(
-            f"the secret {resource} for {variable} could not be read: {reply.reason()}. {_account()} needs "
-            "roles/secretmanager.secretAccessor on it"
-        )
+        told = f"the secret {resource} for {variable} could not be read: {reply.reason().rstrip('.')}"
+        if reply.status == 404:
+            raise Unauthorized(f"{told}; there is no such secret, or it has no version: create it")
+        raise Unauthorized(f"{told}; {_account(machine)} needs roles/secretmanager.secretAccessor on it")
     try:
         return base64.b64decode(reply.json()["payload"]["data"]).decode("utf-8", "surrogateescape")
     except (ValueError, KeyError, TypeError):  # the answer is not quoted: it may hold a part of the secret

@@ -27,7 +27,7 @@ from kinetic_orchestration.plan.hardware import accelerators, nodes
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.values import GONE, PROVISIONING, QUEUED, UNKNOWN, Freed, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
-from kinetic_orchestration.platforms.kubernetes import gke, manifest, preflight
+from kinetic_orchestration.platforms.kubernetes import gke, manifest, pools, preflight
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
@@ -36,7 +36,7 @@ from kinetic_orchestration.platforms.kubernetes.observing.observer import JOBSET
 from kinetic_orchestration.platforms.kubernetes.observing.states import Seen
 from kinetic_orchestration.platforms.kubernetes.observing.waiting import Wanted
 from kinetic_orchestration.platforms.shared import ownership, places
-from kinetic_orchestration.platforms.shared.cluster_access import Cluster, ClusterGone, Clusters
+from kinetic_orchestration.platforms.shared.cluster_access import Access, ClusterGone, Clusters
 from kinetic_orchestration.platforms.shared.findings import Finding
 from kinetic_orchestration.platforms.shared.rate_limit import pace_of
 from kinetic_orchestration.protocol import names, wire
@@ -194,14 +194,14 @@ class KubernetesBackend:
             made = _created(api, where, asked)
         except ApiError as error:
             if error.kind in _LATER:
-                return f"waiting: {error}"
+                return _waits(error)
             raise _refused(error, placement) from error
         if self._vault is None and (kept := manifest.secret(asked, made["metadata"]["uid"])) is not None:
             try:
                 api.create(f"/api/v1/namespaces/{where}/secrets", kept)
             except ApiError as error:
                 if error.kind in _LATER:
-                    return f"waiting: {error}"
+                    return _waits(error)
                 if error.kind != answers.EXISTS:
                     raise _refused(error, placement) from error
         return ""
@@ -243,7 +243,7 @@ class KubernetesBackend:
         return now - since
 
     def _judge(self, placement: Mapping[str, Any], seen: Seen) -> Observation:
-        judged = states.judge(placement, seen, _wanted(placement, seen, self._api(placement).access.cluster))
+        judged = states.judge(placement, seen, _wanted(placement, seen, self._api(placement).access))
         observation, why = judged.observation, judged.why
         if why is not None and why.cause:
             lasts = self._lasts(placement["name"], why.cause)
@@ -468,8 +468,8 @@ def _is_asked_for(seen: Seen) -> bool:
     return reserved.get("status") != "False"
 
 
-def _wanted(placement: Mapping[str, Any], seen: Seen, cluster: Cluster | None) -> Wanted:
-    """Return what a set's pods ask of their nodes, for users. `cluster`: what is known of it but its name."""
+def _wanted(placement: Mapping[str, Any], seen: Seen, access: Access) -> Wanted:
+    """Return what a set's pods ask of their nodes, for users. `access`: to their cluster."""
     if seen.set is None:
         return Wanted()
     pod = manifest.pod_spec(seen.set)
@@ -478,11 +478,13 @@ def _wanted(placement: Mapping[str, Any], seen: Seen, cluster: Cluster | None) -
         slice_ = accelerators.parse(seen.set["metadata"].get("annotations", {}).get(manifest.ACCELERATOR, ""))
     except UnknownAccelerator:  # of a later version
         return Wanted(labels)
+    if lacks := pools.of_no_pool(access, nodes.node(slice_), pod):
+        return Wanted(labels, lacks)
     if slice_.kind == "cpu":
         return Wanted(labels)
     if slice_.kind == "gpu":
         slice_ = accelerators.on_hosts(slice_, placement["hosts"])
-    known = cluster or gke.cluster_of(placement["zone"])
+    known = access.cluster or gke.cluster_of(placement["zone"])
     try:
         capacity = gke.capacity_of(pod)._asdict()
         command = gke.pool_command(slice_, known, slices=int(placement.get("slices") or 1), **capacity)
@@ -505,6 +507,12 @@ def _adopt(found: Object, asked: Submission) -> None:
         f"{metadata['name']} -n {metadata.get('namespace', '')}, and delete it if nobody needs it",
         wire.CONFIGURATION,
     )
+
+
+def _waits(error: ApiError) -> str:
+    """Return why a create call is to be repeated, with what helps where that is known."""
+    why = waiting.of_refusal(error.words)
+    return f"waiting: {error}" if why is None else f"waiting: {str(error).rstrip('.')}; {why.message}"
 
 
 def _cause(error: ApiError) -> str:

@@ -11,11 +11,12 @@ from typing import Any
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.hardware.nodes import Node
 from kinetic_orchestration.platforms.kubernetes import gke, manifest
-from kinetic_orchestration.platforms.shared.cluster_access import Pool
+from kinetic_orchestration.platforms.shared.cluster_access import Access, Pool
 
 Object = Mapping[str, Any]
 
 KEEPS_AWAY = ("NoSchedule", "NoExecute")  # effects of taints
+_BY_COMMAND = {nodes.SPOT[0], gke.FLEX_START[0], gke.QUEUED[0], gke.RESERVATION, gke.RESERVATION_PROJECT}
 _MACHINE = "node.kubernetes.io/instance-type"
 _OF_TPUS = ("ct", "tpu")  # how the types of machines with TPUs begin; their nodes have a taint
 _OF_CLOUDS = (".google.com", "kubernetes.io", "k8s.io")  # domains of labels that nodes have of themselves
@@ -40,6 +41,40 @@ def fits(pool: Pool, node: Node, pod: Object) -> bool:
             if effect in KEEPS_AWAY
         )
     )
+
+
+def of_no_pool(access: Access, node: Node, pod: Object) -> str:
+    """Return which of the labels that a user selects no pool has, with what helps; "" if there is none.
+
+    Labels are left out that a new pool for the slice has, and, where pools are made as they are needed, all but a
+    pool's name.
+
+    Args:
+        access: To the cluster; its pools may be unknown.
+        node: What a host of the slice needs.
+        pod: The spec of its pod.
+    """
+    known, chosen = access.pools, pod.get("nodeSelector", {})
+    if known is None:
+        return ""
+    if names_none(access, pod):
+        there = ", ".join(pool.name for pool in known) or "none"
+        return f"there is no pool {chosen[manifest.NODE_POOL]}, which node_selector= names (there are: {there})"
+    lacks = [
+        f"{key}={value}"
+        for key, value in chosen.items()
+        if key not in _BY_COMMAND | node.labels.keys() and not any(_has_label(pool, key, value) for pool in known)
+    ]
+    if access.provisions or not lacks:
+        return ""
+    told = ",".join(lacks)
+    return f"no pool has the label {told}: correct node_selector=, or make a pool with --node-labels={told}"
+
+
+def names_none(access: Access, pod: Object) -> bool:
+    """Return True if the pod selects a pool by its name, and there is none of that name. None is made for it."""
+    name = pod.get("nodeSelector", {}).get(manifest.NODE_POOL)
+    return name is not None and access.pools is not None and all(pool.name != name for pool in access.pools)
 
 
 def tolerates(pod: Object, taint: Object) -> bool:

@@ -89,7 +89,7 @@ def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
     silent: list[ApiError | ClusterGone] = []
     for where in plan.zones:
         chosen = queues_of(plan.cloud["queue"]), plan.cloud["priority_class"]
-        key = os.getpid(), plan.backend, where, *chosen, *_wanted(plan), *_asked_of_pools(plan)
+        key = os.getpid(), plan.backend, where, *chosen, *_wanted(plan), *_named_secrets(plan), *_asked_of_pools(plan)
         with _lock:
             if time.monotonic() - _passed.get(key, -LASTS) < LASTS:
                 continue
@@ -149,6 +149,7 @@ def _examined(place: Place) -> Iterator[Finding]:
         *([_queues, _priority] if queues_of(plan.cloud["queue"]) else []),
         *([_disk] if queues_of(plan.cloud["queue"]) and access.is_autopilot else []),
         _account,
+        *([_secrets] if _named_secrets(plan) else []),
         _set,
         _pod,
         _nodes,
@@ -195,6 +196,8 @@ def _needed(place: Place) -> Iterator[Finding]:
         yield _queues(place)
     if place.plan.cloud["priority_class"]:
         yield _priority(place)
+    if _named_secrets(place.plan):
+        yield _secrets(place)
     pod = manifest.pod_spec(_sample(place))
     if _lacks_pool(place, pod) and not any(_fits(node, pod) for node in _listed(place) or ()):
         yield Finding("nodes", FAILED, _no_pool(place), f"{_FOR_EVER} {_pool(place, pod)}")
@@ -439,6 +442,33 @@ def _identity(place: Place) -> Finding:
     return Finding("identity", OK, f"pods have one of {access.identities}")
 
 
+def _named_secrets(plan: Plan) -> list[str]:
+    """Return the Secrets of the namespace without which pods of the plan do not start."""
+    kept = {} if plan.traits.secret_service else plan.secret_refs
+    taken = {manifest.secret_key(variable, reference)["name"] for variable, reference in kept.items()}
+    return sorted(taken | {*plan.cloud["env_from"]})
+
+
+def _secrets(place: Place) -> Finding:
+    """Look whether the Secrets are there, and not at what they hold. Jobs run without the right to look."""
+    wanted = _named_secrets(place.plan)
+    path = f"/api/v1/namespaces/{place.namespace}/secrets"
+    try:
+        absent = [name for name in wanted if not place.api.is_there(f"{path}/{name}")]
+    except ApiError as error:
+        if error.kind not in (answers.FORBIDDEN, answers.BUSY):
+            raise
+        why = "you have no right to read them" if error.kind == answers.FORBIDDEN else str(error)
+        return Finding("secrets", OK, f"{', '.join(wanted)}: not looked at: {why}")
+    if absent:
+        fix = (
+            f"Make it, with the entries that the job takes: kubectl create secret generic {absent[0]} "
+            f"-n {place.namespace} --from-literal=KEY=…"
+        )
+        return Finding("secrets", FAILED, f"{place.namespace} has no Secret {', '.join(absent)}", fix)
+    return Finding("secrets", OK, f"{', '.join(wanted)}; what they hold is not looked at")
+
+
 def rendered(plan: Plan, placement: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JobSet that a first attempt of some job would have, submitted by this Python."""
     limit = sum(float(value or 0.0) for value in (plan.limits.provision, plan.limits.run))
@@ -535,9 +565,10 @@ def _nodes(place: Place) -> Finding:
         few = f"; {place.plan.slice.name} needs {wanted} at once" if fitting < wanted else ""
         return Finding("nodes", OK, f"{fitting} of {len(there)} can run a host of {place.plan.slice.name}{few}")
     found = f"none of {len(there)} can run a host of {place.plan.slice.name}"
-    if (maker := _maker(place, pod, there)) is not None:
+    lacks_pool = _lacks_pool(place, pod)
+    if not lacks_pool and (maker := _maker(place, pod, there)) is not None:
         return Finding("nodes", OK, f"{found} now; {maker} may make some")
-    state = FAILED if _lacks_pool(place, pod) else WARNING
+    state = FAILED if lacks_pool else WARNING
     return Finding("nodes", state, found, f"{_FOR_EVER} {_pool(place, pod)}")
 
 
@@ -560,6 +591,8 @@ def _suitable(place: Place, pod: Object) -> list[Pool]:
 def _lacks_pool(place: Place, pod: Object) -> bool:
     """Return True if all pools are known, none can ever have a node for the pod, and nothing makes another pool."""
     access = place.api.access
+    if pools.names_none(access, pod):
+        return True
     if access.pools is None or access.provisions or gke.COMPUTE_CLASS in pod.get("nodeSelector", {}):
         return False
     return not _suitable(place, pod)
@@ -659,15 +692,19 @@ def _pool(place: Place, pod: Object) -> str:
     if name := pod.get("nodeSelector", {}).get(gke.COMPUTE_CLASS):
         return f"There is no compute class {name} that makes them: see those there are: kubectl get computeclasses"
     plan, known = place.plan, place.api.access.cluster or gke.cluster_of(place.cluster)
+    lacks = _sentence(pools.of_no_pool(place.api.access, nodes.node(plan.slice), pod))
+    if pools.names_none(place.api.access, pod):
+        return lacks
     if known is not None:
         slice_ = replace(plan.slice, spot=plan.spot or plan.slice.spot)
         try:
             command = gke.pool_command(slice_, known, slices=plan.slices, **gke.capacity_of(pod)._asdict())
         except UsageError as error:
             return str(error)
-        lacks = _limited(place) if place.api.access.provisions else ""
-        told = f"; or give auto-provisioning a limit for {lacks}, which it has none for" if lacks else ""
-        return f"Make a pool that is empty until a pod needs it:\n{command}{told}"
+        limited = _limited(place) if place.api.access.provisions else ""
+        told = f"; or give auto-provisioning a limit for {limited}, which it has none for" if limited else ""
+        first = f"{lacks}. " if lacks else ""
+        return f"{first}Make a pool that is empty until a pod needs it:\n{command}{told}"
     limits = pod["containers"][0]["resources"].get("limits", {})
     chips = [f"{count} of {resource}" for resource, count in limits.items()]
     asked = ", ".join([*chips, *filter(None, [manifest.wanted(pod)])]) or "no taint"

@@ -92,6 +92,7 @@ class Cluster:
         self._ending = threading.Event()
         self._threads: list[threading.Thread] = []
         self._told: dict[tuple[str, str, str], str] = {}
+        self._failures: set[str] = set()  # of controllers, that were told
         self._waits: dict[str, float] = {}  # whose objects were refused, until when none is tried again
         self._leaving: list[tuple[float, list[str]]] = []  # when nodes go, and which
         self.token = self._token(rights.ADMIN)
@@ -283,8 +284,10 @@ class Cluster:
                 try:
                     for change in step(View(self.store, time.time())):
                         self._apply(change)
-                except Exception:  # of one controller: the others go on
-                    _log.exception("a controller of the emulated cluster failed")
+                except Exception as error:  # of one controller: the others go on
+                    if (told := f"{type(error).__name__}: {error}") not in self._failures:
+                        self._failures.add(told)
+                        _log.exception("a controller of the emulated cluster failed")
             if self.store.version == before:
                 return
 

@@ -91,6 +91,14 @@ def wait_for(gate: str) -> str:
     return "gone through"
 
 
+@kinetic.run(accelerator="cpu")
+def be_quiet(gate: str) -> None:
+    from pathlib import Path
+
+    while not Path(gate).exists():
+        time.sleep(0.01)
+
+
 @kinetic.run(accelerator="v5e-16")
 def speak() -> None:
     for number in range(3):
@@ -372,6 +380,19 @@ def test_logs_show_every_host_and_one_alone(ko: Ko, home: Path) -> None:
     wrong = ko("logs", job.job_id, "--host", "4")
     assert wrong.code == 2
     assert "4 hosts, counted from 0" in wrong.err
+
+
+def test_the_log_of_a_job_without_output_says_how_the_job_stands(ko: Ko, home: Path, gate: Path) -> None:
+    job = be_quiet.run_async(str(gate))
+    told = f"kinetic: {job.job_id} has no output: "
+    shown = ko("logs", job.job_id)
+    assert (shown.code, shown.out, shown.err.startswith(told)) == (0, "", True)
+    assert ko("logs", job.job_id, "--json").err == ""
+    job.cancel("too dear")
+    shown = ko("logs", job.job_id)
+    assert (shown.code, shown.out) == (0, "")
+    assert shown.err.startswith(f"{told}CANCELLED: ")
+    assert "too dear" in shown.err
 
 
 def test_logs_as_json_are_one_event_on_each_line(ko: Ko, home: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,27 @@ def test_doctor_prints_settings_and_checks_and_ends_well(home: Path, capsys: pyt
     assert "KINETIC_HOME" in shown.out
     assert "locking files work as they must" in shown.out
     assert "all is well" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("backend", "shown", "hidden"),
+    [
+        ("local", {"zones", "cluster", "project"}, set()),
+        ("gke", {"project", "zone", "cluster", "queue", "network"}, {"zones", "subnetwork", "service_account"}),
+        ("kubernetes", {"cluster", "namespace", "network"}, {"zones", "project", "service_account"}),
+        ("tpu-vm", {"project", "zones", "network"}, {"cluster", "namespace", "queue"}),
+    ],
+)
+def test_doctor_shows_the_settings_of_the_backend_and_those_that_are_set(
+    home: Path, backend: str, shown: set[str], hidden: set[str]
+) -> None:
+    settings = {entry.name: entry for entry in examine().settings}
+    settings["backend"] = replace(settings["backend"], value=backend)
+    settings["network"] = replace(settings["network"], value="ours", source="KINETIC_NETWORK")
+    found = {entry.name for entry in doctor.concerning(tuple(settings.values()))}
+    assert shown <= found
+    assert settings.keys() - found >= hidden
+    assert "home" in found
 
 
 def test_doctor_fails_with_the_next_step(

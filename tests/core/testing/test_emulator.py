@@ -158,6 +158,14 @@ def test_hosts_can_be_furnished_differently(cloud: Emulator) -> None:
     cloud.wait_until_empty(WAIT)
 
 
+@pytest.mark.parametrize("backend", ["gke", "kubernetes"])
+def test_environ_names_a_kubeconfig_of_the_cluster_whatever_the_backend(cloud: Emulator, backend: str) -> None:
+    path = cloud.environ(backend=backend)["KUBECONFIG"]
+    with Api(kubeconfig.load({}, path=path)) as api:
+        made = api.create("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "trainer"}})
+    assert made["metadata"]["name"] == "trainer"
+
+
 def test_environ_is_what_a_client_needs_and_its_bucket_is_there(cloud: Emulator) -> None:
     environ = cloud.environ(project="mine", store="gs://my-bucket/prefix", deployment="prod")
     assert environ == {

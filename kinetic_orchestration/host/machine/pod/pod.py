@@ -63,7 +63,7 @@ class Pod(Machine):
         several = int(self._orders["hosts_per_slice"]) > 1  # the host of a slice of one may have no place in it
         self._is_placed = several and task.accelerator.kind == "tpu" and not task.emulated
         if task.secrets:
-            self._kept = Ahead(secrets_of, task.secrets)
+            self._kept = Ahead(secrets_of, task.secrets, "pod")
 
     def secrets(self, note: Callable[[str], None]) -> dict[str, str]:
         """Return those of Secret Manager, and the variables that the manifest took from Secrets of the namespace."""

@@ -37,6 +37,7 @@ RESTARTS: Final = 2  # of a list in pages; the last is in one piece, which canno
 IDLE = 60.0  # seconds after which a connection is not used again: something on the way may have forgotten it
 AGENT: Final = f"kinetic-orchestration/{__version__}"
 JSON: Final = "application/json"
+METADATA: Final = f"{JSON};as=PartialObjectMetadata;v=v1;g=meta.k8s.io,{JSON}"
 TABLE: Final = f"{JSON};as=Table;v=v1;g=meta.k8s.io,{JSON}"  # or objects, of a server that makes no tables
 # How a kept connection shows that the server has closed it.
 _BROKEN: Final = (ConnectionError, http.client.BadStatusLine, ssl.SSLEOFError, ssl.SSLZeroReturnError)
@@ -99,6 +100,16 @@ class Api:
     def get(self, path: str) -> Object:
         """Return an object: `get("/api/v1/namespaces/default")`."""
         return self._call("GET", path)
+
+    def is_there(self, path: str) -> bool:
+        """Return True if there is such an object, of which a cluster sends no more than its metadata."""
+        try:
+            self._call("GET", path, form=METADATA)
+        except ApiError as error:
+            if error.kind != answers.ABSENT:
+                raise
+            return False
+        return True
 
     def list(
         self, path: str, *, labels: str = "", fields: str = "", limit: int = 500, cached: bool = False

@@ -31,6 +31,7 @@ _BEAT = 3.0  # a kubelet's lease has 10 s, and the controller manager of these t
 _BACKOFF = 1.0  # a kubelet's begins with 10 s
 _KEPT = 100  # pods that are gone, and whose output is kept
 _UNKNOWN = 255  # containerd's exit code of a container that did not survive a boot
+_EXISTS, _INVALID = 409, 422
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _CAPACITY = {"cpu": "256", "memory": "2Ti", "pods": "110", "ephemeral-storage": "1Ti"}
 _PRESSURE = "The node was low on resource: ephemeral-storage. "
@@ -63,6 +64,7 @@ class Kubelet:
         self.port = 0
         self._pool = Pool()
         self._nodes: dict[str, Node] = {}
+        self._invalid: set[str] = set()  # nodes that the server refuses
         self._pods: dict[str, Pod] = {}
         self._seen: set[str] = set()  # UIDs of all pods that have a node
         self._addresses = 0
@@ -123,7 +125,8 @@ class Kubelet:
         for name, node in pool.nodes.items():
             before = self._nodes.get(name)
             if before is None:
-                self._register(node)
+                if not self._is_registered(node):
+                    continue
             elif node.fault == LOST:
                 self._drop_all(name)
             elif before.fault and not node.fault:
@@ -132,13 +135,29 @@ class Kubelet:
             self._nodes[name] = node
         self._pool = pool
 
+    def _is_registered(self, node: Node) -> bool:
+        """Register a node. Returns False for one that is invalid, which is told once: the others go on."""
+        try:
+            self._register(node)
+        except Refused as refused:
+            if refused.code != _INVALID:
+                raise
+            if node.name not in self._invalid:
+                self._invalid.add(node.name)
+                _log.exception("the node %s of the emulated cluster cannot be", node.name)
+            return False
+        return True
+
     def _register(self, node: Node) -> None:
         name = node.name
         labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **node.labels}
         lease = {"holderIdentity": name, "leaseDurationSeconds": 40}
-        with contextlib.suppress(Refused):  # it is there already, as after a try that met no server
-            spec = {"taints": [dict(taint) for taint in node.taints]}
+        spec = {"taints": [dict(taint) for taint in node.taints]}
+        try:
             self._api.create("/api/v1/nodes", {"metadata": {"name": name, "labels": labels}, "spec": spec})
+        except Refused as refused:  # it is there already, as after a try that met no server
+            if refused.code != _EXISTS:
+                raise
         with contextlib.suppress(Refused):
             self._api.create(_LEASES, {"metadata": {"name": name}, "spec": lease})
         self._renew(name)

@@ -17,6 +17,7 @@ import pytest
 
 from kinetic_orchestration.host.attempt import self_delete
 from kinetic_orchestration.host.machine import bootstrap, bucket_records, vm
+from kinetic_orchestration.host.machine.machine import Unauthorized
 from kinetic_orchestration.host.view import bucket, segments
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.platforms.shared import agent_zip
@@ -461,11 +462,43 @@ def test_secrets_reach_the_program_and_nothing_else(site: Site, jobs: Any) -> No
 
 
 def test_a_secret_that_may_not_be_read_is_named_with_its_remedy(site: Site, jobs: Any) -> None:
-    attempt = site.admit(jobs.attempt, task={"secrets": {"TOKEN": "projects/emulated/secrets/token"}}).start()
-    verdict = attempt.verdict()
+    resource = "projects/emulated/secrets/token"
+    denied = (403, {"error": {"message": "Permission denied."}})
+    site.apis.answers[f"GET /v1/{resource}/versions/latest:access"] = denied
+    verdict = site.admit(jobs.attempt, task={"secrets": {"TOKEN": resource}}).start().verdict()
     assert verdict.cause == wire.CONFIGURATION
-    assert "projects/emulated/secrets/token for TOKEN" in verdict.reason
+    assert f"{resource} for TOKEN could not be read: Permission denied; the service account" in verdict.reason
     assert "roles/secretmanager.secretAccessor" in verdict.reason
+
+
+def test_a_secret_that_is_not_there_is_to_be_created_and_no_account_is_asked_for(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_EMULATOR", site.apis.url)
+    monkeypatch.setattr(bootstrap, "metadata", None)  # which is not called
+    with pytest.raises(Unauthorized) as refused:
+        vm.secrets_of({"TOKEN": "projects/emulated/secrets/token"}, "pod")
+    assert str(refused.value) == (
+        "the secret projects/emulated/secrets/token for TOKEN could not be read: Secret "
+        "[projects/emulated/secrets/token/versions/latest] not found; there is no such secret, or it has no version: "
+        "create it"
+    )
+
+
+def test_who_may_not_read_a_secret_is_told_within_seconds_also_where_no_metadata_server_is(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_EMULATOR", site.apis.url)
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+    monkeypatch.setattr(bootstrap, "authorization", lambda **_: {})
+    patiences: list[float] = []
+    monkeypatch.setattr(bootstrap, "tries", lambda patience: patiences.append(patience) or [None])  # type: ignore[func-returns-value]
+    resource = "projects/emulated/secrets/token"
+    site.apis.answers[f"GET /v1/{resource}/versions/latest:access"] = (403, {"error": {"message": "Denied."}})
+    monkeypatch.setattr(bootstrap, "request", functools.partial(bootstrap.request, patience=1.0))
+    with pytest.raises(Unauthorized, match=r"Denied; the service account of this pod needs roles/secret"):
+        vm.secrets_of({"TOKEN": resource}, "pod")
+    assert max(patiences) <= 10.0
 
 
 def test_a_secret_manager_that_is_away_is_asked_again_and_is_nobodys_configuration(

@@ -1,4 +1,4 @@
-"""Which cluster a placement means, on machines whose kubeconfigs differ. Nothing is asked of any cluster."""
+"""Which cluster a placement means, on machines whose kubeconfigs differ. Nothing is asked of any cluster but an emulated one."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import K
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.kubernetes.observing.waiting import NEVER
 from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.testing import Cluster
 from tests.core.platforms.kubernetes.attempts import attempt_of, plan_of
 
 pytestmark = pytest.mark.fast
@@ -82,6 +83,20 @@ def test_what_is_left_in_a_cluster_that_is_not_known_is_told(
     monkeypatch.setenv("HOME", str(tmp_path))
     [unread] = backend.leftovers()
     assert unread["unread"]
+
+
+def test_a_controller_that_is_away_is_told_as_soon_as_it_refuses_a_set(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cluster(tmp_path / "cluster") as cluster:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig(tmp_path / "kubeconfig")))
+        backend = KubernetesBackend(settings.load(), KubeconfigClusters())
+        asked = attempt_of(plan_of("v5e-4", zone="emulated/default"))
+        asked = replace(asked, intent=asked.intent._replace(placement=backend.place(asked.plan, asked.job_id, 1)))
+        cluster.interrupt("jobset")
+        told = backend.submit(asked)
+    assert told.startswith("waiting: Kubernetes refused POST")
+    assert told.endswith("connection refused; the controller behind that webhook does not answer, and is waited for")
 
 
 def test_only_slices_of_tpus_are_counted(backend: KubernetesBackend) -> None:

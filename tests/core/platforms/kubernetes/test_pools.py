@@ -165,6 +165,32 @@ def test_a_job_that_no_pool_can_ever_serve_is_refused_before_anything_is_sent(
     google.backend.require(plan)
 
 
+@pytest.mark.parametrize("cluster", [{}, {"autopilot": {"enabled": True}}])
+def test_a_pool_that_a_job_names_and_that_is_not_there_is_told_in_place_of_a_pool_to_make(
+    google: Google, cluster: dict[str, Any]
+) -> None:
+    google.has(nodePools=[GPUS, PLAIN], **cluster)
+    named = google.plan("l4", Kubernetes(node_selector={"cloud.google.com/gke-nodepool": "nosuch"}))
+    told = "There is no pool nosuch, which node_selector= names (there are: gpus, plain)"
+    with pytest.raises(BackendError) as refused:
+        google.backend.require(named)
+    found = google.finding("nodes", named)
+    assert found.state == FAILED
+    for text in (str(refused.value), found.fix):
+        assert told in text and "node-pools create" not in text
+    seen = google.waiting(named)
+    assert "there is no pool nosuch" in seen and "node-pools create" not in seen
+
+
+def test_a_label_that_no_pool_has_is_named_with_the_pool_to_make(google: Google) -> None:
+    google.has(nodePools=[GPUS])
+    found = google.finding("nodes", google.plan("l4", Kubernetes(node_selector={"team": "a"})))
+    assert (
+        "No pool has the label team=a: correct node_selector=, or make a pool with --node-labels=team=a." in found.fix
+    )
+    assert "node-pools create ko-l4 " in found.fix
+
+
 def test_another_accelerator_than_the_one_that_passed_is_looked_at(google: Google) -> None:
     google.has(nodePools=[GPUS])
     google.backend.require(google.plan("l4"))

@@ -26,6 +26,7 @@ from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING,
 from kinetic_orchestration.testing.kubernetes.pods.nodes import tpu_pool
 from tests.core.platforms.kubernetes.api.scripted_server import Authority
 from tests.support.kubernetes.api import Refused
+from tests.support.kubernetes.emulated import EmulatedPlane
 from tests.support.kubernetes.fixtures import only_real
 from tests.support.waits import wait_until
 
@@ -47,9 +48,10 @@ class Submitter:
             }
         )  # fmt: skip
         self.backend = KubernetesBackend(self.settings, KubeconfigClusters())
+        self.refs: dict[str, str] = {}  # secrets that its jobs name
 
     def plan(self, accelerator: str = "v5e-16", **cloud: Any) -> Plan:
-        spec = JobSpec("a job", Options(accelerator=accelerator, cloud=Kubernetes(**cloud)))
+        spec = JobSpec("a job", Options(accelerator=accelerator, cloud=Kubernetes(**cloud), secrets=self.refs))
         return self.backend.resolve(make_plan(spec, self.settings))
 
     def require(self, **cloud: Any) -> None:
@@ -201,6 +203,35 @@ def test_a_namespace_that_is_not_there(plane: Any, monkeypatch: pytest.MonkeyPat
     found = lost.findings()
     assert found["namespace"].state == found["pod"].state == FAILED
     assert [name for name, finding in found.items() if "kubectl create" in finding.fix] == ["namespace"]
+
+
+def test_secrets_that_are_not_there_are_told_and_what_is_in_them_is_not_read(
+    plane: Any, namespace: str, admin: Submitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"/api/v1/namespaces/{namespace}/secrets"
+    admin.refs = {"HF_TOKEN": "hf/token"}
+    told = admin.refusal(env_from=["s3"])
+    assert f"{namespace} has no Secret hf, s3. Make it" in told
+    assert f"kubectl create secret generic hf -n {namespace} --from-literal=KEY=…" in told
+    for name in ("hf", "s3"):
+        plane.api.create(path, {"metadata": {"name": name}, "stringData": {"token": "the-value"}})
+    heard: list[client.Exchange] = []
+    with client.listening(heard.append):
+        assert admin.findings(env_from=["s3"])["secrets"] == Finding(
+            "secrets", OK, "hf, s3; what they hold is not looked at"
+        )
+    if not isinstance(plane, EmulatedPlane):  # which sends whole objects
+        assert b"the-value" not in b"".join(one.answer for one in heard)
+    admin.require(env_from=["s3"])
+    admin.refs = {}
+    assert "secrets" not in admin.findings()
+    plane.api.delete(f"{path}/s3")
+    grant(plane, namespace, f"serviceaccount:{namespace}/default", rights.of(secrets=False, queue=False))
+    worker = Submitter(plane.account_kubeconfig(namespace, "default"), namespace, monkeypatch)
+    wait_until(lambda: worker.findings()["rights"].state == OK)
+    found = worker.findings(env_from=["s3"])["secrets"]
+    assert (found.state, found.found) == (OK, "s3: not looked at: you have no right to read them")
+    worker.require(env_from=["s3"])
 
 
 @only_real  # the emulated cluster serves the newest version alone

@@ -251,3 +251,35 @@ def test_a_cluster_keeps_nothing_of_what_is_gone(
     wait_until(lambda: len(list(folders.iterdir())) == 2, lambda: list(folders.iterdir()), within=20)
     assert not list(folders.glob("*/root"))
     assert sorted(path.read_text() for path in folders.glob("*/log"))
+
+
+def test_a_node_that_cannot_be_keeps_no_other_from_being(
+    cluster: Cluster, api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told once, with what is wrong."""
+    cluster.nodes.join(Node("bad", {"no label": "x"}))
+    cluster.nodes.add(Node("good"))
+    cluster.nodes.add(Node("another"))
+    assert {one["metadata"]["name"] for one in api.list("/api/v1/nodes")} == {"good", "another"}
+    [told] = [record for record in caplog.records if "bad" in record.getMessage()]
+    assert told.exc_info is not None
+    assert "no label" in str(told.exc_info[1])
+
+
+@pytest.mark.parametrize(
+    ("selector", "said"),
+    [({"disk type": "ssd"}, "a valid label key"), ({"a/b/c": "x"}, "a valid label key"), ({"disk": "a b"}, "a valid")],
+)
+def test_a_selector_of_nodes_has_keys_and_values_of_labels(api: Api, selector: dict[str, str], said: str) -> None:
+    one = pod("a")
+    one["spec"]["nodeSelector"] = selector  # type: ignore[index]
+    template = {"spec": {"template": {"spec": one["spec"]}}}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, **template}
+    for path, body, field in (
+        (PODS, one, "spec.nodeSelector"),
+        ("/apis/batch/v1/namespaces/default/jobs", job, "spec.template.spec.nodeSelector"),
+    ):
+        with pytest.raises(ApiError) as refused:
+            api.create(path, body)
+        assert (refused.value.kind, refused.value.status) == (answers.INVALID, 422)
+        assert {cause.field for cause in refused.value.causes} == {field}

@@ -272,6 +272,7 @@ def _faults_of_job(spec: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _faults_of_pod(spec: Mapping[str, Any], at: str) -> Iterator[Fault]:
+    yield from _faults_of_labels(spec.get("nodeSelector") or {}, f"{at}.nodeSelector")
     for index, one in enumerate(spec.get("containers", ())):
         here = f"{at}.containers[{index}]"
         if not _LABEL.fullmatch(one.get("name", "")):
