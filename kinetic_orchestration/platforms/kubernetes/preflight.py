@@ -25,8 +25,8 @@ from kinetic_orchestration.plan.declare.cloud import queues_of
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.values import Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.kubernetes import gke, kueue, manifest, pools, rights
-from kinetic_orchestration.platforms.kubernetes.api import answers
+from kinetic_orchestration.platforms.kubernetes import gke, manifest, pools, rights
+from kinetic_orchestration.platforms.kubernetes.api import answers, kueue
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.kubernetes.observing import waiting

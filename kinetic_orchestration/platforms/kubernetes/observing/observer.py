@@ -15,8 +15,8 @@ from typing import Any
 
 from kinetic_orchestration.plan.declare import resource_labels
 from kinetic_orchestration.plan.values import PRESENT, Observation
-from kinetic_orchestration.platforms.kubernetes import kueue, manifest
-from kinetic_orchestration.platforms.kubernetes.api import answers
+from kinetic_orchestration.platforms.kubernetes import manifest
+from kinetic_orchestration.platforms.kubernetes.api import answers, kueue
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.kubernetes.observing import states, waiting

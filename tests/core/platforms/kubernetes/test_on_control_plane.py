@@ -13,7 +13,8 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, PROVISIONING, QUEUED, Freed, Observation, Plan
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.kubernetes import boot, kueue
+from kinetic_orchestration.platforms.kubernetes import boot
+from kinetic_orchestration.platforms.kubernetes.api import kueue
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.kubernetes.observing import observer

@@ -18,8 +18,8 @@ from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import Plan
-from kinetic_orchestration.platforms.kubernetes import kueue, preflight, rights
-from kinetic_orchestration.platforms.kubernetes.api import client
+from kinetic_orchestration.platforms.kubernetes import preflight, rights
+from kinetic_orchestration.platforms.kubernetes.api import client, kueue
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
