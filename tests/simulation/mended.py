@@ -12,7 +12,6 @@ from typing import NamedTuple
 from tests.simulation.planted import Change, broken_with
 
 JUDGE = "tests/simulation/scenario.py"
-CLOUD_JUDGE = "tests/simulation/cloud_scenario.py"
 RELEASES = "tests/simulation/slices.py"
 
 
@@ -99,17 +98,6 @@ LOCAL = (
 )
 CLOUD = (
     Mend(
-        "an attempt was counted by whether anybody intended it, and not by what its verdict says of its place",
-        (51011240,),
-        (
-            Change(
-                CLOUD_JUDGE,
-                "placeless = self.verdicts[job, outcome.attempt].unplaced",
-                "placeless = (job, outcome.attempt) not in self.intents",
-            ),
-        ),
-    ),
-    Mend(
         "an attempt that nobody who might start it started was closed as if it had been promised a place",
         (51004841,),
         (Change("kinetic_orchestration/jobs/following/actions.py", ", unplaced=seen.intent is None)", ")"),),
@@ -147,7 +135,9 @@ HOLD_NOTHING_NOW = {
     9916140: "healed, and did not end",
 }
 BROKE = {seed: mend.reason for mend in LOCAL for seed in mend.seeds} | HOLD_NOTHING_NOW
-BROKE_ON_THE_CLOUD = {seed: mend.reason for mend in CLOUD for seed in mend.seeds}
+# Since programs heed what they are asked, which they did not when it was found, no seed of 4,000 holds its mend, of the judge.
+HELD_ON_THE_CLOUD = {51011240: "an attempt was counted by whether anybody intended it, not by its verdict"}
+BROKE_ON_THE_CLOUD = {seed: mend.reason for mend in CLOUD for seed in mend.seeds} | HELD_ON_THE_CLOUD
 
 
 def still_broken(mend: Mend) -> set[int]:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -547,7 +548,8 @@ def test_the_fixture_gives_an_environment_and_fails_a_test_that_leaves_something
             assert "KINETIC_EMULATOR" not in os.environ
         """,
     )
-    assert "3 passed, 1 error" in done.stdout, done.stdout
+    # Of this project's marks, which the imported file has, that run knows nothing: it warns.
+    assert re.search(r"3 passed, (\d+ warnings?, )?1 error", done.stdout), done.stdout
     assert "AssertionError: 3 left in the emulated cloud" in done.stdout
     assert "queuedResources/forgotten" in done.stdout
 
