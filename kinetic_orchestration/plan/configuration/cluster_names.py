@@ -1,4 +1,4 @@
-"""What Kubernetes can have as the name of an object, and as a label: the rules, wherever a user declares one. Pure."""
+"""Rules of Kubernetes for the names of objects and for labels, wherever a user declares one. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WORD = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?"
 
 
 class Rule(NamedTuple):
-    """What a name may be: a pattern, its length, and both in words."""
+    """A rule for names: a pattern, the greatest length, and both in words."""
 
     pattern: re.Pattern[str]
     longest: int

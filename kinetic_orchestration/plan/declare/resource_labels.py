@@ -1,4 +1,4 @@
-"""What users' labels become on the resources of a job, in the letters that Google Cloud and Kubernetes allow. Pure."""
+"""Writes users' labels for the resources of a job, in the letters that Google Cloud and Kubernetes allow. Pure."""
 
 from __future__ import annotations
 

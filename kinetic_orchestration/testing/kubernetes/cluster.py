@@ -393,7 +393,7 @@ class Cluster:
 
 
 class _Known(NamedTuple):
-    """Who has a token, and until when it holds."""
+    """The account that a token stands for, and the end of its validity."""
 
     user: User
     until: float

@@ -1,4 +1,4 @@
-"""What a host that was told to end makes of the others' beats."""
+"""A host that was told to end judges the others by their beats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a job whose queue asks for machines by ProvisioningRequests, for each answer that a script can give."""
+"""A job whose queue asks for machines by ProvisioningRequests is told each answer that a script can give."""
 
 from __future__ import annotations
 

@@ -362,7 +362,7 @@ def _backs_off(workload: Object, now: float) -> bool:
 
 
 def _checked(view: View, one: Object, workload: Object) -> Iterator[Change]:
-    """What has quota begins once its checks are passed; it gives the quota back if one is not to be had."""
+    """Start the workloads that have quota and have passed their checks; take the quota back where a check fails."""
     states = provisioning.states_of(workload)
     if rejected := _named(states, provisioning.REJECTED):
         told = f"The workload is deactivated due to {rejected}"

@@ -1,4 +1,4 @@
-"""What a watch tells: each change since a version, or that too much has been forgotten."""
+"""A watch tells each change since a version, or that too much has been forgotten."""
 
 from __future__ import annotations
 
