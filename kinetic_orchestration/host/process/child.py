@@ -55,7 +55,6 @@ FINISH = (
 
 def main() -> None:
     control = int(sys.argv[1])
-    agent = os.getppid()
     warm = sys.argv[2] == "function"
     for number in (signal.SIGTERM, signal.SIGCHLD):  # the submitter may have ignored them
         signal.signal(number, signal.SIG_DFL)
@@ -67,9 +66,9 @@ def main() -> None:
     processes.die_with_parent()
     with open(control, encoding="utf-8") as pipe:
         line = pipe.readline()
-    if not line or os.getppid() != agent:
+    go = json.loads(line or "{}")
+    if os.getppid() != go.get("agent"):  # it may have died before this process asked to die with it
         sys.exit("the agent of this host is gone")
-    go = json.loads(line)
     for name in go["drop"]:
         os.environ.pop(name, None)
     os.environ.update(go["env"])

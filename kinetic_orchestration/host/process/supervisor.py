@@ -79,9 +79,9 @@ class Supervisor:
         self._pipes.clear()
 
     def begin(self, message: dict[str, Any]) -> None:
-        """Send the program its orders."""
+        """Send the program its orders, and whose they are: it obeys its own parent alone."""
         os.makedirs(self.files["stacks"], exist_ok=True)
-        data = json.dumps(message).encode() + b"\n"
+        data = json.dumps({**message, "agent": os.getpid()}).encode() + b"\n"
         with open(self._go, "wb", buffering=0) as pipe:
             while data:
                 data = data[pipe.write(data) :]

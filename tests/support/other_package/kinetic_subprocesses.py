@@ -144,7 +144,10 @@ class SubprocessBackend:
     def leftovers(self) -> Iterator[dict[str, Any]]:
         for run in sorted(self._runs.iterdir()) if self._runs.is_dir() else ():
             if (found := re.fullmatch(r"([0-9a-z]+)-(\d+)", run.name)) is not None:
-                age = time.time() - run.stat().st_mtime
+                try:
+                    age = time.time() - run.stat().st_mtime
+                except FileNotFoundError:  # the last host removed it at its end
+                    continue
                 yield {
                     "backend": "subprocesses", "run": str(run), "hosts": 0, "job": f"job-{found[1]}",
                     "attempt": int(found[2]), "age": age,
@@ -171,7 +174,11 @@ class SubprocessBackend:
         return [found for owner in owners if owner and (found := processes.find(owner["pid"])) is not None]
 
     def _locks(self, placement: Mapping[str, Any]) -> list[Path]:
-        return sorted(Path(placement["run"]).glob("host-*.json")) if self._is_mine(placement) else []
+        try:
+            files = list(Path(placement["run"]).iterdir()) if self._is_mine(placement) else []
+        except FileNotFoundError:  # the last host removes it at its end
+            return []
+        return sorted(file for file in files if re.fullmatch(r"host-\d+\.json", file.name))
 
     def _is_mine(self, placement: Mapping[str, Any]) -> bool:
         return Path(placement["run"]).parent == self._runs

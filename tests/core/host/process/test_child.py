@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import pkgutil
+import subprocess
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from kinetic_orchestration.host.process import child
 from kinetic_orchestration.program import client_only
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.content import payload
+from tests.support.faults import gone
+from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.fast
 
@@ -32,6 +36,27 @@ def test_each_name_that_the_child_knows_by_its_text_alone_is_there() -> None:
     }  # fmt: skip
     assert {type(found[name]) for name in (child.RECORD, *child.FINISH)} == {types.FunctionType}
     assert [found[name] for name in child.CALLERS] == [child, payload, client_only]
+
+
+def test_a_program_whose_agent_dies_while_it_starts_never_runs(unpacked: Path, tmp_path: Path) -> None:
+    """The orders lie in its pipe already: it asks the kernel to die with a parent that it no longer has."""
+    ran = tmp_path / "ran"
+    orders = {"drop": [], "env": {}, "cwd": str(tmp_path), "argv": ["touch", str(ran)]}
+    agent = f"""\
+import os, sys, types
+sys.path.insert(0, {str(unpacked / "site")!r})
+from kinetic_orchestration.host.process import pipes, supervisor
+at = types.SimpleNamespace(marker="KINETIC_TEST=1", python=sys.executable)
+host = supervisor.Supervisor(at, {str(tmp_path)!r}, None, None)
+host.spawn(sys.executable, pipes.COMMAND, {{}}, isolated=False)
+host.begin({orders!r})
+print(host.child, flush=True)
+os._exit(0)
+"""
+    told = subprocess.run([sys.executable, "-I", "-c", agent], capture_output=True, text=True, timeout=60)
+    assert told.returncode == 0, told.stderr
+    wait_until(lambda: gone(int(told.stdout)))
+    assert not ran.exists()
 
 
 class Unloadable:
