@@ -122,7 +122,7 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
         packages=tuple(_package_items(lock.first_party if lock else (), root, settings.home, spool)),
         environment=environment,
         spool=spool,
-        agent=agent.build() if elsewhere else None,
+        agent=agent.packed(settings.home) if elsewhere else None,
         tools=_tools(environment, settings) if elsewhere else {},
         beside=_unsent_modules(spec, project),
     )

@@ -1,9 +1,9 @@
-"""The agent as one deterministic zip: the part of the package that hosts need, and cloudpickle.
+"""The agent as one deterministic zip: the part of the package that hosts need, cloudpickle, and their byte code.
 
-Same files, same bytes: order, times and modes are fixed, and nothing is compressed, which each zlib does in its own
-way. An edit of what hosts do not need changes no byte. `python agent.zip ASSIGNMENT` is a host. On this machine the
-zip is unpacked once per version, with its byte code, because an import from a zip is slower than the whole start of a
-job may be.
+Same files and Python, same bytes: order, times and modes are fixed, and nothing is compressed, which each zlib does in
+its own way. An edit of what hosts do not need changes no byte. Hosts of another minor version of Python compile the
+sources. `python agent.zip ASSIGNMENT` is a host. On this machine the zip is unpacked once per version, because an
+import from a zip is slower than the whole start of a job may be.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import io
+import marshal
 import os
 import shutil
 import sys
@@ -39,8 +41,9 @@ if __name__ == "__main__":
             import cloudpickle
         del sys.argv[1], sys.path[:2]
     else:
-        if os.path.isdir(os.path.join(sys.path[0], "kinetic_orchestration", "__pycache__")):
-            sys.dont_write_bytecode = True  # what is not there was cut by a full disk, and would be again
+        own = f"__init__.{sys.implementation.cache_tag}.pyc"
+        if os.path.isfile(os.path.join(sys.path[0], "kinetic_orchestration", "__pycache__", own)):
+            sys.dont_write_bytecode = True  # all of it is there
         from kinetic_orchestration.host.start import main
 
     main()
@@ -71,6 +74,9 @@ _FILES = (
     "__init__.py", "api/decorator.py", "collections.py", "data.py", "errors.py", "job_status.py",
 )  # fmt: skip
 _INSTEAD = {f"api/{name}.py": f"api/on_hosts/{name}.py" for name in ("__init__", "batch", "handle")}
+_ZIP = "agent.zip"  # in the folder that has its contents
+_UNCHECKED = 1  # byte code of a source that is not looked at
+_WITHOUT_REFERENCES = 2  # the version of marshal whose bytes do not depend on what else this process knows
 _KEPT_VERSIONS = 3
 _KEPT_SECONDS = 7 * 86400.0  # no job of the local backend is expected to run from an older version for longer
 
@@ -81,20 +87,40 @@ class AgentZip(NamedTuple):
 
 
 def build(package: Path | None = None) -> AgentZip:
-    """Return the zip; the same versions of packages give the same bytes.
+    """Return the zip; the same versions of packages and of Python give the same bytes.
 
     package: the folder of `kinetic_orchestration`; by default this one.
     """
     buffer = io.BytesIO()
+    contents = {"__main__.py": _MAIN.encode(), "child.py": _CHILD.encode()}
+    for name, path in _sources(package or PACKAGE):
+        source = path.read_bytes()
+        contents |= {f"site/{name}": source, f"site/{_cached(name)}": _byte_code(name, source)}
     with zipfile.ZipFile(buffer, "w") as archive:
-        contents = {"__main__.py": _MAIN.encode(), "child.py": _CHILD.encode()}
-        contents |= {f"site/{name}": path.read_bytes() for name, path in _sources(package or PACKAGE)}
         for name in sorted(contents):
             entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
             entry.create_system = 3
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, contents[name])
     data = buffer.getvalue()
+    return AgentZip(data, hashlib.sha256(data).hexdigest())
+
+
+def _cached(name: str) -> str:
+    """Return the name of a module's byte code."""
+    return importlib.util.cache_from_source(name, optimization="")
+
+
+def _byte_code(name: str, source: bytes) -> bytes:
+    """Return a module's byte code as a file that Python loads whatever the time of its source is, see PEP 552."""
+    code = compile(source, name, "exec", dont_inherit=True, optimize=0)
+    head = importlib.util.MAGIC_NUMBER + _UNCHECKED.to_bytes(4, "little") + importlib.util.source_hash(source)
+    return head + marshal.dumps(code, _WITHOUT_REFERENCES)
+
+
+def packed(home: Path) -> AgentZip:
+    """Return the zip as it was built when it was unpacked here."""
+    data = (unpacked(home) / _ZIP).read_bytes()
     return AgentZip(data, hashlib.sha256(data).hexdigest())
 
 
@@ -112,16 +138,15 @@ def unpacked(home: Path) -> Path:
 
 
 def _unpack(folder: Path) -> None:
-    import compileall
     import tempfile
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
     try:
-        with zipfile.ZipFile(io.BytesIO(build().data)) as archive:
+        data = build().data
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
             archive.extractall(temporary)
-        compileall.compile_dir(temporary, quiet=2, legacy=False, stripdir=str(temporary), prependdir=str(folder))
-        _remove_torn(temporary)
+        (temporary / _ZIP).write_bytes(data)
         try:
             temporary.rename(folder)
         except OSError:
@@ -129,20 +154,6 @@ def _unpack(folder: Path) -> None:
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _remove_torn(folder: Path) -> None:
-    """Remove byte code that a full disk has cut, which its writer does not notice: every import of it would fail.
-
-    The sources do as well.
-    """
-    import marshal
-
-    for path in folder.rglob("*.pyc"):
-        try:
-            marshal.loads(path.read_bytes()[16:])
-        except (EOFError, ValueError, TypeError):
-            path.unlink()
 
 
 def _prune(parent: Path, now: float) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import compileall
 import io
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -59,7 +59,7 @@ def test_it_holds_the_pure_package_and_cloudpickle_and_nothing_else(packed: Path
     assert {name.split("/")[1] for name in names if "/" in name} == {"cloudpickle", "kinetic_orchestration"}
     assert [name for name in names if "/" not in name] == ["__main__.py", "child.py"]
     assert "site/kinetic_orchestration/host/process/hook/sitecustomize.py" in names
-    assert not [name for name in names if "/test" in name or not name.endswith(".py")]
+    assert not [name for name in names if "/test" in name or not name.endswith((".py", ".pyc"))]
 
 
 ROOMS = {"host", "plan", "program", "protocol"}
@@ -68,7 +68,8 @@ ALONE = {"__init__", "collections", "data", "errors", "job_status"}
 
 def test_it_holds_the_rooms_that_hosts_need_and_the_names_that_a_declaration_imports(packed: Path) -> None:
     with zipfile.ZipFile(packed) as archive:
-        names = [Path(name).parts[2:] for name in archive.namelist() if "/kinetic_orchestration/" in name]
+        files = [Path(name) for name in archive.namelist() if "/kinetic_orchestration/" in name]
+    names = [file.parts[2:] for file in files if file.suffix == ".py"]
     assert {parts[0] for parts in names if len(parts) > 1} == {*ROOMS, "api"}
     assert {parts[0] for parts in names if len(parts) == 1} == {f"{name}.py" for name in ALONE}
     assert {parts[1] for parts in names if parts[0] == "api"} == {
@@ -136,7 +137,7 @@ def test_all_that_a_file_in_it_imports_is_in_it(packed: Path) -> None:
         sources = {
             ".".join(Path(name).with_suffix("").parts[1:]).removesuffix(".__init__"): archive.read(name).decode()
             for name in archive.namelist()
-            if "/kinetic_orchestration/" in name
+            if "/kinetic_orchestration/" in name and name.endswith(".py")
         }
     missing = {
         imported
@@ -321,6 +322,29 @@ def test_a_module_that_hosts_lack_is_named_with_where_it_is() -> None:
     assert note.startswith("kinetic_orchestration.jobs is only where jobs are launched from: a host has the part of")
 
 
+def test_a_host_of_the_same_python_compiles_nothing_and_one_of_another_writes_what_it_compiles(tmp_path: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(agent_zip.build().data)) as archive:
+        archive.extractall(tmp_path)
+    for path in tmp_path.rglob("*.py"):
+        path.touch()  # when it was unpacked is not when it was made
+    module = "kinetic_orchestration.host.host"
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); import {module} as host; print(host.__file__)"
+    )
+
+    def compiled() -> int:
+        command = [sys.executable, "-I", "-v", "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout.strip() == str(tmp_path / "site/kinetic_orchestration/host/host.py")
+        return len(re.findall(rf"# code object from '?{re.escape(str(tmp_path))}\S*\.py\b", done.stderr))
+
+    assert compiled() == 0
+    for path in tmp_path.rglob("*.pyc"):
+        path.rename(path.with_name(path.name.replace(sys.implementation.cache_tag or "", "cpython-27")))
+    assert compiled() > 30
+    assert compiled() == 0
+
+
 def test_it_does_not_remember_where_it_was_made(packed: Path) -> None:
     assert str(PACKAGE.parent).encode() not in packed.read_bytes()
 
@@ -357,30 +381,9 @@ def test_it_is_unpacked_once_with_its_byte_code(tmp_path: Path) -> None:
     assert list(folder.parent.iterdir()) == [folder]
     cached = folder / "site/kinetic_orchestration/host/__pycache__"
     assert (cached / f"host.{sys.implementation.cache_tag}.pyc").is_file()
+    assert agent_zip.packed(tmp_path) == agent_zip.build()
     with zipfile.ZipFile(io.BytesIO(agent_zip.build().data)) as archive:
         assert all((folder / name).read_bytes() == archive.read(name) for name in archive.namelist())
-
-
-def test_byte_code_that_a_full_disk_has_cut_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python writes it in part, without an error, and would import it never again."""
-    compile_dir = compileall.compile_dir
-
-    def cut(folder: Path, **how: Any) -> bool:
-        compile_dir(folder, **how)
-        [whole] = (folder / "site/kinetic_orchestration/protocol/content/__pycache__").glob("digest.*.pyc")
-        os.truncate(whole, 200)
-        return True
-
-    monkeypatch.setattr(compileall, "compile_dir", cut)
-    folder = agent_zip.unpacked(tmp_path) / "site"
-    program = (
-        f"import sys; sys.path.insert(0, {str(folder)!r}); from kinetic_orchestration.protocol.content import digest"
-    )
-    done = subprocess.run(
-        [sys.executable, "-B", "-I", "-c", f"{program}; print(digest.__file__)"],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert (done.stderr, done.stdout) == ("", f"{folder}/kinetic_orchestration/protocol/content/digest.py\n")
 
 
 @pytest.mark.slow
