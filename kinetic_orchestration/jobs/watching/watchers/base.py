@@ -45,6 +45,7 @@ class Watcher(ABC):
         self._waiting: dict[str, tuple[Callable[[], object], ...]] = {}
         self._running = False
         self._followers = 0
+        self._alarms: Alarms = {}
         self._joined = threading.Event()  # a follower has begun to wait
 
     @property
@@ -219,14 +220,14 @@ class Wakeups:
 class AsyncWakeup:
     """An event loop's sleep until a job rings. Small, because a process may have thousands of them."""
 
-    __slots__ = ("_job_id", "_loop", "_rung", "_sleep", "_timer", "_watcher")
+    __slots__ = ("_alarm", "_job_id", "_loop", "_rung", "_sleep", "_watcher")
 
     def __init__(self, watcher: Watcher, job_id: str) -> None:
         self._watcher = watcher
         self._job_id = job_id
         self._loop = asyncio.get_running_loop()
         self._sleep: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm: _Alarm | None = None
         self._rung = False
 
     def __enter__(self) -> AsyncWakeup:
@@ -235,8 +236,8 @@ class AsyncWakeup:
 
     def __exit__(self, *_: object) -> None:
         self._watcher._remove(self._job_id, self)
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._alarm is not None:
+            self._alarm.forget(self)
 
     def __call__(self) -> None:
         """Wake the sleep; called on the watcher's thread when the job rings."""
@@ -248,19 +249,49 @@ class AsyncWakeup:
 
     def sleep(self, within: float) -> asyncio.Future[None]:
         """Return a future that is done at the first ring since `clear`, or at the timeout. A long timeout ends up to a
-        second early, so that many sleepers wake together, and share a busy processor and its caches.
+        second early, so that many sleepers wake together, and share one timer, a busy processor and its caches.
         """
         sleep = self._sleep = self._loop.create_future()
         until = self._loop.time() + within
-        self._timer = self._loop.call_at(until if within < TOGETHER else math.floor(until), self._wake)
+        if within < TOGETHER:
+            self._alarm = _Alarm(self._loop, until, {})
+        else:
+            second, alarms = math.floor(until), self._watcher._alarms
+            self._alarm = alarms.get((self._loop, second)) or _Alarm(self._loop, second, alarms)
+        self._alarm.sleepers[self] = None
         if self._rung:
             self._wake()
         return sleep
 
     def _wake(self) -> None:
         self._rung = True
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._alarm is not None:
+            self._alarm.forget(self)
         if self._sleep is not None and not self._sleep.done():
             self._sleep.set_result(None)
-        self._sleep = self._timer = None
+        self._sleep = self._alarm = None
+
+
+class _Alarm:
+    """One timer of an event loop for all who sleep until then. It is among `alarms` while anybody does."""
+
+    __slots__ = ("_alarms", "_key", "_timer", "sleepers")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, until: float, alarms: Alarms) -> None:
+        self.sleepers: dict[AsyncWakeup, None] = {}
+        self._alarms, self._key = alarms, (loop, until)
+        self._timer = loop.call_at(until, self._ring)
+        alarms[self._key] = self
+
+    def forget(self, sleeper: AsyncWakeup) -> None:
+        self.sleepers.pop(sleeper, None)
+        if not self.sleepers:
+            self._timer.cancel()
+            self._alarms.pop(self._key, None)
+
+    def _ring(self) -> None:
+        for sleeper in list(self.sleepers):
+            sleeper._wake()
+
+
+Alarms = dict[tuple[asyncio.AbstractEventLoop, float], _Alarm]

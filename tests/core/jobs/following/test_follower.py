@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,7 @@ from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.jobs.following.drivers import afollow
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.following.step_threads import SLOW_STEP, StepThreads
+from kinetic_orchestration.jobs.watching.watchers import base
 from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
 from kinetic_orchestration.plan.values import (
     PRESENT,
@@ -156,6 +160,54 @@ def test_many_followers_share_few_threads_and_none_waits_behind_a_slow_one_alone
         time.sleep(0.01)
     assert len(threads._begun) == 1, "whoever came to help goes"
     assert job.result() == "one"
+
+
+class Quiet(base.Watcher):
+    """One that has no news."""
+
+    def _pause(self) -> None:
+        time.sleep(0.01)
+
+    def _turn(self) -> None:
+        pass
+
+
+def test_sleepers_until_the_same_second_share_one_timer_and_a_ring_wakes_one_of_them_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(base, "TOGETHER", 0.0)
+
+    async def sleep() -> None:
+        loop = asyncio.get_running_loop()
+        timers: list[asyncio.TimerHandle] = []
+        call_at = loop.call_at
+
+        def counted(when: float, *call: Any, **more: Any) -> asyncio.TimerHandle:
+            timer = call_at(when, *call, **more)
+            if isinstance(getattr(call[0], "__self__", None), base._Alarm):
+                timers.append(timer)
+            return timer
+
+        monkeypatch.setattr(loop, "call_at", counted)
+        watcher = Quiet()
+        with ExitStack() as kept:
+            until = math.floor(loop.time()) + 2.5
+            one, *others = [kept.enter_context(watcher.async_wakeup("job-000000000000")) for _ in range(4)]
+            sleeps = [wakeup.sleep(until - loop.time()) for wakeup in (one, *others)]
+            assert len(timers) == 1
+            one._wake()
+            assert [sleep.done() for sleep in sleeps] == [True, False, False, False]
+            others.pop().__exit__()
+            await asyncio.wait(sleeps[1:3], timeout=30)
+            assert [sleep.done() for sleep in sleeps] == [True, True, True, False], "who has left is not woken"
+            assert loop.time() >= until - 0.6
+            again = one.sleep(math.floor(loop.time()) + 60.5 - loop.time())
+            one._wake()
+            assert again.done()
+            assert len(timers) == 2 and timers[1].cancelled(), "nobody needs the second one"
+        assert watcher._alarms == {}
+
+    asyncio.run(sleep())
 
 
 def test_a_ring_between_a_look_and_the_sleep_is_not_missed() -> None:
