@@ -33,7 +33,7 @@ from kinetic_orchestration.platforms.kubernetes.observing import waiting
 from kinetic_orchestration.platforms.shared.cluster_access import ClusterGone, Pool
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.protocol.system.parallel import at_once
+from kinetic_orchestration.protocol.system.parallel import REQUESTS, at_once
 from kinetic_orchestration.protocol.wire.task import Environment
 
 Object = Mapping[str, Any]
@@ -76,7 +76,8 @@ _lock = threading.Lock()
 def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
     """Refuse to submit what cannot be made, or could not be removed again. What passed is asked again a while later.
 
-    Of several clusters, one that does not answer or is no more is left out, if another one does.
+    All places are asked at the same time. Of several clusters, one that does not answer or is no more is left out, if
+    another one does.
 
     Args:
         plan: The job's plan.
@@ -86,32 +87,32 @@ def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
         BackendError: A cluster lacks something, or none answers.
         CredentialsError: One does not accept the client.
     """
-    silent: list[ApiError | ClusterGone] = []
-    for where in plan.zones:
-        chosen = queues_of(plan.cloud["queue"]), plan.cloud["priority_class"]
-        key = os.getpid(), plan.backend, where, *chosen, *_wanted(plan), *_named_secrets(plan), *_asked_of_pools(plan)
-        with _lock:
-            if time.monotonic() - _passed.get(key, -LASTS) < LASTS:
-                continue
-        try:
-            with Place.opened(plan, where, open_api) as place:
-                failed = [found for found in _needed(place) if found.state == FAILED]
-        except ApiError as error:
-            if error.kind != answers.BUSY:  # which a create call waits out
-                silent.append(error)
-            continue
-        except ClusterGone as error:
-            silent.append(error)
-            continue
-        if failed:
-            text = "\n".join(f"  {finding.name}: {finding.found}. {finding.fix}".rstrip() for finding in failed)
-            raise BackendError(
-                f"{where} is not ready for this job, and nothing was submitted:\n{text}", "configuration"
-            )
-        with _lock:
-            _passed[key] = time.monotonic()
-    if silent and len(silent) == len(plan.zones):
-        raise BackendError(f"nothing was submitted: {silent[0]}", wire.CONFIGURATION) from silent[0]
+    checked = at_once([partial(_checked, plan, where, open_api) for where in plan.zones], REQUESTS)
+    silent = [error for error in checked if error is not None]
+    if silent and len(silent) == len(plan.zones):  # what the client met on its way is in the words
+        raise BackendError(f"nothing was submitted: {silent[0]}", wire.CONFIGURATION) from None
+
+
+def _checked(plan: Plan, where: str, open_api: Callable[[str], Api]) -> ApiError | ClusterGone | None:
+    """Return why a place cannot be asked; None if it passes, or passed a short while ago. Raises as `require` does."""
+    chosen = queues_of(plan.cloud["queue"]), plan.cloud["priority_class"]
+    key = os.getpid(), plan.backend, where, *chosen, *_wanted(plan), *_named_secrets(plan), *_asked_of_pools(plan)
+    with _lock:
+        if time.monotonic() - _passed.get(key, -LASTS) < LASTS:
+            return None
+    try:
+        with Place.opened(plan, where, open_api) as place:
+            failed = [found for found in _needed(place) if found.state == FAILED]
+    except ApiError as error:
+        return None if error.kind == answers.BUSY else error  # which a create call waits out
+    except ClusterGone as error:
+        return error
+    if failed:
+        text = "\n".join(f"  {finding.name}: {finding.found}. {finding.fix}".rstrip() for finding in failed)
+        raise BackendError(f"{where} is not ready for this job, and nothing was submitted:\n{text}", "configuration")
+    with _lock:
+        _passed[key] = time.monotonic()
+    return None
 
 
 def examine(plan: Plan, where: str, open_api: Callable[[str], Api]) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -386,6 +387,25 @@ def test_a_server_that_does_not_answer_is_given_up_within_seconds(
         assert "nothing came in 1 s" in told
         [only] = lost.findings().values()
     assert (only.name, only.state) == ("cluster", FAILED)
+
+
+def test_places_are_asked_at_the_same_time_and_their_silence_is_one_message(
+    kubeconfig: Callable[..., Path], namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "HURRY", 1.0)
+    places = [namespace, *(f"another-{number}" for number in range(7))]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"https://127.0.0.1:{silent.getsockname()[1]}"
+        lost = Submitter(kubeconfig(server=address), namespace, monkeypatch)
+        plan, began = lost.plan(namespaces=places), time.monotonic()
+        with pytest.raises(BackendError) as caught:
+            lost.backend.require(plan)
+        assert time.monotonic() - began < 5.0
+        shown = "".join(traceback.format_exception(caught.value))
+        assert (shown.count("got no answer"), shown.count("Traceback")) == (1, 1), shown
+        began = time.monotonic()
+        assert [found.state for found in lost.backend.examine(plan)] == [FAILED] * len(places)
+        assert time.monotonic() - began < 5.0
 
 
 def test_a_certificate_of_another_authority_is_told_with_what_is_shown(
