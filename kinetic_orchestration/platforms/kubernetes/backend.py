@@ -28,7 +28,7 @@ from kinetic_orchestration.plan.hardware import accelerators, nodes
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.values import GONE, PROVISIONING, QUEUED, UNKNOWN, Freed, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
-from kinetic_orchestration.platforms.kubernetes import gke, manifest, pools, preflight
+from kinetic_orchestration.platforms.kubernetes import gke, manifest, pools, preflight, rights
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
@@ -530,5 +530,7 @@ def _refused(error: ApiError, placement: Mapping[str, Any]) -> BackendError:
     elif error.kind == answers.ABSENT or "because it is being terminated" in error.words:
         advice = " See 'kubectl get namespaces', and name one with namespace= or KINETIC_NAMESPACE"
     elif error.kind == answers.FORBIDDEN and not error.is_quota:
-        advice = " 'ko doctor --role user:NAME' prints the Role that is needed"
+        queue = placement.get("queue", "")
+        grant = rights.grant(rights.named_in(error.words), [queue] if queue else [])
+        advice = f" Have an administrator grant the right: {grant}"
     return BackendError(f"{where}: {error}{advice}", _cause(error))

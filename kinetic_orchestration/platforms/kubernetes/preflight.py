@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 import threading
 import time
@@ -300,10 +299,7 @@ def _rights(place: Place) -> Finding:
         return Finding("rights", OK, f"all that jobs need in {place.namespace}")
     state = FAILED if any(right.is_needed for right in missing) else WARNING
     told = "; ".join(f"{right}: {right.lack}" for right in missing)
-    queues = queues_of(place.plan.cloud["queue"])
-    queue = f" --queue {','.join(queues)}" if queues else ""
-    who = shlex.quote(answers.escaped(rights.subject_of(_who(place.api))))
-    fix = f"Have an administrator grant them: ko doctor --role {who}{queue} | kubectl apply -f -"
+    fix = f"Have an administrator grant them: {rights.grant(_who(place.api), queues_of(place.plan.cloud['queue']))}"
     return Finding("rights", state, f"missing in {place.namespace}: {told}", fix)
 
 
