@@ -366,7 +366,7 @@ def describe(plan: Plan) -> str:
         ("accelerator", plan.hardware),
         ("backend", f"{plan.backend} ({_emulation(plan.hosts)})" if plan.stands_in else plan.backend),
         ("project", plan.project),
-        ("zones", ", ".join(plan.zones)),
+        ("zones" if plan.traits.in_zones else "places", ", ".join(plan.zones)),
         ("capacity", "spot" if plan.spot else ""),
         ("image", plan.image),
         ("store", f"{plan.store}, deployment {plan.deployment}"),

@@ -319,7 +319,7 @@ class KubernetesBackend:
 
     def _left_in(self, where: tuple[str, str]) -> list[dict[str, Any]]:
         """Return what is left in one namespace, set by set, or one entry that says why it cannot be read."""
-        place, mark = "/".join(where), f"{ownership.MARK}={self._mark}"
+        place, mark = f"{where[0] or 'unknown'}/{where[1]}".rstrip("/"), f"{ownership.MARK}={self._mark}"
         try:
             place = self._clusters.place(*where)
             api, space = self._api({"zone": place, "project": self._settings.project}), _parts(place)[1]
