@@ -562,11 +562,27 @@ def _nodes(place: Place) -> Finding:
         few = f"; {place.plan.slice.name} needs {wanted} at once" if fitting < wanted else ""
         return Finding("nodes", OK, f"{fitting} of {len(there)} can run a host of {place.plan.slice.name}{few}")
     found = f"none of {len(there)} can run a host of {place.plan.slice.name}"
+    alike = _alike(pod, there)
     lacks_pool = _lacks_pool(place, pod)
     if not lacks_pool and (maker := _maker(place, pod, there)) is not None:
-        return Finding("nodes", OK, f"{found} now; {maker} may make some")
+        return Finding("nodes", OK, f"{found} now{alike}; {maker} may make some")
     state = FAILED if lacks_pool else WARNING
-    return Finding("nodes", state, found, f"{_FOR_EVER} {_pool(place, pod)}")
+    return Finding("nodes", state, f"{found}{alike}", f"{_FOR_EVER} {_pool(place, pod)}")
+
+
+def _alike(pod: Object, there: Sequence[Object]) -> str:
+    """Say what shapes the nodes of the same TPUs have, if none has that of the pod; "" otherwise."""
+    chosen, count = pod.get("nodeSelector", {}), pod["containers"][0]["resources"].get("limits", {}).get(nodes.TPU)
+    kind, wanted = chosen.get(nodes.TPU_ACCELERATOR), (chosen.get(nodes.TPU_TOPOLOGY), str(count))
+    same = [node for node in there if kind and node["metadata"].get("labels", {}).get(nodes.TPU_ACCELERATOR) == kind]
+    shapes = {
+        (one["metadata"]["labels"].get(nodes.TPU_TOPOLOGY), one.get("status", {}).get("allocatable", {}).get(nodes.TPU))
+        for one in same
+    }
+    if not same or wanted in shapes:  # something else keeps the pod from those
+        return ""
+    told = ", ".join(sorted(f"{topology or 'none'} with {chips or 0} chips a node" for topology, chips in shapes))
+    return answers.escaped(f": the nodes of {kind} have the topology {told}, and it needs {wanted[0]} with {wanted[1]}")
 
 
 def _listed(place: Place) -> Sequence[Object] | None:

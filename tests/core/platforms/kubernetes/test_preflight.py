@@ -457,6 +457,19 @@ def test_no_node_for_it_is_a_warning_with_what_gives_one(
     assert "--spot" in found.fix
 
 
+def test_nodes_of_the_same_tpus_in_another_topology_are_told(admin: Submitter, nodes: Any) -> None:
+    nodes.add(*tpu_pool("pool", 2, topology="2x4"))
+    found = admin.findings("v5e-16")["nodes"]
+    kind = "tpu-v5-lite-podslice"
+    told = f"the nodes of {kind} have the topology 2x4 with 4 chips a node, and it needs 4x4 with 4"
+    assert found.found == f"none of 2 can run a host of v5e-16: {told}"
+    assert "the topology" not in admin.findings("v6e-8")["nodes"].found, "there are none of that generation"
+    nodes.add(*tpu_pool("another", 4, topology="4x4"))
+    assert admin.findings("v5e-16")["nodes"].state == OK
+    selected = admin.findings("v5e-16", node_selector={"disk": "ssd"})["nodes"].found
+    assert selected == "none of 6 can run a host of v5e-16", "their topology is right, and something else is not"
+
+
 def test_a_cluster_with_an_autoscaler_may_have_no_node(admin: Submitter, plane: Any) -> None:
     maps = "/api/v1/namespaces/kube-system/configmaps"
     plane.api.create(maps, {"metadata": {"name": "cluster-autoscaler-status"}})
