@@ -467,10 +467,11 @@ def _secrets(place: Place) -> Finding:
 
 
 def rendered(plan: Plan, placement: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JobSet that a first attempt of some job would have, submitted by this Python."""
+    """Return the JobSet that a first attempt of some job would have, with the Python that it asks for, or this one."""
     limit = sum(float(value or 0.0) for value in (plan.limits.provision, plan.limits.run))
     intent = Intent(1, "0" * 16, dict(placement), limit, 0.0)
-    environment = Environment("", python=f"{sys.version_info[0]}.{sys.version_info[1]}")
+    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    environment = Environment("", python=plan.cloud.get("python") or own)
     staged = Staged(None, "", "", (), (), (), (), environment, "")
     return manifest.render(Submission(plan, staged, "job-000000000000", "0" * 64, intent, {}))
 
