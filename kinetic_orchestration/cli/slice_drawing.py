@@ -18,10 +18,10 @@ _MOST_LINES = 48
 _GAP = 5  # columns between two layers
 
 
-def draw(slice: Slice) -> str:
-    """The slice with one line that names it above and what its parts mean below."""
+def draw(slice: Slice, title: str = "") -> str:
+    """The slice with one line that names it above (`title`, or its own name) and what its parts mean below."""
     body = _draw_tpu(slice) if slice.kind == "tpu" else _draw_host(slice)
-    lines = [str(slice), "", *("  " + line for line in body), "", *_legend(slice)]
+    lines = [title or str(slice), "", *("  " + line for line in body), "", *_legend(slice)]
     return "\n".join(line.rstrip() for line in lines).rstrip() + "\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -210,7 +211,7 @@ def _cloud(
         cloud: Any = given if given is not None or traits.options is None else traits.options()
         who: dict[str, str] = {}
         if isinstance(cloud, Kubernetes):
-            cloud, who = with_queue(cloud, settings), {"owner": _owner(environ)}
+            cloud, who = with_queue(cloud, settings), {"owner": _owner(environ), **_python(options)}
             if not traits.secret_service:
                 _check_cluster_secrets(options.secrets or {})
         return {
@@ -238,6 +239,12 @@ def _cloud(
         "affordable": _affordable(options.limits.cost, slice_, zones, cloud.num_slices, settings, spot=spot),
         "zone_patience": settings.zone_patience,
     }
+
+
+def _python(options: Options) -> dict[str, str]:
+    """The minor version that a job asks for, if it names one: that of the image in which a command's pods start."""
+    found = re.match(r"3\.\d+(?=\.|$)", options.python or "")
+    return {"python": found[0]} if found else {}
 
 
 def _check_cluster_secrets(secrets: Mapping[str, str]) -> None:
@@ -366,7 +373,7 @@ def describe(plan: Plan) -> str:
         ("accelerator", plan.hardware),
         ("backend", f"{plan.backend} ({_emulation(plan.hosts)})" if plan.stands_in else plan.backend),
         ("project", plan.project),
-        ("zones", ", ".join(plan.zones)),
+        ("zones" if plan.traits.in_zones else "places", ", ".join(plan.zones)),
         ("capacity", "spot" if plan.spot else ""),
         ("image", plan.image),
         ("store", f"{plan.store}, deployment {plan.deployment}"),

@@ -90,6 +90,7 @@ CLOUD = Fields(
         "node_selector": maybe(table(line(), line(), 100)),
         "tolerations": many(line(), 100),
         **dict.fromkeys(("env_from", "image_pull_secrets"), many(schema.resource, 100)),
+        "python": line(schema.WORD),
         "run_as_user": schema.whole(0, (1 << 31) - 1),
     },
 )

@@ -162,7 +162,7 @@ class Emulator(Cloud):
         about = told.about["metadata"]
         name = f"{about.get('namespace', '')}/{about['name']}"
         with self.changed:
-            self._record(told.about["kind"], name, f"{told.reason}: {told.message}")
+            self._record(told.about["kind"], name, f"{told.reason}: {told.message}", self._clock())
 
     def _machine_room(self, running: contextlib.ExitStack) -> Machines:
         room = Machines(

@@ -73,7 +73,7 @@ def plan(arguments: Namespace) -> int:
         print()
         for entry in bundle.project.entries:
             print(f"  {entry.path}{f'  {size(entry.size)}' if entry.kind == FILE else ''}")
-    print(f"\n{draw(planned.slice)}", end="")
+    print(f"\n{_drawing(planned)}", end="")
     sys.stdout.flush()
     for text in told:
         note(f"warning: {text}")
@@ -224,13 +224,20 @@ def _function(module: ModuleType, name: str, file: str) -> Any:
 
 
 def _prices(planned: Plan, settings: Settings) -> list[tuple[str, str]]:
-    """The price in the first zone, where the slice would be requested first."""
+    """The price in the first place, where the slice would be requested first."""
     zone, chips = planned.zones[0] if planned.zones else "", planned.slice.chips * planned.slices
     known = cost.price(planned.slice, zone, planned.spot, settings.prices, settings.listed)
     if known is None:
         return [("price      ", "none known; name one with KINETIC_PRICES")]
     hourly = dollars(known.usd_per_chip_hour * chips)
-    return [("price      ", f"{hourly} an hour while READY in {zone or 'any zone'} ({chips} × {known.source})")]
+    held = f"READY in {zone or 'any zone'}" if planned.traits.in_zones else f"its nodes exist in {zone}"
+    return [("price      ", f"{hourly} an hour while {held} ({chips} × {known.source})")]
+
+
+def _drawing(planned: Plan) -> str:
+    """The slice, on a cluster without the name by which Cloud TPU knows it."""
+    in_cluster = planned.traits.options is Kubernetes
+    return draw(planned.slice, f"{planned.slice.shape}, {planned.where}" if in_cluster else "")
 
 
 def _contents(bundle: Bundle) -> list[tuple[str, str]]:
@@ -285,7 +292,7 @@ def _document(planned: Plan, bundle: Bundle, told: list[str], *, files: bool) ->
             "source": environment.lock.source if environment.lock else None,
         },
         "warnings": told,
-        "drawing": draw(planned.slice),
+        "drawing": _drawing(planned),
     }  # fmt: skip
 
 

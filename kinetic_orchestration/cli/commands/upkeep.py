@@ -11,10 +11,10 @@ from kinetic_orchestration.api.handle import UNREADABLE, JobHandle, all_jobs, fi
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import age, dollars, note, show_fields, show_json, show_table, working
 from kinetic_orchestration.jobs.cleanup import reaper
-from kinetic_orchestration.plan.configuration.settings import load, seconds
+from kinetic_orchestration.plan.configuration.settings import Settings, load, seconds
 from kinetic_orchestration.plan.hardware import cost as prices
 from kinetic_orchestration.plan.hardware.cost import Estimate
-from kinetic_orchestration.plan.hardware.price_list import PriceList
+from kinetic_orchestration.plan.values import Traits, traits_of
 from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 DELETION_PATIENCE = 30.0
@@ -31,17 +31,18 @@ def reap(arguments: Namespace) -> int:
     if arguments.json:
         show_json({"dry_run": arguments.dry_run, "reaped": [item._asdict() for item in found]})
     else:
-        _show_reaped(found, arguments.dry_run, settings.listed)
+        _show_reaped(found, arguments.dry_run, settings)
     results = {item.result for item in found}
     if results & {reaper.LEFT, reaper.UNREAD}:
         return codes.ENVIRONMENT
     return codes.RUNNING if reaper.DELETING in results else codes.OK
 
 
-def _show_reaped(found: list[reaper.Reaped], dry_run: bool, listed: PriceList) -> None:
+def _show_reaped(found: list[reaper.Reaped], dry_run: bool, settings: Settings) -> None:
     placements = [item for item in found if item.what == "placement" or item.result == reaper.UNREAD]
     if placements:
-        columns = ("zone", "what", "age", "per hour", "result", "why")
+        traits = traits_of(settings.backend) or Traits()
+        columns = ("zone" if traits.in_zones else "place", "what", "age", "per hour", "result", "why")
         cells = [
             (
                 item.zone or "here", item.name, "" if item.age is None else age(item.age), _per_hour(item),
@@ -51,7 +52,7 @@ def _show_reaped(found: list[reaper.Reaped], dry_run: bool, listed: PriceList) -
         ]  # fmt: skip
         show_table(columns, cells, right=("age", "per hour"))
         if any(item.usd_per_hour for item in placements):
-            note(f"per hour: estimates by list prices of {listed.dates()}, or by KINETIC_PRICES")
+            note(f"per hour: estimates by list prices of {settings.listed.dates()}, or by KINETIC_PRICES")
     if others := [item for item in found if item not in placements]:
         if placements:
             print()

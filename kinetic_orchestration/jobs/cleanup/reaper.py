@@ -129,7 +129,8 @@ def _pass(store: Store, backend: Backend, settings: Settings, marker: Path) -> N
         if claimed:
             for reaped in _placements(store, backend, dry_run=False, believed=trust.of(settings)):
                 if reaped.result == UNREAD:
-                    warn_once(f"{reaped.what} {reaped.name} could not be looked at for leftovers: {reaped.why}")
+                    what = reaped.name if reaped.name == reaped.zone else f"{reaped.what} {reaped.name}"
+                    warn_once(f"{what} could not be looked at for leftovers: {reaped.why}")
             if store.metered:
                 list(_beats(store, dry_run=False))
                 with contextlib.suppress(StoreError):  # without the right to list uploads, `reap` says so
@@ -216,7 +217,7 @@ def _placements(
 
 
 def _found(store: Store, backend: Backend, believed: trust.Trust) -> tuple[list[dict[str, Any]], list[Reaped]]:
-    """Return all placements with their ages, and the zones that could not be read."""
+    """Return all placements with their ages, and the zones or places that could not be read."""
     listed = list(backend.leftovers())
     unread = dict.fromkeys((entry["zone"], entry["unread"]) for entry in listed if "unread" in entry)
     found = [entry for entry in listed if "unread" not in entry]

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Protocol
 
 from kinetic_orchestration.errors import (
@@ -27,7 +28,7 @@ from kinetic_orchestration.plan.hardware import accelerators, nodes
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.values import GONE, PROVISIONING, QUEUED, UNKNOWN, Freed, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
-from kinetic_orchestration.platforms.kubernetes import gke, manifest, pools, preflight
+from kinetic_orchestration.platforms.kubernetes import gke, manifest, pools, preflight, rights
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
@@ -111,9 +112,9 @@ class KubernetesBackend:
         preflight.require(plan, self._hurried)
 
     def examine(self, plan: Plan) -> Iterator[Finding]:
-        """Run all checks of every place that a plan names, for `doctor`."""
-        for place in plan.zones:
-            yield from preflight.examine(plan, place, self._hurried)
+        """Run all checks of every place that a plan names, for `doctor`; of all places at the same time."""
+        found = side_by_side(lambda where: list(preflight.examine(plan, where, self._hurried)), plan.zones, REQUESTS)
+        yield from chain.from_iterable(found)
 
     def admission(self, plan: Plan) -> Iterator[Finding]:
         """Send the JobSet of `dry_run` as a dry run to the cluster that comes first, for `plan --admission`."""
@@ -318,7 +319,7 @@ class KubernetesBackend:
 
     def _left_in(self, where: tuple[str, str]) -> list[dict[str, Any]]:
         """Return what is left in one namespace, set by set, or one entry that says why it cannot be read."""
-        place, mark = "/".join(where), f"{ownership.MARK}={self._mark}"
+        place, mark = f"{where[0] or 'unknown'}/{where[1]}".rstrip("/"), f"{ownership.MARK}={self._mark}"
         try:
             place = self._clusters.place(*where)
             api, space = self._api({"zone": place, "project": self._settings.project}), _parts(place)[1]
@@ -529,5 +530,7 @@ def _refused(error: ApiError, placement: Mapping[str, Any]) -> BackendError:
     elif error.kind == answers.ABSENT or "because it is being terminated" in error.words:
         advice = " See 'kubectl get namespaces', and name one with namespace= or KINETIC_NAMESPACE"
     elif error.kind == answers.FORBIDDEN and not error.is_quota:
-        advice = " 'ko doctor --role user:NAME' prints the Role that is needed"
+        queue = placement.get("queue", "")
+        grant = rights.grant(rights.named_in(error.words), [queue] if queue else [])
+        advice = f" Have an administrator grant the right: {grant}"
     return BackendError(f"{where}: {error}{advice}", _cause(error))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 import threading
 import time
@@ -33,7 +32,7 @@ from kinetic_orchestration.platforms.kubernetes.observing import waiting
 from kinetic_orchestration.platforms.shared.cluster_access import ClusterGone, Pool
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.protocol.system.parallel import at_once
+from kinetic_orchestration.protocol.system.parallel import REQUESTS, at_once
 from kinetic_orchestration.protocol.wire.task import Environment
 
 Object = Mapping[str, Any]
@@ -76,7 +75,8 @@ _lock = threading.Lock()
 def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
     """Refuse to submit what cannot be made, or could not be removed again. What passed is asked again a while later.
 
-    Of several clusters, one that does not answer or is no more is left out, if another one does.
+    All places are asked at the same time. Of several clusters, one that does not answer or is no more is left out, if
+    another one does.
 
     Args:
         plan: The job's plan.
@@ -86,32 +86,32 @@ def require(plan: Plan, open_api: Callable[[str], Api]) -> None:
         BackendError: A cluster lacks something, or none answers.
         CredentialsError: One does not accept the client.
     """
-    silent: list[ApiError | ClusterGone] = []
-    for where in plan.zones:
-        chosen = queues_of(plan.cloud["queue"]), plan.cloud["priority_class"]
-        key = os.getpid(), plan.backend, where, *chosen, *_wanted(plan), *_named_secrets(plan), *_asked_of_pools(plan)
-        with _lock:
-            if time.monotonic() - _passed.get(key, -LASTS) < LASTS:
-                continue
-        try:
-            with Place.opened(plan, where, open_api) as place:
-                failed = [found for found in _needed(place) if found.state == FAILED]
-        except ApiError as error:
-            if error.kind != answers.BUSY:  # which a create call waits out
-                silent.append(error)
-            continue
-        except ClusterGone as error:
-            silent.append(error)
-            continue
-        if failed:
-            text = "\n".join(f"  {finding.name}: {finding.found}. {finding.fix}".rstrip() for finding in failed)
-            raise BackendError(
-                f"{where} is not ready for this job, and nothing was submitted:\n{text}", "configuration"
-            )
-        with _lock:
-            _passed[key] = time.monotonic()
-    if silent and len(silent) == len(plan.zones):
-        raise BackendError(f"nothing was submitted: {silent[0]}", wire.CONFIGURATION) from silent[0]
+    checked = at_once([partial(_checked, plan, where, open_api) for where in plan.zones], REQUESTS)
+    silent = [error for error in checked if error is not None]
+    if silent and len(silent) == len(plan.zones):  # what the client met on its way is in the words
+        raise BackendError(f"nothing was submitted: {silent[0]}", wire.CONFIGURATION) from None
+
+
+def _checked(plan: Plan, where: str, open_api: Callable[[str], Api]) -> ApiError | ClusterGone | None:
+    """Return why a place cannot be asked; None if it passes, or passed a short while ago. Raises as `require` does."""
+    chosen = queues_of(plan.cloud["queue"]), plan.cloud["priority_class"]
+    key = os.getpid(), plan.backend, where, *chosen, *_wanted(plan), *_named_secrets(plan), *_asked_of_pools(plan)
+    with _lock:
+        if time.monotonic() - _passed.get(key, -LASTS) < LASTS:
+            return None
+    try:
+        with Place.opened(plan, where, open_api) as place:
+            failed = [found for found in _needed(place) if found.state == FAILED]
+    except ApiError as error:
+        return None if error.kind == answers.BUSY else error  # which a create call waits out
+    except ClusterGone as error:
+        return error
+    if failed:
+        text = "\n".join(f"  {finding.name}: {finding.found}. {finding.fix}".rstrip() for finding in failed)
+        raise BackendError(f"{where} is not ready for this job, and nothing was submitted:\n{text}", "configuration")
+    with _lock:
+        _passed[key] = time.monotonic()
+    return None
 
 
 def examine(plan: Plan, where: str, open_api: Callable[[str], Api]) -> Iterator[Finding]:
@@ -299,10 +299,7 @@ def _rights(place: Place) -> Finding:
         return Finding("rights", OK, f"all that jobs need in {place.namespace}")
     state = FAILED if any(right.is_needed for right in missing) else WARNING
     told = "; ".join(f"{right}: {right.lack}" for right in missing)
-    queues = queues_of(place.plan.cloud["queue"])
-    queue = f" --queue {','.join(queues)}" if queues else ""
-    who = shlex.quote(answers.escaped(rights.subject_of(_who(place.api))))
-    fix = f"Have an administrator grant them: ko doctor --role {who}{queue} | kubectl apply -f -"
+    fix = f"Have an administrator grant them: {rights.grant(_who(place.api), queues_of(place.plan.cloud['queue']))}"
     return Finding("rights", state, f"missing in {place.namespace}: {told}", fix)
 
 
@@ -470,10 +467,11 @@ def _secrets(place: Place) -> Finding:
 
 
 def rendered(plan: Plan, placement: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JobSet that a first attempt of some job would have, submitted by this Python."""
+    """Return the JobSet that a first attempt of some job would have, with the Python that it asks for, or this one."""
     limit = sum(float(value or 0.0) for value in (plan.limits.provision, plan.limits.run))
     intent = Intent(1, "0" * 16, dict(placement), limit, 0.0)
-    environment = Environment("", python=f"{sys.version_info[0]}.{sys.version_info[1]}")
+    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    environment = Environment("", python=plan.cloud.get("python") or own)
     staged = Staged(None, "", "", (), (), (), (), environment, "")
     return manifest.render(Submission(plan, staged, "job-000000000000", "0" * 64, intent, {}))
 
@@ -565,11 +563,27 @@ def _nodes(place: Place) -> Finding:
         few = f"; {place.plan.slice.name} needs {wanted} at once" if fitting < wanted else ""
         return Finding("nodes", OK, f"{fitting} of {len(there)} can run a host of {place.plan.slice.name}{few}")
     found = f"none of {len(there)} can run a host of {place.plan.slice.name}"
+    alike = _alike(pod, there)
     lacks_pool = _lacks_pool(place, pod)
     if not lacks_pool and (maker := _maker(place, pod, there)) is not None:
-        return Finding("nodes", OK, f"{found} now; {maker} may make some")
+        return Finding("nodes", OK, f"{found} now{alike}; {maker} may make some")
     state = FAILED if lacks_pool else WARNING
-    return Finding("nodes", state, found, f"{_FOR_EVER} {_pool(place, pod)}")
+    return Finding("nodes", state, f"{found}{alike}", f"{_FOR_EVER} {_pool(place, pod)}")
+
+
+def _alike(pod: Object, there: Sequence[Object]) -> str:
+    """Say what shapes the nodes of the same TPUs have, if none has that of the pod; "" otherwise."""
+    chosen, count = pod.get("nodeSelector", {}), pod["containers"][0]["resources"].get("limits", {}).get(nodes.TPU)
+    kind, wanted = chosen.get(nodes.TPU_ACCELERATOR), (chosen.get(nodes.TPU_TOPOLOGY), str(count))
+    same = [node for node in there if kind and node["metadata"].get("labels", {}).get(nodes.TPU_ACCELERATOR) == kind]
+    shapes = {
+        (one["metadata"]["labels"].get(nodes.TPU_TOPOLOGY), one.get("status", {}).get("allocatable", {}).get(nodes.TPU))
+        for one in same
+    }
+    if not same or wanted in shapes:  # something else keeps the pod from those
+        return ""
+    told = ", ".join(sorted(f"{topology or 'none'} with {chips or 0} chips a node" for topology, chips in shapes))
+    return answers.escaped(f": the nodes of {kind} have the topology {told}, and it needs {wanted[0]} with {wanted[1]}")
 
 
 def _listed(place: Place) -> Sequence[Object] | None:

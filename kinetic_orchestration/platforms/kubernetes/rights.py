@@ -5,16 +5,20 @@ It knows no client. Pods need no right: none of them has a token.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.protocol.system import escaping
 
 Object = Mapping[str, Any]
 
 ROLE = "kinetic-jobs"  # name of the Role and of its binding
 _RBAC = "rbac.authorization.k8s.io"
 _ACCOUNT = "system:serviceaccount:"  # how names of service accounts begin: NAMESPACE:NAME follows
+_REFUSED = re.compile(r'User "([^"]+)" cannot ')  # how what RBAC says of a request begins
 _SUBJECTS = {"user": "User", "group": "Group", "serviceaccount": "ServiceAccount"}
 
 
@@ -116,6 +120,24 @@ def subject_of(username: str) -> str:
     if username.startswith(_ACCOUNT):
         return f"serviceaccount:{username.removeprefix(_ACCOUNT).replace(':', '/', 1)}"
     return f"user:{username or 'NAME'}"
+
+
+def named_in(words: str) -> str:
+    """Return the name of whom a server refused for a lack of rights, from its words; "" if they have none."""
+    found = _REFUSED.match(words.partition("forbidden: ")[2])
+    return found[1] if found else ""
+
+
+def grant(username: str, queues: Sequence[str] = ()) -> str:
+    """Return the command with which an administrator grants what jobs need.
+
+    Args:
+        username: As the cluster knows it; "" if it does not say.
+        queues: Of Kueue, that jobs wait in.
+    """
+    queue = f" --queue {shlex.quote(','.join(queues))}" if queues else ""
+    own = "" if username else " (NAME as 'kubectl auth whoami' shows it)"
+    return f"ko doctor --role {shlex.quote(escaping.text(subject_of(username)))}{queue} | kubectl apply -f -{own}"
 
 
 def _subject(who: str, namespace: str) -> dict[str, str]:

@@ -80,8 +80,9 @@ class Clock:
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._due, (self._now + seconds, next(self._numbers), action))
 
-    def _record(self, kind: str, name: str, what: str) -> None:
-        event = Event(self._now, kind, name, what)
+    def _record(self, kind: str, name: str, what: str, moment: float | None = None) -> None:
+        """Record an event; by default it is of the step that is being carried out."""
+        event = Event(self._now if moment is None else moment, kind, name, what)
         self.history.append(event)
         if self.listener is not None:
             self.listener(event)

@@ -762,3 +762,38 @@ def test_requirements_that_are_not_there_are_a_usage_error(ko: Ko, home: Path) -
     shown = ko("lock", "nowhere.txt")
     assert shown.code == 2
     assert "nowhere.txt" in shown.err
+
+
+def test_a_plan_for_a_cluster_names_places_and_not_what_cloud_tpu_has(
+    ko: Ko, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"BACKEND": "gke", "PROJECT": "p", "CLUSTER": "prod", "SIGNING_KEY": "0123456789abcdef"}
+    for name, value in names.items():
+        monkeypatch.setenv(f"KINETIC_{name}", value)
+    (tmp_path / "train.py").write_text(
+        "import kinetic_orchestration as kinetic\n\n@kinetic.run(accelerator='v5e-8')\ndef train():\n    pass\n"
+    )
+    shown = ko("plan", str(tmp_path / "train.py"))
+    assert re.search(r"^places +prod/default$", shown.out, re.MULTILINE), shown.out
+    assert re.search(r"^price .* an hour while its nodes exist in prod/default \(8 × ", shown.out, re.MULTILINE)
+    assert "\nv5e-8: 8 chips (2x4), 1 host × 8 chips, GKE v5e-8\n" in shown.out
+    assert not {word for word in ("zone", "READY", "Cloud TPU") if word in shown.out}
+
+
+@pytest.mark.parametrize(
+    ("namespace", "place"), [({}, "unknown"), ({"KINETIC_NAMESPACE": "training"}, "unknown/training")]
+)
+def test_leftovers_of_a_cluster_that_is_not_known_are_of_an_unknown_place(
+    ko: Ko, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: dict[str, str], place: str
+) -> None:
+    key = {"KINETIC_SIGNING_KEY": "0123456789abcdef"}
+    for name, value in {
+        "KINETIC_BACKEND": "kubernetes",
+        "KUBECONFIG": str(tmp_path / "none"),
+        **namespace,
+        **key,
+    }.items():
+        monkeypatch.setenv(name, value)
+    heading, row = ko("reap").out.splitlines()
+    assert (heading.split()[0], row.split()[:2]) == ("PLACE", [place, place])
+    assert "not looked at" in row

@@ -410,6 +410,15 @@ def test_the_command_has_a_cluster_by_a_kubeconfig_and_its_bill_names_the_sets_t
         assert command.wait(WAIT) == (0 if tidy else 1)
 
 
+def test_an_event_of_the_cluster_has_the_time_at_which_it_happened(cloud: Emulator) -> None:
+    """Not that of the last call of the cloud, which jobs on a cluster of a kubeconfig never make."""
+    with Api(kubeconfig.load({}, path=cloud.environ(backend="kubernetes")["KUBECONFIG"])) as api:
+        before = time.time()
+        api.create("/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets", rendered(plan_of("v5e-8")))
+        told = wait_until(lambda: [one for one in list(cloud.history) if one.kind == "JobSet"], "the set is heard of")
+    assert before <= told[0].time <= time.time()
+
+
 @contextlib.contextmanager
 def _bounded(*options: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
     """A command that is killed if it does not end, and the emulator that it runs."""

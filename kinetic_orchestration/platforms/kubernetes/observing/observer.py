@@ -212,7 +212,7 @@ def _read_queue(api: Api, where: str, seen: dict[str, Seen]) -> None:
         if error.kind not in (answers.UNSERVED, answers.FORBIDDEN):
             raise
         for one in held:  # without Kueue, or the right to read from it, only the suspension is known
-            seen[one] = seen[one]._replace(unread=error.kind)
+            seen[one] = seen[one]._replace(unread=error)
         return
     positions = _positions(api, where, workloads)
     for workload in workloads:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.plan.values import ABSENT, GONE, PARTIAL, PRESENT, PROVISIONING, QUEUED, WOUNDED, Observation
 from kinetic_orchestration.platforms.kubernetes import manifest
-from kinetic_orchestration.platforms.kubernetes.api.answers import escaped
+from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, escaped
 from kinetic_orchestration.platforms.kubernetes.observing import waiting
 from kinetic_orchestration.platforms.kubernetes.observing.waiting import Wanted, Why, condition
 from kinetic_orchestration.protocol import wire
@@ -47,7 +47,7 @@ class Seen(NamedTuple):
     jobs: Sequence[Object] = ()  # read only of a set that has failed
     workload: Object | None = None  # Kueue's, of a set that is suspended
     events: Sequence[Object] = ()  # of controllers about its Jobs and itself, of an autoscaler about its pods
-    unread: str = ""  # why no workload could be read: a kind of `answers`
+    unread: ApiError | None = None  # why no workload could be read
     position: int | None = None  # in the queue, from 1
     now: float = 0.0  # when it was read, by the clock of the server
 

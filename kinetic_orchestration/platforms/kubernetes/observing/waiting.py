@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.platforms.kubernetes import rights
 from kinetic_orchestration.platforms.kubernetes.api import answers
-from kinetic_orchestration.platforms.kubernetes.api.answers import escaped
+from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, escaped
 from kinetic_orchestration.protocol import wire
 
 Object = Mapping[str, Any]
@@ -257,21 +257,24 @@ _INACTIVE = "the check is not active"
 _PREEMPTOR = re.compile(r"; preemptor path: (?:\S*/)?([^/;\s]+);")  # /COHORT/CLUSTER-QUEUE
 
 
-def of_none(waited: float, queue: str, priority_class: str, unread: str = "") -> Why:
+def of_none(waited: float, queue: str, priority_class: str, unread: ApiError | None = None) -> Why:
     """Return why a set is suspended of which no workload of Kueue is seen.
 
     Args:
         waited: Seconds since it was created.
         queue: Of Kueue, that it names; "" for none.
         priority_class: The same.
-        unread: Why workloads cannot be read, as a kind of `answers`; "" if they can.
+        unread: Why workloads cannot be read; None if they can.
     """
     if not queue:
         return Why("it is suspended and names no queue: who suspended it has to resume it")
-    if unread == answers.FORBIDDEN:
-        grant = f"'ko doctor --role user:NAME --queue {queue}' prints the Role that has it"
-        return Why(f"it is suspended in the queue {queue}, and why is unknown without the right {_RIGHT}: {grant}")
-    if unread == answers.UNSERVED:
+    if unread is not None and unread.kind == answers.FORBIDDEN:
+        grant = rights.grant(rights.named_in(unread.words), [queue])
+        return Why(
+            f"it is suspended in the queue {queue}, and why is unknown without the right {_RIGHT}: have an "
+            f"administrator grant it: {grant}"
+        )
+    if unread is not None and unread.kind == answers.UNSERVED:
         return Why(
             f"it is suspended in the queue {queue}, and the cluster serves no Kueue that is understood: its "
             "administrator has to install one"

@@ -22,7 +22,7 @@ from kinetic_orchestration.testing.kubernetes.api.answers import Object, Refused
 from kinetic_orchestration.testing.kubernetes.api.objects import stamp
 from kinetic_orchestration.testing.kubernetes.pods.container import Container
 from kinetic_orchestration.testing.kubernetes.pods.environment import NotResolved, command_of, resolve, tpu_names
-from kinetic_orchestration.testing.kubernetes.pods.nodes import LOST, Node, Pool
+from kinetic_orchestration.testing.kubernetes.pods.nodes import LOST, MISNAMED, UNPULLED, Node, Pool
 from kinetic_orchestration.testing.kubernetes.pods.pod import Pod
 from kinetic_orchestration.testing.kubernetes.pods.reports import FINAL, Api, Reports, condition
 
@@ -37,10 +37,8 @@ _CAPACITY = {"cpu": "256", "memory": "2Ti", "pods": "110", "ephemeral-storage": 
 _PRESSURE = "The node was low on resource: ephemeral-storage. "
 _ABSENT = "{0}: not found"  # of a registry
 _REFUSED = {  # reason → message, of an image that cannot be had
-    "ErrImagePull": 'failed to pull and unpack image "{0}": failed to resolve reference "{0}": {1}',
-    "InvalidImageName": (
-        'Failed to apply default image tag "{0}": couldn\'t parse image name "{0}": invalid reference format'
-    ),
+    UNPULLED: 'failed to pull and unpack image "{0}": failed to resolve reference "{0}": {1}',
+    MISNAMED: 'Failed to apply default image tag "{0}": couldn\'t parse image name "{0}": invalid reference format',
 }
 
 
@@ -280,8 +278,8 @@ class Kubelet:
         if refusal := self._pool.images.get(image):
             reason, _, words = refusal.partition(": ")
             message = _REFUSED[reason].format(image, words or _ABSENT.format(image))
-            if reason == "ErrImagePull" and pod.waits:  # first it tries, then it waits
-                reason, message = "ImagePullBackOff", f'Back-off pulling image "{image}": ErrImagePull: {message}'
+            if reason == UNPULLED and pod.waits:  # first it tries, then it waits
+                reason, message = "ImagePullBackOff", f'Back-off pulling image "{image}": {UNPULLED}: {message}'
             self._wait(pod, reason, message)
             return
         if not pod.seen["status"].get("startTime"):
@@ -369,11 +367,11 @@ class Kubelet:
         if pod.waits == reason:
             return
         pod.waits = reason
-        if reason == "ErrImagePull":
+        if reason == UNPULLED:
             self._reports.tell(pod, "Warning", "Failed", f'Failed to pull image "{pod.spec["image"]}": {message}')
         if reason == "ImagePullBackOff":
             self._reports.tell(pod, "Normal", "BackOff", f'Back-off pulling image "{pod.spec["image"]}"')
-        why = "InspectFailed" if reason == "InvalidImageName" else "Failed"
+        why = "InspectFailed" if reason == MISNAMED else "Failed"
         self._reports.tell(pod, "Warning", why, f"Error: {reason}")
         self._reports.report(pod, {"phase": "Pending"}, {"waiting": {"reason": reason, "message": message}})
 

@@ -22,6 +22,9 @@ OOM_KILLED = "OOMKilled"  # a pod's container used more memory than its limit
 _ENDS = 1000  # pods whose ends are remembered: of those before nothing is left
 EVICTED = "Evicted"  # a pod had to go, as its node has no room
 
+UNPULLED = "ErrImagePull"  # a registry has not, or does not give, an image
+MISNAMED = "InvalidImageName"  # an image's name is none
+
 
 @dataclass(frozen=True)
 class Node:
@@ -122,7 +125,12 @@ class NodeGroup(ABC):
         self._fault("", names)
 
     def lack(self, images: Mapping[str, str]) -> None:
-        """Have no pod of these images start: image → why, as in `Pool.images`."""
+        """Have no pod of these images start: image → why, as in `Pool.images`. Raises ValueError for another text."""
+        for image, why in images.items():
+            reason, _, _ = why.partition(": ")
+            if reason != UNPULLED and why != MISNAMED:
+                known = f"{MISNAMED}, {UNPULLED} or '{UNPULLED}: WORDS'"
+                raise ValueError(f"no node lacks the image {image} because of {why!r}: say {known}")
         with self._changing:
             self._set(images={**self.pool.images, **images})
 

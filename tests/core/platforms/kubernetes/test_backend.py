@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.errors import NoPlace, UsageError
+from kinetic_orchestration.plan import records
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import UNKNOWN, Freed, Past, Plan
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
@@ -165,6 +168,27 @@ def test_a_dry_run_names_the_places_that_follow(backend: KubernetesBackend) -> N
 def test_what_is_shown_and_tried_has_the_python_of_this_client_as_the_pods_will(backend: KubernetesBackend) -> None:
     """A function only runs under the minor version that pickled it."""
     assert f'image: "python:{sys.version_info[0]}.{sys.version_info[1]}"' in backend.dry_run(queued("x"))
+
+
+@pytest.mark.parametrize(
+    ("python", "image"),
+    [
+        ("3.99", "python:3.99"),
+        ("3.99.1", "python:3.99"),
+        (sys.executable, f"python:{sys.version_info[0]}.{sys.version_info[1]}"),
+    ],
+)
+def test_what_is_tried_for_a_command_has_the_python_that_it_asks_for(
+    backend: KubernetesBackend, python: str, image: str
+) -> None:
+    options = Options(
+        accelerator="cpu", backend="kubernetes", python=python, requirements=[],
+        cloud=Kubernetes(clusters=["a"], namespaces=["ml"]),
+    )  # fmt: skip
+    here = replace(settings.load(), store="gs://bucket/kinetic", backend="kubernetes")
+    planned = make_plan(JobSpec("python", options, argv=("python", "train.py")), here)
+    assert f'image: "{image}"' in backend.dry_run(planned)
+    records.PLAN(json.loads(json.dumps(planned.to_json())))
 
 
 def test_a_namespace_is_looked_at_many_times_at_once_and_then_four_times_a_second(

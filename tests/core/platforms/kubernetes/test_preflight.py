@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -388,6 +389,25 @@ def test_a_server_that_does_not_answer_is_given_up_within_seconds(
     assert (only.name, only.state) == ("cluster", FAILED)
 
 
+def test_places_are_asked_at_the_same_time_and_their_silence_is_one_message(
+    kubeconfig: Callable[..., Path], namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "HURRY", 1.0)
+    places = [namespace, *(f"another-{number}" for number in range(7))]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"https://127.0.0.1:{silent.getsockname()[1]}"
+        lost = Submitter(kubeconfig(server=address), namespace, monkeypatch)
+        plan, began = lost.plan(namespaces=places), time.monotonic()
+        with pytest.raises(BackendError) as caught:
+            lost.backend.require(plan)
+        assert time.monotonic() - began < 5.0
+        shown = "".join(traceback.format_exception(caught.value))
+        assert (shown.count("got no answer"), shown.count("Traceback")) == (1, 1), shown
+        began = time.monotonic()
+        assert [found.state for found in lost.backend.examine(plan)] == [FAILED] * len(places)
+        assert time.monotonic() - began < 5.0
+
+
 def test_a_certificate_of_another_authority_is_told_with_what_is_shown(
     kubeconfig: Callable[..., Path], namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -435,6 +455,19 @@ def test_no_node_for_it_is_a_warning_with_what_gives_one(
     [found] = [one for one in user.backend.examine(replace(user.plan(), spot=True)) if one.name == "nodes"]
     assert "gcloud container node-pools create ko-v5e-16-spot " in found.fix
     assert "--spot" in found.fix
+
+
+def test_nodes_of_the_same_tpus_in_another_topology_are_told(admin: Submitter, nodes: Any) -> None:
+    nodes.add(*tpu_pool("pool", 2, topology="2x4"))
+    found = admin.findings("v5e-16")["nodes"]
+    kind = "tpu-v5-lite-podslice"
+    told = f"the nodes of {kind} have the topology 2x4 with 4 chips a node, and it needs 4x4 with 4"
+    assert found.found == f"none of 2 can run a host of v5e-16: {told}"
+    assert "the topology" not in admin.findings("v6e-8")["nodes"].found, "there are none of that generation"
+    nodes.add(*tpu_pool("another", 4, topology="4x4"))
+    assert admin.findings("v5e-16")["nodes"].state == OK
+    selected = admin.findings("v5e-16", node_selector={"disk": "ssd"})["nodes"].found
+    assert selected == "none of 6 can run a host of v5e-16", "their topology is right, and something else is not"
 
 
 def test_a_cluster_with_an_autoscaler_may_have_no_node(admin: Submitter, plane: Any) -> None:

@@ -82,3 +82,30 @@ def test_a_name_that_the_cluster_knows_is_one_that_a_role_takes(username: str, w
     assert rights.subject_of(username) == who
     _, binding = rights.role(ALL, "research", who)
     assert binding["subjects"][0]["name"] == who.rpartition("/")[2].removeprefix("user:")
+
+
+@pytest.mark.parametrize(
+    ("words", "queues", "command"),
+    [
+        (
+            'jobsets.jobset.x-k8s.io is forbidden: User "ada@example.com" cannot create resource "jobsets"', (),
+            "ko doctor --role user:ada@example.com | kubectl apply -f -",
+        ),
+        (
+            'secrets "a" is forbidden: User "system:serviceaccount:airflow:worker" cannot create', ("a", "b"),
+            "ko doctor --role serviceaccount:airflow/worker --queue a,b | kubectl apply -f -",
+        ),
+        (
+            'pods is forbidden: User "a b; rm" cannot list', (),
+            "ko doctor --role 'user:a b; rm' | kubectl apply -f -",
+        ),
+        (
+            "denied by a webhook", (),
+            "ko doctor --role user:NAME | kubectl apply -f - (NAME as 'kubectl auth whoami' shows it)",
+        ),
+    ],
+)  # fmt: skip
+def test_the_command_that_grants_names_whom_the_server_refused(
+    words: str, queues: tuple[str, ...], command: str
+) -> None:
+    assert rights.grant(rights.named_in(words), queues) == command

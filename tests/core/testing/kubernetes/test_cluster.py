@@ -283,3 +283,10 @@ def test_a_selector_of_nodes_has_keys_and_values_of_labels(api: Api, selector: d
             api.create(path, body)
         assert (refused.value.kind, refused.value.status) == (answers.INVALID, 422)
         assert {cause.field for cause in refused.value.causes} == {field}
+
+
+@pytest.mark.parametrize("why", ["NoSuchThing", "ErrImagePull:403", "InvalidImageName: words", ""])
+def test_a_reason_for_which_no_image_is_lacked_is_refused_with_the_known_ones(cluster: Cluster, why: str) -> None:
+    with pytest.raises(ValueError, match="InvalidImageName, ErrImagePull or 'ErrImagePull: WORDS'"):
+        cluster.nodes.lack({"known:1": "ErrImagePull: 403 Forbidden", "an-image:1": why})
+    assert not cluster.nodes.pool.images
