@@ -69,9 +69,9 @@ def package(session: nox.Session) -> None:
 def simulate(session: nox.Session) -> None:
     """Play schedules of crashes and lost answers that are drawn by the date."""
     play = [sys.executable, "-m", "tests.simulation", "--by-date"]
-    session.run(*play, "--seeds", "2500", *session.posargs)
-    session.run(*play, "--seeds", "400", "--cloud", *session.posargs)
-    session.run(*play, "--seeds", "400", "--cluster", *session.posargs)
+    session.run(*play, "--seeds", "2000", *session.posargs)
+    session.run(*play, "--seeds", "250", "--cloud", *session.posargs)
+    session.run(*play, "--seeds", "250", "--cluster", *session.posargs)
 
 
 @nox.session
