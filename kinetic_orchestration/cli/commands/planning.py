@@ -230,7 +230,7 @@ def _prices(planned: Plan, settings: Settings) -> list[tuple[str, str]]:
     if known is None:
         return [("price      ", "none known; name one with KINETIC_PRICES")]
     hourly = dollars(known.usd_per_chip_hour * chips)
-    held = f"READY in {zone or 'any zone'}" if planned.traits.in_zones else f"its nodes exist in {zone}"
+    held = f"READY in {zone or 'any zone'}" if planned.traits.in_zones else f"its nodes exist in {zone or 'any place'}"
     return [("price      ", f"{hourly} an hour while {held} ({chips} × {known.source})")]
 
 

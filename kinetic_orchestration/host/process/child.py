@@ -66,7 +66,7 @@ def main() -> None:
     processes.die_with_parent()
     with open(control, encoding="utf-8") as pipe:
         line = pipe.readline()
-    go = json.loads(line or "{}")
+    go = json.loads(line) if line.endswith("\n") else {}
     if os.getppid() != go.get("agent"):  # it may have died before this process asked to die with it
         sys.exit("the agent of this host is gone")
     for name in go["drop"]:

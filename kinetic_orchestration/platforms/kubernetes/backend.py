@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -109,19 +109,30 @@ class KubernetesBackend:
         places.first(plan.zones, NO_CLUSTER)
 
     def require(self, plan: Plan) -> None:
-        preflight.require(plan, self._hurried)
+        preflight.require(plan, self._hurried())
 
     def examine(self, plan: Plan) -> Iterator[Finding]:
         """Run all checks of every place that a plan names, for `doctor`; of all places at the same time."""
-        found = side_by_side(lambda where: list(preflight.examine(plan, where, self._hurried)), plan.zones, REQUESTS)
+        hurried = self._hurried()
+        found = side_by_side(lambda where: list(preflight.examine(plan, where, hurried)), plan.zones, REQUESTS)
         yield from chain.from_iterable(found)
 
     def admission(self, plan: Plan) -> Iterator[Finding]:
         """Send the JobSet of `dry_run` as a dry run to the cluster that comes first, for `plan --admission`."""
-        yield from preflight.admission(plan, plan.zones[0], self._hurried)
+        yield from preflight.admission(plan, plan.zones[0], self._hurried())
 
-    def _hurried(self, cluster: str) -> Api:
-        return Api(self._clusters.access(cluster), timeout=preflight.HURRY, patience=preflight.HURRY)
+    def _hurried(self) -> Callable[[str], Api]:
+        """Return what opens the API of a cluster for somebody who waits. Places of one cluster share its login."""
+        found: dict[str, Access] = {}
+        finding: dict[str, threading.Lock] = {}
+
+        def opened(cluster: str) -> Api:
+            with finding.setdefault(cluster, threading.Lock()):
+                if cluster not in found:
+                    found[cluster] = self._clusters.access(cluster)
+            return Api(found[cluster], timeout=preflight.HURRY, patience=preflight.HURRY)
+
+        return opened
 
     def prepare(self) -> None:
         """There is no library to load."""
@@ -529,8 +540,8 @@ def _refused(error: ApiError, placement: Mapping[str, Any]) -> BackendError:
         )
     elif error.kind == answers.ABSENT or "because it is being terminated" in error.words:
         advice = " See 'kubectl get namespaces', and name one with namespace= or KINETIC_NAMESPACE"
-    elif error.kind == answers.FORBIDDEN and not error.is_quota:
+    elif error.kind == answers.FORBIDDEN and (who := rights.named_in(error.words)):  # webhooks refuse by it, too
         queue = placement.get("queue", "")
-        grant = rights.grant(rights.named_in(error.words), [queue] if queue else [])
+        grant = rights.grant(who, _namespace(placement), [queue] if queue else [])
         advice = f" Have an administrator grant the right: {grant}"
     return BackendError(f"{where}: {error}{advice}", _cause(error))

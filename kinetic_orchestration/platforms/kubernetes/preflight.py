@@ -121,7 +121,7 @@ def examine(plan: Plan, where: str, open_api: Callable[[str], Api]) -> Iterator[
         with Place.opened(plan, where, open_api) as place:
             for found in _examined(place):
                 yield found if len(plan.zones) == 1 else _of_place(found, place)
-    except BackendError as error:
+    except (BackendError, CredentialsError) as error:
         if len(plan.zones) == 1:
             raise
         yield Finding("cluster", FAILED, f"{where}: there is no way to it", str(error))
@@ -299,7 +299,8 @@ def _rights(place: Place) -> Finding:
         return Finding("rights", OK, f"all that jobs need in {place.namespace}")
     state = FAILED if any(right.is_needed for right in missing) else WARNING
     told = "; ".join(f"{right}: {right.lack}" for right in missing)
-    fix = f"Have an administrator grant them: {rights.grant(_who(place.api), queues_of(place.plan.cloud['queue']))}"
+    grant = rights.grant(_who(place.api), place.namespace, queues_of(place.plan.cloud["queue"]))
+    fix = f"Have an administrator grant them: {grant}"
     return Finding("rights", state, f"missing in {place.namespace}: {told}", fix)
 
 

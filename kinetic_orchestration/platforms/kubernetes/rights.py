@@ -5,6 +5,8 @@ It knows no client. Pods need no right: none of them has a token.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +20,8 @@ Object = Mapping[str, Any]
 ROLE = "kinetic-jobs"  # name of the Role and of its binding
 _RBAC = "rbac.authorization.k8s.io"
 _ACCOUNT = "system:serviceaccount:"  # how names of service accounts begin: NAMESPACE:NAME follows
-_REFUSED = re.compile(r'User "([^"]+)" cannot ')  # how what RBAC says of a request begins
+_NOBODY = "system:anonymous"  # a client without an identity
+_REFUSED = re.compile(r'User "((?:[^"\\]|\\.)+)" cannot ')  # how what RBAC says of a request begins
 _SUBJECTS = {"user": "User", "group": "Group", "serviceaccount": "ServiceAccount"}
 
 
@@ -123,21 +126,27 @@ def subject_of(username: str) -> str:
 
 
 def named_in(words: str) -> str:
-    """Return the name of whom a server refused for a lack of rights, from its words; "" if they have none."""
+    """Return the name of whom a server refused for a lack of rights, from its words; "" if they have none, or it was
+    nobody that can be granted any."""
     found = _REFUSED.match(words.partition("forbidden: ")[2])
-    return found[1] if found else ""
+    name = ""
+    with contextlib.suppress(ValueError):
+        name = str(json.loads(f'"{found[1]}"')) if found else ""  # as Go quotes it, for the most part as JSON
+    return "" if name == _NOBODY else name
 
 
-def grant(username: str, queues: Sequence[str] = ()) -> str:
+def grant(username: str, namespace: str, queues: Sequence[str] = ()) -> str:
     """Return the command with which an administrator grants what jobs need.
 
     Args:
         username: As the cluster knows it; "" if it does not say.
+        namespace: That of the jobs, which need not be the administrator's.
         queues: Of Kueue, that jobs wait in.
     """
     queue = f" --queue {shlex.quote(','.join(queues))}" if queues else ""
-    own = "" if username else " (NAME as 'kubectl auth whoami' shows it)"
-    return f"ko doctor --role {shlex.quote(escaping.text(subject_of(username)))}{queue} | kubectl apply -f -{own}"
+    own = "" if username else "with NAME as 'kubectl auth whoami' shows it, "
+    doctor = f"KINETIC_NAMESPACE={shlex.quote(namespace)} ko doctor"
+    return f"{own}{doctor} --role {shlex.quote(escaping.text(subject_of(username)))}{queue} | kubectl apply -f -"
 
 
 def _subject(who: str, namespace: str) -> dict[str, str]:

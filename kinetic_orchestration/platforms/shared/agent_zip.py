@@ -74,9 +74,9 @@ _FILES = (
     "__init__.py", "api/decorator.py", "collections.py", "data.py", "errors.py", "job_status.py",
 )  # fmt: skip
 _INSTEAD = {f"api/{name}.py": f"api/on_hosts/{name}.py" for name in ("__init__", "batch", "handle")}
-_ZIP = "agent.zip"  # in the folder that has its contents
 _UNCHECKED = 1  # byte code of a source that is not looked at
-_WITHOUT_REFERENCES = 2  # the version of marshal whose bytes do not depend on what else this process knows
+# The version of marshal whose bytes do not depend on what else this process knows. Slices of Python 3.14 need another.
+_WITHOUT_REFERENCES = 2
 _KEPT_VERSIONS = 3
 _KEPT_SECONDS = 7 * 86400.0  # no job of the local backend is expected to run from an older version for longer
 
@@ -107,8 +107,9 @@ def build(package: Path | None = None) -> AgentZip:
 
 
 def _cached(name: str) -> str:
-    """Return the name of a module's byte code."""
-    return importlib.util.cache_from_source(name, optimization="")
+    """Return the name of a module's byte code; importlib's puts it elsewhere under PYTHONPYCACHEPREFIX."""
+    folder, _, file = name.rpartition("/")
+    return f"{folder}/__pycache__/{file.removesuffix('.py')}.{sys.implementation.cache_tag}.pyc"
 
 
 def _byte_code(name: str, source: bytes) -> bytes:
@@ -119,9 +120,13 @@ def _byte_code(name: str, source: bytes) -> bytes:
 
 
 def packed(home: Path) -> AgentZip:
-    """Return the zip as it was built when it was unpacked here."""
-    data = (unpacked(home) / _ZIP).read_bytes()
-    return AgentZip(data, hashlib.sha256(data).hexdigest())
+    """Return the zip as it was kept here when it was unpacked; built anew if that was removed or damaged since."""
+    with contextlib.suppress(OSError):
+        for kept in unpacked(home).glob("*.zip"):
+            data = kept.read_bytes()
+            if (digest := hashlib.sha256(data).hexdigest()) == kept.stem:
+                return AgentZip(data, digest)
+    return build()
 
 
 def unpacked(home: Path) -> Path:
@@ -143,10 +148,10 @@ def _unpack(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
     try:
-        data = build().data
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        agent = build()
+        with zipfile.ZipFile(io.BytesIO(agent.data)) as archive:
             archive.extractall(temporary)
-        (temporary / _ZIP).write_bytes(data)
+        (temporary / f"{agent.digest}.zip").write_bytes(agent.data)
         try:
             temporary.rename(folder)
         except OSError:
@@ -185,9 +190,9 @@ def _sources(package: Path) -> list[tuple[str, Path]]:
 
 
 def _fingerprint() -> str:
-    """The fingerprint of the unpacked folder's sources, without reading them: names, sizes and times."""
-    facts = [f"{sys.implementation.cache_tag} {_MAIN}{_CHILD}"]
-    for name, path in _sources(PACKAGE):
+    """The fingerprint of the unpacked folder's sources and of this module, by names, sizes and times."""
+    facts = [f"{sys.implementation.cache_tag} {PACKAGE} {_MAIN}{_CHILD}"]
+    for name, path in (*_sources(PACKAGE), ("", Path(__file__))):
         found = os.stat(path)
         facts.append(f"{name} {found.st_size} {found.st_mtime_ns}")
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

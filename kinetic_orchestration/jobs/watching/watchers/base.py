@@ -238,6 +238,7 @@ class AsyncWakeup:
         self._watcher._remove(self._job_id, self)
         if self._alarm is not None:
             self._alarm.forget(self)
+            self._alarm = None
 
     def __call__(self) -> None:
         """Wake the sleep; called on the watcher's thread when the job rings."""
@@ -251,6 +252,8 @@ class AsyncWakeup:
         """Return a future that is done at the first ring since `clear`, or at the timeout. A long timeout ends up to a
         second early, so that many sleepers wake together, and share one timer, a busy processor and its caches.
         """
+        if self._alarm is not None:  # of a sleep that was cancelled
+            self._alarm.forget(self)
         sleep = self._sleep = self._loop.create_future()
         until = self._loop.time() + within
         if within < TOGETHER:
@@ -287,7 +290,8 @@ class _Alarm:
         self.sleepers.pop(sleeper, None)
         if not self.sleepers:
             self._timer.cancel()
-            self._alarms.pop(self._key, None)
+            if self._alarms.get(self._key) is self:
+                del self._alarms[self._key]
 
     def _ring(self) -> None:
         for sleeper in list(self.sleepers):

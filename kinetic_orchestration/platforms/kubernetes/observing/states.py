@@ -83,7 +83,7 @@ def _held(placement: Mapping[str, Any], seen: Seen, wanted: Wanted) -> Judged:
     else:
         labels = (seen.set or {}).get("metadata", {}).get("labels", {})
         named = labels.get(manifest.QUEUE, ""), labels.get(manifest.PRIORITY, "")
-        why = waiting.of_none(waited(seen), *named, unread=seen.unread)
+        why = waiting.of_none(waited(seen), *named, unread=seen.unread, namespace=namespace_of(placement))
     return Judged(Observation(QUEUED, f"{placement['zone']}: {why.message}"), why)
 
 

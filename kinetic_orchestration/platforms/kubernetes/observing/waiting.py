@@ -257,7 +257,9 @@ _INACTIVE = "the check is not active"
 _PREEMPTOR = re.compile(r"; preemptor path: (?:\S*/)?([^/;\s]+);")  # /COHORT/CLUSTER-QUEUE
 
 
-def of_none(waited: float, queue: str, priority_class: str, unread: ApiError | None = None) -> Why:
+def of_none(
+    waited: float, queue: str, priority_class: str, unread: ApiError | None = None, *, namespace: str = "default"
+) -> Why:
     """Return why a set is suspended of which no workload of Kueue is seen.
 
     Args:
@@ -265,11 +267,12 @@ def of_none(waited: float, queue: str, priority_class: str, unread: ApiError | N
         queue: Of Kueue, that it names; "" for none.
         priority_class: The same.
         unread: Why workloads cannot be read; None if they can.
+        namespace: That of the set.
     """
     if not queue:
         return Why("it is suspended and names no queue: who suspended it has to resume it")
     if unread is not None and unread.kind == answers.FORBIDDEN:
-        grant = rights.grant(rights.named_in(unread.words), [queue])
+        grant = rights.grant(rights.named_in(unread.words), namespace, [queue])
         return Why(
             f"it is suspended in the queue {queue}, and why is unknown without the right {_RIGHT}: have an "
             f"administrator grant it: {grant}"

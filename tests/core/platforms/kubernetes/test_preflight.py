@@ -167,7 +167,7 @@ def test_a_user_without_rights_is_refused_with_the_command_that_grants_them(
     assert "nothing was submitted" in told
     assert "create jobsets.jobset.x-k8s.io: hosts cannot be requested" in told
     assert "delete jobsets.jobset.x-k8s.io: hosts could be requested and not be released" in told
-    assert "ko doctor --role user:nobody | kubectl apply -f -" in told
+    assert f"KINETIC_NAMESPACE={namespace} ko doctor --role user:nobody | kubectl apply -f -" in told
     found = nobody.findings()
     assert {name for name, finding in found.items() if finding.state == FAILED} == {"rights", "dry run"}, found
 
@@ -406,6 +406,15 @@ def test_places_are_asked_at_the_same_time_and_their_silence_is_one_message(
         began = time.monotonic()
         assert [found.state for found in lost.backend.examine(plan)] == [FAILED] * len(places)
         assert time.monotonic() - began < 5.0
+
+
+def test_a_place_to_which_there_is_no_way_takes_no_finding_from_the_others(admin: Submitter, namespace: str) -> None:
+    plan = admin.plan()
+    places = (*plan.zones, f"a-context-of-nobody/{namespace}")
+    *others, last = admin.backend.examine(replace(plan, zones=places))
+    assert len(others) > 5
+    assert all(plan.zones[0] in finding.found for finding in others)
+    assert (last.state, last.found) == (FAILED, f"a-context-of-nobody/{namespace}: there is no way to it")
 
 
 def test_a_certificate_of_another_authority_is_told_with_what_is_shown(

@@ -10,6 +10,7 @@ from kinetic_orchestration.platforms.kubernetes import rights
 pytestmark = pytest.mark.fast
 
 ALL = rights.of(secrets=True, queue=True)
+DOCTOR = "KINETIC_NAMESPACE=team-a ko doctor --role"
 
 
 def rule(groups: list[str], resources: list[str], verbs: list[str], **more: object) -> dict[str, object]:
@@ -89,23 +90,31 @@ def test_a_name_that_the_cluster_knows_is_one_that_a_role_takes(username: str, w
     [
         (
             'jobsets.jobset.x-k8s.io is forbidden: User "ada@example.com" cannot create resource "jobsets"', (),
-            "ko doctor --role user:ada@example.com | kubectl apply -f -",
+            f"{DOCTOR} user:ada@example.com | kubectl apply -f -",
         ),
         (
             'secrets "a" is forbidden: User "system:serviceaccount:airflow:worker" cannot create', ("a", "b"),
-            "ko doctor --role serviceaccount:airflow/worker --queue a,b | kubectl apply -f -",
+            f"{DOCTOR} serviceaccount:airflow/worker --queue a,b | kubectl apply -f -",
         ),
         (
             'pods is forbidden: User "a b; rm" cannot list', (),
-            "ko doctor --role 'user:a b; rm' | kubectl apply -f -",
+            f"{DOCTOR} 'user:a b; rm' | kubectl apply -f -",
+        ),
+        (
+            r'pods is forbidden: User "CORP\\ada" cannot list', (),
+            f"{DOCTOR} 'user:CORP\\ada' | kubectl apply -f -",
+        ),
+        (
+            'pods is forbidden: User "system:anonymous" cannot list', (),
+            f"with NAME as 'kubectl auth whoami' shows it, {DOCTOR} user:NAME | kubectl apply -f -",
         ),
         (
             "denied by a webhook", (),
-            "ko doctor --role user:NAME | kubectl apply -f - (NAME as 'kubectl auth whoami' shows it)",
+            f"with NAME as 'kubectl auth whoami' shows it, {DOCTOR} user:NAME | kubectl apply -f -",
         ),
     ],
 )  # fmt: skip
 def test_the_command_that_grants_names_whom_the_server_refused(
     words: str, queues: tuple[str, ...], command: str
 ) -> None:
-    assert rights.grant(rights.named_in(words), queues) == command
+    assert rights.grant(rights.named_in(words), "team-a", queues) == command

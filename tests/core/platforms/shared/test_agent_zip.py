@@ -44,7 +44,8 @@ def test_the_same_sources_give_the_same_bytes_from_a_copy_with_other_times_and_m
     program = "from kinetic_orchestration.platforms.shared import agent_zip as agent; print(agent.__file__, agent.build().digest)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True,
-        cwd=copy, env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": "elsewhere"},
     )  # fmt: skip
     assert done.stdout.split() == [str(copy / PACKAGE.name / "platforms" / "shared" / "agent_zip.py"), here.digest]
 
@@ -381,7 +382,13 @@ def test_it_is_unpacked_once_with_its_byte_code(tmp_path: Path) -> None:
     assert list(folder.parent.iterdir()) == [folder]
     cached = folder / "site/kinetic_orchestration/host/__pycache__"
     assert (cached / f"host.{sys.implementation.cache_tag}.pyc").is_file()
-    assert agent_zip.packed(tmp_path) == agent_zip.build()
+    built = agent_zip.build()
+    assert agent_zip.packed(tmp_path) == built
+    kept = folder / f"{built.digest}.zip"
+    os.truncate(kept, 1000)  # a power failure
+    assert agent_zip.packed(tmp_path) == built
+    kept.unlink()
+    assert agent_zip.packed(tmp_path) == built
     with zipfile.ZipFile(io.BytesIO(agent_zip.build().data)) as archive:
         assert all((folder / name).read_bytes() == archive.read(name) for name in archive.namelist())
 

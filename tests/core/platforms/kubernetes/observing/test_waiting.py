@@ -594,8 +594,11 @@ def test_a_set_that_kueue_does_not_see_for_long_says_what_may_be_why() -> None:
 def test_without_the_right_to_read_from_kueue_the_right_is_named_and_without_kueue_that() -> None:
     words = 'workloads.kueue.x-k8s.io is forbidden: User "ada" cannot list resource "workloads" in API group "x"'
     refused = ApiError("no", answers.FORBIDDEN, words=words)
-    forbidden = waiting.of_none(waiting.SOON, "research", "high", refused).message
-    assert "without the right list workloads.kueue.x-k8s.io: have an administrator grant it: ko " in forbidden
+    forbidden = waiting.of_none(waiting.SOON, "research", "high", refused, namespace="team-a").message
+    assert (
+        "without the right list workloads.kueue.x-k8s.io: have an administrator grant it: KINETIC_NAMESPACE=team-a ko "
+        in forbidden
+    )
     assert forbidden.endswith("ko doctor --role user:ada --queue research | kubectl apply -f -")
     unserved = waiting.of_none(waiting.SOON, "research", "high", ApiError("no", answers.UNSERVED)).message
     assert "serves no Kueue that is understood: its administrator has to install one" in unserved
