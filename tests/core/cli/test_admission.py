@@ -106,7 +106,7 @@ def test_a_cluster_that_does_not_answer_is_given_up_after_the_plan_is_shown(
         assert time.monotonic() - began < 6.0
     assert shown.code == 5
     assert 'kind: "JobSet"' in shown.out
-    assert "nothing came in 1 s" in shown.err
+    assert "there was no connection in 1 s" in shown.err
 
 
 def test_without_the_option_nobody_is_asked(

@@ -28,8 +28,10 @@ from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Obj
 from kinetic_orchestration.platforms.shared.cluster_access import Access, Pair
 
 TIMEOUT = 20.0
+CONNECTION_SECONDS = 10.0  # until TLS is spoken
 ANSWER_SECONDS = 60.0  # for the whole of it
 PATIENCE = 60.0
+LOOK_PATIENCE = 5.0  # of a read: whoever looks, looks again
 PAUSES: tuple[float, ...] = (0.2, 0.6, 1.8)  # before the second try and those after it
 LONGEST_PAUSE = 15.0  # that a server may ask for: of a longer one, the caller hears at once
 LARGEST = 64 << 20  # bytes of an answer: a page of 500 pods has about 5 MiB
@@ -71,8 +73,8 @@ def listening(listener: Callable[[Exchange], object]) -> Iterator[None]:
 class Api:
     """A cluster's API server. Each verb raises ApiError, or CredentialsError if the client's identity is refused.
 
-    `timeout`: seconds for a connection, and for any part of an answer. `patience`: seconds after the first try of a
-    call in which another one begins.
+    `timeout`: seconds for any part of an answer, and at most for a connection. `patience`: seconds after the first try of a
+    call in which another one begins, of a read no more than `LOOK_PATIENCE`.
     """
 
     def __init__(self, access: Access, *, timeout: float = TIMEOUT, patience: float = PATIENCE) -> None:
@@ -189,7 +191,8 @@ class Api:
         form: str = JSON,
     ) -> Object:
         target = f"{path}?{urlencode(query)}" if query else path
-        deadline, pauses = time.monotonic() + self._patience, iter(PAUSES)
+        patience = min(self._patience, LOOK_PATIENCE) if method == "GET" else self._patience
+        deadline, pauses = time.monotonic() + patience, iter(PAUSES)
         renewed = sought = False
         while True:
             access = self._access
@@ -325,10 +328,16 @@ class _Connection(http.client.HTTPConnection):
     since: float
     is_used: bool
 
+    answer_timeout: float  # the connection's own is that of its making
+
     def connect(self) -> None:
-        super().connect()
-        if self.context is not None:
-            self.sock = self.context.wrap_socket(self.sock, server_hostname=self.server_name)
+        try:
+            super().connect()
+            if self.context is not None:
+                self.sock = self.context.wrap_socket(self.sock, server_hostname=self.server_name)
+        except TimeoutError:
+            raise _TooSlow(f"there was no connection in {self.timeout:g} s") from None
+        self.sock.settimeout(self.answer_timeout)
 
     def exchange(self, method: str, target: str, content: bytes | None, headers: Sequence[tuple[str, str]]) -> Reply:
         deadline = time.monotonic() + ANSWER_SECONDS
@@ -376,19 +385,21 @@ class _TooSlow(TimeoutError):
 def _open(access: Access, key: _Key, context: ssl.SSLContext, timeout: float) -> _Connection:
     server = urlsplit(access.server)
     host, secure = server.hostname or "", server.scheme == "https"
+    first = min(timeout, CONNECTION_SECONDS)
     port = server.port or (443 if secure else 80)
     if access.proxy:
         proxy = urlsplit(access.proxy)
-        connection = _Connection(proxy.hostname or "", proxy.port or 80, timeout=timeout)
+        connection = _Connection(proxy.hostname or "", proxy.port or 80, timeout=first)
         authorization = {}
         if proxy.username is not None:
             pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
             authorization["Proxy-Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         connection.set_tunnel(f"[{host}]" if ":" in host else host, port, authorization)
     else:
-        connection = _Connection(host, port, timeout=timeout)
+        connection = _Connection(host, port, timeout=first)
     connection.key, connection.context = key, context if secure else None
     connection.server_name = access.server_name or host
+    connection.answer_timeout = timeout
     connection.process, connection.since, connection.is_used = os.getpid(), 0.0, False
     return connection
 

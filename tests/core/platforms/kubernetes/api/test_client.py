@@ -431,6 +431,31 @@ def test_a_server_that_says_nothing_is_left(server: Server, access: Access) -> N
         assert "nothing came in 1 s" in str(refused(hurried))
 
 
+def test_a_look_at_a_silent_server_is_not_repeated_for_long_and_what_changes_something_is(
+    server: Server, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks, looks again; a user of `ko status` waits for each of these."""
+    monkeypatch.setattr(client, "LOOK_PATIENCE", 0.2)
+    late = page("late")._replace(pause=1.0)
+    with Api(access, timeout=0.5) as api:
+        server.script(late, page("a"))
+        assert "nothing came in 0.5 s" in str(refused(api))
+        assert len(server.requests) == 1
+    with Api(access, timeout=0.5) as api:
+        server.script(late, Answer(201, {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "b"}}))
+        assert api.create(PODS, {"metadata": {"name": "b"}})["metadata"]["name"] == "b"
+
+
+def test_a_connection_that_does_not_come_about_is_left_sooner_than_an_answer(
+    access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "CONNECTION_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts, and TLS never begins
+        port = silent.getsockname()[1]
+        with Api(access._replace(server=f"https://127.0.0.1:{port}", find=None), patience=0.0) as api:
+            assert "there was no connection in 0.3 s" in str(refused(api))
+
+
 def test_an_answer_that_trickles_has_an_end(server: Server, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "ANSWER_SECONDS", 0.3)
     monkeypatch.setattr(client, "PAUSES", ())
