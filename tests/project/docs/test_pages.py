@@ -182,6 +182,15 @@ def test_the_first_program_of_a_page_can_be_planned(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_no_command_of_a_page_takes_a_program_that_the_page_shows_only_later(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for file in programs(str(path.relative_to(ROOT))):
+        before = text.partition(f"# {file}")[0]
+        early = re.findall(rf"(?m)^ *(?:\$ )?(?:ko|kinetic-orchestration|python) .*\b{re.escape(file)}.*$", before)
+        assert not early, f"{path.name} shows {file} after {early}"
+
+
 def test_the_versions_to_choose_by_are_those_of_the_project() -> None:
     project = tomllib.loads(page("pyproject.toml"))["project"]
     told = {row[0]: row[1:] for row in rows(page("docs/choose/evaluating.md"), "## Which versions")}

@@ -193,7 +193,7 @@ _SCALING = {
         _row(r"", "the cluster could not make nodes, and tries again"),
     ),
     _NOT_TRIGGERED: (
-        _row(r"in backoff after failed scale-up", "the last machines could not be had, and it asks again in minutes"),
+        _row(r"in[ .]backoff", "the last machines could not be had, and it asks again in minutes"),
         _row(r"max node group size reached|max cluster .+ limit reached",
              "a pool of such nodes is as large as it may be: raise its maximum, or wait until other jobs end"),
         _row(_TOPOLOGY, _NO_TOPOLOGY, wire.CONFIGURATION, IMAGE),

@@ -1,4 +1,4 @@
-"""Clusters of GKE that do not exist: nothing of a job is left there, if Google says so for all locations."""
+"""Clusters of GKE: those that do not exist, those of one name, and by which endpoint one is reached."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.oauth2.credentials import Credentials
 
 from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import GONE, UNKNOWN, Freed, Observation, Past
+from kinetic_orchestration.platforms.google.credentials import handed_in
 from kinetic_orchestration.platforms.google.gke import GkeClusters
+from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.shared.cluster_access import ClusterGone
 from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.testing import Emulator
+from tests.core.platforms.kubernetes.api.scripted_server import Authority, Server, serving
 from tests.core.platforms.kubernetes.attempts import plan_of
 
 OTHER = {"name": "other", "location": "us-central1", "status": "RUNNING"}
@@ -193,3 +198,96 @@ def test_a_plan_that_is_shown_asks_nothing(lists: Lists) -> None:
     plan = plan_of("l4", zone="prod/team", backend="gke", project="p")
     assert "the JobSet that is created in prod/team" in backend_of(clusters()).dry_run(plan)
     assert lists.asked == 0
+
+
+# ---- the endpoint by which one is reached
+
+
+ADDRESS, NAME = "192.0.2.1", "gke-0123456789ab.us-central1.gke.goog"
+PODS = "/api/v1/namespaces/default/pods"
+
+
+@pytest.fixture
+def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
+    """An emulated Google Cloud, whose answers are held against Google's discovery document."""
+    with Emulator(hosts=False) as cloud:
+        for name, value in cloud.addresses().items():
+            monkeypatch.setenv(name, value)
+        yield cloud
+
+
+def by_dns(**found: Any) -> dict[str, Any]:
+    """What the container API says of a cluster with a DNS endpoint."""
+    return {"controlPlaneEndpointsConfig": {"dnsEndpointConfig": found}}
+
+
+def at(server: Server, name: str = "127.0.0.1") -> str:
+    return server.url.removeprefix("https://").replace("127.0.0.1", name)
+
+
+def believe(authority: Authority, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this authority alone as the system's."""
+    file = folder / "system.pem"
+    file.write_text(authority.pem, encoding="utf-8")
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+
+
+@pytest.mark.parametrize(
+    ("more", "server", "authority"),
+    [
+        (by_dns(endpoint=NAME, allowExternalTraffic=True), NAME, ""),
+        (by_dns(endpoint=NAME, allowExternalTraffic=False), ADDRESS, "its own"),
+        (by_dns(endpoint=NAME), ADDRESS, "its own"),
+        (by_dns(allowExternalTraffic=True), ADDRESS, "its own"),
+        ({}, ADDRESS, "its own"),
+    ],
+)
+def test_the_dns_endpoint_is_taken_if_it_admits_traffic_from_outside(
+    cloud: Emulator, more: dict[str, Any], server: str, authority: str
+) -> None:
+    cloud.add_cluster("prod", ADDRESS, "its own", project="p", **more)
+    access = clusters().access("prod")
+    assert (access.server, access.authority, access.insecure) == (f"https://{server}", authority, False)
+
+
+def test_the_dns_endpoint_is_believed_by_the_systems_authorities_and_asked_with_googles_token(
+    cloud: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, public = Authority(), Authority("a public authority")
+    believe(public, tmp_path, monkeypatch)
+    with serving(public.signed("gke.goog", "localhost"), public.pem, tmp_path) as server:
+        dns = by_dns(endpoint=at(server, "localhost"), allowExternalTraffic=True)
+        cloud.add_cluster("prod", ADDRESS, own.pem, project="p", **dns)
+        identity = Credentials("a token")  # type: ignore[no-untyped-call]
+        with handed_in(identity), Api(clusters().access("prod")) as api:
+            assert api.get(PODS)["kind"] == "PodList"
+    assert [request.token for request in server.requests] == ["a token"]
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["at another address", "by its DNS endpoint"])
+def test_a_cluster_that_is_no_longer_where_it_was_is_looked_for_in_its_location(
+    cloud: Emulator, opened: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else answers at its old address."""
+    first, second = Authority(), Authority("the next")
+    for folder in ("old", "new"):
+        (tmp_path / folder).mkdir()
+    with (
+        serving(first.signed("kube-apiserver", "127.0.0.1"), first.pem, tmp_path / "old") as old,
+        serving(second.signed("kube-apiserver", "127.0.0.1", "localhost"), second.pem, tmp_path / "new") as new,
+    ):
+        cloud.add_cluster("prod", at(old), first.pem, project="p")
+        with Api(clusters().access("prod")) as api:
+            api.get(PODS)
+            api.close()
+            old.present(*Authority("somebody else").signed("other", "127.0.0.1"))
+            if opened:
+                believe(second, tmp_path, monkeypatch)
+                dns = by_dns(endpoint=at(new, "localhost"), allowExternalTraffic=True)
+                cloud.add_cluster("prod", at(old), first.pem, project="p", **dns)
+            else:
+                cloud.add_cluster("prod", at(new), second.pem, project="p")
+            cloud.add_cluster("prod", ADDRESS, "another's", "us-west4", "p")
+            assert api.get(PODS)["kind"] == "PodList"
+            assert api.access.authority == ("" if opened else second.pem)
+    assert (len(old.requests), len(new.requests)) == (1, 1)

@@ -210,6 +210,16 @@ TAKEN = unscheduled("0/4 nodes are available: 4 Insufficient google.com/tpu.")
             "asks again in minutes",
             "",
         ),
+        ("NotTriggerScaleUp", "pod didn't trigger scale-up: no.scale.up.in.backoff", "asks again in minutes", ""),
+        (
+            "NotTriggerScaleUp",
+            (
+                "pod didn't trigger scale-up: 2 node(s) didn't match Pod's node affinity/selector, 1 "
+                "no.scale.up.in.backoff"
+            ),
+            "asks again in minutes",
+            "",
+        ),
         (
             "NotTriggerScaleUp",
             "pod didn't trigger scale-up: 1 node(s) had untolerated taint {dedicated: rank}",
