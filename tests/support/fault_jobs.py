@@ -137,6 +137,18 @@ def checkpoints(path: str) -> list[int]:
     return sorted(int(entry.name.split("-")[0]) for entry in folder.iterdir() if entry.name.endswith("-0"))
 
 
+def trains(steps: int, path: str) -> str:
+    """Every step has a checkpoint and a line of each host; the value is where the checkpoints are."""
+    wait_for(path)
+    with kinetic.Training(every=1, name="t") as training:
+        state, begun = training.restore({"n": 0})
+        for step in range(begun, steps):
+            state = {"n": state["n"] + 1}
+            training.step(step + 1, state)
+            print(f"step {step + 1} of host {index()}")
+    return kinetic.current().checkpoint_dir
+
+
 def resumes(folder: str, returns: bool = False) -> list[str]:
     """Asked to end, it takes its time to save, and returns or exits; the attempt after it tells what it finds.
 

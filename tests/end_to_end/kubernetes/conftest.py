@@ -51,11 +51,9 @@ def bucket(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
 
 @pytest.fixture
 def machine(bucket: Emulator) -> dict[str, str]:
-    """What the machine of a node gives to all pods."""
-    return {
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "STORAGE_EMULATOR_HOST": os.environ["STORAGE_EMULATOR_HOST"],
-    }
+    """What the machine of a node gives to all pods: of a bucket elsewhere than in the emulated Cloud Storage, nothing."""
+    reached = {name: os.environ[name] for name in ("STORAGE_EMULATOR_HOST",) if name in os.environ}
+    return {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]), **reached}
 
 
 @pytest.fixture

@@ -127,22 +127,23 @@ def _fetch(orders: Mapping[str, Any]) -> str:
 
 
 def _abort(orders: Mapping[str, Any], host: int, reason: str, cause: str) -> None:
-    records = _on_s3(orders)
-    if records is None:
-        bootstrap.abort(orders, host, reason, cause)
-    else:
-        try:
+    try:
+        if (records := _on_s3(orders)) is None:
+            bootstrap.abort(orders, host, reason, cause)
+        else:
             records.create(bootstrap.verdict_name(orders), bootstrap.verdict(orders, host, reason, cause))
-        except OSError as error:  # this pod's exit code says it, too
-            bootstrap.say(f"the attempt could not be ended: {error}")
+    except OSError as error:  # this pod's exit code says it, too
+        bootstrap.say(f"the attempt could not be ended: {error}")
 
 
 def _forget_agent(orders: Mapping[str, Any]) -> None:
-    records = _on_s3(orders)
-    if records is None:
-        bootstrap.request("DELETE", bootstrap.blob(orders["store"], orders["agent"]), patience=10.0)
-    else:
-        records.delete(_agent_of(orders))
+    try:
+        if (records := _on_s3(orders)) is None:
+            bootstrap.request("DELETE", bootstrap.blob(orders["store"], orders["agent"]), patience=10.0)
+        else:
+            records.delete(_agent_of(orders))
+    except OSError as error:
+        bootstrap.say(f"the agent could not be removed from the store: {error}")
 
 
 def _become(agent: str, orders: Mapping[str, Any], host: int) -> NoReturn:
