@@ -130,16 +130,40 @@ class Cluster:
         """One process of a pod: `kinetic-agent`, `kinetic-guard`, or `first`, of which the container is made."""
         found = list(self.processes(pod))
         if name == "first":
-            return next(pid for pid in found if _pid_inside(pid) == "1")
+            return next(pid for pid in found if _pids(pid)[-1:] == ["1"])
         return next(pid for pid in found if Path(f"/proc/{pid}/comm").read_text().strip() == name)
 
     def kill(self, pod: Object, name: str) -> None:
         assert processes.send(self.process(pod, name), signal.SIGKILL)
 
+    def freeze(self, pod: Object) -> None:
+        """Alive but stuck: nothing that runs in a pod gets any further. Its node is well."""
+        self._signal_all(pod, signal.SIGSTOP)
 
-def _pid_inside(pid: int) -> str:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1]
+    def thaw(self, pod: Object) -> None:
+        """Let it go on, unless it has ended."""
+        self._signal_all(pod, signal.SIGCONT)
+
+    def _signal_all(self, pod: Object, number: int) -> None:
+        done: set[int] = set()
+        while new := {pid for pid in self.processes(pod) if _is_inside(pid)} - done:  # some may have started since
+            for pid in new:
+                processes.send(pid, number)
+            done |= new
+
+
+def _pids(pid: int) -> list[str]:
+    """The ids of a process, from this namespace to its own; [] if it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return []
+    return next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[1:]
+
+
+def _is_inside(pid: int) -> bool:
+    """Return True for a process of a container, and not its parent, by which the node ends it."""
+    return len(_pids(pid)) > 1
 
 
 def run(function: Any, *arguments: Any, **options: Any) -> JobHandle[Any]:

@@ -19,7 +19,7 @@ from tests.end_to_end.kubernetes.between import Between
 from tests.end_to_end.kubernetes.cases import Cluster
 from tests.support.faults import break_hosts, load_jobs
 from tests.support.kubernetes.control_plane import ControlPlane
-from tests.support.kubernetes.emulated import EmulatedPlane
+from tests.support.kubernetes.emulated import EmulatedPlane, emulated_nodes
 
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 KEY = "a-signing-key-of-the-tests"
@@ -85,6 +85,23 @@ def between(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         yield between
 
 
+@pytest.fixture
+def elsewhere(
+    cluster: Cluster, machine: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Cluster, Between]]:
+    """Another cluster, an emulated one, and what requests to it pass through. The kubeconfig of this process has it, too:
+    its context is `elsewhere`, and that of the first one `tests`."""
+    with (
+        EmulatedPlane(tmp_path / "elsewhere") as plane,
+        emulated_nodes(plane) as nodes,
+        Between(plane.kubeconfig) as between,
+    ):
+        path = _kubeconfig(plane, "default", tmp_path / "kubeconfig-elsewhere", "elsewhere", server=between.url)
+        monkeypatch.setenv("KUBECONFIG", os.pathsep.join([os.environ["KUBECONFIG"], str(path)]))
+        plane.await_account("default")
+        yield Cluster(plane, "default", nodes, machine), between
+
+
 @pytest.fixture(scope="session")
 def submitters(jobs: Any) -> Iterator[Any]:
     """Processes of their own that submit and may be killed at any line."""
@@ -94,11 +111,16 @@ def submitters(jobs: Any) -> Iterator[Any]:
         yield found
 
 
-def _kubeconfig(plane: ControlPlane | EmulatedPlane, namespace: str, path: Path, **cluster: Any) -> Path:
+def _kubeconfig(
+    plane: ControlPlane | EmulatedPlane, namespace: str, path: Path, context: str = "tests", **cluster: Any
+) -> Path:
     config = json.loads(plane.kubeconfig.read_text(encoding="utf-8"))
     emulated = [{"name": "kinetic-orchestration", "extension": {"emulated": True}}]
     config["clusters"][0]["cluster"] |= {"extensions": emulated, **cluster}
-    config["contexts"][0]["context"]["namespace"] = namespace
+    for kind in ("clusters", "contexts", "users"):
+        config[kind][0]["name"] = context
+    config["current-context"] = context
+    config["contexts"][0]["context"] = {"cluster": context, "user": context, "namespace": namespace}
     path.write_text(json.dumps(config), encoding="utf-8")
     return path
 

@@ -28,6 +28,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.turn(4)]
 
 Break = Callable[[str], None]
 BRIEF = "self_delete.LATE, attempt_rules.SIBLING_GRACE = 2.0, 0.5"  # patience of host 0 with hosts that are dead
+MISSES = """
+    attempt_rules.LOST, peers.BEATS_PACE, bucket.WATCHED, bucket.UNWATCHED = 12.0, 0.5, 0.7, 0.7
+    self_delete.LATE, attempt_rules.SIBLING_GRACE = 0.3, 0.5
+"""  # hosts miss one that is silent after 12 s
 ONE_PREEMPTION = kinetic.Retry(infra=0, preemption=1)
 ONE_LOSS = kinetic.Retry(infra=1, preemption=0)
 
@@ -235,13 +239,32 @@ def test_a_host_of_which_a_process_is_killed_is_lost_and_another_attempt_follows
     assert told_by in first.reason
 
 
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_host_that_is_alive_but_frozen_is_missed_by_the_other_one_and_another_attempt_follows(
+    cluster: Cluster, jobs: Any, tmp_path: Path, host: int, hosts_break: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For Kubernetes its pod runs, and then hears in vain that it is to end."""
+    hosts_break(MISSES)
+    monkeypatch.setattr(lifecycle, "SETTLE_PATIENCE", 2.0)
+    cluster.pools("one", "two")
+    job = run(jobs.until, str(tmp_path / "go"), retry=ONE_LOSS)
+    wait_running(job)
+    pod = cluster.pods(job)[host]
+    cluster.freeze(pod)
+    first = wait_for_verdict(job)
+    assert (first.kind, first.cause, first.host) == (wire.ABORTED, wire.INFRASTRUCTURE, host), first.reason
+    assert f"host {host} has given no sign of life" in first.reason
+    (tmp_path / "go").touch()
+    assert job.result(timeout=WITHIN) == 2
+    cluster.thaw(pod)  # or it is shown until its grace is over
+    wait_until(lambda: not list(cluster.processes(pod)), "it ends once it wakes", pause=0.1)
+    assert verdict_of(job) == first
+
+
 def test_a_lost_node_is_missed_by_the_other_host_long_before_kubernetes_says_so(
     cluster: Cluster, jobs: Any, tmp_path: Path, hosts_break: Break, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hosts_break("""
-        attempt_rules.LOST, peers.BEATS_PACE, bucket.WATCHED, bucket.UNWATCHED = 12.0, 0.5, 0.7, 0.7
-        self_delete.LATE, attempt_rules.SIBLING_GRACE = 0.3, 0.5
-    """)
+    hosts_break(MISSES)
     monkeypatch.setattr(lifecycle, "SETTLE_PATIENCE", 2.0)
     cluster.pools("one", "two")
     job = run(jobs.until, str(tmp_path / "go"), retry=ONE_LOSS)

@@ -1,4 +1,5 @@
-"""Jobs that wait their turn: in a queue of Kueue, or outside a ResourceQuota that has room for half of them."""
+"""Jobs that wait their turn, in a queue of Kueue or outside a ResourceQuota that has room for half of them, and the
+places that are tried in turn."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from tests.end_to_end.kubernetes.between import Between
 from tests.end_to_end.kubernetes.cases import Cluster, condition, run, verdict_of, wait_for_verdict
 from tests.support.jobs import WITHIN, changes, placements, told, wait_running
 from tests.support.kubernetes.control_plane import ControlPlane
+from tests.support.kubernetes.fixtures import only_emulated
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(1)]
@@ -246,3 +248,34 @@ def test_a_namespace_without_quota_is_left_for_the_next_one(
     assert (verdict.kind, verdict.cause) == (wire.CLOSED, wire.QUOTA)
     left = f"/apis/{manifest.API}/namespaces/{other_namespace}/jobsets"
     wait_until(lambda: not cluster.api.get(left)["items"], "nothing left in the other namespace", pause=0.1)
+
+
+@only_emulated
+def test_a_cluster_without_nodes_is_left_for_the_next_one_in_which_nothing_is_asked_for_before(
+    cluster: Cluster, jobs: Any, elsewhere: tuple[Cluster, Between], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_ZONE_PATIENCE", "10s")
+    other, between = elsewhere
+    other.pools()
+    left: list[list[str]] = []  # in the first cluster, whenever the other one is asked for a set
+
+    def look(method: str, path: str, body: Any) -> None:
+        if method == "POST" and path.endswith("/jobsets"):
+            left.append([one["metadata"]["name"] for one in cluster.sets()])
+
+    between.before = look
+    job = run(jobs.attempt, cloud=kinetic.Kubernetes(clusters=["tests", "elsewhere"]))
+    wait_until(lambda: cluster.list("pods"), "a pod of it waits in the first cluster", pause=0.05)
+    assert not other.sets()
+    assert job.result(timeout=WITHIN) == 1
+    first, last = placements(job)
+    assert (first["zone"], last["zone"]) == (f"tests/{cluster.namespace}", "elsewhere/default")
+    assert first["cluster"] != last["cluster"]
+    assert left
+    assert not any(left)
+    verdict = verdict_of(job)
+    assert verdict is not None
+    assert (verdict.kind, verdict.cause) == (wire.CLOSED, wire.STOCKOUT)
+    assert "nothing became free within 10 s" in verdict.reason
+    for one in (cluster, other):
+        one.wait_until_empty()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.machine import bootstrap
@@ -49,8 +50,9 @@ class Pod(Machine):
         found = [self._name_of(host) for host in range(self._at.hosts)]
         missing = found
         patience = task.provision or COMPANY  # as the barrier has it: some pods may wait for nodes
+        until = time.monotonic() + patience
         for _ in bootstrap.tries(patience):
-            missing = [host for host in missing if not _is_known(host)]
+            missing = _unknown(missing, until)
             if not missing:
                 return found
         raise Unanswered(
@@ -100,6 +102,18 @@ class Pod(Machine):
                 f"GKE made this pod worker {worker} of {workers} (TPU_WORKER_ID, TPU_WORKER_HOSTNAMES), and {started}: "
                 "libtpu would join another slice. Nothing was run"
             )
+
+
+def _unknown(hosts: list[str], until: float) -> list[str]:
+    """Return those that have no address yet. After `until` no other is asked for once one has none: of a DNS that does
+    not answer, that is known only after many seconds for each."""
+    found: list[str] = []
+    for index, host in enumerate(hosts):
+        if found and time.monotonic() > until:
+            return found + hosts[index:]
+        if not _is_known(host):
+            found.append(host)
+    return found
 
 
 def _is_known(name: str) -> bool:
