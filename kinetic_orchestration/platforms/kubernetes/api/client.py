@@ -73,13 +73,8 @@ def listening(listener: Callable[[Exchange], object]) -> Iterator[None]:
 class Api:
     """A cluster's API server. Each verb raises ApiError, or CredentialsError if the client's identity is refused.
 
-<<<<<<< HEAD
     `timeout`: seconds for any part of an answer, and at most for a connection. `patience`: seconds after the first try
     of a call in which another one begins, of a read no more than `LOOK_PATIENCE`.
-=======
-    `timeout`: seconds for any part of an answer, and at most for a connection. `patience`: seconds after the first try of a
-    call in which another one begins, of a read no more than `LOOK_PATIENCE`.
->>>>>>> hb
     """
 
     def __init__(self, access: Access, *, timeout: float = TIMEOUT, patience: float = PATIENCE) -> None:
