@@ -45,7 +45,8 @@ def _show_reaped(found: list[reaper.Reaped], dry_run: bool, settings: Settings) 
         columns = ("zone" if traits.in_zones else "place", "what", "age", "per hour", "result", "why")
         cells = [
             (
-                item.zone or "here", item.name, "" if item.age is None else age(item.age), _per_hour(item),
+                item.zone or "here", "leftovers" if item.what == "place" else item.name,
+                "" if item.age is None else age(item.age), _per_hour(item),
                 "would go" if dry_run and item.result == reaper.REMOVED else item.result, item.why,
             )
             for item in placements

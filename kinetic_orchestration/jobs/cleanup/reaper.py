@@ -225,7 +225,7 @@ def _found(store: Store, backend: Backend, believed: trust.Trust) -> tuple[list[
         found += recorded.placements(store, backend, believed, {entry["job"] for entry in found})
     now = store.now()  # as everywhere: this machine's own clock may be off by more than UNCLAIMED
     placements = [{"age": max(0.0, now - entry.get("created", now)), **entry} for entry in found]
-    return placements, [Reaped("zone", zone, why, zone, result=UNREAD) for zone, why in unread]
+    return placements, [Reaped("place", place, why, place, result=UNREAD) for place, why in unread]
 
 
 def _released(

@@ -795,5 +795,5 @@ def test_leftovers_of_a_cluster_that_is_not_known_are_of_an_unknown_place(
     }.items():
         monkeypatch.setenv(name, value)
     heading, row = ko("reap").out.splitlines()
-    assert (heading.split()[0], row.split()[:2]) == ("PLACE", [place, place])
+    assert (heading.split()[0], row.split()[:2]) == ("PLACE", [place, "leftovers"])
     assert "not looked at" in row

@@ -27,7 +27,7 @@ from kinetic_orchestration.protocol.names import RECORD_LIMIT
 from kinetic_orchestration.protocol.records.bucket_metadata import Clock, moment_of
 
 SINGLE: Final = 8 << 20
-"""What can be written in one request; the client library sends more than this in another way."""
+"""Bytes that one request can write; the client library sends more than this in another way."""
 CONNECTIONS: Final = 32
 CLOCK_AGE: Final = 60.0  # seconds after which the server's time is requested again
 

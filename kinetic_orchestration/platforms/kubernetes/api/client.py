@@ -312,7 +312,7 @@ class Api:
 
 
 class _Key(NamedTuple):
-    """What two requests must have in common to use one connection."""
+    """All that two requests must have in common to use one connection."""
 
     way: tuple[Any, ...]
     pair: Pair | None
@@ -368,7 +368,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def _arrived(answer: http.client.HTTPResponse) -> bytes:
-    """What is there of the body by now, at least a byte: to wait for more would be to wait for a trickle for ever."""
+    """Return what of the body is there, at least a byte: to wait for more would be to wait for a trickle for ever."""
     if answer.chunked:
         return answer.read1(1 << 16)
     return answer.read(len(answer.peek())) if answer.length != 0 else b""  # Python 3.11's read1 does not count
