@@ -17,6 +17,7 @@ from kinetic_orchestration.errors import JobError, JobLost
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.plan.values import JobStatus
+from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing.kubernetes.pods.nodes import KILLED, OOM_KILLED
@@ -259,6 +260,28 @@ def test_a_host_that_is_alive_but_frozen_is_missed_by_the_other_one_and_another_
     cluster.thaw(pod)  # or it is shown until its grace is over
     wait_until(lambda: not list(cluster.processes(pod)), "it ends once it wakes", pause=0.1)
     assert verdict_of(job) == first
+
+
+def test_a_frozen_host_0_that_nobody_follows_is_ended_by_the_end_of_the_others(
+    cluster: Cluster, jobs: Any, tmp_path: Path, hosts_break: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the one whose pod would fail the set, and nobody else has it ended before the deadline: until then it would
+    keep its node."""
+    hosts_break(MISSES)
+    monkeypatch.setattr(manifest, "LAST_WORDS", -20)  # of a frozen pod there are none
+    cluster.pools()
+    job = run(jobs.until, str(tmp_path / "never"), retry=NONE)
+    wait_running(job)
+    cluster.freeze(cluster.pods(job)[0])
+    message = ended(job, cluster, "Failed")
+    assert f"{placements(job)[0]['name']}-s-0-1-" in message
+    assert "failed with exit code 65 matching FailJob rule" in message
+    wait_until(lambda: not list(cluster.processes()), "the end of all processes, frozen ones too", pause=0.1)
+    verdict = verdict_of(job)
+    assert verdict is not None
+    assert (verdict.kind, verdict.cause, verdict.host) == (wire.ABORTED, wire.INFRASTRUCTURE, 0), verdict.reason
+    with pytest.raises(JobLost, match="host 0 has given no sign of life"):
+        job.result(timeout=WITHIN)
 
 
 def test_a_lost_node_is_missed_by_the_other_host_long_before_kubernetes_says_so(
