@@ -189,7 +189,7 @@ class ClusterJudge(CloudJudge):
     def after_its_end(self, job: str, attempt: int) -> bool:
         """Return True for a pod that was told of the end of a set that nobody wanted any more."""
         return any(
-            (pod.set.told["job"], pod.set.told["attempt"]) == (job, attempt) and pod.set.ended
+            (pod.set.told["job"], pod.set.told["attempt"]) == (job, attempt) and pod.set.is_over
             for pod in self.ground.api.nodes.values()
         )
 
