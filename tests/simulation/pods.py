@@ -26,7 +26,7 @@ FATES = (
     "agent", "host", "out of memory", "all killed", "cut off", "frozen",
     "never boots", "slow boot", "unready", "stuck", "evicted at the end",
 )  # fmt: skip
-UNFOLLOWED = ("all killed", "host", "agent", "node lost", "frozen", "frozen")
+UNFOLLOWED = ("all killed", "host", "agent", "node lost", *("frozen",) * 6)
 OF_A_QUEUE = ("kueue",) * 8
 OF_A_NAMESPACE = ("namespace deleted",) * 3
 _FROM_THE_START = FATES[14:]
@@ -196,7 +196,10 @@ class PodGround(CloudGround):
             for each in api.pods_of(jobset):
                 api.kill(each)
         elif kind == "frozen":
-            machine.freeze(draw.choice((60.0, 200.0, 1000.0, 0.0, 0.0)) * draw.uniform(0.5, 1.0))
+            first = min(api.pods_of(jobset), key=lambda one: one.host)  # the one by which the others' end is told
+            if first.machines and first.code is None and draw.random() < 0.7:
+                machine = first.machines[0]
+            machine.freeze(draw.choice((60.0, 200.0, 1000.0, 0.0, 0.0, 0.0)) * draw.uniform(0.5, 1.0))
         elif kind == "cut off":
             for task in machine.tasks:
                 for one in (task, *task.threads):

@@ -1,8 +1,8 @@
 """The last thing a host does: it sees to it that its slice is deleted, or ends with its pod, in its turn.
 
 Host 0 of a slice of VMs deletes it as soon as every host is done, so that one call is enough. If it cannot, the others
-follow one after the other. Host 0 of several pods ends last, because a pod that fails has the cluster end the others. If
-it does not come to its end, the others do that in its place: nobody else ends a pod that is stuck, or frees its node.
+follow one after the other. Host 0 of several pods ends last, because a pod that fails has the cluster end the others.
+If it does not come to its end, the others fail in its place: nobody else ends a pod that is stuck, or frees its node.
 Knows the records of the end and nothing of programs.
 """
 
@@ -49,8 +49,8 @@ def delete_own_slice(at: Assignment) -> None:
 def exit_code(at: Assignment) -> int:
     """Return the code with which this pod is to end, once it may.
 
-    Host 0 waits for the others, and ends as the attempt did. The others leave that to it, unless it does not come to its
-    end: then they end so, of which their cluster ends the pod of host 0, too.
+    Host 0 waits for the others, and ends as the attempt did. The others leave that to it, unless it does not come to
+    its end: then they end so, of which their cluster ends the pod of host 0, too.
     """
     from kinetic_orchestration.host.view.open_records import open_records
 
