@@ -461,6 +461,8 @@ class Cluster:
         for machine in pod.machines:
             machine.destroy()
         self.exited(pod, code, reason)
+        if pod.deleting and pod.phase in ("Failed", "Succeeded"):  # it has been counted
+            self._forget(pod)
 
     def take(self, pod: Pod, *, told: bool) -> None:  # type: ignore[override]
         """A disruption: with a word before it, or with none."""
