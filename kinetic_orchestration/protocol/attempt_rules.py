@@ -85,6 +85,7 @@ class Company(NamedTuple):
     hosts: int = 0  # their number; 0 where it never is
     told: tuple[int, ...] = ()  # those that had a notice
     missing: tuple[int, ...] = ()  # those that have shown no sign of life since the notice to this host
+    absent: tuple[int, ...] = ()  # those that have never shown any
     age: float = 0.0  # of that notice
     read: float = 0.0  # that age when their beats were last read
     is_shown: bool = False  # they can see that this host had a notice
@@ -239,19 +240,18 @@ def _blame(seen: Situation, ended: Exit) -> Abort:
 
 def _taken(seen: Situation) -> Move:
     """Find out whether a host that is told to end is taken away, or ended for one that died without a word."""
-    company = seen.company
-    if not seen.running or not company.missing:
-        return Abort(wire.PREEMPTION, seen.preempted, seen.index)
-    if company.read >= HEARD:
-        host = company.missing[0]
-        reason = (
-            f"host {host} died without a word, for which its cluster ends the others ({seen.preempted}): the events "
-        )
-        reason += "of its pod may say why, and one that takes more memory than there is dies like that (OOMKilled)"
-        return Abort(wire.INFRASTRUCTURE, reason, host)
-    if company.age > UNREAD:
-        return Abort(wire.PREEMPTION, seen.preempted, seen.index)
-    return Ask() if company.is_shown or company.age > SHOWN else Wait()
+    company, taken = seen.company, Abort(wire.PREEMPTION, seen.preempted, seen.index)
+    awaited = company.missing or (() if seen.running else company.absent)
+    if not awaited or (company.read < HEARD and company.age > UNREAD):
+        return taken
+    if company.read < HEARD:
+        return Ask() if seen.running and (company.is_shown or company.age > SHOWN) else Wait()
+    if not company.missing:  # it may not have had a node yet; whoever follows the job could have said by now
+        return taken._replace(reason=f"{seen.preempted}, and host {awaited[0]} had never given a sign of life")
+    host = company.missing[0]
+    reason = f"host {host} died without a word, for which its cluster ends the others ({seen.preempted}): the events "
+    reason += "of its pod may say why, and one that takes more memory than there is dies like that (OOMKilled)"
+    return Abort(wire.INFRASTRUCTURE, reason, host)
 
 
 def _beside_told(seen: Situation) -> Move:

@@ -55,10 +55,12 @@ class JobSet(QueuedResource):
         self.told = json.loads(env["KINETIC_ORDERS"].replace("$$", "$"))
         self.seconds = float(spec.get("activeDeadlineSeconds", math.inf))
         self.hosts = int(self.told["hosts"])
+        self.slices = self.hosts // int(self.told["hosts_per_slice"])
         self.state = states.CREATING
         self.suspended = self.finished = False
         self.ended = ""  # Failed or Completed
-        self.said = ""  # the condition of its Job
+        self.failing: dict[int, str] = {}  # its Jobs that are about to fail, once their pods have ended, and of what
+        self.failed: set[int] = set()  # those that have
         self.harmed = self.asked = False
         self.going = 0.0
         self.lives = 0  # how often its pods were made
@@ -73,9 +75,20 @@ class JobSet(QueuedResource):
         spec = {**self.body["spec"], "suspend": self.suspended}
         return {"kind": "JobSet", **self.body, "metadata": metadata, "spec": spec, "status": status}
 
-    def job(self) -> Json:
-        failed = [{"type": "Failed", "status": "True", "message": self.said}] if self.said else []
-        return {"metadata": {"name": f"{self.id}-s-0"}, "status": {"conditions": failed}}
+    def jobs(self) -> list[Json]:
+        labels = {"jobset.sigs.k8s.io/jobset-name": self.id}
+        found = []
+        for index in range(self.slices):
+            kinds = ["FailureTarget"] * (index in self.failing) + ["Failed"] * (index in self.failed)
+            conditions = [{"type": kind, "status": "True", "message": self.failing[index]} for kind in kinds]
+            metadata = {"name": f"{self.id}-s-{index}", "labels": labels}
+            found.append({"metadata": metadata, "status": {"conditions": conditions}})
+        return found
+
+    @property
+    def is_over(self) -> bool:
+        """It has come to its end, or a Job of it is about to fail."""
+        return bool(self.ended or self.failing)
 
 
 class Pod(TpuNode):
@@ -99,6 +112,7 @@ class Pod(TpuNode):
         self.taken = False  # with the condition DisruptionTarget
         self.reason = ""  # that its node gave for its end
         self.deleting = False
+        self.unheard = False  # its node is
         self.machines: list[Any] = []
         self.orphan = False
         self.began = 0.0
@@ -196,7 +210,7 @@ class Cluster:
         if kind == "pods":
             return [one.shown() for one in self.nodes.values() if one.zone == place]
         if kind == "jobs":
-            return [{**one.job(), "metadata": {"labels": {"jobset.sigs.k8s.io/jobset-name": one.id}}} for one in sets]
+            return [job for one in sets for job in one.jobs()]
         if kind == "workloads" and self.queue:
             return [self._workload(one) for one in sets if one.suspended]
         return []
@@ -283,7 +297,7 @@ class Cluster:
     def evict(self, jobset: JobSet) -> None:
         """Kueue suspends a set and admits it again later: its pods go, and others of the same set come. Its nodes may
         have gone before them, so that no pod is told."""
-        if self.queued.get(jobset.name) is not jobset or jobset.ended:
+        if self.queued.get(jobset.name) is not jobset or jobset.is_over:
             return
         jobset.suspended, told = True, self.world.random.random() < 0.6
         for pod in self.pods_of(jobset):
@@ -352,35 +366,50 @@ class Cluster:
 
     def exited(self, pod: Pod, code: int, reason: str = "") -> None:
         """The container of a pod has ended, which its kubelet says a little later."""
-        if pod.code is None:
+        if pod.code is None and not pod.unheard:
             pod.code, pod.reason = code, reason
             self.world.note("exited", pod.id, code)
             self.world.at(self.world.now + self.world.random.uniform(0.1, 3.0), lambda: self._count_in(pod))
 
     def _count_in(self, pod: Pod) -> None:
-        """A Job counts a pod that has ended; the first that failed ends the set, and all other pods with it."""
+        """A Job counts a pod that has ended; the first that failed is the end of the Job, and of all other pods."""
         if self.nodes.get(pod.name) is not pod:
             return
         pod.phase = "Failed" if pod.code or pod.taken else "Succeeded"
         jobset = pod.set
+        if self.queued.get(jobset.name) is jobset and not (jobset.suspended or jobset.ended):
+            if pod.phase == "Failed" and pod.index not in jobset.failing:
+                rule = "has condition DisruptionTarget matching FailJob rule at index 0"
+                if not pod.taken:
+                    rule = f"failed with exit code {pod.code} matching FailJob rule at index 1"
+                self._fail(jobset, pod.index, f"Container host for pod {pod.zone}/{pod.id} {rule}")
+            elif not pod.deleting and all(one.phase == "Succeeded" for one in self.pods_of(jobset)):
+                self._finish(jobset, "Completed")
         if pod.deleting:
             self._forget(pod)
+        self._settle(jobset)
+
+    def _fail(self, jobset: JobSet, index: int, said: str) -> None:
+        """A Job is about to fail (FailureTarget): first all of its pods end."""
+        jobset.failing[index] = said
+        active = [pod for pod in self.pods_of(jobset) if pod.index == index and pod.code is None]
+        if active:
+            self.world.reached.add("a Job was about to fail while pods of it ended")
+        for pod in active:
+            self.end(pod)
+        self._settle(jobset)
+
+    def _settle(self, jobset: JobSet) -> None:
+        """A Job has failed once none of its pods goes on. Its set has then, too, and ends the pods of other Jobs."""
         if self.queued.get(jobset.name) is not jobset or jobset.suspended or jobset.ended:
             return
-        if pod.phase == "Failed":
-            rule = "has condition DisruptionTarget matching FailJob rule at index 0"
-            if not pod.taken:
-                rule = f"failed with exit code {pod.code} matching FailJob rule at index 1"
-            self._fail(jobset, f"Container host for pod {pod.zone}/{pod.id} {rule}")
-        elif not pod.deleting and all(one.phase == "Succeeded" for one in self.pods_of(jobset)):
-            self._finish(jobset, "Completed")
-
-    def _fail(self, jobset: JobSet, said: str) -> None:
-        jobset.said = said
-        for pod in self.pods_of(jobset):
-            if pod.phase != "Failed" or self.world.random.random() < 0.5:
-                self.end(pod)
-        self._finish(jobset, "Failed")
+        active = {pod.index for pod in self.pods_of(jobset) if pod.phase not in ("Failed", "Succeeded")}
+        jobset.failed = jobset.failing.keys() - active
+        if jobset.failed:
+            self._finish(jobset, "Failed")
+            for pod in self.pods_of(jobset):
+                if pod.index not in jobset.failed:
+                    self.end(pod)
 
     def _finish(self, jobset: JobSet, how: str) -> None:
         jobset.ended, jobset.state = how, states.FAILED
@@ -393,11 +422,12 @@ class Cluster:
             self.remove(jobset)
 
     def _time_is_up(self, jobset: JobSet, life: int) -> None:
-        if self.queued.get(jobset.name) is not jobset or jobset.ended or jobset.suspended or jobset.lives != life:
+        if self.queued.get(jobset.name) is not jobset or jobset.is_over or jobset.suspended or jobset.lives != life:
             return
         self.world.reached.add("the cluster ended a set at its deadline")
         self.harm(jobset, "deadline")
-        self._fail(jobset, "Job was active longer than specified deadline")
+        for index in range(jobset.slices):
+            self._fail(jobset, index, "Job was active longer than specified deadline")
 
     def remove(self, jobset: JobSet) -> None:
         """Delete a set, as in the background: its pods go after it."""
@@ -417,6 +447,8 @@ class Cluster:
         if pod.code is not None or not pod.machines:
             self.world.at(self.world.now + self.world.random.uniform(0.0, 2.0), lambda: self._forget(pod))
             return
+        if pod.unheard:  # nobody there hears of it
+            return
         for machine in pod.machines:
             machine.tell("SIGTERM")
         slow = 600.0 if not self.calm and self.world.random.random() < self.odds.slow else 0.0
@@ -429,6 +461,8 @@ class Cluster:
         for machine in pod.machines:
             machine.destroy()
         self.exited(pod, code, reason)
+        if pod.deleting and pod.phase in ("Failed", "Succeeded"):  # it has been counted
+            self._forget(pod)
 
     def take(self, pod: Pod, *, told: bool) -> None:  # type: ignore[override]
         """A disruption: with a word before it, or with none."""
@@ -443,6 +477,7 @@ class Cluster:
 
     def lose(self, pod: Pod, *, lives: bool) -> None:
         """Its node is not heard of any more: nothing is said for minutes, and then that the pod was taken."""
+        pod.unheard = True
         for machine in pod.machines:
             if lives:
                 machine.lingers = self.world.random.choice((20.0, 300.0, 2000.0))
@@ -452,6 +487,7 @@ class Cluster:
         def known() -> None:
             if self.nodes.get(pod.name) is pod and pod.code is None:
                 pod.taken = pod.deleting = True
+                pod.unheard = False
                 self.kill(pod)
 
         self.world.at(self.world.now + LOST * self.world.random.uniform(0.2, 1.2), known)
@@ -468,6 +504,7 @@ class Cluster:
             del self.nodes[pod.name]
             for machine in pod.machines:
                 machine.destroy()
+            self._settle(pod.set)
 
     def living(self) -> Iterator[Pod]:
         return (pod for pod in self.nodes.values() if pod.code is None)

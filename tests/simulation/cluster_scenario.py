@@ -109,6 +109,9 @@ class ClusterJudge(CloudJudge):
         super()._on_verdict(job, attempt, verdict)
         if "was replaced in mid-run" in verdict.reason:
             self.world.reached.add("a pod of another life did not join")
+        frozen = "frozen" in self.ground.truth(job, attempt).harm and "sign of life" in verdict.reason
+        if frozen and (verdict.kind, verdict.host) == (wire.ABORTED, 0):
+            self.world.reached.add("a frozen host 0 was given up by the others")
 
     def _check_valid(self, queued: Any) -> None:
         """A set waits as long as somebody follows it."""
@@ -189,7 +192,7 @@ class ClusterJudge(CloudJudge):
     def after_its_end(self, job: str, attempt: int) -> bool:
         """Return True for a pod that was told of the end of a set that nobody wanted any more."""
         return any(
-            (pod.set.told["job"], pod.set.told["attempt"]) == (job, attempt) and pod.set.ended
+            (pod.set.told["job"], pod.set.told["attempt"]) == (job, attempt) and pod.set.is_over
             for pod in self.ground.api.nodes.values()
         )
 

@@ -101,10 +101,22 @@ PLANTED = (
     Planted(
         "a host that is ended for another that died counts as taken away",
         "protocol/attempt_rules.py",
-        "    if not seen.running or not company.missing:\n"
-        "        return Abort(wire.PREEMPTION, seen.preempted, seen.index)\n    if company.read",
-        "    if seen.preempted:\n"
-        "        return Abort(wire.PREEMPTION, seen.preempted, seen.index)\n    if company.read",
+        "    if not awaited or (company.read",
+        "    if seen.preempted or (company.read",
+        "--cluster",
+    ),
+    Planted(
+        "a host that is ended for another that died before programs ran counts as taken away",
+        "protocol/attempt_rules.py",
+        "    awaited = company.missing or (() if seen.running else company.absent)\n",
+        "    awaited = company.missing if seen.running else ()\n",
+        "--cluster",
+    ),
+    Planted(
+        "a frozen host 0 of several pods is ended by nobody",
+        "host/attempt/self_delete.py",
+        "or (at.host and _is_told_by_host_0(at, records, verdict)):",
+        "or at.host:",
         "--cluster",
     ),
     Planted(

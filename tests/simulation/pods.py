@@ -1,7 +1,7 @@
 """Simulated pods: each runs the agent's real loop on its real view, and ends with the code that it would end with.
 
 SIGTERM is the only notice. A pod can be taken away with and without it, evicted by Kueue with its whole set, lose its
-node, live on where nobody sees it, or be killed in any of its processes.
+node, live on where nobody sees it, be killed in any of its processes, or be frozen in all of them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SIGTERM = 15
 OOM = "OOMKilled"
 FATES = (
     "deleted", "evicted", "evicted", "taken", "node lost", "node silent", "set deleted", "suspended by hand",
-    "agent", "host", "out of memory", "all killed", "cut off",
+    "agent", "host", "out of memory", "all killed", "cut off", "frozen",
     "never boots", "slow boot", "unready", "stuck", "evicted at the end",
 )  # fmt: skip
-UNFOLLOWED = ("all killed", "host", "agent", "node lost")
+UNFOLLOWED = ("all killed", "host", "agent", "node lost", *("frozen",) * 6)
 OF_A_QUEUE = ("kueue",) * 8
 OF_A_NAMESPACE = ("namespace deleted",) * 3
-_FROM_THE_START = FATES[13:]
+_FROM_THE_START = FATES[14:]
 
 
 class PodMachine(Machine):
@@ -61,6 +61,14 @@ class PodMachine(Machine):
         if self.agent is not None:
             self.agent._on_term(SIGTERM, None)
             self.agent.bell.set()
+
+    def freeze(self, seconds: float) -> None:
+        """Have none of its processes go any further, for so long or, if 0, for good; for Kubernetes it runs."""
+        world = self.ground.world
+        for task in self.tasks:
+            world.freeze(task)
+        if seconds:
+            world.at(world.now + seconds, lambda: [world.thaw(task) for task in self.tasks])
 
     def _begin(self, over: Event, clean: list[bool]) -> None:
         """Act as `start.main`: no agent for whom it is too late, or who is taken away before it is there."""
@@ -164,7 +172,7 @@ class PodGround(CloudGround):
 
     def _strike(self, kind: str, jobset: JobSet, pod: Pod, machine: PodMachine) -> None:
         api, draw = self.api, self.world.random
-        if self.calm or api.queued.get(jobset.name) is not jobset or jobset.ended or pod.code is not None:
+        if self.calm or api.queued.get(jobset.name) is not jobset or jobset.is_over or pod.code is not None:
             return
         self.harm(jobset, kind)
         self.world.reached.add(f"harm: {kind}")
@@ -187,6 +195,11 @@ class PodGround(CloudGround):
         elif kind == "all killed":
             for each in api.pods_of(jobset):
                 api.kill(each)
+        elif kind == "frozen":
+            first = min(api.pods_of(jobset), key=lambda one: one.host)  # the one by which the others' end is told
+            if first.machines and first.code is None and draw.random() < 0.7:
+                machine = first.machines[0]
+            machine.freeze(draw.choice((60.0, 200.0, 1000.0, 0.0, 0.0, 0.0)) * draw.uniform(0.5, 1.0))
         elif kind == "cut off":
             for task in machine.tasks:
                 for one in (task, *task.threads):

@@ -21,6 +21,7 @@ MANY = 5_000
 
 # What a run of all seeds must have met at least once; a simulation that never gets there cannot fail.
 REACHED = """
+a Job was about to fail while pods of it ended
 a create call met what was there
 a failed job was asked for again
 a guard spoke for its agent
@@ -58,6 +59,7 @@ two launchers raced for one identity
 waited in a queue
 """.strip().splitlines()
 SELDOM = """
+a frozen host 0 was given up by the others
 a job ended with its namespace
 a machine lived on after its node
 a place was left for want of patience
@@ -72,6 +74,7 @@ closed by a client: stockout
 harm: agent
 harm: all killed
 harm: deleted
+harm: frozen
 harm: host
 harm: namespace deleted
 harm: node lost

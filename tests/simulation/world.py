@@ -55,8 +55,8 @@ class Task:
     """A process: a client, or the agent of a host; or one more thread of a process, which ends with it."""
 
     __slots__ = (
-        "asked", "dead", "first", "greenlet", "last", "look_began", "look_called", "machine", "name", "number", "odds",
-        "process", "skew", "threads",
+        "asked", "dead", "first", "greenlet", "held", "last", "look_began", "look_called", "machine", "name", "number",
+        "odds", "process", "skew", "threads",
     )  # fmt: skip
 
     def __init__(self, name: str, number: int, machine: str, odds: Odds, skew: float) -> None:
@@ -66,6 +66,7 @@ class Task:
         self.odds = odds
         self.skew = skew  # of its own clock, which nothing may depend on
         self.dead = False
+        self.held: list[Task] | None = None  # of a process that is stopped: those whose time has come
         self.look_began = 0.0  # what was there by then it could see,
         self.look_called = 0.0  # but for an intent, which is read first, and then perhaps a list that takes long
         self.greenlet: Any = None
@@ -171,6 +172,20 @@ class World:
             if self.current is not None and self.current.process is task:
                 raise Killed
 
+    def freeze(self, process: Task) -> None:
+        """SIGSTOP: it goes no further, until it is thawed or killed."""
+        if process.held is None and not process.dead:
+            self.note("frozen", process.name)
+            process.held = []
+
+    def thaw(self, process: Task) -> None:
+        """SIGCONT."""
+        held, process.held = process.held, None
+        if held is not None and not process.dead:
+            self.note("thawed", process.name)
+            for task in held:
+                self.at(self.now, task)
+
     def _end_threads(self, process: Task) -> None:
         for thread in process.threads:
             if not thread.dead and not thread.greenlet.dead:
@@ -190,6 +205,8 @@ class World:
                     raise Violation("the world is healed, and yet its jobs do not come to an end")
             if not isinstance(what, Task):
                 what()
+            elif what.process.held is not None and not what.dead:
+                what.process.held.append(what)
             elif not what.greenlet.dead:
                 self.current = what
                 if what.dead and what.greenlet:

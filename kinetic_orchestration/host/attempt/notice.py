@@ -45,9 +45,12 @@ class Notice:
         there = {host: generation for host, (generation, beat) in beats.items() if beat.state != wire.DONE}
         told = tuple(host for host in there if beats[host][1].told)
         missing: tuple[int, ...] = ()
+        absent: tuple[int, ...] = ()
         if self._heard and self._view.cadence() + attempt_rules.SPARE <= attempt_rules.HEARD:
             if self._before is None and read > self._heard:
                 self._before = there
             silent = [host for host, generation in there.items() if (self._before or there).get(host) == generation]
             missing = tuple(host for host in silent if host not in told)
-        return attempt_rules.Company(len(self._others), told, missing, read=read - self._heard if self._heard else 0.0)
+            absent = tuple(host for host in self._others if host not in beats)
+        since = read - self._heard if self._heard else 0.0
+        return attempt_rules.Company(len(self._others), told, missing, absent, read=since)

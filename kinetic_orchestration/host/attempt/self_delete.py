@@ -2,6 +2,7 @@
 
 Host 0 of a slice of VMs deletes it as soon as every host is done, so that one call is enough. If it cannot, the others
 follow one after the other. Host 0 of several pods ends last, because a pod that fails has the cluster end the others.
+If it does not come to its end, the others fail in its place: nobody else ends a pod that is stuck, or frees its node.
 Knows the records of the end and nothing of programs.
 """
 
@@ -15,11 +16,13 @@ from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.records.base import read_bounded
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
     from kinetic_orchestration.host.view.view import Records
     from kinetic_orchestration.protocol.assignment import Assignment
 
 LATE = 15.0  # seconds that host 0 waits for the others after the verdict's grace
-FIRST_TURN = 45.0
+FIRST_TURN = 45.0  # seconds that the others leave to host 0
 TURN = 10.0
 LOOK = 0.25
 SLOWEST_LOOK = 2.0
@@ -44,19 +47,23 @@ def delete_own_slice(at: Assignment) -> None:
 
 
 def exit_code(at: Assignment) -> int:
-    """Return the code with which this pod is to end: host 0 waits for the others, and ends as the attempt did."""
+    """Return the code with which this pod is to end, once it may.
+
+    Host 0 waits for the others, and ends as the attempt did. The others leave that to it, unless it does not come to
+    its end: then they end so, of which their cluster ends the pod of host 0, too.
+    """
     from kinetic_orchestration.host.view.open_records import open_records
 
-    if at.host:
-        return 0
     with contextlib.suppress(Exception), contextlib.closing(open_records(at.store)) as records:
-        if at.hosts > 1:
+        if at.hosts > 1 and not at.host:
             _wait_for_others(at, records)
         found = read_bounded(records, names.verdict(at.job, at.attempt))
         if found is not None:
             verdict = wire.Verdict.decode(found)
-            return 0 if verdict.kind == wire.COMMITTED else wire.EXIT_CODES.get(verdict.cause, _NO_WORD)
-    return _NO_WORD
+            if verdict.kind == wire.COMMITTED or (at.host and _is_told_by_host_0(at, records, verdict)):
+                return 0
+            return wire.EXIT_CODES.get(verdict.cause, _NO_WORD)
+    return 0 if at.host else _NO_WORD
 
 
 def _tell(at: Assignment) -> None:
@@ -68,21 +75,53 @@ def _tell(at: Assignment) -> None:
 
 
 def _wait_for_others(at: Assignment, records: Records) -> None:
-    pause = LOOK
-    deadline = time.monotonic() + LATE + _grace(records, at)
-    while time.monotonic() < deadline and not _all_done(records, at):
+    _wait(at, records, LATE, lambda states: _all_done(states.values()))
+
+
+def _is_told_by_host_0(at: Assignment, records: Records, verdict: wire.Verdict) -> bool:
+    """Return True as soon as host 0 is done, and False if it is not in time. One that the others have given up is not
+    waited for, but they are: theirs are the last words that may still come."""
+    is_given_up = verdict.host == 0 and verdict.cause == wire.INFRASTRUCTURE and not _is_by_host_0(at, verdict)
+
+    def is_over(states: Mapping[int, str]) -> bool:
+        others = [state for host, state in states.items() if host]
+        return states.get(0) == wire.DONE or (is_given_up and _all_done(others))
+
+    return _wait(at, records, FIRST_TURN, is_over).get(0) == wire.DONE
+
+
+def _is_by_host_0(at: Assignment, verdict: wire.Verdict) -> bool:
+    """Return True if host 0 wrote a verdict itself: its agent, or what speaks for that."""
+    boot, _, _ = at.boot.rpartition("/")
+    return f"{verdict.writer}/".startswith(f"{boot}/0/")
+
+
+def _wait(
+    at: Assignment, records: Records, patience: float, is_over: Callable[[Mapping[int, str]], bool]
+) -> Mapping[int, str]:
+    """Wait for an end of the hosts, for so many seconds after the verdict's grace. Return the last state of each."""
+    pause, states = LOOK, _states(records, at)
+    deadline = time.monotonic() + patience + _grace(records, at)
+    while time.monotonic() < deadline and not is_over(states):
         time.sleep(pause)
         pause = min(1.5 * pause, SLOWEST_LOOK)
+        states = _states(records, at)
+    return states
 
 
-def _all_done(records: Records, at: Assignment) -> bool:
-    """Return True if all hosts that ever began are done. A host whose machine never came up has no last beat."""
+def _states(records: Records, at: Assignment) -> dict[int, str]:
+    """Return the state of each host in its last beat, of those that ever began; of none while the store is silent."""
     try:
         signals = {signal.name: signal.data for signal in records.signals(names.beats_of(at.job))}
     except OSError:
-        return False
-    beats = [wire.Beat.read(signals.get(names.beat(at.job, at.attempt, host), b"")) for host in range(at.hosts)]
-    return any(beats) and all(beat is None or beat.state == wire.DONE for beat in beats)
+        return {}
+    beats = {host: wire.Beat.read(signals.get(names.beat(at.job, at.attempt, host), b"")) for host in range(at.hosts)}
+    return {host: beat.state for host, beat in beats.items() if beat is not None}
+
+
+def _all_done(states: Collection[str]) -> bool:
+    """Return True if all hosts that ever began are done. A host whose machine never came up has no last beat."""
+    return bool(states) and all(state == wire.DONE for state in states)
 
 
 def _grace(records: Records, at: Assignment) -> float:

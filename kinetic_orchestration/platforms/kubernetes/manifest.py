@@ -37,6 +37,7 @@ JOB_INDEX = "metadata.labels['jobset.sigs.k8s.io/job-index']"
 ACCELERATOR = f"{ownership.OURS}accelerator"  # annotation: the slice, by its name here
 ON_SPOT = ":spot"  # how that name ends
 KEPT_SECONDS = 3600  # of a JobSet that has ended, for people
+LAST_WORDS = 30  # seconds for which a pod that is to end goes on after its program
 LONGEST = 2**31 - 1  # seconds of a pod's deadline
 DRIVER = "/usr/local/nvidia/lib64"  # where GKE puts the GPUs' driver, which only images with CUDA look for
 
@@ -136,7 +137,7 @@ def _pod(asked: Submission, node: Node) -> dict[str, Any]:
     account, pull, user = cloud["service_account"], cloud["image_pull_secrets"], cloud["run_as_user"]
     return {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": int(max(attempt_rules.GRACE.values())) + 30,
+        "terminationGracePeriodSeconds": int(max(attempt_rules.GRACE.values())) + LAST_WORDS,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         **({"securityContext": _identity(user)} if user else {}),

@@ -208,7 +208,7 @@ def test_a_checkpoint_after_another_hosts_failure_would_hang_so_little_time_is_l
 
 def told(age: float, read: float | None = None, missing: tuple[int, ...] = (1,), **fields: Any) -> Situation:
     """A host of three that was told to end so long ago, which others can see."""
-    company = Company(2, (), missing, age, age if read is None else read, is_shown=True)
+    company = Company(2, (), missing, age=age, read=age if read is None else read, is_shown=True)
     return seen(hosts=3, preempted="it received SIGTERM", company=company, **fields)
 
 
@@ -216,7 +216,22 @@ def test_a_host_that_is_told_to_end_waits_for_the_others_signs_of_life() -> None
     assert decide(told(0.1)) == Ask()
     assert decide(told(attempt_rules.HEARD - 0.1)) == Ask()
     assert decide(told(attempt_rules.HEARD - 0.1, missing=())) == Abort(wire.PREEMPTION, "it received SIGTERM", 0)
-    assert decide(told(0.1, running=False)) == Abort(wire.PREEMPTION, "it received SIGTERM", 0)
+    assert decide(told(0.1, running=False)) == Wait()  # there is no program yet that could end
+    died = abort(told(attempt_rules.HEARD, running=False))
+    assert (died.cause, died.host) == (wire.INFRASTRUCTURE, 1)
+
+
+def test_before_programs_run_those_that_never_gave_a_sign_of_life_are_waited_for_as_a_follower_may_know_why() -> None:
+    early = told(0.1, missing=())
+    early = early._replace(company=early.company._replace(absent=(2,)))
+    assert decide(early) == Abort(wire.PREEMPTION, "it received SIGTERM", 0)  # all have, or no program would run
+    early = early._replace(running=False)
+    assert decide(early) == Wait()
+    late = early._replace(company=early.company._replace(age=attempt_rules.HEARD, read=attempt_rules.HEARD))
+    reason = "it received SIGTERM, and host 2 had never given a sign of life"
+    assert decide(late) == Abort(wire.PREEMPTION, reason, 0)
+    unread = early._replace(company=early.company._replace(age=attempt_rules.UNREAD + 0.1))
+    assert decide(unread) == Abort(wire.PREEMPTION, "it received SIGTERM", 0)
 
 
 def test_the_program_is_asked_once_others_can_see_why_it_ends_or_the_store_has_had_its_time() -> None:

@@ -17,6 +17,7 @@ from kinetic_orchestration.errors import JobError, JobLost
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.plan.values import JobStatus
+from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing.kubernetes.pods.nodes import KILLED, OOM_KILLED
@@ -208,6 +209,108 @@ def test_a_host_that_dies_without_a_word_is_lost_and_not_taken_away_whoever_look
     assert job.result(timeout=WITHIN) == 2
 
 
+def gone_with_its_node(cluster: Cluster, pods: Any) -> None:
+    """Host 1, at once and unheard, as a spot machine may go; that of the other host is to follow, which is told."""
+    cluster.nodes.remove(pods[1]["spec"]["nodeName"])
+    wait_until(lambda: not list(cluster.processes(pods[1])), "the end of its processes", pause=0.02)
+    going = {"key": "cloud.google.com/impending-node-termination", "effect": "NoExecute"}
+    cluster.api.patch(f"/api/v1/nodes/{pods[0]['spec']['nodeName']}", {"spec": {"taints": [going]}})
+
+
+def test_a_host_that_goes_with_its_node_unheard_while_the_other_is_told_is_lost_and_another_attempt_follows(
+    cluster: Cluster, jobs: Any, tmp_path: Path, hosts_break: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as the other host can know: one that dies of its own fault looks like that, too."""
+    hosts_break(BRIEF)
+    monkeypatch.setattr(lifecycle, "SETTLE_PATIENCE", 2.0)
+    cluster.pools("one", "two", spot=True)
+    job = run(jobs.until, str(tmp_path / "go"), retry=ONE_LOSS, spot=True)
+    wait_running(job)
+    pods = cluster.pods(job)
+    gone_with_its_node(cluster, pods)
+    first = wait_for_verdict(job)
+    assert (first.kind, first.cause, first.host) == (wire.ABORTED, wire.INFRASTRUCTURE, 1), first.reason
+    assert "host 1 died without a word" in first.reason
+    assert "this host received SIGTERM" in first.reason
+    wait_until(lambda: not any(list(cluster.processes(pod)) for pod in pods.values()), "the end of both", pause=0.1)
+    cluster.nodes.remove(pods[0]["spec"]["nodeName"])
+    (tmp_path / "go").touch()
+    assert job.result(timeout=WITHIN) == 2
+    assert verdict_of(job) == first
+    assert len(placements(job)) == 2
+    for pod in cluster.list("pods"):  # a real control plane shows that of host 1 for most of a minute
+        if pod["metadata"]["uid"] == pods[1]["metadata"]["uid"]:
+            cluster.delete(pod, grace=0)
+
+
+UNBEATEN = f"""
+    {BRIEF}
+    def begin(self, real=host.Host._open):
+        if self.at.host == 1 and self.at.attempt == 1:
+            time.sleep(600)
+        real(self)
+    host.Host._open = begin
+"""  # host 1 stays between its boot and its first beat
+
+
+def killed_before_its_first_beat(cluster: Cluster, job: Any) -> None:
+    wait_until(
+        lambda: (
+            {host: beat.state for host, beat in beats(job).items()} == {0: wire.PREPARING}
+            and (pod := cluster.pods(job).get(1)) is not None
+            and any(_named(pid) == "kinetic-agent" for pid in cluster.processes(pod))
+        ),
+        lambda: f"host 0 waits for host 1, whose agent is there: {beats(job)}",
+        pause=0.1,
+    )
+    cluster.nodes.end(cluster.pods(job)[1], KILLED)
+
+
+def _named(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def test_a_host_that_dies_before_its_first_beat_is_told_by_its_pod_to_whoever_follows_and_the_others_end(
+    cluster: Cluster, jobs: Any, tmp_path: Path, hosts_break: Break
+) -> None:
+    """And not as a preemption of the other host, which would be tried again a hundred times."""
+    hosts_break(UNBEATEN)
+    cluster.pools("one", "two")
+    job = run(jobs.until, str(tmp_path / "go"), retry=ONE_LOSS)
+    killed_before_its_first_beat(cluster, job)
+    wait_until(lambda: beats(job)[0].told, "the notice to host 0", pause=0.05)
+    time.sleep(1.0)
+    assert verdict_of(job) is None
+    (tmp_path / "go").touch()
+    assert job.result(timeout=WITHIN) == 2
+    first = verdict_of(job)
+    assert first is not None
+    assert (first.kind, first.cause) == (wire.CLOSED, wire.INFRASTRUCTURE), first.reason
+    assert "-s-0-1-" in first.reason and "died with exit code 137" in first.reason
+
+
+def test_a_host_that_dies_before_its_first_beat_unfollowed_ends_its_attempt_and_the_other_says_what_it_knows(
+    cluster: Cluster, jobs: Any, tmp_path: Path, hosts_break: Break
+) -> None:
+    hosts_break(UNBEATEN)
+    cluster.pools()
+    job = run(jobs.until, str(tmp_path / "never"), retry=NONE)
+    killed_before_its_first_beat(cluster, job)
+    message = ended(job, cluster, "Failed")
+    assert f"{placements(job)[0]['name']}-s-0-1-" in message
+    assert "failed with exit code 137 matching FailJob rule" in message
+    first = wait_for_verdict(job)
+    assert (first.kind, first.cause, first.host) == (wire.ABORTED, wire.PREEMPTION, 0)
+    assert first.reason == "this host received SIGTERM, and host 1 had never given a sign of life"
+    wait_until(lambda: not list(cluster.processes()), "the end of all processes", pause=0.1)
+    with pytest.raises(JobError, match="host 1 had never given a sign of life"):
+        job.result(timeout=WITHIN)
+    assert verdict_of(job) == first
+
+
 @pytest.mark.parametrize(
     "killed",
     [
@@ -259,6 +362,28 @@ def test_a_host_that_is_alive_but_frozen_is_missed_by_the_other_one_and_another_
     cluster.thaw(pod)  # or it is shown until its grace is over
     wait_until(lambda: not list(cluster.processes(pod)), "it ends once it wakes", pause=0.1)
     assert verdict_of(job) == first
+
+
+def test_a_frozen_host_0_that_nobody_follows_is_ended_by_the_end_of_the_others(
+    cluster: Cluster, jobs: Any, tmp_path: Path, hosts_break: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the one whose pod would fail the set, and nobody else has it ended before the deadline: until then it would
+    keep its node."""
+    hosts_break(MISSES)
+    monkeypatch.setattr(manifest, "LAST_WORDS", -20)  # of a frozen pod there are none
+    cluster.pools()
+    job = run(jobs.until, str(tmp_path / "never"), retry=NONE)
+    wait_running(job)
+    cluster.freeze(cluster.pods(job)[0])
+    message = ended(job, cluster, "Failed")
+    assert f"{placements(job)[0]['name']}-s-0-1-" in message
+    assert "failed with exit code 65 matching FailJob rule" in message
+    wait_until(lambda: not list(cluster.processes()), "the end of all processes, frozen ones too", pause=0.1)
+    verdict = verdict_of(job)
+    assert verdict is not None
+    assert (verdict.kind, verdict.cause, verdict.host) == (wire.ABORTED, wire.INFRASTRUCTURE, 0), verdict.reason
+    with pytest.raises(JobLost, match="host 0 has given no sign of life"):
+        job.result(timeout=WITHIN)
 
 
 def test_a_lost_node_is_missed_by_the_other_host_long_before_kubernetes_says_so(

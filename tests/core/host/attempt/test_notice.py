@@ -83,6 +83,7 @@ def test_a_host_that_is_done_or_never_came_is_not_missing(clock: Clock, said: di
     else:
         clock.beat(1, 8, **said)
     assert clock.missing(attempt_rules.HEARD) == (2,)
+    assert clock.notice.read(TOLD).absent == ((1,) if said is None else ())
 
 
 def test_hosts_that_beat_too_seldom_to_be_waited_for_are_never_missing(clock: Clock) -> None:

@@ -1,4 +1,5 @@
-"""The time that host 0 waits for the others before it deletes their slice. test_vm covers the VMs."""
+"""The time that host 0 waits for the others before it deletes their slice, and whose pod ends with the attempt's code.
+test_vm covers the VMs."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 from kinetic_orchestration.host.attempt import self_delete
 from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
-from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.testing.storage_server.server import StorageServer
 
@@ -144,5 +145,100 @@ def test_a_store_that_cannot_be_told_keeps_no_slice_alive(
         self_delete.delete_own_slice(
             Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q")
         )
+    finally:
+        storage.heal()
+
+
+# ---- pods --------------------------------------------------------------------------------------------------------
+
+LONG = 120.0  # of a patience that no test waits for
+
+
+def end_of_pod(records: CloudRecords, host: int, hosts: int = 3) -> tuple[int, float]:
+    """The code with which a host's pod ends, and the seconds that it takes to decide that."""
+    at = Assignment(records.url, JOB, 1, host, hosts, "", f"b/{host}", "", "", "", "A=b", "", "", "", "uid")
+    began = time.monotonic()
+    return self_delete.exit_code(at), time.monotonic() - began
+
+
+def lost(records: CloudRecords, host: int, by: int) -> None:
+    """The verdict of a host on one that is silent."""
+    verdict = wire.Verdict(wire.ABORTED, f"b/{by}", 0.0, cause=wire.INFRASTRUCTURE, host=host, reason="silent")
+    records.create(names.verdict(JOB, 1), verdict.encode())
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(self_delete, "LATE", LONG)
+    monkeypatch.setattr(self_delete, "FIRST_TURN", LONG)
+    monkeypatch.setattr(attempt_rules, "SIBLING_GRACE", 0.0)
+    return monkeypatch
+
+
+def test_the_others_leave_the_code_to_host_0(records: CloudRecords, patience: pytest.MonkeyPatch) -> None:
+    for host in range(3):
+        say(records, host, wire.DONE)
+    lost(records, 1, by=0)
+    found = {host: end_of_pod(records, host) for host in range(3)}
+    assert {host: code for host, (code, _) in found.items()} == {0: 65, 1: 0, 2: 0}
+    assert max(seconds for _, seconds in found.values()) < LONG / 2
+
+
+def test_the_others_end_with_the_code_once_they_have_given_up_host_0_and_are_done(
+    records: CloudRecords, patience: pytest.MonkeyPatch
+) -> None:
+    """Nobody else would have its pod ended."""
+    lost(records, 0, by=1)
+    say(records, 0, wire.RUNNING)
+    say(records, 1, wire.DONE)
+    say(records, 2, wire.ENDING)
+    patience.setattr(self_delete, "FIRST_TURN", 1.0)
+    code, seconds = end_of_pod(records, 1)
+    assert code == 65 and seconds > 0.9  # another host had its time
+    patience.setattr(self_delete, "FIRST_TURN", LONG)
+    say(records, 2, wire.DONE)
+    for host in (1, 2):
+        code, seconds = end_of_pod(records, host)
+        assert code == 65 and seconds < LONG / 2
+
+
+def test_a_host_0_that_comes_back_in_time_tells_the_code_itself(
+    records: CloudRecords, patience: pytest.MonkeyPatch
+) -> None:
+    lost(records, 0, by=1)
+    for host in range(3):
+        say(records, host, wire.DONE)
+    assert end_of_pod(records, 1)[0] == 0
+    assert end_of_pod(records, 0)[0] == 65
+
+
+def test_a_host_0_that_does_not_end_is_waited_for_whatever_the_attempt_came_to(
+    records: CloudRecords, patience: pytest.MonkeyPatch
+) -> None:
+    """Also where it has written the verdict itself: its last words may take their time."""
+    lost(records, 0, by=0)
+    say(records, 0, wire.ENDING)
+    say(records, 1, wire.DONE)
+    patience.setattr(self_delete, "FIRST_TURN", 1.0)
+    code, seconds = end_of_pod(records, 1, hosts=2)
+    assert code == 65 and 0.9 < seconds < LONG / 2
+
+
+def test_after_a_commit_no_pod_waits_for_host_0_and_none_fails(
+    records: CloudRecords, patience: pytest.MonkeyPatch
+) -> None:
+    say(records, 0, wire.ENDING)
+    records.create(names.verdict(JOB, 1), wire.Verdict(wire.COMMITTED, "b/0", 0.0, host=0).encode())
+    code, seconds = end_of_pod(records, 1)
+    assert code == 0 and seconds < LONG / 2
+
+
+def test_without_a_word_of_the_store_host_0_alone_fails(
+    records: CloudRecords, storage: StorageServer, patience: pytest.MonkeyPatch
+) -> None:
+    patience.setattr(self_delete, "LATE", 0.5)
+    storage.refuse("*", "no bucket")
+    try:
+        assert [end_of_pod(records, host)[0] for host in (0, 1)] == [65, 0]
     finally:
         storage.heal()
