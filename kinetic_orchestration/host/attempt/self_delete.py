@@ -44,18 +44,25 @@ def delete_own_slice(at: Assignment) -> None:
 
 
 def exit_code(at: Assignment) -> int:
-    """Return the code with which this pod is to end: host 0 waits for the others, and ends as the attempt did."""
+    """Return the code with which this pod is to end: host 0 waits for the others, and ends as the attempt did. If it
+    cannot know how that was, it leaves the reason for Kubernetes to show.
+    """
     from kinetic_orchestration.host.view.open_records import open_records
 
     if at.host:
         return 0
-    with contextlib.suppress(Exception), contextlib.closing(open_records(at.store)) as records:
-        if at.hosts > 1:
-            _wait_for_others(at, records)
-        found = read_bounded(records, names.verdict(at.job, at.attempt))
+    try:
+        with contextlib.closing(open_records(at.store)) as records:
+            if at.hosts > 1:
+                _wait_for_others(at, records)
+            found = read_bounded(records, names.verdict(at.job, at.attempt))
         if found is not None:
             verdict = wire.Verdict.decode(found)
             return 0 if verdict.kind == wire.COMMITTED else wire.EXIT_CODES.get(verdict.cause, _NO_WORD)
+    except Exception as error:
+        from kinetic_orchestration.host.machine.pod import last_words
+
+        last_words.leave(f"the attempt's end could not be read: {last_words.sentence(error)}")
     return _NO_WORD
 
 
