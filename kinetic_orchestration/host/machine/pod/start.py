@@ -50,9 +50,10 @@ def main() -> NoReturn:
         os.makedirs(bootstrap.home(), exist_ok=True)
         find_driver()
         host = host_number(orders)
+        fetched = _fetch(orders)  # by whose answer a store on S3 tells its time as well
         if orders["deadline"] and _time(orders) > orders["deadline"]:
             raise Late("the attempt's deadline passed before this pod was started")
-        agent = bootstrap.unpacked(_fetch(orders))
+        agent = bootstrap.unpacked(fetched)
         what = f"host {host} of {orders['hosts']} of {orders['job']}, attempt {orders['attempt']}"
         bootstrap.say(f"this is {what}; the agent is here")
         _become(agent, orders, host)
