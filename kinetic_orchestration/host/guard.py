@@ -64,7 +64,25 @@ def be_the_agent(
 
 
 def report_for(assignment: Assignment, private: dict[str, dict[str, str]], code: int, evidence: str = "") -> None:
-    """Report in place of an agent that died, immediately, so that no process waits for it."""
+    """Report in place of an agent that died, immediately, so that no process waits for it. Where the store cannot be
+    told, Kubernetes can. Raises what keeps the store from it.
+    """
+    how = f"by {processes.signal_name(-code)}" if code < 0 else f"with exit code {code}"
+    told = f"the agent of host {assignment.host} was ended {how}"
+    try:
+        _write_verdict(assignment, private, code, told, evidence)
+    except Exception as error:
+        if assignment.pod:
+            from kinetic_orchestration.host.machine.pod import last_words
+
+            why = "".join(f" ({line})" for line in evidence.strip().splitlines()[-1:])
+            last_words.leave(f"{told}{why}, and the store could not be told: {last_words.sentence(error)}")
+        raise
+
+
+def _write_verdict(
+    assignment: Assignment, private: dict[str, dict[str, str]], code: int, told: str, evidence: str
+) -> None:
     from kinetic_orchestration.host.host import Host
     from kinetic_orchestration.protocol import wire
 
@@ -72,12 +90,11 @@ def report_for(assignment: Assignment, private: dict[str, dict[str, str]], code:
         remove_tree(os.path.join(assignment.run, f"host-{assignment.host}"))  # which may make room for these words
         evidence = f"the disk of the store stayed full ({assignment.store})\n{evidence}"
     host = Host(assignment, private)
-    how = f"by {processes.signal_name(-code)}" if code < 0 else f"with exit code {code}"
     host.write_verdict(
         wire.Verdict(
             wire.ABORTED, assignment.boot + "/guard", time.time(),
             cause=wire.PREEMPTION if code == -signal.SIGTERM else wire.INFRASTRUCTURE, host=assignment.host,
-            reason=f"the agent of host {assignment.host} was ended {how}\n{evidence}".strip(),
+            reason=f"{told}\n{evidence}".strip(),
         )
     )  # fmt: skip
     if full:

@@ -372,8 +372,9 @@ def unheard(seen: Glimpse) -> str:
     if not is_awaited(seen) or held < UNHEARD or seen.verdict is not None:
         return ""
     reason = f": {seen.observation.hint} may say why" if seen.observation.hint else ""
+    there = "all pods run and are" if _is_in_cluster(seen) else "the slice is READY and"
     return (
-        f"the slice is READY and charged for, for up to {held:.0f} s now, and none of its hosts has started its agent"
+        f"{there} charged for, for up to {held:.0f} s now, and none of its hosts has started its agent"
         f"{reason}. It is given up {SILENT_START / 60:.0f} min after it was first seen, or once the limit of cost is "
         "reached"
     )
@@ -384,18 +385,25 @@ def _vanished(seen: Glimpse) -> str:
     place = seen.intent.placement if seen.intent is not None else {}
     if not seen.shown:
         return "the hosts are gone without a word" + _last_sign(seen)
-    told = (
-        f"the slice {place.get('name', '')} was seen READY in {place.get('zone', '')} from {_clock(seen.since)} to "
-        f"{_clock(seen.shown)}, and was no longer shown at {_clock(seen.now)} (UTC)"
-    )
+    name, where, in_cluster = place.get("name", ""), place.get("zone", ""), _is_in_cluster(seen)
+    when = f"from {_clock(seen.since)} to {_clock(seen.shown)}"
+    told = f"the slice {name} was seen READY in {where} {when}, and was no longer shown"
+    if in_cluster:
+        told = f"all pods of the JobSet {name} were seen in {where} {when}, and it was no longer there"
+    told += f" at {_clock(seen.now)} (UTC)"
     if seen.observation.hint:
         told += f"; {seen.observation.hint}"
-    if any(seen.beats):
+    if any(seen.beats) or in_cluster:
         return told
     return (
         f"{told}. Hosts that may not use the bucket end themselves without a word, too: see that their account has "
         "roles/storage.objectUser on it"
     )
+
+
+def _is_in_cluster(seen: Glimpse) -> bool:
+    """Return True for hosts that are pods: their place is a namespace of a cluster."""
+    return seen.intent is not None and "/" in (seen.intent.placement.get("zone") or "")
 
 
 def _last_sign(seen: Glimpse) -> str:

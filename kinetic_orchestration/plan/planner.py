@@ -242,9 +242,15 @@ def _cloud(
 
 
 def _python(options: Options) -> dict[str, str]:
-    """The minor version that a job asks for, if it names one: that of the image in which a command's pods start."""
-    found = re.match(r"3\.\d+(?=\.|$)", options.python or "")
-    return {"python": found[0]} if found else {}
+    """The minor version that a job asks for, if it names one: that of the image in which a command's pods start. An
+    interpreter is not asked: the file that its path leads to is mostly named by its version. Else it is any Python 3.
+    """
+    asked = options.python or ""
+    if os.sep not in asked:
+        found = re.match(r"(3\.\d+)(?=\.|$)", asked)
+        return {"python": found[1]} if found else {}
+    found = re.search(r"python(3\.\d+)$", os.path.realpath(os.path.expanduser(asked)))
+    return {"python": found[1] if found else "3"}
 
 
 def _check_cluster_secrets(secrets: Mapping[str, str]) -> None:

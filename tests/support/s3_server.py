@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kinetic_orchestration.host.machine.s3.requests import requests_of
+from kinetic_orchestration.host.machine.s3.requests import Body, requests_of
 from kinetic_orchestration.testing.storage_server.proxy import LOST, Answer, Fault, Proxy, Request
 from tests.support import go_programs
 from tests.support.ports import held_port
@@ -94,6 +94,16 @@ class S3Server:
         reply, _ = requests_of(name).ask("PUT")
         assert reply.status == 200, reply
         return f"s3://{name}"
+
+    def rot(self, bucket: str, key: str) -> None:
+        """Change the first byte of an object that is stored, and nothing of its metadata."""
+        requests = requests_of(bucket)
+        reply, _ = requests.ask("GET", key)
+        assert reply.status == 200, reply
+        kept = {name: value for name, value in reply.headers.items() if name.lower().startswith("x-amz-meta-")}
+        body = Body(bytes([reply.data[0] ^ 1]) + reply.data[1:])
+        reply, _ = requests.ask("PUT", key, headers=kept, body=body)
+        assert reply.status == 200, reply
 
     # ---- what goes wrong -------------------------------------------------------------------------------------
 

@@ -134,7 +134,10 @@ def _dry_run(spec: JobSpec, own: Settings) -> tuple[Plan, Bundle, str]:
     parent = settings.home / "staging"
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="plan-", dir=parent, ignore_cleanup_errors=True) as folder:
-        return planned, package(spec, planned, settings, Path(folder), copies.environ()), egress
+        bundle = package(spec, planned, settings, Path(folder), copies.environ())
+    if "python" in planned.cloud:  # as the interpreter itself says
+        planned = replace(planned, cloud={**planned.cloud, "python": bundle.environment.python})
+    return planned, bundle, egress
 
 
 def _bucket(settings: Settings, named: Sequence[str], *, real: bool) -> tuple[Location | None, str]:

@@ -49,20 +49,27 @@ def delete_own_slice(at: Assignment) -> None:
 def exit_code(at: Assignment) -> int:
     """Return the code with which this pod is to end, once it may.
 
-    Host 0 waits for the others, and ends as the attempt did. The others leave that to it, unless it does not come to
-    its end: then they end so, of which their cluster ends the pod of host 0, too.
+    Host 0 waits for the others, and ends as the attempt did. If it cannot know how that was, it leaves the reason for
+    Kubernetes to show. The others leave the code to it, unless it does not come to its end: then they end so, of which
+    their cluster ends the pod of host 0, too.
     """
     from kinetic_orchestration.host.view.open_records import open_records
 
-    with contextlib.suppress(Exception), contextlib.closing(open_records(at.store)) as records:
-        if at.hosts > 1 and not at.host:
-            _wait_for_others(at, records)
-        found = read_bounded(records, names.verdict(at.job, at.attempt))
-        if found is not None:
-            verdict = wire.Verdict.decode(found)
-            if verdict.kind == wire.COMMITTED or (at.host and _is_told_by_host_0(at, records, verdict)):
-                return 0
-            return wire.EXIT_CODES.get(verdict.cause, _NO_WORD)
+    try:
+        with contextlib.closing(open_records(at.store)) as records:
+            if at.hosts > 1 and not at.host:
+                _wait_for_others(at, records)
+            found = read_bounded(records, names.verdict(at.job, at.attempt))
+            if found is not None:
+                verdict = wire.Verdict.decode(found)
+                if verdict.kind == wire.COMMITTED or (at.host and _is_told_by_host_0(at, records, verdict)):
+                    return 0
+                return wire.EXIT_CODES.get(verdict.cause, _NO_WORD)
+    except Exception as error:
+        if not at.host:
+            from kinetic_orchestration.host.machine.pod import last_words
+
+            last_words.leave(f"the attempt's end could not be read: {last_words.sentence(error)}")
     return 0 if at.host else _NO_WORD
 
 

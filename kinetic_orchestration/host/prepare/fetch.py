@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.host.machine import buckets
 from kinetic_orchestration.protocol import names
-from kinetic_orchestration.protocol.records.base import TooLarge
+from kinetic_orchestration.protocol.records.base import Damaged, TooLarge
 from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ class Blobs:
         self._folder = folder
 
     def path(self, digest: str, most: int) -> str | None:
-        """Return the file of a blob, or None if there is none. Raises TooLarge for one with more than `most` bytes."""
+        """Return the file of a blob, or None if there is none. Raises TooLarge for one with more than `most` bytes,
+        and Damaged.
+        """
         if self._records.has_files:
             found: str | None = self._records.local_path(names.blob(digest))
             return found
@@ -49,14 +51,14 @@ class Blobs:
                 os.unlink(os.path.join(self._folder, digest))
 
     def fetch(self, sizes: Mapping[str, int]) -> None:
-        """Have them here before they are needed, several at once. What is missing, or too large, is found when it is
-        asked for.
+        """Have them here before they are needed, several at once. What is missing, damaged or too large is found when
+        it is asked for.
         """
         if self._records.has_files or len(sizes) < 2:
             return
 
         def bring(digest: str) -> None:
-            with contextlib.suppress(TooLarge):
+            with contextlib.suppress(Damaged, TooLarge):
                 self.path(digest, sizes[digest])
 
         side_by_side(bring, list(sizes), SIDE_BY_SIDE, name="kinetic-blobs")

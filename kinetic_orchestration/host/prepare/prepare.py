@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.host.prepare.fetch import Blobs
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
-from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded, read_intact
+from kinetic_orchestration.protocol.records.base import Damaged, TooLarge, read_bounded, read_intact
 from kinetic_orchestration.protocol.system.parallel import Ahead, Several
 from kinetic_orchestration.protocol.wire.task import DataPiece, Payload, Task
 
@@ -139,7 +139,7 @@ def _payload(records: Any, blobs: Blobs, payload: Payload | None) -> str:
         return ""
     try:
         path = blobs.path(payload.digest, payload.size)
-    except TooLarge as error:
+    except (Damaged, TooLarge) as error:
         discard(records, names.blob(payload.digest))  # else it would be found there for ever
         raise NotReady(f"{error}. It was removed: {AGAIN}") from None
     if path is None:
@@ -159,7 +159,7 @@ def _unpack(records: Any, blobs: Blobs, tree_digest: str, target: str) -> None:
     def open_pack(blob: str) -> str:
         try:
             path = blobs.path(blob, sizes[blob])
-        except TooLarge as error:
+        except (Damaged, TooLarge) as error:
             raise tree.Damaged(str(error), blob) from None
         if path is None:
             raise Missing(f"{names.blob(blob)} is not in the store {records.root}")

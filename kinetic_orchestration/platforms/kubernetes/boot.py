@@ -18,7 +18,7 @@ from typing import Final
 LIMIT = 128 << 10  # bytes of one argument, as Linux has it
 
 _PACKAGE = Path(__file__).parents[2]
-_MODULES = ("host/machine/bootstrap.py", "host/machine/pod/start.py")
+_MODULES = ("host/machine/bootstrap.py", "host/machine/pod/last_words.py", "host/machine/pod/start.py")
 _ON_S3 = (
     "host/machine/bucket_records.py",
     "host/machine/connections.py",

@@ -154,10 +154,11 @@ class S3Store(S3Records):
     def too_large(self, name: str, limit: int, size: int | None = None) -> Exception:
         return too_large(name, self.url, limit, size)
 
+    def damaged(self, name: str, reason: str) -> Exception:
+        return Corrupt(f"Cannot read {name} (store {self.url}): {reason}.")
+
     def refusal(self, number: int, verb: str, name: str, reason: str) -> Exception:
         happened = f"Cannot {verb} {name} (store {self.url})"
-        if "checksum differs" in reason:
-            return Corrupt(f"{happened}: {reason}, however often it is asked for.")
         if number == errno.EAGAIN:
             return Unreachable(f"{happened}: for {requests.PATIENCE:.0f} s it answered {reason!r}. Try again later.")
         return (Denied if number == errno.EACCES else StoreError)(f"{happened}: {reason}.")

@@ -89,6 +89,10 @@ class RecordsError(OSError):
         return str(self.strerror)
 
 
+class Damaged(RecordsError):
+    """An object whose bytes differ from the checksum that was stored with them, however often they are asked for."""
+
+
 def reason_of(error: OSError) -> str:
     """The file system's reason for an error, in words."""
     return _REASONS.get(error.errno or 0) or error.strerror or str(error)
@@ -110,10 +114,10 @@ def check_name(name: str) -> None:
 
 
 def read_bounded(records: Any, name: str) -> bytes | None:
-    """Read a record; one that is too large is empty: it is there, and cannot be read."""
+    """Read a record; one that is damaged or too large is empty: it is there, and cannot be read."""
     try:
         record = records.read(name)
-    except TooLarge:
+    except (Damaged, TooLarge):
         return b""
     return None if record is None else bytes(record.data)
 
@@ -123,7 +127,11 @@ def read_intact(records: Any, name: str, digest: str) -> bytes | None:
     from kinetic_orchestration.protocol.content.digest import of_bytes
 
     for _ in range(2 if records.may_corrupt else 1):
-        if (record := records.read(name)) is None:
+        try:
+            record = records.read(name)
+        except Damaged:
+            return None
+        if record is None:
             return None
         if of_bytes(record.data) == digest:
             return bytes(record.data)

@@ -436,6 +436,23 @@ def test_hosts_that_are_charged_for_and_say_nothing_are_told_of_and_end_at_the_l
     assert close.reason.startswith("the slice  was seen READY in")
 
 
+def test_hosts_that_are_pods_are_told_as_pods_when_they_are_gone_or_silent() -> None:
+    def glimpse_of(state: str, *beats: wire.Beat | None) -> Glimpse:
+        seen = glimpse(state, *(beats or (None,)), ages=(0.0,))
+        assert seen.intent is not None
+        intent = seen.intent._replace(placement={**seen.intent.placement, "name": "kinetic-x", "zone": "east/team"})
+        observed = seen.observation._replace(hint="ask the cluster's audit log")
+        return seen._replace(intent=intent, observation=observed, since=NOW - 9.0, shown=NOW - 7.0, charged=NOW - 200.0)
+
+    (close,) = actions(glimpse_of(ABSENT))
+    assert isinstance(close, Close)
+    assert close.reason == (
+        "all pods of the JobSet kinetic-x were seen in east/team from 02:46:31 to 02:46:33, and it was no longer there at "
+        "02:46:40 (UTC); ask the cluster's audit log"
+    )
+    assert lifecycle.unheard(glimpse_of(PRESENT)).startswith("all pods run and are charged for, for up to 200 s now")
+
+
 @pytest.mark.parametrize(
     ("shown", "age", "said"),
     [

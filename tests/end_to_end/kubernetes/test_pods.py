@@ -21,7 +21,7 @@ from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing.kubernetes.pods.nodes import KILLED, OOM_KILLED
-from tests.end_to_end.kubernetes.cases import NONE, Cluster, condition, run, verdict_of, wait_for_verdict
+from tests.end_to_end.kubernetes.cases import NONE, ONE_HOST, Cluster, condition, run, verdict_of, wait_for_verdict
 from tests.support.jobs import WITHIN, beats, placements, wait_running
 from tests.support.waits import wait_until
 
@@ -340,6 +340,33 @@ def test_a_host_of_which_a_process_is_killed_is_lost_and_another_attempt_follows
     assert first.cause == wire.INFRASTRUCTURE, first.reason
     told_by = "the agent of host 1 was ended by SIGKILL" if killed == "kinetic-agent" else "exit code 137"
     assert told_by in first.reason
+
+
+def test_a_pod_that_may_not_use_its_bucket_says_so_in_its_status(cluster: Cluster, jobs: Any, bucket: Any) -> None:
+    """As one whose service account is bound to no account of Google."""
+    cluster.single()
+    bucket.storage.fail("get *blobs/*", 403)
+    bucket.storage.fail("insert *verdict*", 403)
+    job = run(jobs.attempt, accelerator=ONE_HOST, retry=NONE)
+    said = r"exit code 65; it said: host 0 could not start: the agent could not be fetched from gs://\S+/prod: \w+"
+    with pytest.raises(JobLost, match=said):
+        job.result(timeout=WITHIN)
+
+
+def test_a_host_whose_agent_dies_and_whose_store_refuses_its_report_says_so_in_the_status_of_its_pod(
+    cluster: Cluster, jobs: Any, tmp_path: Path, bucket: Any
+) -> None:
+    cluster.single()
+    job = run(jobs.until, str(tmp_path / "never"), accelerator=ONE_HOST, retry=NONE)
+    wait_running(job)
+    bucket.storage.fail("insert *verdict*", 403)
+    cluster.kill(cluster.pods(job)[0], "kinetic-agent")
+    said = r"exit code 65; it said: the agent of host 0 was ended by SIGKILL, and the store could not be told: .*Cannot write"
+    with pytest.raises(JobLost, match=said):
+        job.result(timeout=WITHIN)
+    verdict = verdict_of(job)
+    assert verdict is not None
+    assert (verdict.kind, verdict.cause) == (wire.CLOSED, wire.INFRASTRUCTURE)
 
 
 @pytest.mark.parametrize("host", [0, 1])

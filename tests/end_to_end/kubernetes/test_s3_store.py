@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,19 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.errors import JobError
+from kinetic_orchestration.cli import main
+from kinetic_orchestration.errors import JobError, JobLost
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.program.reading import read_checkpoint
 from kinetic_orchestration.protocol import names, wire
-from tests.end_to_end.kubernetes.cases import Cluster, run, verdict_of
+from kinetic_orchestration.protocol.content import tree
+from tests.end_to_end.kubernetes.cases import NONE, Cluster, condition, run, verdict_of
 from tests.end_to_end.kubernetes.conftest import KEY
 from tests.support.jobs import WITHIN, lines, told, wait_running
 from tests.support.kubernetes.fixtures import only_emulated
 from tests.support.pages import blocks
 from tests.support.s3_server import FIRST_BUILDS, PASSWORD, USER, S3Server, s3, s3_server
+from tests.support.waits import wait_until
 
 __all__ = ["s3", "s3_server"]
 
@@ -72,29 +76,80 @@ def test_a_function_on_two_hosts_gives_back_its_value_its_lines_and_its_checkpoi
     assert (found.step, found.state) == (3, {"n": 3})
 
 
-@only_emulated
-def test_an_agent_that_was_damaged_in_the_bucket_is_not_run_and_is_sent_again(
-    cluster: Cluster, cloud: kinetic.Kubernetes, jobs: Any, tmp_path: Path
+@pytest.mark.parametrize("refused", ["key", "endpoint"])
+def test_pods_that_the_store_refuses_say_so_in_its_own_words_where_they_are_looked_for(
+    cluster: Cluster, jobs: Any, bucket: str, s3: S3Server, refused: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is damaged while the pods wait for nodes. A pod says so in the store, as it has no agent that could."""
+    """They can tell the store nothing, and nobody has to have looked when they ended."""
+    cluster.pools()
+    wrong = "one-that-the-server-does-not-know"
+    known = {"AWS_ACCESS_KEY_ID": USER, "AWS_SECRET_ACCESS_KEY": PASSWORD, "AWS_ENDPOINT_URL": s3.url}
+    known |= {"AWS_SECRET_ACCESS_KEY": wrong} if refused == "key" else {"AWS_ENDPOINT_URL": "minio:9000"}
+    secrets = f"/api/v1/namespaces/{cluster.namespace}/secrets"
+    cluster.api.create(secrets, {"metadata": {"name": "wrong"}, "stringData": known})
+    job = run(jobs.attempt, cloud=kinetic.Kubernetes(env_from=["wrong"]), retry=NONE)
+    if refused == "key":
+        wait_until(lambda: condition(cluster.sets()[0], "Failed"), "the end of its set", pause=0.1)
+    with pytest.raises(JobLost) as caught:
+        job.result(timeout=WITHIN)
+    said = {
+        "key": r"host \d could not start: Cannot read blobs/\S+ \(store s3://\S+\): The request signature we calculated "
+        r"does not match .*\(SignatureDoesNotMatch\)\. The credentials \(AWS_ACCESS_KEY_ID\) are not valid at http://127",
+        "endpoint": r"host \d could not start: AWS_ENDPOINT_URL_S3 .* is 'minio:9000': give the server's address",
+    }[refused]
+    assert re.search(said, str(caught.value)), caught.value
+    capsys.readouterr()
+    main(["status", job.job_id])
+    shown = capsys.readouterr().out
+    assert re.search(said, " ".join(shown.split())), shown
+    verdict = verdict_of(job)
+    assert verdict is not None and verdict.cause == wire.INFRASTRUCTURE
+    told = json.dumps([str(caught.value), shown, verdict.reason, cluster.list("pods")])
+    assert not [value for value in (wrong, PASSWORD) if value in told]
+    cluster.api.delete(f"{secrets}/wrong")
+
+
+MESSAGES = {
+    "agent": r"the agent in s3://\S+ is not the one that was submitted.*It was not run.*submit the job again",
+    "payload": r"its checksum differs.* It was removed: submit the job again",
+    "tree": r"its checksum differs.* It was removed from the store: submit the job again",
+}
+
+
+@only_emulated
+@pytest.mark.parametrize(
+    ("what", "how"), [("agent", "overwritten"), ("agent", "rotten"), ("payload", "rotten"), ("tree", "rotten")]
+)
+def test_what_was_damaged_in_the_bucket_is_not_run_and_is_sent_again(
+    cluster: Cluster, cloud: kinetic.Kubernetes, jobs: Any, s3: S3Server, what: str, how: str, tmp_path: Path
+) -> None:
+    """It is damaged while the pods wait for nodes. `rotten`: as by a disk, which leaves the object's own checksum as it was.
+    Of an agent a pod says so in the store, as it has none that could."""
     marks = tmp_path / "marks"
     job = run(jobs.leaves_mark, str(marks), cloud=cloud)
-    store = job._job.store
-    name = names.blob(job._job.spec()["staged"]["agent"])
-    record = store.read(name)
-    assert record is not None
-    data = bytearray(record.data)
-    data[len(data) // 2] ^= 1
-    store.put(name, bytes(data))
+    store, staged = job._job.store, job._job.spec()["staged"]
+    if what == "tree":
+        manifest = store.read(names.tree(staged["tree"]))
+        assert manifest is not None
+        name = names.blob(tree.packs_of(json.loads(manifest.data))[0].id)
+    else:
+        name = names.blob(staged["agent"] if what == "agent" else staged["payload"]["digest"])
+    if how == "rotten":
+        s3.rot(store.requests.place.bucket, f"{store.url.partition('://')[2].partition('/')[2]}/{name}")
+    else:
+        record = store.read(name)
+        assert record is not None
+        store.put(name, record.data[:-1] + b"x")
     cluster.pools()
-    said = r"the agent in s3://\S+ is not the one that was submitted.*It was not run.*submit the job again"
-    with pytest.raises(JobError, match=said):
+    began = time.monotonic()
+    with pytest.raises(JobError, match=MESSAGES[what]):
         job.result(timeout=WITHIN)
+    assert time.monotonic() - began < 45.0, "it was asked for as long as a store that does not answer"
     verdict = verdict_of(job)
     assert verdict is not None
     assert (verdict.kind, verdict.cause) == (wire.ABORTED, wire.CONFIGURATION)
-    assert verdict.writer.endswith("/boot")
+    assert verdict.writer.endswith("/boot") == (what == "agent")
     assert job.attempts() == 1
     assert not marks.exists()
-    assert store.read(name) is None
+    assert store.find(name) is None
     assert run(jobs.attempt, cloud=cloud).result(timeout=WITHIN) == 1

@@ -810,6 +810,25 @@ def test_a_container_has_what_its_pod_its_node_and_its_secrets_say(place: Place,
     assert not [name for name in environ if name in os.environ and name.startswith("PYTEST_")]
 
 
+def test_the_last_words_of_a_container_are_in_its_status_and_each_of_its_starts_has_its_own(
+    place: Place, nodes: NodeGroup
+) -> None:
+    nodes.add(Node("n"))
+    own = 'printf "%s" "$(cat "$KINETIC_ROOT/dev/termination-log")first" >"$KINETIC_ROOT/dev/termination-log"; exit 1'
+    again = run(place, "again", own, restartPolicy="OnFailure")
+    long = run(place, "long", '{ echo begin; yes | head -c 5000; printf end; } >"$KINETIC_ROOT/dev/termination-log"')
+    silent = run(place, "silent", "exit 3")
+    wait_until(
+        lambda: again()["status"].get("containerStatuses", [{}])[0].get("restartCount", 0) > 1, place.told, within=100
+    )
+    assert again()["status"]["containerStatuses"][0]["lastState"]["terminated"]["message"] == "first"
+    wait_until(lambda: long()["status"]["phase"] == "Succeeded", place.told, within=100)
+    said = long()["status"]["containerStatuses"][0]["state"]["terminated"]["message"]
+    assert (len(said), said[-5:]) == (4096, "y\nend")
+    wait_until(lambda: silent()["status"]["phase"] == "Failed", place.told, within=100)
+    assert "message" not in silent()["status"]["containerStatuses"][0]["state"]["terminated"]
+
+
 def test_a_container_that_cannot_start_says_why(place: Place, nodes: NodeGroup) -> None:
     nodes.add(Node("n"))
     nodes.lack({"gone:1": "ErrImagePull", "Not/A:Name:": "InvalidImageName"})

@@ -1,8 +1,8 @@
 """First program of a pod: it fetches the agent and becomes it, or ends the attempt in the agent's place.
 
-It travels in the pod's manifest, with `bootstrap` and nothing else of this package: the standard library of Python
-3.10. It is independent of programs and of the cluster's API, for which a pod has no token. Its messages go to the pod's
-log.
+It travels in the pod's manifest, with `bootstrap`, `last_words` and, for a store on S3, what reads that: the standard
+library of Python 3.10. It is independent of programs and of the cluster's API, for which a pod has no token. Its
+messages go to the pod's log, and why it ends to where Kubernetes shows it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.machine import bootstrap
+from kinetic_orchestration.host.machine.pod import last_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, NoReturn
 
-ORDERS = "KINETIC_ORDERS"
+ORDERS = last_words.ORDERS
 PROGRAMS = "usr/local/nvidia/bin"  # of the GPUs' driver, where GKE mounts them: only images with CUDA look there
 CODES = {
     "infrastructure": 65,
@@ -49,18 +50,21 @@ def main() -> NoReturn:
         os.makedirs(bootstrap.home(), exist_ok=True)
         find_driver()
         host = host_number(orders)
+        fetched = _fetch(orders)  # by whose answer a store on S3 tells its time as well
         if orders["deadline"] and _time(orders) > orders["deadline"]:
             raise Late("the attempt's deadline passed before this pod was started")
-        agent = bootstrap.unpacked(_fetch(orders))
+        agent = bootstrap.unpacked(fetched)
         what = f"host {host} of {orders['hosts']} of {orders['job']}, attempt {orders['attempt']}"
         bootstrap.say(f"this is {what}; the agent is here")
         _become(agent, orders, host)
     except Exception as error:  # it is taken away, no room, no store, orders of a later version
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        reason = str(error) if isinstance(error, (bootstrap.Failed, OSError)) else f"{type(error).__name__}: {error}"
+        reason = last_words.discreet(last_words.sentence(error), os.environ)
         bootstrap.say(reason)
         cause = getattr(error, "cause", bootstrap.Failed.cause)
-        _abort(orders, host, f"host {host} {bootstrap.Failed.what}: {reason}", cause)
+        told = f"host {host} {bootstrap.Failed.what}: {reason}"
+        last_words.leave(told)  # before the store is told, which may not answer
+        _abort(orders, host, told, cause)
         if isinstance(error, bootstrap.Changed):  # else it would never be sent again
             _forget_agent(orders)
         sys.exit(CODES[cause])
@@ -119,8 +123,13 @@ def _fetch(orders: Mapping[str, Any]) -> str:
     if records is None:
         return bootstrap.fetch(orders["store"], orders["agent"])
 
+    from kinetic_orchestration.protocol.records.base import Damaged, TooLarge
+
     def read() -> bootstrap.Reply:
-        found = records.read(_agent_of(orders), limit=bootstrap.LARGEST)
+        try:
+            found = records.read(_agent_of(orders), limit=bootstrap.LARGEST)
+        except (Damaged, TooLarge):
+            return bootstrap.Reply(200, {}, b"")  # whose digest differs, too
         return bootstrap.Reply(404, {}, b"it is not there") if found is None else bootstrap.Reply(200, {}, found.data)
 
     return bootstrap.fetch(orders["store"], orders["agent"], read)
@@ -133,7 +142,7 @@ def _abort(orders: Mapping[str, Any], host: int, reason: str, cause: str) -> Non
         else:
             records.create(bootstrap.verdict_name(orders), bootstrap.verdict(orders, host, reason, cause))
     except OSError as error:  # this pod's exit code says it, too
-        bootstrap.say(f"the attempt could not be ended: {error}")
+        bootstrap.say(f"the attempt could not be ended: {last_words.discreet(str(error), os.environ)}")
 
 
 def _forget_agent(orders: Mapping[str, Any]) -> None:
@@ -143,7 +152,7 @@ def _forget_agent(orders: Mapping[str, Any]) -> None:
         else:
             records.delete(_agent_of(orders))
     except OSError as error:
-        bootstrap.say(f"the agent could not be removed from the store: {error}")
+        bootstrap.say(f"the agent could not be removed from the store: {last_words.discreet(str(error), os.environ)}")
 
 
 def _become(agent: str, orders: Mapping[str, Any], host: int) -> NoReturn:

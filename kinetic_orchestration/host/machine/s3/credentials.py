@@ -96,11 +96,22 @@ def find(environ: Mapping[str, str]) -> Credentials:
     """Return the first credentials of the chain. Raises Unavailable."""
     for source in (_variables, _web_identity, _profile, _container, _machine):
         if (found := source(environ)) is not None:
-            return found
+            return _checked(found)
     raise Unavailable(
         "There are no credentials for S3: none in the variables, in the profile "
         f"{profile_of(environ)!r} of ~/.aws, nor from this machine. {ELSEWHERE}."
     )
+
+
+def _checked(found: Credentials) -> Credentials:
+    """Return credentials that a header can hold. Raises Unavailable, without a letter of them."""
+    for what, value in (("key", found.key), ("secret key", found.secret), ("session token", found.token)):
+        if not (value.isascii() and value.isprintable()):
+            raise Unavailable(
+                f"The credentials ({found.source}) have a character in their {what} that none has, such as the end of "
+                "a line."
+            )
+    return found
 
 
 def profile_of(environ: Mapping[str, str]) -> str:
@@ -126,17 +137,24 @@ def profile(environ: Mapping[str, str]) -> dict[str, str]:
         try:
             reader.read(path, encoding="utf-8")
         except (configparser.Error, UnicodeDecodeError) as error:
-            raise Unavailable(f"{path} cannot be read as a configuration of AWS: {error}") from None
+            lines = [getattr(error, "lineno", 0), *(number for number, _ in getattr(error, "errors", ()))]
+            where = next((f" (line {line})" for line in lines if line), "")  # whose text may be a key
+            raise Unavailable(
+                f"{path} cannot be read as a configuration of AWS: {type(error).__name__}{where}"
+            ) from None
         if reader.has_section(section):
             found.update(reader.items(section))
     return found
 
 
 def _variables(environ: Mapping[str, str]) -> Credentials | None:
-    key, secret = environ.get("AWS_ACCESS_KEY_ID", ""), environ.get("AWS_SECRET_ACCESS_KEY", "")
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+    key, secret, token = (
+        environ.get(name, "").strip() for name in names
+    )  # of a file, a Secret has the end of its line
     if not key or not secret:
         return None
-    return Credentials(key, secret, environ.get("AWS_SESSION_TOKEN", ""), 0.0, "AWS_ACCESS_KEY_ID")
+    return Credentials(key, secret, token, 0.0, "AWS_ACCESS_KEY_ID")
 
 
 def _web_identity(environ: Mapping[str, str]) -> Credentials | None:
@@ -178,9 +196,8 @@ def _role_for_token(environ: Mapping[str, str], role: str, file: str, session: s
             f"the role {role}",
         )
     except (ValueError, KeyError, Tree.ParseError):
-        words = reply.data[:500].decode("utf-8", "replace").strip()
         raise Unavailable(
-            f"{url} gave no credentials for the role {role} and the token in {file}: {words or reply.status}. Let "
+            f"{url} gave no credentials for the role {role} and the token in {file}: {_words(reply)}. Let "
             "the role trust this identity's issuer, audience and subject."
         ) from None
 
@@ -246,8 +263,7 @@ def _container(environ: Mapping[str, str]) -> Credentials | None:
             raise ValueError
         return _of_json(reply.data, f"the container's endpoint {url}")
     except (ValueError, KeyError, TypeError):
-        words = reply.data[:500].decode("utf-8", "replace").strip()
-        raise Unavailable(f"The container's endpoint {url} gave no credentials: {words or reply.status}.") from None
+        raise Unavailable(f"The container's endpoint {url} gave no credentials: {_words(reply)}.") from None
 
 
 def _machine(environ: Mapping[str, str]) -> Credentials | None:
@@ -276,6 +292,13 @@ def _of_json(data: bytes, source: str) -> Credentials:
     token = given.get("SessionToken") or given.get("Token") or ""
     expires = _moment(given["Expiration"]) if given.get("Expiration") else 0.0
     return Credentials(str(given["AccessKeyId"]), str(given["SecretAccessKey"]), str(token), expires, source)
+
+
+def _words(reply: bootstrap.Reply) -> str:
+    """Return the words of an answer without credentials; a good one that is incomplete may have a part of some."""
+    if reply.status == 200:
+        return "its answer is incomplete, or none that can be read"
+    return reply.data[:500].decode("utf-8", "replace").strip() or f"status {reply.status}"
 
 
 def _patiently(ask: Callable[[], bootstrap.Reply]) -> bootstrap.Reply:

@@ -44,6 +44,11 @@ def place_of(bucket: str, environ: Mapping[str, str]) -> Place:
     """Return where the settings say that a bucket is. Raises ValueError for an endpoint that is no address."""
     said = credentials.profile(environ)
     endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or said.get("endpoint_url", "")
+    if "@" in endpoint:
+        raise ValueError(
+            "AWS_ENDPOINT_URL_S3 (or AWS_ENDPOINT_URL) has a name or a password in it: give the server's address, and "
+            "those as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
     url = urlsplit(endpoint)
     if endpoint and (url.scheme not in ("http", "https") or not url.netloc or url.query or url.fragment):
         raise ValueError(

@@ -31,7 +31,15 @@ from kinetic_orchestration.host.machine.connections import CHUNK, TooMuch
 from kinetic_orchestration.host.machine.s3 import refusals, requests
 from kinetic_orchestration.host.machine.s3.requests import Body, requests_of
 from kinetic_orchestration.protocol import names
-from kinetic_orchestration.protocol.records.base import Entry, Record, RecordsError, Signal, TooLarge, check_name
+from kinetic_orchestration.protocol.records.base import (
+    Damaged,
+    Entry,
+    Record,
+    RecordsError,
+    Signal,
+    TooLarge,
+    check_name,
+)
 from kinetic_orchestration.protocol.records.bucket_metadata import SIGNAL_LIMIT
 from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
 
@@ -226,7 +234,7 @@ class S3Records:
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary)
-        raise self.refusal(errno.EIO, "read", name, "it is changed all the time, or its checksum differs")
+        raise self.damaged(name, "it is changed all the time, or its checksum differs")
 
     def local_path(self, name: str) -> str | None:
         """Return None: no object has a file here."""
@@ -242,10 +250,13 @@ class S3Records:
         return True
 
     def now(self) -> float:
-        """Return the store's time, advanced by this machine's monotonic clock since the store last answered."""
-        if not self.requests.clock.known:
+        """Return the store's time, advanced by this machine's monotonic clock since the store last answered. It is
+        asked until any answer tells it: this machine's own clock counts only if there is none for a minute.
+        """
+        clock, tries = self.requests.clock, bootstrap.tries(requests.PATIENCE)
+        while not clock.known and next(tries, False) is None:
             self._ask("HEAD", self._prefix + names.DEPLOYMENT, patience=0.0)
-        return self.requests.clock.now()
+        return clock.now()
 
     def close(self) -> None:
         self.requests.close()
@@ -259,6 +270,10 @@ class S3Records:
             number, reason = errno.EIO, f"{reason}, for {requests.PATIENCE:g} s"
         return RecordsError(number, f"Cannot {verb} {name} (store {self.root}): {reason}.")
 
+    def damaged(self, name: str, reason: str) -> Exception:
+        """Return the error for an object whose bytes are not those that were written."""
+        return Damaged(errno.EIO, f"Cannot read {name} (store {self.root}): {reason}.")
+
     # ---- requests --------------------------------------------------------------------------------------------
 
     def _ask(self, method: str, key: str = "", *more: Any, **options: Any) -> tuple[bootstrap.Reply, bool]:
@@ -269,6 +284,8 @@ class S3Records:
         return self._prefix + name
 
     def _check(self, reply: bootstrap.Reply, verb: str, name: str) -> None:
+        if reply.status == 0 and reply.data == requests.TORN:
+            raise self.damaged(name, "its checksum differs, however often it is asked for")
         if not 200 <= reply.status < 300:
             told = refusals.read(reply)
             source = self.requests.source()
@@ -519,7 +536,7 @@ def _check_bytes(reply: bootstrap.Reply) -> None:
     place, _, total = reply.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
     whole = reply.status == 200 or (place.startswith("0-") and total == str(len(reply.data)))
     if whole and facts.note is not None and zlib.crc32(reply.data[: facts.size]) != facts.note.checksum:
-        raise ValueError("its checksum differs")
+        raise requests.Torn
 
 
 def _page(reply: bootstrap.Reply) -> tuple[list[Item], str]:

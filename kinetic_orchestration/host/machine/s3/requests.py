@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 PATIENCE = 60.0
+TEARS = 3  # an object whose checksum differs this often is damaged where it is stored
+TORN = b"its checksum differs"
+"""The data of an answer in place of an object that came with other bytes than its checksum is of."""
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+
+
+class Torn(ValueError):
+    """An object came with other bytes than its checksum is of."""
 
 
 class Body:
@@ -95,14 +102,14 @@ class Requests:
             headers: Besides those of the signature.
             body: What is sent.
             patience: Seconds for which it is sent again while the answer may pass.
-            check: Raises if a good answer cannot be read, which may pass too.
+            check: Raises if a good answer cannot be read, which may pass too: Torn, after few more of that kind not.
             into: Takes the body of a good answer.
             most: Bytes of an answer, beyond which TooMuch is raised.
 
         Returns:
             The answer, and True if an earlier answer may have been lost: then the request may have taken effect.
         """
-        unsure, moved, stale = False, 0, None
+        unsure, moved, stale, torn = False, 0, None, 0
         reply = bootstrap.Reply(0, {}, b"")
         for _ in bootstrap.tries(PATIENCE if patience is None else patience):
             while True:
@@ -123,7 +130,10 @@ class Requests:
             if told is None and check is not None:
                 reply = _checked(reply, check, aim.connections.base.netloc)
                 told = None if reply.status else refusals.read(reply)
+                torn += reply.data == TORN and told is not None
             if told is None or not told.passes or (method == "HEAD" and told.status == 404):  # which has no words
+                break
+            if torn == TEARS:
                 break
             unsure = unsure or told.unsure
         return reply, unsure
@@ -200,6 +210,8 @@ def _chain(process: int, settings: tuple[tuple[str, str], ...]) -> Chain:
 def _checked(reply: bootstrap.Reply, check: Callable[[bootstrap.Reply], object], server: str) -> bootstrap.Reply:
     try:
         check(reply)
+    except Torn:
+        return bootstrap.Reply(0, {}, TORN)
     except UNREADABLE as error:
         words = reply.data[:100].decode("utf-8", "backslashreplace")
         told = f"{server} answers what cannot be read ({type(error).__name__}: {error}): {words!r}"

@@ -133,10 +133,11 @@ def _death(failed: Object, seen: Seen) -> tuple[str, str]:
         return f"a pod was taken away{by}: {said}", why
     if told.get("reason") == "DeadlineExceeded":
         return said, wire.DEADLINE
-    match = _EXIT.search(said)
+    match, words = _EXIT.search(said), _last_words(seen.pods, said)
     if match is not None and (cause := _CODES.get(int(match[1]))) is not None:
-        return said, cause
-    return f"a pod died or was deleted, of which Kubernetes tells no more: {said}", wire.INFRASTRUCTURE
+        return f"{said}{words}", cause
+    tells = "a pod died" if words else "a pod died or was deleted, of which Kubernetes tells no more"
+    return f"{tells}: {said}{words}", wire.INFRASTRUCTURE
 
 
 def _of_left(pods: Sequence[Object], said: str) -> tuple[str, str] | None:
@@ -172,7 +173,21 @@ def _fate(pod: Object, of: Object | None) -> tuple[str, str]:
     by, cause = _by_whom([pod], of)
     if by:
         return f"{said}, as it was taken away{by}", cause
-    return said, _CODES.get(code, wire.INFRASTRUCTURE)
+    return f"{said}{_last_words([pod])}", _CODES.get(code, wire.INFRASTRUCTURE)
+
+
+def _last_words(pods: Sequence[Object], said: str = "") -> str:
+    """Return the last words of a pod that is left, as the end of a sentence: of the one that Kubernetes names, if that
+    one left some; "" for none. They are in one line, since of several only the last would be told.
+    """
+    left = {
+        str(pod["metadata"]["name"]): words
+        for pod in pods
+        for state in _terminated(pod)
+        if (words := " ".join(escaped(state.get("message")).split()))
+    }
+    words = next((words for name, words in left.items() if name in said), next(iter(left.values()), ""))
+    return f"; it said: {words}" if words else ""
 
 
 def _lacks_secret(pod: Object, name: str) -> bool:

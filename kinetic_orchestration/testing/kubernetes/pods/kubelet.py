@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 _BEAT = 3.0  # a kubelet's lease has 10 s, and the controller manager of these tests less patience
 _BACKOFF = 1.0  # a kubelet's begins with 10 s
 _KEPT = 100  # pods that are gone, and whose output is kept
+_LAST_WORDS = 4096  # bytes of a container's termination message
 _UNKNOWN = 255  # containerd's exit code of a container that did not survive a boot
 _EXISTS, _INVALID = 409, 422
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
@@ -307,6 +308,9 @@ class Kubelet:
             return
         folder = self._root(pod) / container.get("workingDir", "").lstrip("/")
         folder.mkdir(parents=True, exist_ok=True)
+        last = self._last_words(pod)
+        last.parent.mkdir(parents=True, exist_ok=True)
+        last.write_bytes(b"")  # a kubelet makes it anew for each start
         pod.started = stamp()
         pod.dies = pod.oom = False
         try:
@@ -379,12 +383,16 @@ class Kubelet:
         pod.container = None
         reason = "OOMKilled" if pod.oom else "Completed" if code == 0 else "Error"
         terminated = {"exitCode": code, "reason": reason, **self._reports.times(pod)}
-        last = self._root(pod) / pod.spec["terminationMessagePath"].lstrip("/")
-        if last.is_file():
-            terminated["message"] = last.read_text(encoding="utf-8", errors="replace")[-4096:]
+        last = self._last_words(pod)
+        if last.is_file() and last.stat().st_size:
+            terminated["message"] = last.read_bytes()[-_LAST_WORDS:].decode(errors="replace")
         elif code and pod.spec["terminationMessagePolicy"] == "FallbackToLogsOnError":
             terminated["message"] = (pod.folder / "log").read_text(encoding="utf-8", errors="replace")[-2048:]
         self._after(pod, terminated)
+
+    def _last_words(self, pod: Pod) -> Path:
+        """The file from which the message of a container that has ended is taken."""
+        return self._root(pod) / str(pod.spec["terminationMessagePath"]).lstrip("/")
 
     def _after(self, pod: Pod, terminated: Object) -> None:
         """Start a container that has ended once more, if that is its pod's policy; else the pod is over."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from kinetic_orchestration.host.attempt import self_delete
 from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
+from kinetic_orchestration.host.machine.pod import last_words
 from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.testing.storage_server.server import StorageServer
@@ -242,3 +244,21 @@ def test_without_a_word_of_the_store_host_0_alone_fails(
         assert [end_of_pod(records, host)[0] for host in (0, 1)] == [65, 0]
     finally:
         storage.heal()
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_pod_that_cannot_know_how_its_attempt_ended_leaves_the_reason(
+    records: CloudRecords, storage: StorageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: int
+) -> None:
+    """The last one of them, whose exit code is the attempt's."""
+    monkeypatch.setenv("KINETIC_ROOT", str(tmp_path))
+    left = tmp_path / last_words.FILE
+    left.parent.mkdir()
+    left.touch()
+    storage.refuse("*", "no bucket")
+    try:
+        code = self_delete.exit_code(Assignment(records.url, JOB, 1, host, 1, "", "", "", "", "", "A=b", pod="uid"))
+    finally:
+        storage.heal()
+    assert code == (0 if host else wire.EXIT_CODES[wire.INFRASTRUCTURE])
+    assert ("the attempt's end could not be read: Cannot read prod/jobs/" in left.read_text()) == (not host)

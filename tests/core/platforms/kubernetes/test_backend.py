@@ -176,11 +176,18 @@ def test_what_is_shown_and_tried_has_the_python_of_this_client_as_the_pods_will(
         ("3.99", "python:3.99"),
         ("3.99.1", "python:3.99"),
         (sys.executable, f"python:{sys.version_info[0]}.{sys.version_info[1]}"),
+        ("./python3.99", "python:3.99"),
+        ("venv/python", "python:3.99"),
+        ("venv/pypy", "python:3"),
     ],
 )
 def test_what_is_tried_for_a_command_has_the_python_that_it_asks_for(
-    backend: KubernetesBackend, python: str, image: str
+    backend: KubernetesBackend, python: str, image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of an interpreter that is named by its path, as far as the file says so to which that leads."""
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv/python").symlink_to(tmp_path / "python3.99")
+    monkeypatch.chdir(tmp_path)
     options = Options(
         accelerator="cpu", backend="kubernetes", python=python, requirements=[],
         cloud=Kubernetes(clusters=["a"], namespaces=["ml"]),

@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from kinetic_orchestration.host.machine import bootstrap
+from kinetic_orchestration.host.machine.pod import last_words
 from kinetic_orchestration.host.machine.pod import start as pod_start
 from kinetic_orchestration.host.machine.s3.records import S3Records
 from kinetic_orchestration.platforms.kubernetes import boot
@@ -31,8 +34,14 @@ def started(folder: Path, store: str, environ: dict[str, str]) -> subprocess.Com
     }  # fmt: skip
     told = {pod_start.ORDERS: json.dumps(orders), "KINETIC_SLICE": "0", "JOB_COMPLETION_INDEX": "0"}
     nowhere = {"HOME": str(folder), "KINETIC_ROOT": str(folder), "AWS_EC2_METADATA_DISABLED": "true"}
+    last_words_of(folder).parent.mkdir(exist_ok=True)
+    last_words_of(folder).touch()  # as a kubelet does
     command = [sys.executable, "-I", "-S", "-c", boot.LOADER, boot.program(store)]
     return subprocess.run(command, env={**nowhere, **told, **environ}, capture_output=True, text=True, timeout=60)
+
+
+def last_words_of(folder: Path) -> Path:
+    return folder / last_words.FILE
 
 
 @pytest.mark.parametrize("store", ["gs://bucket/prefix", "s3://bucket/prefix"])
@@ -46,9 +55,14 @@ def test_it_has_no_letter_that_kubernetes_expands(store: str) -> None:
     [
         ({}, "There are no credentials for S3"),
         ({"AWS_ENDPOINT_URL": "minio:9000"}, "'minio:9000': give the server's address"),
+        ({"AWS_ENDPOINT_URL": "http://me:hunter2@minio:9000"}, "has a name or a password in it"),
+        (
+            {"AWS_ACCESS_KEY_ID": "key-of-a-test", "AWS_SECRET_ACCESS_KEY": "x", "AWS_SESSION_TOKEN": "hunter2\nAB"},
+            "have a character in their session token that none has",
+        ),
     ],
 )
-def test_variables_that_lead_to_no_store_on_s3_are_told_in_the_pods_log(
+def test_variables_that_lead_to_no_store_on_s3_are_told_in_the_pods_log_and_in_its_status(
     tmp_path: Path, environ: dict[str, str], said: str
 ) -> None:
     done = started(tmp_path, "s3://bucket/prefix/prod", environ)
@@ -56,6 +70,60 @@ def test_variables_that_lead_to_no_store_on_s3_are_told_in_the_pods_log(
     first, second = done.stdout.splitlines()
     assert said in first
     assert second.startswith("kinetic: the attempt could not be ended: ") and said in second
+    left = last_words_of(tmp_path).read_text()
+    assert left.startswith("host 0 could not start: ") and said in left
+    assert "hunter2" not in done.stdout + left
+
+
+def test_a_pod_of_which_nobody_reads_last_words_ends_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_ROOT", str(tmp_path))
+    last_words.leave("why")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_words_are_left_as_they_are_and_no_more_than_a_kubelet_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_ROOT", str(tmp_path))
+    file = last_words_of(tmp_path)
+    file.parent.mkdir()
+    file.touch()
+    last_words.leave("x" + "ä" * 5000)
+    last_words.leave("another")
+    assert file.read_text(encoding="utf-8") == "x" + "ä" * 2047
+
+
+SECRETS = {
+    "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": "/s3cret+key", "AWS_SESSION_TOKEN": "a-token\n",
+    "MINE": "captured-secret", "AWS_WEB_IDENTITY_TOKEN_FILE": "/var/run/token", "TOKENIZERS_PARALLELISM": "false",
+    pod_start.ORDERS: json.dumps({"secrets": ["MINE"], "key": "seal-of-the-attempt"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("the key AKIAEXAMPLE is unknown", "the key (hidden) is unknown"),
+        ("b'/s3cret+key' or b'a-token\\n'", "b'(hidden)' or b'(hidden)\\n'"),
+        ("captured-secret, seal-of-the-attempt", "(hidden), (hidden)"),
+        ("/var/run/token is not there, which is false", "/var/run/token is not there, which is false"),
+        (
+            "GET https://s3.example/b/o?X-Amz-Credential=AKIA%2F1&X-Amz-Signature=0a1b&X-Amz-Expires=60 failed",
+            "GET https://s3.example/b/o?X-Amz-Credential=(hidden)&X-Amz-Signature=(hidden)&X-Amz-Expires=60 failed",
+        ),
+        (
+            "AWS4-HMAC-SHA256 Credential=AKIA/20260101/us-east-1, SignedHeaders=host, Signature=0a1b",
+            "AWS4-HMAC-SHA256 Credential=(hidden), SignedHeaders=host, Signature=(hidden)",
+        ),
+        ("x-amz-security-token: abc", "x-amz-security-token: (hidden)"),
+        ("Authorization: Bearer ya29.abc", "Authorization: Bearer (hidden)"),
+        ("http://me:pass@minio:9000 does not answer", "http://(hidden)@minio:9000 does not answer"),
+    ],
+)
+def test_last_words_have_no_secret_of_the_pod_and_nothing_that_looks_like_one(text: str, told: str) -> None:
+    assert last_words.discreet(text, SECRETS) == told
 
 
 @pytest.mark.slow
@@ -76,3 +144,29 @@ def test_an_agent_on_s3_that_may_not_be_removed_ends_the_attempt_as_any_that_was
     verdict = wire.Verdict.decode(record.data)
     assert (verdict.kind, verdict.cause, verdict.host) == (wire.ABORTED, wire.CONFIGURATION, 0)
     assert f"the agent in {records.url} is not the one that was submitted" in verdict.reason
+
+
+@pytest.mark.slow
+@FIRST_BUILDS
+@pytest.mark.parametrize("wrong", ["bytes", "size"])
+def test_an_agent_on_s3_whose_bytes_are_not_those_that_were_written_is_removed_within_seconds(
+    s3: S3Server, tmp_path: Path, wrong: str
+) -> None:
+    """Its metadata are as they were, so it does not even agree with its own checksum; or it has more bytes than any."""
+    records = S3Records(f"{s3.make_bucket()}/prod")
+    records.put(names.blob(AGENT), b"the agent")
+    if wrong == "bytes":
+        s3.rot(records.requests.place.bucket, f"prod/{names.blob(AGENT)}")
+    else:
+        records.put(names.blob(AGENT), bytes(bootstrap.LARGEST + 1))
+    environ = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    began = time.monotonic()
+    done = started(tmp_path, records.url, environ)
+    assert time.monotonic() - began < 20.0
+    assert (done.returncode, done.stderr) == (wire.EXIT_CODES[wire.CONFIGURATION], "")
+    record = records.read(names.verdict(JOB, 1))
+    assert record is not None
+    told = f"the agent in {records.url} is not the one that was submitted"
+    assert told in wire.Verdict.decode(record.data).reason
+    assert told in last_words_of(tmp_path).read_text()
+    assert records.create(names.blob(AGENT), b"the agent") is not None, "it would never be sent again"

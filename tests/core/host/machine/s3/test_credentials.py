@@ -82,6 +82,45 @@ def test_variables_come_first(aws: Path) -> None:
     assert find(given) == ("k", "s", "t", 0.0, "AWS_ACCESS_KEY_ID")
 
 
+def test_variables_that_were_read_from_files_with_the_ends_of_their_lines_are_the_same(aws: Path) -> None:
+    """As those of a Secret are that was made --from-file."""
+    given = {"AWS_ACCESS_KEY_ID": "k\n", "AWS_SECRET_ACCESS_KEY": "s\r\n", "AWS_SESSION_TOKEN": "t\n"}
+    assert find({**given, "HOME": str(aws.parent)}) == ("k", "s", "t", 0.0, "AWS_ACCESS_KEY_ID")
+
+
+@pytest.mark.parametrize("text", ["aws_secret_access_key = hunter2\n", "[default]\naws_secret_access_key hunter2\n"])
+def test_a_file_that_cannot_be_read_is_named_with_the_line_and_without_its_text(aws: Path, text: str) -> None:
+    (aws / "credentials").write_text(text)
+    with pytest.raises(
+        Unavailable, match=rf"\.aws/credentials cannot be read .* \(line {text.count(chr(10))}\)"
+    ) as told:
+        find({"HOME": str(aws.parent), **OFF})
+    assert "hunter2" not in str(told.value)
+
+
+@pytest.mark.parametrize("variable", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"])
+def test_what_no_header_can_hold_is_told_without_a_letter_of_it(aws: Path, variable: str) -> None:
+    given = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", variable: "hunter2\nhunter2"}
+    with pytest.raises(Unavailable, match=r"The credentials \(AWS_ACCESS_KEY_ID\) have a character in their") as told:
+        find({**given, "HOME": str(aws.parent)})
+    assert "hunter2" not in str(told.value)
+
+
+def test_an_answer_that_has_only_a_part_of_the_credentials_is_not_quoted(server: Answers, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("jwt")
+    part = json.dumps({"SecretAccessKey": "hunter2", "Expiration": "2099-01-01T00:00:00Z"})
+    server.given = {
+        "POST /": (200, ROLE.replace("<AccessKeyId>k</AccessKeyId>", "").replace(">s<", ">hunter2<")),
+        "GET /v1/credentials": (200, part),
+    }
+    role = {"AWS_ROLE_ARN": "arn:r", "AWS_WEB_IDENTITY_TOKEN_FILE": str(token), "AWS_ENDPOINT_URL_STS": server.url}
+    for given in (role, {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{server.url}/v1/credentials"}):
+        with pytest.raises(Unavailable, match="its answer is incomplete, or none that can be read") as told:
+            find({**given, "HOME": str(tmp_path), **OFF})
+        assert "hunter2" not in str(told.value)
+
+
 def test_a_profile_is_read_from_both_files(aws: Path) -> None:
     (aws / "credentials").write_text("[team]\naws_access_key_id = k\naws_secret_access_key = s\n")
     (aws / "config").write_text("[profile team]\nregion = eu-north-1\nendpoint_url = https://minio.example:9000/\n")
@@ -246,6 +285,12 @@ def test_where_a_bucket_is_follows_from_the_settings(
     bucket: str, given: dict[str, str], base: str, tmp_path: Path
 ) -> None:
     assert place_of(bucket, {"HOME": str(tmp_path), **given}).base("us-east-1") == base
+
+
+def test_an_endpoint_with_a_password_is_refused_without_it() -> None:
+    with pytest.raises(ValueError, match="has a name or a password in it") as told:
+        place_of("bucket", {"AWS_ENDPOINT_URL": "http://me:hunter2@minio:9000", "HOME": "/nowhere"})
+    assert "hunter2" not in str(told.value)
 
 
 def test_a_region_of_china_has_a_domain_of_its_own(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from kinetic_orchestration.host.machine.s3 import records as s3_records
 from kinetic_orchestration.host.machine.s3 import requests as s3_requests
 from kinetic_orchestration.host.machine.s3.records import S3Records
 from kinetic_orchestration.host.machine.s3.requests import Body
-from kinetic_orchestration.protocol.records.base import RecordsError
+from kinetic_orchestration.protocol.records.base import Damaged, RecordsError, read_bounded, read_intact
 from kinetic_orchestration.testing.storage_server.proxy import Answer, Fault, Request
 from tests.core.host.machine.contract import HostRecordsContract
 from tests.support.s3_server import FIRST_BUILDS, S3Server, s3, s3_server
@@ -234,3 +235,35 @@ def test_a_large_object_comes_down_in_parts_and_goes_on_where_it_broke(
     assert (tmp_path / "copy").read_bytes() == data
     assert sum(call.verb == "GET" for call in s3.calls) == 9, "the beginning, five parts, and three that went on"
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
+def test_a_store_that_does_not_answer_at_first_is_asked_for_its_time_again(
+    s3: S3Server, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This machine's own clock may be wrong by more than an attempt has left. Any answer tells the time."""
+    monkeypatch.setenv("AWS_EXECUTION_ENV", "another process")  # which has heard nothing of that server yet
+    records = S3Records(address)
+    s3.forget()
+    s3.skew = 7200.0
+    s3.fail("HEAD *", times=2)
+    assert records.now() - time.time() > 7000.0
+    assert records.now() - time.time() > 7000.0
+    assert [call.status for call in s3.calls] == [0, 0, 404]
+
+
+@pytest.mark.parametrize("size", [1, s3_records.CHUNK + 1])
+def test_bytes_that_are_not_those_that_were_written_are_told_within_seconds(
+    records: S3Records, s3: S3Server, tmp_path: Path, size: int
+) -> None:
+    """However often they are asked for, they come as they are stored."""
+    records.put("rotten", bytes(size))
+    s3.rot(records.requests.place.bucket, "a prefix/prod/rotten")
+    began = time.monotonic()
+    with pytest.raises(Damaged, match=r"Cannot read rotten .*: its checksum differs"):
+        records.read("rotten", limit=size)
+    with pytest.raises(Damaged, match="its checksum differs"):
+        records.download("rotten", str(tmp_path / "rotten"))
+    assert time.monotonic() - began < 20.0
+    assert list(tmp_path.iterdir()) == []
+    assert read_bounded(records, "rotten") == b""
+    assert read_intact(records, "rotten", "") is None

@@ -128,6 +128,42 @@ def test_a_set_that_failed_says_of_what(seen: Seen, cause: str, told: str) -> No
     assert "rule at index" not in found.message
 
 
+def leaving(words: str, name: str = "x-s-0-1-abcde", code: int = 65) -> Object:
+    terminated = {"exitCode": code, "reason": "Error", "message": words}
+    return pod("Failed", name, containerStatuses=[{"state": {"terminated": terminated}}])
+
+
+def test_what_a_pod_left_as_its_last_words_is_told_whether_its_set_has_failed_or_not() -> None:
+    """They are all that is known of a host that could not tell the store."""
+    words = "host 1 could not start: Cannot read blobs/ab (store s3://b): Access denied."
+    said = f"failed with exit code 65; it said: {words}"
+    found = judge(PLACEMENT, Seen(jobset(FAILED), [leaving(words)], [exit_of(65)])).observation
+    assert (found.state, found.cause) == (GONE, wire.INFRASTRUCTURE)
+    assert found.message.endswith(said)
+    found = judge(PLACEMENT, Seen(jobset(), [leaving(words), pod("Running", "x-s-0-0-abcde")])).observation
+    assert (found.state, found.cause) == (WOUNDED, wire.INFRASTRUCTURE)
+    assert found.message == f"pod x-s-0-1-abcde died with exit code 65; it said: {words}"
+    crashed = judge(PLACEMENT, Seen(jobset(FAILED), [leaving("a word", code=1)], [exit_of(1)])).observation
+    assert crashed.message.startswith("a pod died: ") and crashed.message.endswith("; it said: a word")
+
+
+def test_of_several_that_left_words_the_one_counts_that_failed_first() -> None:
+    other = leaving("it received SIGTERM", "x-s-0-0-abcde")
+    found = judge(PLACEMENT, Seen(jobset(FAILED), [other, leaving("the first")], [exit_of(65)])).observation
+    assert found.message.endswith("; it said: the first")
+    found = judge(PLACEMENT, Seen(jobset(FAILED), [other, pod("Running")], [exit_of(65)])).observation
+    assert found.message.endswith("; it said: it received SIGTERM")
+
+
+def test_last_words_are_of_others_and_shown_as_text_in_one_line_with_a_bound() -> None:
+    """Any program of a pod may write them."""
+    words = "first\n\x1b]0;title\x07 second\u202e" + "x" * 5000
+    found = judge(PLACEMENT, Seen(jobset(FAILED), [leaving(words)], [exit_of(65)])).observation
+    assert "it said: first \\x1b]0;title\\x07 second\\u202exxx" in found.message
+    assert len(found.message) < 1200
+    assert found.cause == wire.INFRASTRUCTURE
+
+
 @pytest.mark.parametrize(("accelerator", "cause"), [("v5e-16", wire.INFRASTRUCTURE), ("v5e-16:spot", wire.PREEMPTION)])
 def test_a_node_that_is_gone_is_a_preemption_only_on_spot(accelerator: str, cause: str) -> None:
     gone = condition("DisruptionTarget", "DeletionByPodGC", "PodGC: node no longer exists")
