@@ -25,15 +25,18 @@ from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.disasters import work
+from tests.end_to_end.disasters import cluster, work
+from tests.end_to_end.disasters.cluster import OnCluster
 from tests.end_to_end.disasters.schedule import (
     ANYWHERE,
     DISKS,
     FROZEN,
     LOCAL,
     ONE_DISK,
+    PEOPLE,
     Fault,
     Schedule,
+    chosen,
     schedule,
     stands_still,
 )
@@ -43,6 +46,7 @@ from tests.support.waits import wait_until
 
 T = TypeVar("T")
 
+CLUSTERS = "kubernetes"  # how the names of these backends begin
 ZONES = ("us-west4-a", "us-central1-a")
 TICK = 1.0  # seconds of each attempt that had hosts: a look of a follower, and what a host needs to begin and end
 TICK_WHEN_BUSY = 2.0  # of two cores that five tests share: seed 5 lacked 1.2 s of 8.6
@@ -84,6 +88,7 @@ class Run:
 
     def __init__(self, drawn: Schedule, folder: Path, home: Path, cloud: Emulator | None) -> None:
         self.drawn, self.folder, self.home, self.cloud = drawn, folder, home, cloud
+        self.cluster: OnCluster | None = None
         self.key, self.marks, self.job = f"disaster {folder.name}", folder / "marks", folder / "job"
         self.people: list[subprocess.Popen[bytes]] = []
         self.later: list[tuple[float, Callable[[], object]]] = []
@@ -149,14 +154,20 @@ class Run:
                 self._fill_home(fault)
             elif fault.what == ONE_DISK:
                 self._fill_disk(fault)
+            elif self.cluster is not None and fault.what not in PEOPLE:
+                self.cluster.strike(fault)
+                self.unwatched += fault.lasts * (fault.what in cluster.UNSEEN)
             elif fault.what in ANYWHERE:
                 self._on_processes(fault)
             else:
                 self._on_cloud(fault)
             self.hit.append(fault.what)
 
+    def do_later(self, seconds: float, do: Callable[[], object]) -> None:
+        self.later.append((time.monotonic() + seconds, do))
+
     def _end_later(self, fault: Fault, end: Callable[[], object]) -> None:
-        self.later.append((time.monotonic() + fault.lasts, end))
+        self.do_later(fault.lasts, end)
 
     def _on_processes(self, fault: Fault) -> None:
         if fault.what == "second submitter":
@@ -164,20 +175,20 @@ class Run:
         elif fault.what == "attached follower":
             follower = self.follow()
             if stands_still(fault):
-                self.later.append((time.monotonic() + FOLLOWS, lambda: self._freeze_follower(follower, fault)))
+                self.do_later(FOLLOWS, lambda: self._freeze_follower(follower, fault))
         elif fault.what == "kill submitter":
             self._somebody(fault).kill()
         elif fault.what == "freeze submitter":
             self._freeze(self._somebody(fault), fault)
         elif self.cloud is not None:
-            machine = _chosen([vm for node in self._nodes() for vm in self.cloud.vms(node) if vm is not None], fault)
+            machine = chosen([vm for node in self._nodes() for vm in self.cloud.vms(node) if vm is not None], fault)
             if fault.what == "freeze host":
                 machine.freeze()
                 self._end_later(fault, machine.thaw)
             else:
                 machine.kill(r"child\.py" if fault.what == "kill program" else r"^kinetic-agent")
         else:
-            guard = _chosen(list(self._guards()), fault)
+            guard = chosen(list(self._guards()), fault)
             agent, *others = [found.pid for found in processes.descendants(guard)] or [0]
             if not agent:
                 raise LookupError("the guard is gone, and so is all below it")
@@ -201,7 +212,7 @@ class Run:
 
     def _somebody(self, fault: Fault) -> subprocess.Popen[bytes]:
         """One of those who submitted or follow, and have not ended."""
-        return _chosen([one for one in self.people if one.poll() is None], fault)
+        return chosen([one for one in self.people if one.poll() is None], fault)
 
     def _guards(self) -> Iterator[int]:
         for path in sorted((self.home / "run").glob("*/host-*.json")):
@@ -267,7 +278,7 @@ class Run:
             cloud.queued_resources()[0]
             cloud.sweep()
         else:
-            node = _chosen(self._nodes(), fault)
+            node = chosen(self._nodes(), fault)
             if what == "reboot":
                 cloud.reboot(node)
             else:
@@ -301,6 +312,9 @@ class Run:
         return found
 
     def _check_gone(self) -> None:
+        if self.cluster is not None:
+            left = self.cluster.left
+            wait_until(lambda: not left(), lambda: f"left in the cluster: {left()}", within=GONE_WITHIN, pause=0.1)
         if self.cloud is None:
             wait_until(self._is_gone, within=GONE_WITHIN)
         else:
@@ -326,6 +340,9 @@ class Run:
             raise Broken(f"status says {shown['held_seconds']} s, and cost {cost.ready_seconds}")
         if peek.phase != "succeeded":
             raise Broken(f"a job that succeeded is in the phase {peek.phase!r}")
+        if self.cluster is not None:
+            held = self.cluster.meter.seconds
+            return Told(cost.attempts, self.hit, self.unmade, cost.ready_seconds, held, self.unwatched)
         if self.cloud is None:
             return Told(cost.attempts, self.hit, self.unmade)
         ledger = self.cloud.ledger
@@ -360,12 +377,6 @@ def _newest(those: Sequence[T]) -> T:
     return those[-1]
 
 
-def _chosen(those: Sequence[T], fault: Fault) -> T:
-    if not those:
-        raise LookupError("nobody is there")
-    return those[int(fault.whom * len(those))]
-
-
 def _status(job_id: str) -> dict[str, Any]:
     """The job's status by the command line."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -397,7 +408,7 @@ def opened(seed: int, backend: str, root: Path, home: Path) -> Iterator[Run]:
     shutil.copy(work.__file__, folder / "work.py")
     with contextlib.ExitStack() as open_ones:
         cloud, environ = None, {}
-        if backend == "emulator":
+        if backend != "local":
             cloud = open_ones.enter_context(Emulator(zones=ZONES, python=sys.executable, seed=seed))
             cloud.storage.stop_server()  # what it holds outlives it when it restarts
             cloud.storage._root = folder / "objects"
@@ -405,8 +416,13 @@ def opened(seed: int, backend: str, root: Path, home: Path) -> Iterator[Run]:
             environ = {**cloud.environ(), "KINETIC_ZONES": ",".join(ZONES)}
         before = dict(os.environ)
         open_ones.callback(lambda: (os.environ.clear(), os.environ.update(before)))
-        run = Run(schedule(seed, backend), folder, home, cloud)
-        if cloud is None and run.can_mount():
+        on_cluster = backend.startswith(CLUSTERS)
+        run = Run(schedule(seed, backend), folder, home, None if on_cluster else cloud)
+        if on_cluster:
+            assert cloud is not None
+            opening = cluster.opened(backend, folder, run.drawn, cloud, run.do_later)
+            run.cluster, environ = open_ones.enter_context(opening)
+        if run.drawn.disks and run.cloud is None and run.can_mount():
             environ[work.DISKS] = " ".join(map(str, run.drawn.disks))
         os.environ.update({"KINETIC_HOME": str(home), **environ})
         open_ones.callback(run.close)
