@@ -321,8 +321,8 @@ class KubernetesBackend:
         return Freed.DONE
 
     def leftovers(self) -> Iterator[dict[str, Any]]:
-        """Return all JobSets of this deployment, and Jobs and pods whose set is gone, in each namespace of each cluster that
-        this process's settings name."""
+        """Return all JobSets of this deployment, and Jobs and pods whose set is gone, in each namespace of each cluster
+        that this process's settings name."""
         for found in side_by_side(self._left_in, self._named(), self.parallel):
             yield from found
 

@@ -80,7 +80,8 @@ class Meter:
     def _watch(self) -> None:
         while not self._ending.wait(LOOK):
             with contextlib.suppress(Refused, OSError):  # the server is away
-                for pod in filter(_is_held, self._cluster.list("pods")):
+                begun = (pod for pod in self._cluster.list("pods") if pod["status"].get("startTime"))
+                for pod in filter(_is_held, begun):
                     name, now = pod["metadata"]["labels"][JOBSET], time.monotonic()
                     self._held[name] = self._held.get(name, (now, now))[0], now
 

@@ -341,13 +341,14 @@ class Run:
         if peek.phase != "succeeded":
             raise Broken(f"a job that succeeded is in the phase {peek.phase!r}")
         if self.cluster is not None:
-            held = self.cluster.meter.seconds
-            return Told(cost.attempts, self.hit, self.unmade, cost.ready_seconds, held, self.unwatched)
-        if self.cloud is None:
+            charged, slices = self.cluster.meter.seconds, self.cluster.meter.sets
+        elif self.cloud is not None:
+            ledger = self.cloud.ledger
+            charged = ledger.chip_seconds() / accelerators.parse(self.drawn.accelerator).chips
+            slices = ledger.count("created", "node")
+        else:
             return Told(cost.attempts, self.hit, self.unmade)
-        ledger = self.cloud.ledger
-        charged = ledger.chip_seconds() / accelerators.parse(self.drawn.accelerator).chips
-        ticks = tick * ledger.count("created", "node")
+        ticks = tick * slices
         least, most = charged - ticks, ALIKE[1] * charged + ticks + self.unwatched
         if not least <= cost.ready_seconds <= most:
             raise Broken(f"{cost.ready_seconds:.1f} s of slices are told, and {charged:.1f} s were charged for")
@@ -420,7 +421,8 @@ def opened(seed: int, backend: str, root: Path, home: Path) -> Iterator[Run]:
         run = Run(schedule(seed, backend), folder, home, None if on_cluster else cloud)
         if on_cluster:
             assert cloud is not None
-            opening = cluster.opened(backend, folder, run.drawn, cloud, run.do_later)
+            beside = Path(tempfile.mkdtemp(prefix=f"plane-{seed}-", dir=root))  # or it would be sent with the project
+            opening = cluster.opened(backend, beside, run.drawn, cloud, run.do_later)
             run.cluster, environ = open_ones.enter_context(opening)
         if run.drawn.disks and run.cloud is None and run.can_mount():
             environ[work.DISKS] = " ".join(map(str, run.drawn.disks))
