@@ -5,9 +5,9 @@ whose pods are processes, too; it takes Go).
 
 What befalls a run, and when, is drawn from its seed alone and printed; how fast the machine is decides what is hit.
 Whatever happens, there is one result, it is one that the function returned, nothing is left, no attempt is said to have
-failed by the function, `status` and `cost` count the same attempts and seconds, and on the emulated cloud the cost is
-what its ledger says: of each run never less by more than a second for each slice, and of all of them together within what
-`ALIKE` says. A fault that cannot be made on this machine, such as a full disk where nothing can be mounted, is told and
+failed by the function, `status` and `cost` count the same attempts and seconds, and the cost is what the emulated
+cloud's ledger says, or for how long pods were seen to hold their nodes: of each run never less by more than a second for
+each slice (two for pods, which take their time to end), and of all of them together within what `ALIKE` says. A fault that cannot be made on this machine, such as a full disk where nothing can be mounted, is told and
 counted.
 """
 

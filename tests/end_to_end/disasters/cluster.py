@@ -80,10 +80,14 @@ class Meter:
     def _watch(self) -> None:
         while not self._ending.wait(LOOK):
             with contextlib.suppress(Refused, OSError):  # the server is away
-                begun = (pod for pod in self._cluster.list("pods") if pod["status"].get("startTime"))
-                for pod in filter(_is_held, begun):
+                for pod in filter(self._is_seen, self._cluster.list("pods")):
                     name, now = pod["metadata"]["labels"][JOBSET], time.monotonic()
                     self._held[name] = self._held.get(name, (now, now))[0], now
+
+    def _is_seen(self, pod: Object) -> bool:
+        """Return True for a pod that began and holds its node; what is shown of one that nobody hears of is old."""
+        node = self._cluster.nodes.pool.nodes.get(pod["spec"].get("nodeName", ""))
+        return _is_held(pod) and bool(pod["status"].get("startTime")) and node is not None and not node.fault
 
 
 def _is_held(pod: Object) -> bool:

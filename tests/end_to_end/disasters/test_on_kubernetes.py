@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.disasters.run import play
+from tests.end_to_end.disasters.run import TICK_WHEN_BUSY, play
 from tests.end_to_end.disasters.schedule import schedule
 
-SEEDS = (0, 1, 2, 3, 4)
+SEEDS = (7, 8, 9, 12, 13, 20, 21, 24, 35, 36)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.turn(seed % 5)) for seed in SEEDS])
-def test_two_to_four_faults_at_once_in_a_cluster_leave_one_result_and_nothing_else(
+def test_two_to_four_faults_at_once_in_a_cluster_leave_one_result_and_nothing_else_and_cost_what_pods_held(
     seed: int, own_home: Path, tmp_path: Path
 ) -> None:
     print(f"seed {seed}: {schedule(seed, 'kubernetes')}")
-    print(play(seed, "kubernetes", tmp_path, own_home))
+    print(play(seed, "kubernetes", tmp_path, own_home, TICK_WHEN_BUSY))
