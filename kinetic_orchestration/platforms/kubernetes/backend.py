@@ -306,7 +306,9 @@ class KubernetesBackend:
                     self._deleted.add(placement["name"])
             labels = f"{ownership.MARK}={self._mark},{JOBSET}={placement['name']}"
             left = bool(pods := api.list(_pods(where), labels=labels))
-            if found is None and (left or placement["name"] not in self._deleted):  # somebody else deleted it
+            if found is not None and _ORPHANS in found["metadata"].get("finalizers", ()):
+                _end_orphans(api, where, labels, (), is_soon=True)
+            elif found is None and (left or placement["name"] not in self._deleted):  # somebody else deleted it
                 left |= _end_orphans(api, where, labels, pods)
         except ClusterGone:
             return Freed.DONE
@@ -400,6 +402,7 @@ class KubernetesBackend:
             return self._apis[project, cluster, mark]
 
 
+_ORPHANS = "orphan"  # finalizer of what is being deleted without what is its own, which may take half a minute
 _LATER = (answers.BUSY, answers.UNREACHABLE, answers.CONFLICT)
 _GONE = (answers.ABSENT, answers.CONFLICT)
 _FINAL = (answers.FORBIDDEN, answers.UNSERVED, answers.INVALID)
@@ -469,12 +472,13 @@ def _is_orphan(found: Object) -> bool:
     return not found["metadata"].get("ownerReferences")
 
 
-def _end_orphans(api: Api, where: str, labels: str, pods: Sequence[Object]) -> bool:
+def _end_orphans(api: Api, where: str, labels: str, pods: Sequence[Object], *, is_soon: bool = False) -> bool:
     """Delete the Jobs of a set that was deleted without them, and so their pods, and those pods whose Job was deleted
-    without them, too: nothing else does. Returns True if there were any. Raises ApiError."""
+    without them, too: nothing else does. `is_soon`: they are about to lose their owner. Returns True if there were any.
+    Raises ApiError."""
     is_any = False
     for path, found in ((_jobs(where), api.list(_jobs(where), labels=labels)), (_pods(where), pods)):
-        for metadata in (one["metadata"] for one in found if _is_orphan(one)):
+        for metadata in (one["metadata"] for one in found if is_soon or _is_orphan(one)):
             is_any = True
             if metadata.get("deletionTimestamp"):
                 continue

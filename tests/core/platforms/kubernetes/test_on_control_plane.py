@@ -210,6 +210,19 @@ def test_a_job_whose_set_was_deleted_without_it_is_ended_although_it_has_no_pod_
     assert list(placed.backend.leftovers()) == []
 
 
+def test_one_call_ends_the_pods_of_a_set_that_is_about_to_go_without_them(
+    plane: ControlPlane | EmulatedPlane, namespace: str, placed: Placed
+) -> None:
+    """Its deletion is under way, so nobody asks again; and the cluster may take its time to part them."""
+    attempt, jobs = placed.submit("v5e-8"), f"/apis/batch/v1/namespaces/{namespace}/jobs"
+    wait_until(placed.pods, "there is a pod", within=60, pause=0.2)
+    sets = f"{JOBSETS}/namespaces/{namespace}/jobsets"
+    plane.api.delete(f"{sets}/{attempt.intent.placement['name']}", propagationPolicy="Orphan")
+    assert placed.backend.release(attempt.intent.placement) is Freed.UNDER_WAY
+    wait_until(lambda: _is_empty(plane, sets), "its set is gone", within=100, pause=0.2)
+    wait_until(lambda: not placed.pods() and _is_empty(plane, jobs), "so are its Job and pod", within=30, pause=0.2)
+
+
 def _is_empty(plane: ControlPlane | EmulatedPlane, path: str) -> bool:
     return not plane.api.get(path)["items"]
 
