@@ -139,11 +139,15 @@ class OnCluster:
         except (Refused, OSError, StopIteration) as error:
             raise LookupError(f"it cannot be done now: {error}") from error
 
+    @property
+    def is_real(self) -> bool:
+        return isinstance(self.cluster.plane, ControlPlane)
+
     def left(self) -> list[str]:
         """Return all that is left of jobs: by their names, objects and processes."""
         cluster = self.cluster
         found = [*cluster.sets(), *cluster.jobs(), *cluster.workloads()]
-        more = LEFT_REAL if isinstance(cluster.plane, ControlPlane) else ()
+        more = LEFT_REAL if self.is_real else ()
         found += [one for kind in (*LEFT, *more) for one in cluster.list(kind)]
         names = [one["metadata"]["name"] for one in found]
         return [name for name in names if name not in NOT_OURS] + [f"process {pid}" for pid in cluster.processes()]

@@ -57,6 +57,7 @@ ALIKE_ON_CLUSTER = (0.85, 1.25)  # of the time for which pods were seen; of shor
 # and up to 0.6 s between the verdict of several hosts and the call by which a follower deletes them, which is not told.
 ALIKE_WHEN_BUSY = (0.9, 1.25)
 GONE_WITHIN = 120.0
+GONE_WITHIN_REAL = 300.0  # the garbage collector of a new control plane takes minutes to know of JobSets
 ASKED_AGAIN = 8.0  # seconds in which nobody may have looked, when the last one who did has died
 RUNS = 4.0  # seconds of the function
 UNJUSTIFIED = ("JobFailed", "JobLost")  # of a job with so many retries; a store that refuses may be told as it is
@@ -316,7 +317,8 @@ class Run:
     def _check_gone(self) -> None:
         if self.cluster is not None:
             left = self.cluster.left
-            wait_until(lambda: not left(), lambda: f"left in the cluster: {left()}", within=GONE_WITHIN, pause=0.1)
+            within = GONE_WITHIN_REAL if self.cluster.is_real else GONE_WITHIN
+            wait_until(lambda: not left(), lambda: f"left in the cluster: {left()}", within=within, pause=0.1)
         if self.cloud is None:
             wait_until(self._is_gone, within=GONE_WITHIN)
         else:
