@@ -352,9 +352,9 @@ class KubernetesBackend:
             return [{"zone": place, "unread": str(error)}]
         found = [self._leftover(place, one, one["metadata"]["name"], _hosts(one)) for one in sets if self._is_ours(one)]
         for name in lost:
-            mine = [one for one in (*pods, *jobs) if one["metadata"]["labels"][JOBSET] == name]
-            ours = [one for one in mine if self._is_ours(one, name)]
-            found += [self._leftover(place, one, name, len(ours)) for one in ours[:1]]
+            hosts = [pod for pod in pods if pod["metadata"]["labels"][JOBSET] == name and self._is_ours(pod, name)]
+            whole = [job for job in jobs if job["metadata"]["labels"][JOBSET] == name and self._is_ours(job, name)]
+            found += [self._leftover(place, one, name, len(hosts)) for one in (*hosts, *whole)[:1]]
         return found
 
     def _leftover(self, place: str, found: Object, name: str, hosts: int) -> dict[str, Any]:

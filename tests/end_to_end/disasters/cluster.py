@@ -50,12 +50,11 @@ Later = Callable[[float, Callable[[], object]], None]
 
 
 class Meter:
-    """Sees for how long pods of each set held their nodes, from a `with` on: from the start of the first to the end of the
-    last."""
+    """Sees for how long pods of each set held nodes, from a `with` on: one of them or more."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._held: dict[str, tuple[float, float]] = {}
+        self._held: dict[str, float] = {}
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
@@ -75,14 +74,17 @@ class Meter:
     @property
     def seconds(self) -> float:
         """Of all sets together."""
-        return sum(last - first for first, last in self._held.values())
+        return sum(self._held.values())
 
     def _watch(self) -> None:
+        last: dict[str, float] = {}  # when each set was seen by the look before
         while not self._ending.wait(LOOK):
             with contextlib.suppress(Refused, OSError):  # the server is away
-                for pod in filter(self._is_seen, self._cluster.list("pods")):
-                    name, now = pod["metadata"]["labels"][JOBSET], time.monotonic()
-                    self._held[name] = self._held.get(name, (now, now))[0], now
+                seen = filter(self._is_seen, self._cluster.list("pods"))
+                names, now = {pod["metadata"]["labels"][JOBSET] for pod in seen}, time.monotonic()
+                for name in names:
+                    self._held[name] = self._held.get(name, 0.0) + now - last.get(name, now)
+                last = dict.fromkeys(names, now)
 
     def _is_seen(self, pod: Object) -> bool:
         """Return True for a pod that began and holds its node; what is shown of one that nobody hears of is old."""
