@@ -105,7 +105,8 @@ class OnCluster:
     ) -> None:
         self.meter = meter
         self.cluster, self.between, self.bucket, self.drawn, self._later = cluster, between, bucket, drawn, later
-        self._away: dict[str, threading.Timer] = {}
+        self._back: dict[str, threading.Event] = {}  # of each part that was away
+        self._closing = threading.Event()
         self._strikes: dict[str, Callable[[Fault], None]] = {
             "freeze host": self._freeze,
             "kill agent": lambda fault: cluster.kill(self._pod(fault), "kinetic-agent"),
@@ -168,8 +169,9 @@ class OnCluster:
 
     def close(self) -> None:
         """Wait until all parts of the cluster are there again."""
-        for timer in self._away.values():
-            timer.join()
+        for back in self._back.values():
+            back.wait()
+        self._closing.set()
 
     # Whom it hits
 
@@ -240,11 +242,18 @@ class OnCluster:
 
     def _interrupt(self, part: str, fault: Fault) -> None:
         """A part is away for a while. It is back by itself: whoever speaks to the server may wait for it."""
-        if part in self._away and self._away[part].is_alive():
+        if part in self._back and not self._back[part].is_set():
             raise LookupError(f"{part} is away already")
         self.cluster.plane.interrupt(part)
-        self._away[part] = threading.Timer(fault.lasts, self.cluster.plane.resume, (part,))
-        self._away[part].start()
+        self._back[part] = back = threading.Event()
+
+        def resume() -> None:
+            time.sleep(fault.lasts)
+            self.cluster.plane.resume(part)
+            back.set()
+            self._closing.wait()  # a part ends with the thread that started it
+
+        threading.Thread(target=resume, daemon=True).start()
 
     def _suspend(self, fault: Fault) -> None:
         """A person holds a set back, and lets it go on."""
