@@ -59,6 +59,11 @@ def set_of(pod: str) -> str:
     return pod.rsplit("-", 4)[0]
 
 
+def set_of_job(job: str) -> str:
+    """The JobSet whose Job has that name."""
+    return job.rsplit("-", 2)[0]
+
+
 def job_of_slice(name: str) -> str:
     """Return the id of the job of which an attempt's slice has that name."""
     return f"job-{name.rpartition('-')[0].rpartition('-')[2]}"

@@ -77,6 +77,7 @@ class KubernetesBackend:
         self._opening = threading.Lock()
         self._noting = threading.Lock()
         self._since: dict[str, dict[str, float]] = {}  # a set → why it waits → when that was first seen
+        self._deleted: set[str] = set()  # sets that this process has had deleted, with all that is theirs
         weakref.finalize(self, _close, self._apis)
         self._observer = Observer(self._mark)
 
@@ -288,7 +289,8 @@ class KubernetesBackend:
     # ---- release
 
     def release(self, placement: Mapping[str, Any]) -> Freed:
-        """Gone is what has neither a JobSet nor a pod. Under way: a deletion that the cluster has accepted."""
+        """Gone is what has neither a JobSet nor a pod, nor a Job of its own. Under way: a deletion that the cluster has
+        accepted."""
         try:
             api, where = self._api(placement), _namespace(placement)
             found = _find(api, f"{jobsets(where)}/{placement['name']}")
@@ -300,10 +302,14 @@ class KubernetesBackend:
                 except ApiError as error:
                     if error.kind not in _GONE:
                         return Freed.REFUSED
+                with self._noting:
+                    self._deleted.add(placement["name"])
             labels = f"{ownership.MARK}={self._mark},{JOBSET}={placement['name']}"
-            left = api.list(_pods(where), labels=labels)
-            if found is None and left:
-                _end_orphans(api, where, labels, left)
+            left = bool(pods := api.list(_pods(where), labels=labels))
+            if found is not None and _ORPHANS in found["metadata"].get("finalizers", ()):
+                _end_orphans(api, where, labels, (), is_soon=True)
+            elif found is None and (left or placement["name"] not in self._deleted):  # somebody else deleted it
+                left |= _end_orphans(api, where, labels, pods)
         except ClusterGone:
             return Freed.DONE
         except KineticError:
@@ -313,11 +319,12 @@ class KubernetesBackend:
         self._observer.forget(placement["name"])
         with self._noting:
             self._since.pop(placement["name"], None)
+            self._deleted.discard(placement["name"])
         return Freed.DONE
 
     def leftovers(self) -> Iterator[dict[str, Any]]:
-        """Return all JobSets of this deployment, and pods whose set is gone, in each namespace of each cluster that
-        this process's settings name."""
+        """Return all JobSets of this deployment, and Jobs and pods whose set is gone, in each namespace of each cluster
+        that this process's settings name."""
         for found in side_by_side(self._left_in, self._named(), self.parallel):
             yield from found
 
@@ -335,19 +342,23 @@ class KubernetesBackend:
             place = self._clusters.place(*where)
             api, space = self._api({"zone": place, "project": self._settings.project}), _parts(place)[1]
             held = {names.set_of(row.name) for row in api.rows(_pods(space), labels=mark)}  # before a new set has any
+            held |= {names.set_of_job(row.name) for row in api.rows(_jobs(space), labels=mark)}
             sets = api.list(jobsets(space), labels=mark)
             lost = sorted(held - {found["metadata"]["name"] for found in sets})[:TOGETHER]
-            pods = api.list(_pods(space), labels=f"{mark},{JOBSET} in ({','.join(lost)})") if lost else ()
+            labels = f"{mark},{JOBSET} in ({','.join(lost)})"
+            pods = api.list(_pods(space), labels=labels) if lost else ()
+            jobs = [one for one in api.list(_jobs(space), labels=labels) if _is_orphan(one)] if lost else []
         except KineticError as error:
             return [{"zone": place, "unread": str(error)}]
         found = [self._leftover(place, one, one["metadata"]["name"], _hosts(one)) for one in sets if self._is_ours(one)]
         for name in lost:
-            mine = [pod for pod in pods if pod["metadata"]["labels"][JOBSET] == name and self._is_ours(pod, name)]
-            found += [self._leftover(place, pod, name, len(mine)) for pod in mine[:1]]
+            hosts = [pod for pod in pods if pod["metadata"]["labels"][JOBSET] == name and self._is_ours(pod, name)]
+            whole = [job for job in jobs if job["metadata"]["labels"][JOBSET] == name and self._is_ours(job, name)]
+            found += [self._leftover(place, one, name, len(hosts)) for one in (*hosts, *whole)[:1]]
         return found
 
     def _leftover(self, place: str, found: Object, name: str, hosts: int) -> dict[str, Any]:
-        """`found`: the set of that name, or a pod that is left of it."""
+        """`found`: the set of that name, or a Job or a pod that is left of it."""
         metadata = found["metadata"]
         owned = ownership.owned(metadata["labels"])
         assert owned is not None
@@ -391,6 +402,7 @@ class KubernetesBackend:
             return self._apis[project, cluster, mark]
 
 
+_ORPHANS = "orphan"  # finalizer of what is being deleted without what is its own, which may take half a minute
 _LATER = (answers.BUSY, answers.UNREACHABLE, answers.CONFLICT)
 _GONE = (answers.ABSENT, answers.CONFLICT)
 _FINAL = (answers.FORBIDDEN, answers.UNSERVED, answers.INVALID)
@@ -451,19 +463,31 @@ def _pods(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/pods"
 
 
-def _end_orphans(api: Api, where: str, labels: str, pods: Sequence[Object]) -> None:
+def _jobs(namespace: str) -> str:
+    return f"/apis/batch/v1/namespaces/{namespace}/jobs"
+
+
+def _is_orphan(found: Object) -> bool:
+    """Return True for what does not go with its owner, as it has none any more."""
+    return not found["metadata"].get("ownerReferences")
+
+
+def _end_orphans(api: Api, where: str, labels: str, pods: Sequence[Object], *, is_soon: bool = False) -> bool:
     """Delete the Jobs of a set that was deleted without them, and so their pods, and those pods whose Job was deleted
-    without them, too: nothing else does. Raises ApiError."""
-    jobs = f"/apis/batch/v1/namespaces/{where}/jobs"
-    for path, found in ((jobs, api.list(jobs, labels=labels)), (_pods(where), pods)):
-        for metadata in (one["metadata"] for one in found):
-            if metadata.get("ownerReferences") or metadata.get("deletionTimestamp"):
+    without them, too: nothing else does. `is_soon`: they are about to lose their owner. Returns True if there were any.
+    Raises ApiError."""
+    is_any = False
+    for path, found in ((_jobs(where), api.list(_jobs(where), labels=labels)), (_pods(where), pods)):
+        for metadata in (one["metadata"] for one in found if is_soon or _is_orphan(one)):
+            is_any = True
+            if metadata.get("deletionTimestamp"):
                 continue
             try:
                 api.delete(f"{path}/{metadata['name']}", uid=metadata["uid"])
             except ApiError as error:
                 if error.kind not in _GONE:
                     raise
+    return is_any
 
 
 def _hosts(found: Object) -> int:

@@ -25,15 +25,18 @@ from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.disasters import work
+from tests.end_to_end.disasters import cluster, work
+from tests.end_to_end.disasters.cluster import OnCluster
 from tests.end_to_end.disasters.schedule import (
     ANYWHERE,
     DISKS,
     FROZEN,
     LOCAL,
     ONE_DISK,
+    PEOPLE,
     Fault,
     Schedule,
+    chosen,
     schedule,
     stands_still,
 )
@@ -43,14 +46,18 @@ from tests.support.waits import wait_until
 
 T = TypeVar("T")
 
+CLUSTERS = "kubernetes"  # how the names of these backends begin
 ZONES = ("us-west4-a", "us-central1-a")
 TICK = 1.0  # seconds of each attempt that had hosts: a look of a follower, and what a host needs to begin and end
 TICK_WHEN_BUSY = 2.0  # of two cores that five tests share: seed 5 lacked 1.2 s of 8.6
+TO_END = 1.5  # seconds, besides, in which pods end whose set is released, and the cluster says so
 ALIKE = (0.95, 1.2)  # the cost of all runs by the ledger; of each run it is less by no more than its ticks
+ALIKE_ON_CLUSTER = (0.85, 1.25)  # of the time for which pods were seen; of short runs, of which their ends are a sixth
 # Of short runs beside others: between READY and the start of a host's own clock lie 0.1 s to 0.3 s on the emulated cloud,
 # and up to 0.6 s between the verdict of several hosts and the call by which a follower deletes them, which is not told.
 ALIKE_WHEN_BUSY = (0.9, 1.25)
 GONE_WITHIN = 120.0
+GONE_WITHIN_REAL = 300.0  # the garbage collector of a new control plane takes minutes to know of JobSets
 ASKED_AGAIN = 8.0  # seconds in which nobody may have looked, when the last one who did has died
 RUNS = 4.0  # seconds of the function
 UNJUSTIFIED = ("JobFailed", "JobLost")  # of a job with so many retries; a store that refuses may be told as it is
@@ -84,6 +91,7 @@ class Run:
 
     def __init__(self, drawn: Schedule, folder: Path, home: Path, cloud: Emulator | None) -> None:
         self.drawn, self.folder, self.home, self.cloud = drawn, folder, home, cloud
+        self.cluster: OnCluster | None = None
         self.key, self.marks, self.job = f"disaster {folder.name}", folder / "marks", folder / "job"
         self.people: list[subprocess.Popen[bytes]] = []
         self.later: list[tuple[float, Callable[[], object]]] = []
@@ -149,14 +157,20 @@ class Run:
                 self._fill_home(fault)
             elif fault.what == ONE_DISK:
                 self._fill_disk(fault)
+            elif self.cluster is not None and fault.what not in PEOPLE:
+                self.cluster.strike(fault)
+                self.unwatched += fault.lasts * (fault.what in cluster.UNSEEN)
             elif fault.what in ANYWHERE:
                 self._on_processes(fault)
             else:
                 self._on_cloud(fault)
             self.hit.append(fault.what)
 
+    def do_later(self, seconds: float, do: Callable[[], object]) -> None:
+        self.later.append((time.monotonic() + seconds, do))
+
     def _end_later(self, fault: Fault, end: Callable[[], object]) -> None:
-        self.later.append((time.monotonic() + fault.lasts, end))
+        self.do_later(fault.lasts, end)
 
     def _on_processes(self, fault: Fault) -> None:
         if fault.what == "second submitter":
@@ -164,20 +178,20 @@ class Run:
         elif fault.what == "attached follower":
             follower = self.follow()
             if stands_still(fault):
-                self.later.append((time.monotonic() + FOLLOWS, lambda: self._freeze_follower(follower, fault)))
+                self.do_later(FOLLOWS, lambda: self._freeze_follower(follower, fault))
         elif fault.what == "kill submitter":
             self._somebody(fault).kill()
         elif fault.what == "freeze submitter":
             self._freeze(self._somebody(fault), fault)
         elif self.cloud is not None:
-            machine = _chosen([vm for node in self._nodes() for vm in self.cloud.vms(node) if vm is not None], fault)
+            machine = chosen([vm for node in self._nodes() for vm in self.cloud.vms(node) if vm is not None], fault)
             if fault.what == "freeze host":
                 machine.freeze()
                 self._end_later(fault, machine.thaw)
             else:
                 machine.kill(r"child\.py" if fault.what == "kill program" else r"^kinetic-agent")
         else:
-            guard = _chosen(list(self._guards()), fault)
+            guard = chosen(list(self._guards()), fault)
             agent, *others = [found.pid for found in processes.descendants(guard)] or [0]
             if not agent:
                 raise LookupError("the guard is gone, and so is all below it")
@@ -201,7 +215,7 @@ class Run:
 
     def _somebody(self, fault: Fault) -> subprocess.Popen[bytes]:
         """One of those who submitted or follow, and have not ended."""
-        return _chosen([one for one in self.people if one.poll() is None], fault)
+        return chosen([one for one in self.people if one.poll() is None], fault)
 
     def _guards(self) -> Iterator[int]:
         for path in sorted((self.home / "run").glob("*/host-*.json")):
@@ -267,7 +281,7 @@ class Run:
             cloud.queued_resources()[0]
             cloud.sweep()
         else:
-            node = _chosen(self._nodes(), fault)
+            node = chosen(self._nodes(), fault)
             if what == "reboot":
                 cloud.reboot(node)
             else:
@@ -301,6 +315,10 @@ class Run:
         return found
 
     def _check_gone(self) -> None:
+        if self.cluster is not None:
+            left = self.cluster.left
+            within = GONE_WITHIN_REAL if self.cluster.is_real else GONE_WITHIN
+            wait_until(lambda: not left(), lambda: f"left in the cluster: {left()}", within=within, pause=0.1)
         if self.cloud is None:
             wait_until(self._is_gone, within=GONE_WITHIN)
         else:
@@ -326,11 +344,16 @@ class Run:
             raise Broken(f"status says {shown['held_seconds']} s, and cost {cost.ready_seconds}")
         if peek.phase != "succeeded":
             raise Broken(f"a job that succeeded is in the phase {peek.phase!r}")
-        if self.cloud is None:
+        if self.cluster is not None:
+            charged, slices = self.cluster.meter.seconds, self.cluster.meter.sets
+            tick += TO_END
+        elif self.cloud is not None:
+            ledger = self.cloud.ledger
+            charged = ledger.chip_seconds() / accelerators.parse(self.drawn.accelerator).chips
+            slices = ledger.count("created", "node")
+        else:
             return Told(cost.attempts, self.hit, self.unmade)
-        ledger = self.cloud.ledger
-        charged = ledger.chip_seconds() / accelerators.parse(self.drawn.accelerator).chips
-        ticks = tick * ledger.count("created", "node")
+        ticks = tick * slices
         least, most = charged - ticks, ALIKE[1] * charged + ticks + self.unwatched
         if not least <= cost.ready_seconds <= most:
             raise Broken(f"{cost.ready_seconds:.1f} s of slices are told, and {charged:.1f} s were charged for")
@@ -358,12 +381,6 @@ def _newest(those: Sequence[T]) -> T:
     if not those:
         raise LookupError("it is not there")
     return those[-1]
-
-
-def _chosen(those: Sequence[T], fault: Fault) -> T:
-    if not those:
-        raise LookupError("nobody is there")
-    return those[int(fault.whom * len(those))]
 
 
 def _status(job_id: str) -> dict[str, Any]:
@@ -397,7 +414,7 @@ def opened(seed: int, backend: str, root: Path, home: Path) -> Iterator[Run]:
     shutil.copy(work.__file__, folder / "work.py")
     with contextlib.ExitStack() as open_ones:
         cloud, environ = None, {}
-        if backend == "emulator":
+        if backend != "local":
             cloud = open_ones.enter_context(Emulator(zones=ZONES, python=sys.executable, seed=seed))
             cloud.storage.stop_server()  # what it holds outlives it when it restarts
             cloud.storage._root = folder / "objects"
@@ -405,8 +422,14 @@ def opened(seed: int, backend: str, root: Path, home: Path) -> Iterator[Run]:
             environ = {**cloud.environ(), "KINETIC_ZONES": ",".join(ZONES)}
         before = dict(os.environ)
         open_ones.callback(lambda: (os.environ.clear(), os.environ.update(before)))
-        run = Run(schedule(seed, backend), folder, home, cloud)
-        if cloud is None and run.can_mount():
+        on_cluster = backend.startswith(CLUSTERS)
+        run = Run(schedule(seed, backend), folder, home, None if on_cluster else cloud)
+        if on_cluster:
+            assert cloud is not None
+            beside = Path(tempfile.mkdtemp(prefix=f"plane-{seed}-", dir=root))  # or it would be sent with the project
+            opening = cluster.opened(backend, beside, run.drawn, cloud, run.do_later)
+            run.cluster, environ = open_ones.enter_context(opening)
+        if run.drawn.disks and run.cloud is None and run.can_mount():
             environ[work.DISKS] = " ".join(map(str, run.drawn.disks))
         os.environ.update({"KINETIC_HOME": str(home), **environ})
         open_ones.callback(run.close)

@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
-BACKENDS = ("local", "emulator")
+T = TypeVar("T")
+
+REAL = "-real"  # how the name of a backend ends that is the real thing, and not its emulator
+BACKENDS = ("local", "emulator", "kubernetes", f"kubernetes{REAL}")
 ONE_DISK = "full disk of one host"  # of several; the others, and the store, have room
-ANYWHERE = (
-    "kill submitter", "freeze submitter", "second submitter", "attached follower",
-    "kill agent", "kill program", "freeze host", ONE_DISK,
-)  # fmt: skip
+PEOPLE = ("kill submitter", "freeze submitter", "second submitter", "attached follower")
+ANYWHERE = (*PEOPLE, "kill agent", "kill program", "freeze host")
 LOCAL = ("full disk",)
 DISKS = (ONE_DISK, *LOCAL)
 CLOUD = (
     "preempt", "preempt with notice", "lose the answer of a create call", "lose the answer of a delete call",
     "bucket refuses", "bucket restarts", "never boots", "reboot", "somebody deletes the slice",
 )  # fmt: skip
-KINDS = {"local": (*ANYWHERE, *LOCAL), "emulator": (*ANYWHERE, *CLOUD)}
+CLUSTER = (
+    "preempt", "preempt with notice", "lose node", "silence node", "delete pod", "evict pod", "kill pod",
+    "node evicts pod", "lose the answer of a create call", "lose the answer of a delete call", "server refuses",
+    "server restarts", "controller restarts", "bucket refuses", "bucket restarts", "never boots", "suspend",
+    "somebody deletes the set", "somebody deletes the set without its pods",
+)  # fmt: skip
+KINDS = {
+    "local": (*ANYWHERE, ONE_DISK, *LOCAL),
+    "emulator": (*ANYWHERE, ONE_DISK, *CLOUD),
+    "kubernetes": (*ANYWHERE, *CLUSTER),
+}
 FREEZES = ("freeze submitter", "freeze host")
+LASTING = (*FREEZES, "lose node", "silence node", "suspend")
 FROZEN = "frozen follower"  # one that is attached, and soon stands still for a while
 LONG = (20.0, 40.0)  # seconds that some of them last
-ONE, FOUR, HOSTS = {"local": "cpu", "emulator": "v5e-1"}, "v5e-16", 4  # of one host, and of four
+ONE = {"local": "cpu", "emulator": "v5e-1", "kubernetes": "v5e-1"}  # of one host,
+TWO = "v4-8"  # of two, on Kubernetes alone,
+FOUR = "v5e-16"  # and of four
+HOSTS = 4
 
 
 class Fault(NamedTuple):
@@ -43,7 +59,9 @@ class Schedule(NamedTuple):
     faults: list[Fault]
     running: bool  # they begin when the function has, and not with the submission
     accelerator: str
-    skews: tuple[float, ...]  # by which the clocks of a cloud's hosts are ahead
+    skews: tuple[float, ...]  # by which the clocks of a cloud's hosts are ahead; one for each host
+    is_spot: bool = False
+    in_queue: bool = False  # of Kueue
 
     @property
     def disks(self) -> set[int]:
@@ -57,19 +75,34 @@ class Schedule(NamedTuple):
     def __str__(self) -> str:
         begin = "while it runs" if self.running else "from the start"
         clocks = f", clocks ahead by {', '.join(f'{skew:.0f}' for skew in self.skews)} s" if any(self.skews) else ""
-        return f"{self.accelerator}{clocks}, {begin}: {'; '.join(map(str, self.faults))}"
+        where = f"{' on spot' if self.is_spot else ''}{' in a queue' if self.in_queue else ''}"
+        return f"{self.accelerator}{where}{clocks}, {begin}: {'; '.join(map(str, self.faults))}"
+
+
+def chosen(those: Sequence[T], fault: Fault) -> T:
+    """Return whom a fault hits. Raises LookupError if nobody is there."""
+    if not those:
+        raise LookupError("nobody is there")
+    return those[int(fault.whom * len(those))]
 
 
 def schedule(seed: int, backend: str) -> Schedule:
+    """Draw a run; the real thing gets the same as its emulator."""
+    backend = backend.removesuffix(REAL)
     drawn = random.Random(f"{seed} {backend}")
     faults = []
     for _ in range(drawn.randint(2, 4)):
         what = drawn.choice(KINDS[backend])
-        long = what in FREEZES and drawn.random() < 0.2
+        long = what in LASTING and drawn.random() < 0.2
         lasts = drawn.uniform(*LONG) if long else drawn.uniform(0.5, 3.0)
         faults.append(Fault(drawn.uniform(0.0, 4.0), what, lasts, drawn.random()))
     several = drawn.random() < 0.3 or any(fault.what == ONE_DISK for fault in faults)
     accelerator = FOUR if several else ONE[backend]
     differ = backend == "emulator" and drawn.random() < 0.3
     skews = tuple(drawn.uniform(-600.0, 600.0) if differ else 0.0 for _ in range(HOSTS if several else 1))
-    return Schedule(sorted(faults), drawn.random() < 0.6, accelerator, skews)
+    found = Schedule(sorted(faults), drawn.random() < 0.6, accelerator, skews)
+    if backend != "kubernetes":
+        return found
+    if several and drawn.random() < 0.6:
+        found = found._replace(accelerator=TWO, skews=(0.0, 0.0))
+    return found._replace(is_spot=drawn.random() < 0.5, in_queue=drawn.random() < 0.4)

@@ -13,7 +13,7 @@ from tests.end_to_end.disasters import __main__ as program
 from tests.end_to_end.disasters import work
 from tests.end_to_end.disasters.__main__ import main
 from tests.end_to_end.disasters.run import Told, play, were_made
-from tests.end_to_end.disasters.schedule import BACKENDS, CLOUD, FREEZES, FROZEN, KINDS, LONG, schedule
+from tests.end_to_end.disasters.schedule import BACKENDS, FROZEN, KINDS, LASTING, LONG, REAL, schedule
 
 SEEDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
 
@@ -101,11 +101,14 @@ def test_a_mistake_is_found_and_its_seed_is_told(
 
 def test_a_seed_draws_the_same_faults_each_time_and_seeds_draw_all_there_are() -> None:
     for backend in BACKENDS:
-        drawn = [schedule(seed, backend) for seed in range(200)]
-        assert drawn == [schedule(seed, backend) for seed in range(200)]
+        drawn, kinds = [schedule(seed, backend) for seed in range(300)], KINDS[backend.removesuffix(REAL)]
+        assert drawn == [schedule(seed, backend.removesuffix(REAL)) for seed in range(300)]
         assert {len(found.faults) for found in drawn} == {2, 3, 4}
         faults = [fault for found in drawn for fault in found.faults]
-        assert {fault.what for fault in faults} == set(KINDS[backend])
-        assert {fault.what for fault in faults if fault.lasts >= LONG[0]} == set(FREEZES)
-        assert len({found.accelerator for found in drawn}) == 2
-        assert any(len(set(found.skews)) == 4 for found in drawn) == (CLOUD[0] in KINDS[backend])
+        assert {fault.what for fault in faults} == set(kinds)
+        assert {fault.what for fault in faults if fault.lasts >= LONG[0]} == set(LASTING) & set(kinds)
+        is_cluster = backend.startswith("kubernetes")
+        assert {len(found.skews) for found in drawn} == ({1, 2, 4} if is_cluster else {1, 4})
+        assert len({found.accelerator for found in drawn}) == len({len(found.skews) for found in drawn})
+        assert len({(found.is_spot, found.in_queue) for found in drawn}) == (4 if is_cluster else 1)
+        assert any(len(set(found.skews)) == 4 for found in drawn) == (backend == "emulator")

@@ -30,6 +30,11 @@ class Loss(NamedTuple):
 REASONS = {404: "NotFound", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that broke its connection, as one that was killed, is no matter of anybody's."""
+
+
 class Between:
     """The proxy, from a `with` on. `before` may do something before a request is passed on."""
 
@@ -52,7 +57,7 @@ class Between:
             def log_message(self, *_: object) -> None:
                 """It says nothing."""
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
@@ -88,10 +93,15 @@ class Between:
         if lost != REQUEST:
             upstream = http.client.HTTPSConnection(self._address, timeout=60, context=self._context)
             kind = {"Content-Type": handler.headers["Content-Type"]} if body else {}
-            upstream.request(handler.command, handler.path, body, {**self._headers, **kind})
-            answer = upstream.getresponse()
-            data = answer.read()
-            upstream.close()
+            try:
+                upstream.request(handler.command, handler.path, body, {**self._headers, **kind})
+                answer = upstream.getresponse()
+                data = answer.read()
+            except (OSError, http.client.HTTPException):  # the server is away
+                handler.close_connection = True
+                return
+            finally:
+                upstream.close()
         self.lost += bool(lost)
         if lost and not loss.status:
             handler.close_connection = True

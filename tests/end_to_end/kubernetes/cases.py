@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 from collections.abc import Iterator, Mapping
@@ -25,6 +27,8 @@ GONE_WITHIN = 60.0
 TWO_HOSTS = "v4-8"
 ONE_HOST = "v5e-1"
 NONE = kinetic.Retry(infra=0, preemption=0)
+
+KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 
 _COMPLETION = "batch.kubernetes.io/job-completion-index"
 _SLICE = "jobset.sigs.k8s.io/job-index"
@@ -164,6 +168,52 @@ def _pids(pid: int) -> list[str]:
 def _is_inside(pid: int) -> bool:
     """Return True for a process of a container, and not its parent, by which the node ends it."""
     return len(_pids(pid)) > 1
+
+
+def kubeconfig_of(
+    plane: ControlPlane | EmulatedPlane, namespace: str, path: Path, context: str = "tests", **cluster: Any
+) -> Path:
+    """Write the kubeconfig of a plane's administrator for a namespace, and return its path. `cluster`: fields of the
+    cluster that are others there, such as its `server`."""
+    config = json.loads(plane.kubeconfig.read_text(encoding="utf-8"))
+    emulated = [{"name": "kinetic-orchestration", "extension": {"emulated": True}}]
+    config["clusters"][0]["cluster"] |= {"extensions": emulated, **cluster}
+    for kind in ("clusters", "contexts", "users"):
+        config[kind][0]["name"] = context
+    config["current-context"] = context
+    config["contexts"][0]["context"] = {"cluster": context, "user": context, "namespace": namespace}
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
+@contextlib.contextmanager
+def queue_of(cluster: Cluster, chips: int) -> Iterator[None]:
+    """A queue of the cluster's namespace, called `queue`, with quota for so many chips, and two priorities, which are
+    called by the namespace and `low` or `high`: the second takes jobs of the first out."""
+    api, name = cluster.api, cluster.namespace
+    resources = [{"name": "google.com/tpu", "nominalQuota": str(chips)}]
+    spec = {
+        "namespaceSelector": {}, "preemption": {"withinClusterQueue": "LowerPriority"},
+        "resourceGroups": [
+            {"coveredResources": ["google.com/tpu"], "flavors": [{"name": name, "resources": resources}]}
+        ],
+    }  # fmt: skip
+    api.create(f"{KUEUE}/resourceflavors", named("ResourceFlavor", name))
+    api.create(f"{KUEUE}/clusterqueues", named("ClusterQueue", name, spec=spec))
+    api.create(f"{KUEUE}/namespaces/{name}/localqueues", named("LocalQueue", "queue", spec={"clusterQueue": name}))
+    created = [f"{KUEUE}/clusterqueues/{name}", f"{KUEUE}/resourceflavors/{name}"]
+    for priority, value in (("low", 1), ("high", 100)):
+        body = named("WorkloadPriorityClass", f"{name}-{priority}", value=value)
+        api.create(f"{KUEUE}/workloadpriorityclasses", body)
+        created.append(f"{KUEUE}/workloadpriorityclasses/{name}-{priority}")
+    yield
+    for path in created:
+        api.delete(path)
+
+
+def named(kind: str, name: str, **fields: Any) -> dict[str, Any]:
+    """Return an object of Kueue."""
+    return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}, **fields}
 
 
 def run(function: Any, *arguments: Any, **options: Any) -> JobHandle[Any]:

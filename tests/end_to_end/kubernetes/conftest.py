@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,12 +15,11 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.kubernetes.pods.nodes import NodeGroup
 from tests.end_to_end.kubernetes.between import Between
-from tests.end_to_end.kubernetes.cases import Cluster
+from tests.end_to_end.kubernetes.cases import KUEUE, Cluster, kubeconfig_of, named, queue_of
 from tests.support.faults import break_hosts, load_jobs
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.emulated import EmulatedPlane, emulated_nodes
 
-KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 KEY = "a-signing-key-of-the-tests"
 
 
@@ -68,7 +66,7 @@ def cluster(
     described: None,
 ) -> Iterator[Cluster]:
     """A namespace, to which this process's kubeconfig leads, and in which no test may leave anything. It has no nodes."""
-    monkeypatch.setenv("KUBECONFIG", str(_kubeconfig(plane, namespace, tmp_path / "kubeconfig")))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig_of(plane, namespace, tmp_path / "kubeconfig")))
     monkeypatch.setenv("KINETIC_BACKEND", "kubernetes")
     found, failed = Cluster(plane, namespace, nodes, machine), request.session.testsfailed
     yield found
@@ -80,7 +78,7 @@ def cluster(
 def between(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
     """What this process's requests to the cluster pass through."""
     with Between(cluster.plane.kubeconfig) as between:
-        path = _kubeconfig(cluster.plane, cluster.namespace, tmp_path / "kubeconfig-between", server=between.url)
+        path = kubeconfig_of(cluster.plane, cluster.namespace, tmp_path / "kubeconfig-between", server=between.url)
         monkeypatch.setenv("KUBECONFIG", str(path))
         yield between
 
@@ -96,7 +94,7 @@ def elsewhere(
         emulated_nodes(plane) as nodes,
         Between(plane.kubeconfig) as between,
     ):
-        path = _kubeconfig(plane, "default", tmp_path / "kubeconfig-elsewhere", "elsewhere", server=between.url)
+        path = kubeconfig_of(plane, "default", tmp_path / "kubeconfig-elsewhere", "elsewhere", server=between.url)
         monkeypatch.setenv("KUBECONFIG", os.pathsep.join([os.environ["KUBECONFIG"], str(path)]))
         plane.await_account("default")
         yield Cluster(plane, "default", nodes, machine), between
@@ -111,43 +109,12 @@ def submitters(jobs: Any) -> Iterator[Any]:
         yield found
 
 
-def _kubeconfig(
-    plane: ControlPlane | EmulatedPlane, namespace: str, path: Path, context: str = "tests", **cluster: Any
-) -> Path:
-    config = json.loads(plane.kubeconfig.read_text(encoding="utf-8"))
-    emulated = [{"name": "kinetic-orchestration", "extension": {"emulated": True}}]
-    config["clusters"][0]["cluster"] |= {"extensions": emulated, **cluster}
-    for kind in ("clusters", "contexts", "users"):
-        config[kind][0]["name"] = context
-    config["current-context"] = context
-    config["contexts"][0]["context"] = {"cluster": context, "user": context, "namespace": namespace}
-    path.write_text(json.dumps(config), encoding="utf-8")
-    return path
-
-
 @pytest.fixture
 def queue(cluster: Cluster) -> Iterator[Callable[..., kinetic.Kubernetes]]:
     """The options for a place in a queue with quota for one slice; jobs of the class `high` take those of `low` out."""
-    api, name = cluster.api, cluster.namespace
-    resources = [{"name": "google.com/tpu", "nominalQuota": "8"}]
-    spec = {
-        "namespaceSelector": {}, "preemption": {"withinClusterQueue": "LowerPriority"},
-        "resourceGroups": [
-            {"coveredResources": ["google.com/tpu"], "flavors": [{"name": name, "resources": resources}]}
-        ],
-    }  # fmt: skip
-    api.create(f"{KUEUE}/resourceflavors", _named("ResourceFlavor", name))
-    api.create(f"{KUEUE}/clusterqueues", _named("ClusterQueue", name, spec=spec))
-    api.create(f"{KUEUE}/namespaces/{name}/localqueues", _named("LocalQueue", "queue", spec={"clusterQueue": name}))
-    created = [f"{KUEUE}/clusterqueues/{name}", f"{KUEUE}/resourceflavors/{name}"]
-    for priority, value in (("low", 1), ("high", 100)):
-        body = _named("WorkloadPriorityClass", f"{name}-{priority}", value=value)
-        api.create(f"{KUEUE}/workloadpriorityclasses", body)
-        created.append(f"{KUEUE}/workloadpriorityclasses/{name}-{priority}")
-    cluster.pools()
-    yield lambda priority="low": kinetic.Kubernetes(queue="queue", priority_class=f"{name}-{priority}")
-    for path in created:
-        api.delete(path)
+    with queue_of(cluster, chips=8):
+        cluster.pools()
+        yield lambda priority="low": kinetic.Kubernetes(queue="queue", priority_class=f"{cluster.namespace}-{priority}")
 
 
 @pytest.fixture
@@ -160,12 +127,8 @@ def second(cluster: Cluster, queue: Callable[..., kinetic.Kubernetes]) -> Iterat
         "namespaceSelector": {},
         "resourceGroups": [{"coveredResources": ["google.com/tpu"], "flavors": flavors}],
     }
-    api.create(f"{KUEUE}/clusterqueues", _named("ClusterQueue", name, spec=spec))
-    local = _named("LocalQueue", "second", spec={"clusterQueue": name})
+    api.create(f"{KUEUE}/clusterqueues", named("ClusterQueue", name, spec=spec))
+    local = named("LocalQueue", "second", spec={"clusterQueue": name})
     api.create(f"{KUEUE}/namespaces/{cluster.namespace}/localqueues", local)
     yield "second"
     api.delete(f"{KUEUE}/clusterqueues/{name}")
-
-
-def _named(kind: str, name: str, **fields: Any) -> dict[str, Any]:
-    return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}, **fields}

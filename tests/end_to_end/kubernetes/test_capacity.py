@@ -14,8 +14,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.plan.values import QUEUED
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.testing.kubernetes.pods.nodes import tpu_pool
-from tests.end_to_end.kubernetes.cases import ONE_HOST, Cluster, run, verdict_of, wait_for_verdict
-from tests.end_to_end.kubernetes.conftest import KUEUE
+from tests.end_to_end.kubernetes.cases import KUEUE, ONE_HOST, Cluster, run, verdict_of, wait_for_verdict
 from tests.support.jobs import WITHIN, placements, wait_running
 from tests.support.kubernetes.api import Object
 from tests.support.waits import wait_until

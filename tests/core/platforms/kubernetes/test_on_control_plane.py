@@ -54,7 +54,11 @@ class Placed:
     def __init__(self, plane: ControlPlane | EmulatedPlane, namespace: str) -> None:
         self._plane, self._namespace, self._said = plane, namespace, 0
         settings = Settings(
-            home=Path("/nowhere"), store="gs://bucket/kinetic", deployment="Production EU", backend="kubernetes"
+            home=Path("/nowhere"),
+            store="gs://bucket/kinetic",
+            deployment="Production EU",
+            backend="kubernetes",
+            namespace=namespace,
         )
         self.backend = KubernetesBackend(settings, KubeconfigClusters())
         self.beside = KubernetesBackend(settings, KubeconfigClusters())  # which keeps nothing between two looks
@@ -186,6 +190,37 @@ def test_pods_whose_owners_were_deleted_without_them_are_ended(
     )
     assert placed.pods() == []
     assert _is_empty(plane, paths["jobs"])
+
+
+def test_a_job_whose_set_was_deleted_without_it_is_ended_although_it_has_no_pod_any_more(
+    plane: ControlPlane | EmulatedPlane, namespace: str, placed: Placed
+) -> None:
+    attempt, jobs = placed.submit("v5e-8"), f"/apis/batch/v1/namespaces/{namespace}/jobs"
+    [pod] = wait_until(placed.pods, "there is a pod", within=60, pause=0.2)
+    plane.api.delete(
+        f"{JOBSETS}/namespaces/{namespace}/jobsets/{attempt.intent.placement['name']}", propagationPolicy="Orphan"
+    )
+    plane.api.delete(f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}", grace=0)
+    sets = f"{JOBSETS}/namespaces/{namespace}/jobsets"
+    wait_until(lambda: not placed.pods() and _is_empty(plane, sets), "only the Job is left", within=60, pause=0.2)
+    assert [left["job"] for left in placed.backend.leftovers()] == [attempt.job_id]
+    assert placed.backend.release(attempt.intent.placement) is Freed.UNDER_WAY
+    wait_until(lambda: placed.backend.release(attempt.intent.placement) is Freed.DONE, within=60, pause=0.2)
+    assert _is_empty(plane, jobs)
+    assert list(placed.backend.leftovers()) == []
+
+
+def test_one_call_ends_the_pods_of_a_set_that_is_about_to_go_without_them(
+    plane: ControlPlane | EmulatedPlane, namespace: str, placed: Placed
+) -> None:
+    """Its deletion is under way, so nobody asks again; and the cluster may take its time to part them."""
+    attempt, jobs = placed.submit("v5e-8"), f"/apis/batch/v1/namespaces/{namespace}/jobs"
+    wait_until(placed.pods, "there is a pod", within=60, pause=0.2)
+    sets = f"{JOBSETS}/namespaces/{namespace}/jobsets"
+    plane.api.delete(f"{sets}/{attempt.intent.placement['name']}", propagationPolicy="Orphan")
+    assert placed.backend.release(attempt.intent.placement) is Freed.UNDER_WAY
+    wait_until(lambda: _is_empty(plane, sets), "its set is gone", within=100, pause=0.2)
+    wait_until(lambda: not placed.pods() and _is_empty(plane, jobs), "so are its Job and pod", within=30, pause=0.2)
 
 
 def _is_empty(plane: ControlPlane | EmulatedPlane, path: str) -> bool:

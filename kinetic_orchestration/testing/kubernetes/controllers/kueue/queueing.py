@@ -33,7 +33,7 @@ from kinetic_orchestration.testing.kubernetes.api.objects import (
     with_status,
 )
 from kinetic_orchestration.testing.kubernetes.api.rules.defaults import QUEUE, pod_spec
-from kinetic_orchestration.testing.kubernetes.controllers.changes import Change, Create, Replace, Tell, View
+from kinetic_orchestration.testing.kubernetes.controllers.changes import Change, Create, Delete, Replace, Tell, View
 from kinetic_orchestration.testing.kubernetes.controllers.jobsets import is_over
 from kinetic_orchestration.testing.kubernetes.controllers.kueue import provisioning
 from kinetic_orchestration.testing.kubernetes.controllers.scheduling import tolerates
@@ -63,6 +63,7 @@ def step(view: View) -> Iterator[Change]:
     for uid, one in sets.items():
         if uid not in workloads:
             yield from _enqueued(view, one)
+    yield from _ownerless(view)
     pairs = [(sets[uid], workload) for uid, workload in workloads.items() if uid in sets]
     waiting: list[tuple[Object, Object]] = []
     for one, workload in pairs:
@@ -109,6 +110,15 @@ def pending(view: View, namespace: str, queue: str) -> Object:
 
 
 # ---- a workload for each set
+
+
+def _ownerless(view: View) -> Iterator[Change]:
+    """The workload of a set that was deleted without what is its own goes with it all the same."""
+    there = {uid_of(one) for one in view.all(kinds.JOBSETS)}
+    for workload in view.all(kinds.WORKLOADS):
+        of = labels_of(workload).get(_JOB)
+        if of is not None and of not in there and not workload["metadata"].get("ownerReferences"):
+            yield Delete(kinds.WORKLOADS, workload)
 
 
 def _enqueued(view: View, one: Object) -> Iterator[Change]:

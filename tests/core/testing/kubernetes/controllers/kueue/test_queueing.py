@@ -9,8 +9,9 @@ import pytest
 from kinetic_orchestration.testing.kubernetes.api import kinds
 from kinetic_orchestration.testing.kubernetes.api.answers import Object
 from kinetic_orchestration.testing.kubernetes.api.objects import holds, name_of
+from kinetic_orchestration.testing.kubernetes.api.rules import deletion
 from kinetic_orchestration.testing.kubernetes.api.store import Store
-from kinetic_orchestration.testing.kubernetes.controllers.changes import Create, Replace, View
+from kinetic_orchestration.testing.kubernetes.controllers.changes import Create, Delete, Replace, View
 from kinetic_orchestration.testing.kubernetes.controllers.kueue import queueing
 
 pytestmark = pytest.mark.fast
@@ -53,6 +54,8 @@ class Scene:
                 self.store.create(change.kind, change.found)
             elif isinstance(change, Replace):
                 self.store.replace(change.kind, change.found)
+            elif isinstance(change, Delete):
+                self.store.remove(change.kind, change.found)
 
     def workloads(self) -> list[Object]:
         return View(self.store, self.now).all(kinds.WORKLOADS, "n")
@@ -80,6 +83,23 @@ def test_the_quota_of_who_is_preempted_is_nobody_elses_until_its_pods_are_gone()
         scene.step()
         assert scene.with_quota() == {"first", "second"}
     assert len(scene.evicted()) == 1
+
+
+def test_the_quota_of_a_set_that_is_deleted_without_its_jobs_is_free() -> None:
+    """`kubectl delete jobset --cascade=orphan`: nothing names it as its owner any more."""
+    scene = Scene()
+    scene.ask("first", "middle", chips="8")
+    scene.ask("second", "low", chips="8")
+    for _ in range(3):
+        scene.step()
+    assert scene.with_quota() == {"first"}
+    first = scene.store.get(kinds.JOBSETS, "n", "first")
+    assert first is not None
+    deletion.delete(scene.store, kinds.JOBSETS, first, propagation="Orphan")
+    for _ in range(3):
+        scene.step()
+    assert [scene.set_of(one) for one in scene.workloads()] == ["second"]
+    assert scene.with_quota() == {"second"}
 
 
 def test_a_queue_says_what_its_jobs_have_of_each_flavor() -> None:
