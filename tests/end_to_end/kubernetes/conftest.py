@@ -65,7 +65,6 @@ def cluster(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
-    described: None,
 ) -> Iterator[Cluster]:
     """A namespace, to which this process's kubeconfig leads, and in which no test may leave anything. It has no nodes."""
     monkeypatch.setenv("KUBECONFIG", str(_kubeconfig(plane, namespace, tmp_path / "kubeconfig")))
