@@ -31,6 +31,10 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 if (pyenv := interpreters.pyenv()).is_dir():
     os.environ.setdefault("PYENV_ROOT", str(pyenv))
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tests.support.exchanges.openapi import Documents
+
 pytest_plugins = ["tests.support.kubernetes.fixtures"]  # here, so that all files share what is made once
 
 TESTS = Path(__file__).parent
@@ -175,10 +179,17 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+def _openapi() -> Documents | None:
+    from tests.support.kubernetes.published import documents  # may start a server, which most tests have no use for
+
+    return documents()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
-    """Records the exchanges between emulated clouds and their callers, checked against Google's discovery documents."""
-    recorder = Recorder(tmp_path_factory.mktemp("exchanges"))
+    """Records the exchanges between emulated clouds and clusters and their callers, checked against Google's discovery
+    documents, and against the OpenAPI documents of a real API server where one was ever built."""
+    recorder = Recorder(tmp_path_factory.mktemp("exchanges"), _openapi)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv(journal.VARIABLE, str(recorder.folder))
         yield recorder

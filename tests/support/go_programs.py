@@ -56,6 +56,12 @@ def control_plane() -> Path:
     return _built("kubernetes", _mark(CONTROL_PLANE), _build_control_plane)
 
 
+def known_control_plane() -> Path | None:
+    """Return that folder, or None where it was never made."""
+    folder = root() / f"kubernetes-{_mark(CONTROL_PLANE)}"
+    return folder if has_go() and folder.exists() else None
+
+
 def minio() -> Path:
     """Return MinIO's folder, which is made first if it is not there: that takes minutes. Raises RuntimeError."""
     return _built("minio", hashlib.sha256(MINIO.encode()).hexdigest()[:16], _build_minio)

@@ -1,4 +1,4 @@
-"""A journal of the messages between the emulated cloud and its callers: off unless a folder is named for it.
+"""A journal of the messages between the emulated cloud or cluster and its callers: off unless a folder is named for it.
 
 Every server of an emulator appends each exchange, before its answer is sent, to a file of its process: the bytes on the
 wire, without the emulator's token, headers and the contents of objects. It still holds secrets: only the owner can read
@@ -23,7 +23,7 @@ _HEAD: Final = 4  # bytes of the length of an entry's head
 
 class Exchange(NamedTuple):
     face: str
-    """rest, storage or grpc."""
+    """rest, storage, grpc, or kubernetes: of the last, each change that a watch is told is an exchange of its own."""
     method: str
     """Of HTTP; over gRPC empty."""
     target: str

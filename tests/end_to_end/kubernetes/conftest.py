@@ -63,7 +63,6 @@ def cluster(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
-    described: None,
 ) -> Iterator[Cluster]:
     """A namespace, to which this process's kubeconfig leads, and in which no test may leave anything. It has no nodes."""
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig_of(plane, namespace, tmp_path / "kubeconfig")))

@@ -20,7 +20,7 @@ from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.kubernetes.observing import observer
 from kinetic_orchestration.testing.kubernetes.pods.nodes import tpu_pool
 from tests.core.platforms.kubernetes.attempts import attempt_of, plan_of
-from tests.support.exchanges.openapi import Documents
+from tests.support.exchanges.recorder import Recorder, told
 from tests.support.kubernetes.emulated import EmulatedPlane
 from tests.support.kubernetes.fixtures import CONFORMANCE
 from tests.support.waits import wait_until
@@ -38,7 +38,7 @@ def emulated(tmp_path: Path) -> Iterator[EmulatedPlane]:
 
 
 def test_all_that_is_said_of_jobs_and_queues_is_in_the_documents(
-    documents: Documents, emulated: EmulatedPlane, monkeypatch: pytest.MonkeyPatch
+    built: Path, recorder: Recorder, emulated: EmulatedPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(emulated.kubeconfig))
     monkeypatch.setattr(observer, "EXPLAINED_SECONDS", 0.1)
@@ -48,7 +48,8 @@ def test_all_that_is_said_of_jobs_and_queues_is_in_the_documents(
         Settings(home=Path("/nowhere"), store="gs://bucket/kinetic", deployment="Production EU", backend="kubernetes"),
         KubeconfigClusters(),
     )
-    heard: list[client.Exchange] = []
+    assert not recorder.findings()
+    heard, before = list[client.Exchange](), recorder.checked
     with client.listening(heard.append):
         plans = [
             plan_of("v5e-16", zone="tests/default", cloud=Kubernetes(queue=queue), secrets=("TOKEN",))
@@ -76,7 +77,8 @@ def test_all_that_is_said_of_jobs_and_queues_is_in_the_documents(
         wait_until(lambda: all(one.state == "absent" for one in backend.observe(placements)), pause=0.1)
     asked = {one.target.partition("?")[0].rpartition("/")[2] for one in heard}
     assert {"jobsets", "pods", "jobs", "events", "workloads", "secrets", "nodes", "selfsubjectrulesreviews"} <= asked
-    assert not (wrong := documents.all_wrongs(heard)), "\n".join(wrong)
+    assert not (wrong := recorder.findings()), told(wrong)
+    assert recorder.checked - before >= len(heard)
 
 
 def queues(plane: EmulatedPlane) -> None:

@@ -1,4 +1,5 @@
-"""One exchange of the journal held against Google's documents: its request, and then its answer or its error."""
+"""One exchange of the journal held against its API's documents: its request, and then its answer or its error. They are
+Google's own, or those that a Kubernetes API server publishes."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from kinetic_orchestration.testing.api_rules import journal
 from kinetic_orchestration.testing.api_rules.journal import Exchange
 from tests.support.exchanges import documents, rules, wire
 from tests.support.exchanges.documents import Method
+from tests.support.exchanges.openapi import Documents
 from tests.support.exchanges.rules import Shape, Wrong
 
 # No document describes them. https://cloud.google.com/compute/docs/instances/verifying-instance-identity: Google has the
@@ -48,6 +50,7 @@ class Finding(NamedTuple):
 
 _SECRETS = (
     re.compile(r'(?<="data":)(\s*)"[^"]*"'),
+    re.compile(r'(?<="data":)(\s*)\{[^{}]*\}|(?<="stringData":)(\s*)\{[^{}]*\}|(?<="token":)(\s*)"[^"]*"'),
     re.compile(r"(?<=127\.0\.0\.1:)\d+/[\w-]{32}"),
     re.compile(r"[\w-]{32}(?=@127\.0\.0\.1)"),
     re.compile(r"(?<=Bearer )\S+|(?:ya29|eyJ)[\w.-]{10,}"),
@@ -67,9 +70,16 @@ def _text(body: bytes) -> str:
     return body.decode("utf-8", "backslashreplace")
 
 
-def check(exchange: Exchange) -> list[Finding]:
-    """Returns all that is wrong in it."""
+def check(exchange: Exchange, openapi: Documents | None = None) -> list[Finding]:
+    """Returns all that is wrong in it. `openapi`: those that a Kubernetes API server publishes, if they are known."""
+    if exchange.face == "kubernetes":
+        return [] if openapi is None else list(_with_a_cluster(exchange, openapi))
     return list(_over_grpc(exchange) if exchange.face == "grpc" else _over_http(exchange))
+
+
+def _with_a_cluster(exchange: Exchange, openapi: Documents) -> Iterator[Finding]:
+    about = f"{exchange.method} {urlsplit(exchange.target).path}"
+    return (Finding(about, "OpenAPI", side, wrong, exchange) for side, wrong in openapi.wrongs(exchange))
 
 
 # Over HTTP

@@ -5,11 +5,12 @@ It owns the folder, and which test hears of what. An exchange that was right is 
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,16 +20,23 @@ from kinetic_orchestration.testing.api_rules.journal import Exchange
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tests.support.exchanges.checks import Finding
+    from tests.support.exchanges.openapi import Documents
 
 _REMEMBERED = 10_000  # of the last exchanges that were right
 _TOLD = 5  # findings of one test, in full
 
 
 class Recorder:
-    """Reads a folder of journals again and again. `checked` counts the exchanges."""
+    """Reads a folder of journals again and again. `checked` counts the exchanges.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: The folder.
+        openapi: Returns the documents that a Kubernetes API server publishes, or None; asked at the first exchange with one.
+    """
+
+    def __init__(self, folder: Path, openapi: Callable[[], Documents | None] = lambda: None) -> None:
         self.folder = folder
+        self._openapi = functools.cache(openapi)
         self.checked = 0
         self._read: dict[str, int] = {}
         self._right: OrderedDict[int, None] = OrderedDict()
@@ -60,7 +68,7 @@ class Recorder:
         if key in self._right:
             self._right.move_to_end(key)
             return []
-        found = check(exchange)
+        found = check(exchange, self._openapi() if exchange.face == "kubernetes" else None)
         if not found:
             self._right[key] = None
             if len(self._right) > _REMEMBERED:
@@ -89,7 +97,7 @@ class Recorder:
 def told(findings: list[Finding]) -> str:
     more = f"\n… and {len(findings) - _TOLD} more" if len(findings) > _TOLD else ""
     return (
-        f"{len(findings)} departures from Google's discovery documents:\n"
+        f"{len(findings)} departures from the documents of Google's APIs, or of a Kubernetes API server:\n"
         + "\n".join(map(str, findings[:_TOLD]))
         + more
     )

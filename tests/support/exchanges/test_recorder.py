@@ -16,7 +16,9 @@ from kinetic_orchestration.platforms.google.tpu.client import emulated_channel
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.api_rules import journal
 from kinetic_orchestration.testing.api_rules.journal import Exchange, Journal
+from tests.support.exchanges.openapi import Documents
 from tests.support.exchanges.recorder import Recorder
+from tests.support.kubernetes.emulated import EmulatedPlane
 
 ROOT = Path(__file__).parents[3]
 ZONE = "us-east5-a"
@@ -163,3 +165,12 @@ def test_what_was_read_is_removed(tmp_path: Path) -> None:
     assert recorder.checked == 6
     recorder.close()
     assert not tmp_path.exists()
+
+
+def test_a_cluster_is_heard_whoever_asks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "journal").mkdir()
+    monkeypatch.setenv(journal.VARIABLE, str(tmp_path / "journal"))
+    recorder = Recorder(tmp_path / "journal", lambda: Documents({}))
+    with EmulatedPlane(tmp_path / "plane") as plane, recorder.wrong("GET /api/v1/nodes: there is no such operation"):
+        plane.api.get("/api/v1/nodes?limit=5")
+        plane.api.get("/version")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
+import http.client
 import json
 import os
 import re
@@ -51,6 +52,31 @@ done
 exec setpriv --pdeathsig KILL chroot "$root" "$@"
 """
 
+# What a test could leave to others: of no namespace, and in those that tests share.
+_SHARED = (
+    "/api/v1/namespaces", "/api/v1/nodes", "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+    "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+    "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
+    "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "/apis/rbac.authorization.k8s.io/v1/clusterroles", "/apis/scheduling.k8s.io/v1/priorityclasses",
+    *(
+        f"/apis/kueue.x-k8s.io/v1beta2/{kind}"
+        for kind in (
+            "admissionchecks", "clusterqueues", "provisioningrequestconfigs", "resourceflavors", "workloadpriorityclasses",
+        )
+    ),
+    *(f"/api/v1/namespaces/kube-system/{kind}" for kind in ("configmaps", "secrets")),
+    *(
+        f"{api}/namespaces/default/{kind}"
+        for api, kinds in (
+            ("/api/v1", ("configmaps", "pods", "resourcequotas", "secrets", "serviceaccounts")),
+            ("/apis/batch/v1", ("jobs",)), ("/apis/jobset.x-k8s.io/v1alpha2", ("jobsets",)),
+            ("/apis/kueue.x-k8s.io/v1beta2", ("localqueues", "workloads")),
+            ("/apis/rbac.authorization.k8s.io/v1", ("rolebindings", "roles")),
+        )
+        for kind in kinds
+    ),
+)  # fmt: skip
 SILENT = 15.0  # seconds after which a node without a heartbeat counts as lost
 
 
@@ -138,6 +164,34 @@ class ControlPlane:
 
     def resume(self, part: str) -> None:
         self._launch(part)
+
+    def is_whole(self) -> bool:
+        """Return True if all of its parts run and its server answers."""
+        running = {name for name, process in self._processes.items() if process.poll() is None}
+        return running == self._commands.keys() and self._serves("/readyz")
+
+    def shared(self) -> set[str]:
+        """Return the paths of all objects that belong to no test's own namespace; those that are about to go are of it,
+        but for namespaces, whose content goes with them."""
+        return {
+            f"{kind}/{found['metadata']['name']}"
+            for kind in _SHARED
+            for found in self._listed(kind)
+            if kind != "/api/v1/namespaces" or "deletionTimestamp" not in found["metadata"]
+        }
+
+    def _listed(self, kind: str) -> list[Any]:
+        """Return all objects of a kind, of which a server that has begun a moment ago may not know yet."""
+
+        def found() -> Any:
+            try:
+                return self.api.get(kind)
+            except Refused as refused:
+                if refused.code != http.client.TOO_MANY_REQUESTS:
+                    raise
+                return None
+
+        return list(wait_until(found, f"{kind} are listed", pause=0.1)["items"])
 
     # Who speaks to it
 

@@ -5,19 +5,18 @@ A file of tests on a real one alone is marked so: `pytestmark = [pytest.mark.slo
 
 from __future__ import annotations
 
-import json
-import os
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import go_programs
+from tests.support.waits import wait_until
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # every test loads this module, also where what they need is not installed
     from kinetic_orchestration.testing.kubernetes.pods.nodes import NodeGroup
-    from tests.support.exchanges.openapi import Documents
     from tests.support.kubernetes.control_plane import ControlPlane
     from tests.support.kubernetes.emulated import EmulatedPlane
 
@@ -37,58 +36,69 @@ def built() -> Path:
     return go_programs.control_plane()
 
 
+class _Kept:
+    """One real control plane for the tests of a session, started when the first of them needs it, and another one once it
+    is not whole, or not as it was. An idle one takes a fiftieth of a processor, and a start 8 s."""
+
+    def __init__(self, folder: Path, built: Path) -> None:
+        self._folder, self._built, self._number = folder, built, 0
+        self._plane: ControlPlane | None = None
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[ControlPlane]:
+        """Within the block, the plane is that of one file of tests. Raises AssertionError if they leave anything."""
+        plane = self._whole()
+        before = plane.shared()
+        try:
+            yield plane
+            if plane.is_whole():
+                wait_until(lambda: not plane.shared() - before, lambda: f"left: {plane.shared() - before}", within=30)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _whole(self) -> ControlPlane:
+        from tests.support.kubernetes.control_plane import ControlPlane
+
+        if self._plane is not None and not self._plane.is_whole():
+            self.stop()
+        if self._plane is None:
+            self._number += 1
+            self._plane = ControlPlane(self._folder / f"plane-{self._number}", self._built).__enter__()
+        return self._plane
+
+    def stop(self) -> None:
+        plane, self._plane = self._plane, None
+        if plane is not None:
+            plane.stop()
+
+
 @pytest.fixture(scope="session")
-def documents(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Documents:
-    """Return what a real server with these programs publishes of its API: it is asked once, and its answer is kept
-    beside them."""
-    from tests.support.exchanges.openapi import Documents
-    from tests.support.kubernetes.control_plane import ControlPlane
-
-    kept = built.with_name(f"{built.name}.openapi.json")
-    if not kept.exists():
-        with ControlPlane(tmp_path_factory.mktemp("real") / "plane", built) as real:
-            found = real.documents()
-        fresh = kept.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps(found), encoding="utf-8")
-        fresh.replace(kept)
-    return Documents(json.loads(kept.read_text(encoding="utf-8")))
-
-
-@pytest.fixture
-def described(plane: ControlPlane | EmulatedPlane, request: pytest.FixtureRequest) -> Iterator[None]:
-    """All that this process hears of an emulated plane is as a real server's documents have it, where these can be had."""
-    from kinetic_orchestration.platforms.kubernetes.api import client
-    from tests.support.kubernetes.emulated import EmulatedPlane
-
-    if not isinstance(plane, EmulatedPlane) or not go_programs.has_go():
-        yield
-        return
-    documents: Documents = request.getfixturevalue("documents")
-    heard: list[client.Exchange] = []
-    with client.listening(heard.append):
-        yield
-    assert not (wrong := documents.all_wrongs(heard)), "\n".join(wrong)
+def kept_plane(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Kept]:
+    """The real control plane of this session."""
+    kept = _Kept(tmp_path_factory.mktemp("real"), built)
+    yield kept
+    kept.stop()
 
 
 @pytest.fixture(scope="module", params=[REAL, EMULATED])
 def plane(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ControlPlane | EmulatedPlane]:
-    """A control plane with JobSet and Kueue, for all tests of a file; each leaves it as it was. An idle one takes a tenth of
-    a processor from all other tests, and a start 8 s.
+    """A control plane with JobSet and Kueue, for all tests of a file; each leaves it as it was. The emulator's is of this
+    file alone, and the real one is the session's.
 
     First a real one, then the emulator's: whatever differs is a defect of the emulator. A test of only one of them says so:
     `@only_real`, `@only_emulated`.
     """
-    from tests.support.kubernetes.control_plane import ControlPlane
     from tests.support.kubernetes.emulated import EmulatedPlane
 
-    folder = tmp_path_factory.mktemp("plane") / "plane"
     if request.param == "real":
-        with ControlPlane(folder, request.getfixturevalue("built")) as real:
+        kept: _Kept = request.getfixturevalue("kept_plane")
+        with kept.lent() as real:
             yield real
     else:
-        with EmulatedPlane(folder) as emulated:
+        with EmulatedPlane(tmp_path_factory.mktemp("plane") / "plane") as emulated:
             yield emulated
 
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from kinetic_orchestration.testing.api_rules import journal
+from kinetic_orchestration.testing.api_rules.journal import Exchange, Journal
 from kinetic_orchestration.testing.kubernetes.api import answers
 from kinetic_orchestration.testing.kubernetes.api.answers import NotServed, Object, Refused
 from kinetic_orchestration.testing.kubernetes.api.requests import Answer, Request
@@ -29,6 +31,8 @@ from kinetic_orchestration.testing.kubernetes.api.rules.rights import User
 
 _LARGEST = 3 << 20  # bytes of a body
 _HEARD = 16 << 20  # bytes of a larger one that are read before it is refused: who still sends hears no answer
+_OK = 200
+_Body = bytes | Iterator[bytes]
 _log = logging.getLogger(__name__)
 
 Answerer = Callable[[Request], tuple[int, Answer]]
@@ -69,6 +73,7 @@ class ApiServer:
         self.port = 0
         self.faults: list[Fault] = []
         self._scripting = threading.Lock()
+        self._journal = journal.asked_for()
 
     @property
     def is_open(self) -> bool:
@@ -91,6 +96,29 @@ class ApiServer:
         self, method: str, target: str, headers: Any, body: bytes
     ) -> tuple[int, bytes | Iterator[bytes], str, int]:
         """Return a status, a body or its parts as they come, its kind, and seconds until the client may ask again."""
+        status, answer, kind, retry_after = self._responded(method, target, headers, body)
+        if self._journal is not None:
+            answer = self._noted(self._journal, method, target, headers, body, (status, answer, kind))
+        return status, answer, kind, retry_after
+
+    def _noted(
+        self, kept: Journal, method: str, target: str, headers: Any, body: bytes, answered: tuple[int, _Body, str]
+    ) -> _Body:
+        """Write an exchange into the journal, without what pods say, and return its answer, of which each further
+        part is written as it is sent."""
+        status, answer, kind = answered
+        first, _, rest = target.removeprefix("/").partition("/")
+        path = f"/{rest}" if self._user_of(first) is not None else target
+        exchange = Exchange("kubernetes", method, path, status, body, _kind(headers), b"", kind)
+        if isinstance(answer, bytes):
+            kept.write(exchange._replace(answer=b"" if status == _OK and kind == "text/plain" else answer))
+            return answer
+        kept.write(exchange)
+        return answer if kind == "text/plain" else _noted_parts(kept, exchange, answer)
+
+    def _responded(
+        self, method: str, target: str, headers: Any, body: bytes
+    ) -> tuple[int, bytes | Iterator[bytes], str, int]:
         try:
             self._check_page(headers)
             url = urlsplit(target)
@@ -152,6 +180,13 @@ class ApiServer:
         if user is None:
             raise answers.unauthorized()
         return user, f"/{rest}" if by_path is not None else path
+
+
+def _noted_parts(kept: Journal, exchange: Exchange, parts: Iterator[bytes]) -> Iterator[bytes]:
+    for part in parts:
+        if part:
+            kept.write(exchange._replace(answer=part))
+        yield part
 
 
 def _parsed(body: bytes) -> Object | None:

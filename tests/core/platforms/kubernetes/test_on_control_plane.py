@@ -28,7 +28,7 @@ from tests.support.kubernetes.emulated import EmulatedPlane
 from tests.support.kubernetes.fixtures import only_real
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(1), pytest.mark.usefixtures("described")]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(1)]
 
 DRY = "?dryRun=All&fieldValidation=Strict"
 FOREVER = "import time; time.sleep(600)"  # deaf to SIGTERM, as any first process without a handler
