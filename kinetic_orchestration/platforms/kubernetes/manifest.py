@@ -39,7 +39,8 @@ ON_SPOT = ":spot"  # how that name ends
 KEPT_SECONDS = 3600  # of a JobSet that has ended, for people
 LAST_WORDS = 30  # seconds for which a pod that is to end goes on after its program
 LONGEST = 2**31 - 1  # seconds of a pod's deadline
-DRIVER = "/usr/local/nvidia/lib64"  # where GKE puts the GPUs' driver, which only images with CUDA look for
+# Where GKE puts the libraries of the GPUs' driver. In an image, whose own value this would replace, the boot adds it.
+DRIVER = "/usr/local/nvidia/lib64"
 
 # Labels of nodes that may be taken away at any time, and the taints that some of them have.
 SPOT = (

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 ORDERS = last_words.ORDERS
-PROGRAMS = "usr/local/nvidia/bin"  # of the GPUs' driver, where GKE mounts them: only images with CUDA look there
+DRIVER = {"PATH": "usr/local/nvidia/bin", "LD_LIBRARY_PATH": "usr/local/nvidia/lib64"}
+"""Where GKE mounts the GPUs' driver, by the variables with which it is found: only images with CUDA look there."""
 CODES = {
     "infrastructure": 65,
     "preemption": 66,
@@ -84,12 +85,13 @@ def echo(line: bytes) -> None:
 
 
 def find_driver() -> None:
-    """Append the folder of the driver's programs, nvidia-smi among them, to the PATH of this process and of all that
-    it starts; nothing where there is none."""
-    folder = os.path.join(bootstrap.root(), PROGRAMS)
-    known = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    if os.path.isdir(folder) and folder not in known:
-        os.environ["PATH"] = os.pathsep.join([*known, folder])
+    """Append the folders of the driver's programs, nvidia-smi among them, and of its libraries to the paths on which
+    this process and all that it starts look for them; nothing where there are none."""
+    for name, place in DRIVER.items():
+        folder = os.path.join(bootstrap.root(), place)
+        known = os.environ.get(name) or (os.defpath if name == "PATH" else "")
+        if os.path.isdir(folder) and folder not in known.split(os.pathsep):
+            os.environ[name] = os.pathsep.join([*filter(None, [known]), folder])
 
 
 def host_number(orders: Mapping[str, Any]) -> int:

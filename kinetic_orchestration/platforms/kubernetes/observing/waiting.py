@@ -23,6 +23,7 @@ GANG = 600.0  # for which hosts may hold chips while nodes of the others are mad
 HALF = 30.0  # for which a part of the hosts may hold chips while the others get none
 ELSEWHERE = 60.0  # in which an autoscaler asks for the same machines in another zone
 AGAIN = 10.0  # after which a kubelet has asked a registry for an image once more
+TWICE = 25.0  # and twice after its first refusal
 IMAGE = 120.0  # a registry may be out of order for that long
 NEVER = "never has so much"  # in the reason of an end for want of quota that waiting does not change
 
@@ -190,6 +191,11 @@ _SCALING = {
         _row(r"(?i)ip[ ._]space\b.*exhausted", "the cluster's network has no address left for more nodes or pods: its "
              "administrator can give it another range, and nodes that go free theirs"),
         _row(_TOPOLOGY, _NO_TOPOLOGY, wire.CONFIGURATION, IMAGE),
+        _row(r"service[ .]account[ .]deleted", "the service account of the pool's nodes was deleted: its administrator "
+             "restores it ('gcloud iam service-accounts undelete'), or makes the pool anew", wire.CONFIGURATION, IMAGE),
+        _row(r"reservation[ .]not[ .]ready", "the reservation is not ready yet, and is asked for again"),
+        _row(r"waiting[ .]for[ .]instances[ .]timeout", "the machines did not come up in time", wire.STOCKOUT,
+             ELSEWHERE),
         _row(r"", "the cluster could not make nodes, and tries again"),
     ),
     _NOT_TRIGGERED: (
@@ -200,6 +206,12 @@ _SCALING = {
         _row(r"no[ .]limit[ .]defined", "auto-provisioning has no limit for such chips: its administrator gives it one "
              "(gcloud container clusters update --enable-autoprovisioning --max-accelerator), or makes a pool: {pool}",
              wire.CONFIGURATION, IMAGE),
+        _row(r"type[ .]not[ .]supported|pod[ .]tpu[ .]incompatible|accelerator[ .]count[ .]invalid",
+             "auto-provisioning makes no machines with such chips, or not with so many: make a pool: {pool}",
+             wire.CONFIGURATION, IMAGE),
+        _row(r"missing[ .]placement[ .]policy|unusable[ .]reservation",
+             "auto-provisioning cannot use the placement policy or the reservation that the pods name: see that it "
+             "exists, in the cluster's zone and project", wire.CONFIGURATION, IMAGE),
         _row(r"didn't match (?:Pod's )?node affinity", _NODES, wire.CONFIGURATION, IMAGE),
         _row(_TAINTED, f"pools have a taint{{0}}: {_TOLERATE}",
              wire.CONFIGURATION, IMAGE),
@@ -225,7 +237,7 @@ _PULL = (
          "repository to the nodes' account; elsewhere, name the Secret of the registry with "
          "cloud=Kubernetes(image_pull_secrets=[…])", wire.CONFIGURATION, IMAGE),
     _row(_UNAUTHORIZED, "it does not exist, or its registry wants a login: name the Secret of that with "
-         "cloud=Kubernetes(image_pull_secrets=[…])", wire.CONFIGURATION, IMAGE),
+         "cloud=Kubernetes(image_pull_secrets=[…])", wire.CONFIGURATION, TWICE),
     _row(r"dial tcp|i/o timeout|deadline exceeded", "the nodes do not reach the registry: see its name, and that nodes "
          "without an address of their own have a way out (on Google's network, Cloud NAT)", wire.CONFIGURATION, IMAGE),
     _row(r"", "see that the image exists and that the nodes may pull it, or name the Secret of its registry with "

@@ -269,7 +269,7 @@ def rendered() -> str:
     about = (
         f"Every public name of `keras-kinetic` {told['released']['version']} and of its repository at "
         f"`{told['repository']['commit']}`, {len(all_names())} in all. Of `accelerator=`, all {len(accelerators())} names have "
-        "the same meaning."
+        "the same meaning, but for the hosts of `v6e-8` (above)."
     )
     lines = [about]
     for group in GROUPS:

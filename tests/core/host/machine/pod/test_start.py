@@ -24,7 +24,7 @@ def test_the_programs_of_a_mounted_driver_are_found_after_those_of_the_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GKE mounts them where a plain Python image does not look."""
-    image, driver = tmp_path / "usr/bin", tmp_path / pod_start.PROGRAMS
+    image, driver = tmp_path / "usr/bin", tmp_path / pod_start.DRIVER["PATH"]
     monkeypatch.setenv("KINETIC_ROOT", str(tmp_path))
     monkeypatch.setenv("PATH", str(image))
     pod_start.find_driver()
@@ -37,3 +37,19 @@ def test_the_programs_of_a_mounted_driver_are_found_after_those_of_the_image(
     assert shutil.which("nvidia-smi") == str(driver / "nvidia-smi")
     assert shutil.which("python3") == str(image / "python3")
     assert os.environ["PATH"].count(str(driver)) == 1
+
+
+@pytest.mark.parametrize("own", ["", "/opt/ours/lib"])
+def test_the_libraries_of_a_mounted_driver_are_found_in_an_image_that_names_no_place_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    """Of a user's image without CUDA's own variables: JAX would compute on the processor, at the GPU's price."""
+    monkeypatch.setenv("KINETIC_ROOT", str(tmp_path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", own)
+    pod_start.find_driver()
+    assert os.environ["LD_LIBRARY_PATH"] == own
+    driver = tmp_path / pod_start.DRIVER["LD_LIBRARY_PATH"]
+    driver.mkdir(parents=True)
+    pod_start.find_driver()
+    pod_start.find_driver()
+    assert os.environ["LD_LIBRARY_PATH"].split(":") == [*filter(None, [own]), str(driver)]

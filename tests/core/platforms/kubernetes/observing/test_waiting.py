@@ -185,6 +185,14 @@ TAKEN = unscheduled("0/4 nodes are available: 4 Insufficient google.com/tpu.")
         ("FailedScaleUp", "IP_SPACE_EXHAUSTED: IP space of 'pods' is exhausted", "no address left", ""),
         ("FailedScaleUp", "scale.up.error.tpu.topology.invalid", f"that topology ({LABELS})", wire.CONFIGURATION),
         ("NotTriggerScaleUp", "no.scale.up.nap.pod.tpu.no.limit.defined", "--max-accelerator", wire.CONFIGURATION),
+        ("FailedScaleUp", "scale.up.error.service.account.deleted", "account of the pool's nodes", wire.CONFIGURATION),
+        ("FailedScaleUp", "scale.up.error.reservation.not.ready", "not ready yet", ""),
+        ("FailedScaleUp", "scale.up.error.waiting.for.instances.timeout", "did not come up", wire.STOCKOUT),
+        ("NotTriggerScaleUp", "no.scale.up.nap.pod.gpu.type.not.supported", f"a pool: {POOL}", wire.CONFIGURATION),
+        ("NotTriggerScaleUp", "no.scale.up.nap.pod.tpu.incompatible", "with such chips", wire.CONFIGURATION),
+        ("NotTriggerScaleUp", "no.scale.up.nap.pod.tpu.accelerator.count.invalid", "so many", wire.CONFIGURATION),
+        ("NotTriggerScaleUp", "no.scale.up.nap.pod.missing.placement.policy", "placement policy", wire.CONFIGURATION),
+        ("NotTriggerScaleUp", "no.scale.up.nap.pod.unusable.reservation", "the reservation", wire.CONFIGURATION),
         ("FailedScaleUp", SCALE.format("Internal error"), "tries again", ""),
         (
             "NotTriggerScaleUp",
@@ -502,6 +510,17 @@ def test_a_container_that_does_not_start_says_why(reason: str, said: str, cause:
 def test_why_an_image_does_not_come_is_told_by_what_helps(said: str, advice: str) -> None:
     found = waiting.of_set([container("ErrImagePull", said)], (), WANTED)
     assert found is not None and advice in found.message
+
+
+@pytest.mark.parametrize(
+    ("registry", "patience"),
+    [("docker.io", waiting.TWICE), ("us-docker.pkg.dev", waiting.IMAGE)],  # whose new nodes may have no token at first
+)
+def test_a_registry_that_denies_an_image_is_asked_twice_more(registry: str, patience: float) -> None:
+    denied = f"{UNRESOLVED}: pull access denied, repository does not exist or may require authorization"
+    found = waiting.of_set([container("ErrImagePull", denied.replace("a.b", registry))], (), WANTED)
+    assert found is not None
+    assert (found.cause, found.patience) == (wire.CONFIGURATION, patience)
 
 
 def test_a_container_that_is_being_made_is_no_reason() -> None:
