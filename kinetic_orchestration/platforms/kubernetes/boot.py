@@ -18,7 +18,12 @@ from typing import Final
 LIMIT = 128 << 10  # bytes of one argument, as Linux has it
 
 _PACKAGE = Path(__file__).parents[2]
-_MODULES = ("host/machine/bootstrap.py", "host/machine/pod/last_words.py", "host/machine/pod/start.py")
+_MODULES = (
+    "host/machine/bootstrap.py",
+    "host/machine/pod/last_words.py",
+    "host/machine/pod/start.py",
+    "protocol/system/copies.py",
+)
 _ON_S3 = (
     "host/machine/bucket_records.py",
     "host/machine/connections.py",
@@ -26,7 +31,6 @@ _ON_S3 = (
     *(f"host/machine/s3/{name}.py" for name in ("refusals", "requests", "signature")),
     "protocol/names.py",
     *(f"protocol/records/{name}.py" for name in ("base", "bucket_metadata")),
-    "protocol/system/copies.py",
     "protocol/system/parallel.py",
 )
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.errors import JobError, JobLost
+from kinetic_orchestration.errors import JobError, JobLost, JobTimedOut
 from kinetic_orchestration.jobs import lifecycle
-from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following import actions, held_time
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.protocol import wire
@@ -410,6 +410,23 @@ def test_a_frozen_host_0_that_nobody_follows_is_ended_by_the_end_of_the_others(
     assert verdict is not None
     assert (verdict.kind, verdict.cause, verdict.host) == (wire.ABORTED, wire.INFRASTRUCTURE, 0), verdict.reason
     with pytest.raises(JobLost, match="host 0 has given no sign of life"):
+        job.result(timeout=WITHIN)
+
+
+def test_a_frozen_host_that_nobody_follows_is_ended_by_its_cluster_at_the_deadline(
+    cluster: Cluster, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of this package is awake then: neither agent nor guard nor a client."""
+    monkeypatch.setattr(manifest, "LAST_WORDS", -20)  # of a frozen pod there are none
+    monkeypatch.setattr(held_time, "DEADLINE_ALLOWANCE", 5.0)
+    cluster.single()
+    limits = kinetic.Limits(provision=10.0, run=5.0)
+    job = run(jobs.until, str(tmp_path / "never"), accelerator=ONE_HOST, retry=NONE, limits=limits)
+    wait_running(job)
+    cluster.freeze(cluster.pods(job)[0])
+    assert "active longer than specified deadline" in ended(job, cluster, "Failed")
+    wait_until(lambda: not list(cluster.processes()), "the end of its processes", pause=0.1)
+    with pytest.raises(JobTimedOut):
         job.result(timeout=WITHIN)
 
 

@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.machine import bootstrap
+from kinetic_orchestration.protocol.system import copies
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +34,7 @@ _SHAPES = [
 
 def leave(text: str) -> None:
     """Leave words for people, unless there are some already: the first say most. Nothing where nobody reads them."""
-    said = discreet(text, os.environ).encode("utf-8", "replace")[:MOST]
+    said = discreet(text, copies.environ()).encode("utf-8", "replace")[:MOST]
     try:
         with open(os.path.join(bootstrap.root(), FILE), "r+b") as file:
             if not file.read(1):
