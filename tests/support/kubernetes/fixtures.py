@@ -52,7 +52,7 @@ class _Kept:
         try:
             yield plane
             if plane.is_whole():
-                wait_until(lambda: not plane.shared() - before, lambda: f"left: {plane.shared() - before}", within=30)
+                wait_until(lambda: not plane.shared() - before, lambda: f"left: {plane.shared() - before}")
         except BaseException:
             self.stop()
             raise
