@@ -6,6 +6,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import JobCancelled
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.kubernetes.observing import waiting
-from kinetic_orchestration.testing.kubernetes.pods.nodes import Node
+from kinetic_orchestration.testing.kubernetes.pods.nodes import Node, tpu_pool
 from tests.end_to_end.kubernetes.cases import NONE, ONE_HOST, Cluster, run, verdict_of
 from tests.support.jobs import WITHIN, changes, lines, placements, told, wait_running
 from tests.support.waits import wait_until
@@ -61,6 +62,31 @@ def test_nodes_of_gpus_are_hosts_of_one_job_that_find_each_other(cluster: Cluste
         f"{placement['name']}-s-0-0",
         f"{placement['name']}-s-0-1",
     }
+
+
+@pytest.mark.turn
+def test_a_slice_of_tpu7x_is_found_by_its_labels_and_its_hosts_run(cluster: Cluster, jobs: Any, tmp_path: Path) -> None:
+    pool = tpu_pool(f"{cluster.namespace}-cubes", 2, topology="2x2x2", **cluster.machine)
+    ours = {"cloud.google.com/gke-tpu-accelerator": "tpu7x"}
+    cluster.add(*(replace(node, labels={**node.labels, **ours}) for node in pool))
+    job = run(jobs.leaves_mark, str(tmp_path / "marks"), accelerator="tpu7x-8")
+    assert job.result(timeout=WITHIN) in (tmp_path / "marks").read_text().split()
+    assert len((tmp_path / "marks").read_text().split()) == 2
+
+
+@pytest.mark.turn
+def test_a_job_with_a_reservation_runs_on_its_nodes_alone(cluster: Cluster, jobs: Any, tmp_path: Path) -> None:
+    """There is a free node of the same accelerator all the time, and later one of the reservation."""
+    cluster.single()
+    reserved = kinetic.Kubernetes(reservation="quarter")
+    job = run(jobs.leaves_mark, str(tmp_path / "marks"), accelerator=ONE_HOST, cloud=reserved, retry=NONE)
+    why = "no node has the labels that the pods ask for"
+    wait_until(lambda: why in job.peek().said, lambda: job.peek().said, pause=0.1)
+    (node,) = tpu_pool(f"{cluster.namespace}-quarter", 1, topology="1x1", chips=1, **cluster.machine)
+    cluster.add(replace(node, labels={**node.labels, "cloud.google.com/reservation-name": "quarter"}))
+    taken = wait_until(lambda: cluster.pods(job)[0]["spec"].get("nodeName"), "a node of its pod", pause=0.05)
+    assert taken == node.name
+    assert job.result(timeout=WITHIN) == (tmp_path / "marks").read_text().strip()
 
 
 @pytest.mark.turn
