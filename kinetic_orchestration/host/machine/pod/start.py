@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.machine import bootstrap
@@ -51,8 +52,8 @@ def main() -> NoReturn:
         os.makedirs(bootstrap.home(), exist_ok=True)
         find_driver()
         host = host_number(orders)
-        fetched = _fetch(orders)  # by whose answer a store on S3 tells its time as well
-        if orders["deadline"] and _time(orders) > orders["deadline"]:
+        fetched, now = _fetch(orders)
+        if 0 < orders["deadline"] < now:
             raise Late("the attempt's deadline passed before this pod was started")
         agent = bootstrap.unpacked(fetched)
         what = f"host {host} of {orders['hosts']} of {orders['job']}, attempt {orders['attempt']}"
@@ -115,15 +116,11 @@ def _agent_of(orders: Mapping[str, Any]) -> str:
     return f"blobs/{orders['agent'][:2]}/{orders['agent']}"
 
 
-def _time(orders: Mapping[str, Any]) -> float:
-    records = _on_s3(orders)
-    return float(records.now()) if records is not None else bootstrap.store_time()
-
-
-def _fetch(orders: Mapping[str, Any]) -> str:
+def _fetch(orders: Mapping[str, Any]) -> tuple[str, float]:
+    """Return the path of the agent's zip, and the store's time, which the answer with it tells."""
     records = _on_s3(orders)
     if records is None:
-        return bootstrap.fetch(orders["store"], orders["agent"])
+        return _fetch_from_bucket(orders)
 
     from kinetic_orchestration.protocol.records.base import Damaged, TooLarge
 
@@ -134,7 +131,21 @@ def _fetch(orders: Mapping[str, Any]) -> str:
             return bootstrap.Reply(200, {}, b"")  # whose digest differs, too
         return bootstrap.Reply(404, {}, b"it is not there") if found is None else bootstrap.Reply(200, {}, found.data)
 
-    return bootstrap.fetch(orders["store"], orders["agent"], read)
+    return bootstrap.fetch(orders["store"], orders["agent"], read), float(records.now())
+
+
+def _fetch_from_bucket(orders: Mapping[str, Any]) -> tuple[str, float]:
+    date: str | None = None
+
+    def read() -> bootstrap.Reply:
+        nonlocal date
+        blob = bootstrap.blob(orders["store"], orders["agent"])
+        reply = bootstrap.request("GET", blob + "?alt=media", patience=bootstrap.FETCH_PATIENCE)
+        date = reply.headers.get("Date")
+        return reply
+
+    fetched = bootstrap.fetch(orders["store"], orders["agent"], read)
+    return fetched, parsedate_to_datetime(date).timestamp() if date else bootstrap.store_time()
 
 
 def _abort(orders: Mapping[str, Any], host: int, reason: str, cause: str) -> None:

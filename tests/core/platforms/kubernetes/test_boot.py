@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kinetic_orchestration.host.machine import bootstrap
+from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.host.machine.pod import last_words
 from kinetic_orchestration.host.machine.pod import start as pod_start
 from kinetic_orchestration.host.machine.s3.records import S3Records
 from kinetic_orchestration.platforms.kubernetes import boot
 from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.testing.storage_server.server import StorageServer
 from tests.support.s3_server import FIRST_BUILDS, S3Server, s3, s3_server
 
 __all__ = ["s3", "s3_server"]
@@ -26,11 +30,11 @@ pytestmark = pytest.mark.fast
 JOB, AGENT = "job-of-a-test", "0123456789abcdef" * 4
 
 
-def started(folder: Path, store: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def started(folder: Path, store: str, environ: dict[str, str], **asked: Any) -> subprocess.CompletedProcess[str]:
     """The first program of a pod, by a plain Python and with what the manifest has, once it has ended."""
     orders = {
         "store": store, "job": JOB, "attempt": 1, "hosts": 1, "hosts_per_slice": 1, "deadline": 0.0, "agent": AGENT,
-        "wire": wire.WIRE, "boot": "attempt-1",
+        "wire": wire.WIRE, "boot": "attempt-1", **asked,
     }  # fmt: skip
     told = {pod_start.ORDERS: json.dumps(orders), "KINETIC_SLICE": "0", "JOB_COMPLETION_INDEX": "0"}
     nowhere = {"HOME": str(folder), "KINETIC_ROOT": str(folder), "AWS_EC2_METADATA_DISABLED": "true"}
@@ -124,6 +128,25 @@ SECRETS = {
 )
 def test_last_words_have_no_secret_of_the_pod_and_nothing_that_looks_like_one(text: str, told: str) -> None:
     assert last_words.discreet(text, SECRETS) == told
+
+
+@pytest.mark.slow
+def test_the_answer_with_the_agent_tells_a_pod_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another request, and on a real bucket another connection, would come before all that the pod is for."""
+    data = b"the agent, which is too late"
+    agent = hashlib.sha256(data).hexdigest()
+    with StorageServer() as storage:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage.url)
+        records = CloudRecords(storage.make_bucket("bucket") + "/prod")
+        records.put(names.blob(agent), data)
+        storage.forget()
+        environ = {"STORAGE_EMULATOR_HOST": storage.url}
+        done = started(tmp_path, records.url, environ, agent=agent, deadline=1.0)
+        asked = [(call.verb, call.where) for call in storage.calls()]
+        records.close()
+    assert (done.returncode, done.stderr) == (wire.EXIT_CODES[wire.DEADLINE], "")
+    verdict = f"bucket/prod/{names.verdict(JOB, 1)}"
+    assert [where for _, where in asked] == [f"bucket/prod/{names.blob(agent)}", verdict], asked
 
 
 @pytest.mark.slow
