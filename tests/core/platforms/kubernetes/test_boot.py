@@ -142,7 +142,7 @@ def test_the_answer_with_the_agent_tells_a_pod_the_time(tmp_path: Path, monkeypa
         storage.forget()
         environ = {"STORAGE_EMULATOR_HOST": storage.url}
         done = started(tmp_path, records.url, environ, agent=agent, deadline=1.0)
-        asked = [(call.verb, call.where) for call in storage.calls()]
+        asked = [(call.verb, call.where) for call in storage.calls]
         records.close()
     assert (done.returncode, done.stderr) == (wire.EXIT_CODES[wire.DEADLINE], "")
     verdict = f"bucket/prod/{names.verdict(JOB, 1)}"
