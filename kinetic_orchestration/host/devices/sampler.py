@@ -14,6 +14,8 @@ import signal
 import sys
 import time
 
+from kinetic_orchestration.host.process.pipes import program_of
+
 TYPE_CHECKING = False  # typing would cost an agent a tenth of its start
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,12 +80,12 @@ class Sampler:
                     time.sleep(0.002)
 
     def _open(self, kind: str, python: str, environ: Mapping[str, str]) -> None:
-        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "device_reader.py")
+        reader = program_of(f"{__package__}.device_reader")
         self._pipe, end = os.pipe()
         os.set_blocking(self._pipe, False)
         try:
             self._reader = os.posix_spawn(
-                python, [python, "-I", script, kind, str(PACE)], dict(environ), setsid=True, setsigmask=[],
+                python, [python, "-I", "-c", reader, kind, str(PACE)], dict(environ), setsid=True, setsigmask=[],
                 setsigdef=[signal.SIGTERM, signal.SIGCHLD, signal.SIGINT],
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),

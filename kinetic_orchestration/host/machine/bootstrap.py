@@ -16,6 +16,7 @@ import os
 import random
 import sys
 import time
+import zipimport
 from collections import namedtuple
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
@@ -464,55 +465,6 @@ def fetch(store: str, digest: str, read: Callable[[], Reply] | None = None) -> s
     return path
 
 
-def unpacked(agent: str) -> str:
-    """Unpack the agent's zip, which was just verified; return its folder."""
-    folder = f"{agent[: -len('.zip')]}-{_boot_id()}"
-    if os.path.isdir(folder):
-        return folder
-    fresh = f"{folder}.{os.getpid()}"
-    with open(agent, "rb") as file:
-        files = {os.path.join(fresh, name): content for name, content in _members(file.read())}
-    for parent in {os.path.dirname(path) for path in files}:
-        os.makedirs(parent, exist_ok=True)
-    for path, content in files.items():
-        with open(path, "wb") as file:
-            file.write(content)
-    try:
-        os.rename(fresh, folder)
-    except OSError:
-        if not os.path.isdir(folder):  # else the same script, which was started twice, was first
-            raise
-    return folder
-
-
-def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the members of an uncompressed zip: importing `zipfile` takes longer than writing the files.
-
-    https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.7: the local file header.
-    """
-    at = 0
-    while data[at : at + 4] == b"PK\3\4":
-        flags, method, size, name, extra = (
-            int.from_bytes(data[at + begin : at + end], "little")
-            for begin, end in ((6, 8), (8, 10), (22, 26), (26, 28), (28, 30))
-        )
-        if method or flags & 8:  # compressed, or with its size in a trailer
-            raise Failed("the agent is packed in another way than this machine knows: submit the job again")
-        start = at + 30 + name + extra
-        yield data[at + 30 : at + 30 + name].decode(), data[start : start + size]
-        at = start + size
-
-
-def _boot_id() -> str:
-    """Return the boot id of this machine, or of an emulated one; this process's id if it has none."""
-    paths = [os.path.join(place, "proc/sys/kernel/random/boot_id") for place in (root(), "/")]
-    found = next(filter(os.path.exists, paths), "")
-    if not found:
-        return str(os.getpid())
-    with open(found, encoding="ascii") as file:
-        return file.read().strip()
-
-
 def blob(store: str, digest: str) -> str:
     return address(store, f"blobs/{digest[:2]}/{digest}")[0]
 
@@ -672,7 +624,7 @@ def main() -> NoReturn:
         arm(told["resource"], float(told["deadline"]))
         say(f"the deletion of {told['resource']} is armed for {time.strftime('%FT%TZ', time.gmtime(told['deadline']))}")
         host = host_number(told)
-        agent = unpacked(fetch(told["store"], told["agent"]))
+        agent = fetch(told["store"], told["agent"])
         say(f"this is host {host} of {told['hosts']} of {told['job']}, attempt {told['attempt']}; the agent is here")
         command = [sys.executable, "-I", agent, *agent_arguments(told, host)]
         if told["image"]:
@@ -739,23 +691,23 @@ def _contain(command: list[str], image: str) -> NoReturn:
 
 def _become(agent: str, argv: list[str]) -> NoReturn:
     """Run the agent, which keeps this module with its token."""
-    own = os.path.join(agent, "site", *NAME.split(".")) + ".py"
+    own = os.path.join("site", *NAME.split(".")) + ".py"
     try:
-        with open(own, "rb") as theirs, open(__file__, "rb") as ours:
-            if theirs.read().rstrip() == ours.read().rstrip():  # with the token that it has already
+        with open(__file__, "rb") as ours:
+            if zipimport.zipimporter(agent).get_data(own).rstrip() == ours.read().rstrip():
                 sys.modules[NAME] = sys.modules["__main__"]
-    except FileNotFoundError:  # an agent of another version, which has this module elsewhere or under another name
+    except OSError:  # an agent of another version, which has this module elsewhere or under another name
         pass
     run(agent, argv)
 
 
 def run(agent: str, argv: list[str]) -> NoReturn:
-    """Run the agent in this process: another Python would import all of this again."""
-    path = os.path.join(agent, "__main__.py")
-    with open(path, encoding="utf-8") as file:
-        code = compile(file.read(), path, "exec")
+    """Run the agent in this process, as another Python would import all of this again. Its zip is not unpacked:
+    hundreds of small files take a disk longer than all else on the way to the program.
+    """
+    code = zipimport.zipimporter(agent).get_code("__main__")
     sys.argv = argv
-    exec(code, {"__name__": "__main__", "__file__": path})  # the agent, whose digest was verified
+    exec(code, {"__name__": "__main__", "__file__": os.path.join(agent, "__main__.py")})  # its digest was verified
     raise AssertionError("the agent came back")
 
 

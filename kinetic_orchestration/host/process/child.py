@@ -176,14 +176,14 @@ def _call(go: dict[str, Any]) -> int:
             value = None
         else:
             ended = error
-            record = _once_there_is_room(go, lambda: payload.dump_exception(ended, outcome, ours=__file__))
+            record = _once_there_is_room(go, lambda: payload.dump_exception(ended, outcome, ours=__name__))
             return _report(go, record, _code(error))
     except BaseException as error:
         from kinetic_orchestration.host.prepare import missing_imports
 
         missing_imports.explain(error, go.get("beside", {}))
         failure = error
-        record = _once_there_is_room(go, lambda: payload.dump_exception(failure, outcome, ours=__file__))
+        record = _once_there_is_room(go, lambda: payload.dump_exception(failure, outcome, ours=__name__))
         if isinstance(error, RecordsError) and error.errno == errno.EIO:
             record["cause"] = wire.INFRASTRUCTURE  # a store that failed within `Training`, and not the function
         elif cause := _cause(error):

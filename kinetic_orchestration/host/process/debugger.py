@@ -14,6 +14,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from kinetic_orchestration.host.process.pipes import program_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -52,7 +54,7 @@ def wait(port: int, beside: str) -> None:
 
 def _adapter(path: str) -> str:
     """Write a program that runs debugpy's adapter as Python would, but through this file; return its path."""
-    words = shlex.join([sys.executable, os.path.abspath(__file__)])
+    words = shlex.join([sys.executable, "-c", program_of(__name__)])
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700), "w", encoding="utf-8") as file:
         file.write(f'#!/bin/sh\nexec {words} "$@"\n')
     return path
@@ -158,11 +160,12 @@ def _stay_connected() -> None:
     socket.socket.connect = connect_and_stay  # type: ignore[method-assign,assignment]
 
 
-def _run_adapter() -> None:
+def main() -> None:
+    """Run debugpy's adapter, whose path and words are those of this program."""
     import runpy
 
-    if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
-        del sys.path[0]  # nothing of ours is meant there
+    if sys.path[:1] == [""]:
+        del sys.path[0]  # of `-c`: a script would not see the folder it runs in
     del sys.argv[0]
     sys.path.insert(0, os.path.dirname(os.path.dirname(sys.argv[0])))
     __import__("debugpy")  # this one, even if another one is installed
@@ -171,7 +174,3 @@ def _run_adapter() -> None:
     _stay_connected()
     with _only_mine(ProtocolSocket):
         runpy.run_module("debugpy.adapter", run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    _run_adapter()

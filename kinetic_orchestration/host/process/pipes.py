@@ -16,6 +16,14 @@ COMMAND = "command"
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # variables that would lead a Python out of its environment
 
 
+_SITE = os.path.abspath(os.path.join(__file__, *[os.pardir] * (__name__.count(".") + 1)))  # a folder, or one in the zip
+
+
+def program_of(module: str) -> str:
+    """Return a program for `python -c` that runs `main` of a module of this package, and leaves no path to it."""
+    return f"import sys; sys.path.insert(0, {_SITE!r}); from {module} import main; del sys.path[0]; main()"
+
+
 class Program:
     """A process that waits for its one line of JSON on `go`, and writes to `out` and `err`."""
 

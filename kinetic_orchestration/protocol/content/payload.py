@@ -27,6 +27,7 @@ from kinetic_orchestration.protocol.wire import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import TracebackType
 
 CALL, VALUE, EXCEPTION = b"KOCALL-2", b"KOVALUE2", b"KORAISE2"  # the magic, by the role of what is in a file
 _LETTERS = len(CALL)
@@ -436,14 +437,14 @@ def dump_value(value: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
     return {"kind": "value", "digest": digest, "size": size, "format": ""}
 
 
-def dump_exception(error: BaseException, path: str | os.PathLike[str], *, ours: str = __file__) -> dict[str, Any]:
+def dump_exception(error: BaseException, path: str | os.PathLike[str], *, ours: str = __name__) -> dict[str, Any]:
     """Write an exception and return its record, with its traceback. A record without digest is of one that cannot be
     pickled.
 
-    `ours`: the file that called the function that raised. The traceback begins after the frames of its folder and of
+    `ours`: the module that called the function that raised. The traceback begins after the frames of its package and of
     this module's, which the user did not write.
     """
-    skipped = {os.path.dirname(__file__), os.path.dirname(ours)}
+    skipped = {name.rpartition(".")[0] for name in (__name__, ours)}
     record = {
         "kind": "exception",
         "type": _type_name(type(error)),
@@ -569,13 +570,18 @@ def _traceback(error: BaseException, skipped: set[str]) -> str:
     import traceback
 
     frames = error.__traceback__
-    while frames and frames.tb_next and os.path.dirname(frames.tb_frame.f_code.co_filename) in skipped:
+    while frames and frames.tb_next and _package_of(frames) in skipped:
         frames = frames.tb_next
     try:
         text = "".join(traceback.format_exception(type(error), error, frames))
     except Exception as problem:  # a user's __str__ may raise
         text = f"{_type_name(type(error))}: its traceback cannot be shown: {reason_of(problem)}\n"
     return _bounded(text)
+
+
+def _package_of(frames: TracebackType) -> str:
+    """Return the package of the outermost frame's module: the file of its code is relative if it comes from a zip."""
+    return str(frames.tb_frame.f_globals.get("__name__", "")).rpartition(".")[0]
 
 
 def _bounded(text: str) -> str:

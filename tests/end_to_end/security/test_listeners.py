@@ -30,6 +30,7 @@ from google.cloud.tpu_v2.services.tpu.transports.grpc import TpuGrpcTransport
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.host.process import debugger
+from kinetic_orchestration.host.process.pipes import program_of
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.model.state.machine import Machine
 from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
@@ -458,7 +459,8 @@ def test_an_adapter_outlives_hasty_clients_and_its_own_connection_is_known_when_
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(WAIT)
-        command = [sys.executable, debugger.__file__, str(adapter), str(server.getsockname()[1])]
+        words = [str(adapter), str(server.getsockname()[1])]
+        command = [sys.executable, "-c", program_of(debugger.__name__), *words]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as own:
             accepted, _ = server.accept()
             with accepted:

@@ -52,10 +52,9 @@ def main() -> NoReturn:
         os.makedirs(bootstrap.home(), exist_ok=True)
         find_driver()
         host = host_number(orders)
-        fetched, now = _fetch(orders)
+        agent, now = _fetch(orders)
         if 0 < orders["deadline"] < now:
             raise Late("the attempt's deadline passed before this pod was started")
-        agent = bootstrap.unpacked(fetched)
         what = f"host {host} of {orders['hosts']} of {orders['job']}, attempt {orders['attempt']}"
         bootstrap.say(f"this is {what}; the agent is here")
         _become(agent, orders, host)

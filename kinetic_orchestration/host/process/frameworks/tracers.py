@@ -196,14 +196,11 @@ def convert(trace: str, made: str) -> None:
     import subprocess
 
     from kinetic_orchestration.host.process.frameworks import xplane
+    from kinetic_orchestration.host.process.pipes import program_of
 
-    package = xplane.__file__
-    for _ in xplane.__name__.split("."):
-        package = os.path.dirname(package)
-    program = f"import sys; sys.path.insert(0, {package!r}); from {xplane.__name__} import main; main()"
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", program, trace, made], stdin=subprocess.DEVNULL,
+            [sys.executable, "-I", "-S", "-c", program_of(xplane.__name__), trace, made], stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False,
         )  # fmt: skip
     except RuntimeError:  # at a program's end, before Python 3.12.2

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -376,20 +375,6 @@ def test_a_container_that_cannot_be_started_is_told(site: Site, jobs: Any, tmp_p
             processes.send(process.pid, 9)
 
 
-def test_the_agent_is_unpacked_as_zipfile_would_and_one_that_is_packed_otherwise_is_refused(tmp_path: Path) -> None:
-    packed = tmp_path / "agent.zip"
-    packed.write_bytes(agent_zip.build().data)
-    folder = Path(bootstrap.unpacked(str(packed)))
-    with zipfile.ZipFile(packed) as archive:
-        expected = {name: archive.read(name) for name in archive.namelist()}
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert found == expected
-    with zipfile.ZipFile(other := tmp_path / "other.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a", b"a" * 100)
-    with pytest.raises(bootstrap.Failed, match="packed in another way"):
-        bootstrap.unpacked(str(other))
-
-
 def test_a_program_starts_ahead_in_the_python_that_it_needs_if_the_machine_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,7 +466,7 @@ def test_a_named_image_runs_the_same_agent(site: Site, jobs: Any, tmp_path: Path
         assert {"--privileged", "--network=host", "--interactive", f"--volume={home}:{home}"} <= set(run[:at])
         assert {"--env=KINETIC_ROOT", "--env=GCE_METADATA_HOST", "--env=STORAGE_EMULATOR_HOST"} <= set(run[:at])
         assert run[at + 1] == "-I"
-        assert run[at + 2].startswith(f"{home}/agent/{attempt.agent}-")
+        assert run[at + 2] == f"{home}/agent/{attempt.agent}.zip"
         assert Assignment.from_words(run[at + 3 :]).job == attempt.job
         assert private == "{}"
         assert "emulator-token" not in " ".join(run) + " ".join(pull) + done.stdout

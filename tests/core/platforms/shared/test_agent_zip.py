@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import os
 import pickle
-import re
 import shutil
 import subprocess
 import sys
 import time
+import traceback
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -323,27 +324,41 @@ def test_a_module_that_hosts_lack_is_named_with_where_it_is() -> None:
     assert note.startswith("kinetic_orchestration.jobs is only where jobs are launched from: a host has the part of")
 
 
-def test_a_host_of_the_same_python_compiles_nothing_and_one_of_another_writes_what_it_compiles(tmp_path: Path) -> None:
-    with zipfile.ZipFile(io.BytesIO(agent_zip.build().data)) as archive:
-        archive.extractall(tmp_path)
-    for path in tmp_path.rglob("*.py"):
+@pytest.mark.parametrize("place", ["folder", "zip"])
+def test_a_host_of_the_same_python_compiles_nothing(tmp_path: Path, packed: Path, place: str) -> None:
+    top = packed if place == "zip" else agent_zip.unpacked(tmp_path / "home")
+    for path in top.rglob("*.py"):
         path.touch()  # when it was unpacked is not when it was made
+    assert _compiled(top) == 0
+
+
+def test_a_folder_is_compiled_once_by_hosts_of_another_python_and_a_zip_by_each(tmp_path: Path, packed: Path) -> None:
+    folder = agent_zip.unpacked(tmp_path / "home")
+    for path in folder.rglob("*.pyc"):
+        path.rename(path.with_name(path.name.replace(sys.implementation.cache_tag or "", "cpython-27")))
+    assert _compiled(folder) > 30
+    assert _compiled(folder) == 0
+    other = tmp_path / "other.zip"
+    with zipfile.ZipFile(packed) as ours, zipfile.ZipFile(other, "w") as theirs:
+        for name in ours.namelist():
+            data = ours.read(name)
+            theirs.writestr(name, b"\x03\xf3\r\n" + data[4:] if name.endswith(".pyc") else data)
+    assert _compiled(other) > 30
+
+
+def _compiled(top: Path) -> int:
+    """Return how many modules a host compiles that imports its agent from a folder or a zip."""
     module = "kinetic_orchestration.host.host"
     program = (
-        f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); import {module} as host; print(host.__file__)"
+        "import sys\nfound = []\n"
+        "def heard(event, words):\n    if event == 'compile' and words[1] is not None: found.append(str(words[1]))\n"
+        f"sys.addaudithook(heard)\nsys.path.insert(0, {str(top / 'site')!r})\nimport {module} as host\n"
+        f"print(host.__file__)\nprint(sum(name.startswith({str(top)!r}) for name in found))"
     )
-
-    def compiled() -> int:
-        command = [sys.executable, "-I", "-v", "-c", program]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        assert done.stdout.strip() == str(tmp_path / "site/kinetic_orchestration/host/host.py")
-        return len(re.findall(rf"# code object from '?{re.escape(str(tmp_path))}\S*\.py\b", done.stderr))
-
-    assert compiled() == 0
-    for path in tmp_path.rglob("*.pyc"):
-        path.rename(path.with_name(path.name.replace(sys.implementation.cache_tag or "", "cpython-27")))
-    assert compiled() > 30
-    assert compiled() == 0
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    file, count = done.stdout.split()
+    assert file.removesuffix("c") == str(top / "site/kinetic_orchestration/host/host.py")
+    return int(count)
 
 
 def test_it_does_not_remember_where_it_was_made(packed: Path) -> None:
@@ -371,6 +386,34 @@ def test_the_zip_itself_is_a_host(home: Path, packed: Path, tmp_path: Path) -> N
     assert handle.logs() == f"{job.job_id}\n"
 
 
+def test_a_traceback_from_a_host_that_is_a_zip_begins_in_the_users_code(home: Path, packed: Path) -> None:
+    def fail() -> None:
+        raise ValueError("odd")
+
+    job = intended(fail)
+    start_host(job, sys.executable, packed)
+    with pytest.raises(ValueError, match="odd") as caught:
+        kinetic.attach(job.job_id).result()
+    told = "".join(traceback.format_exception(caught.value))
+    assert f'File "{__file__}", line {fail.__code__.co_firstlineno + 1}, in fail' in told
+    assert "host/process/child.py" not in told
+
+
+def test_another_python_runs_a_program_of_an_agent_that_is_a_zip(packed: Path) -> None:
+    """Thus are devices read, traces converted, and debuggers waited for: no file of a zip is a script."""
+    ours = "from kinetic_orchestration.host.process.pipes import program_of; print(program_of('unittest.main'))"
+    made = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(packed / 'site')!r}); {ours}"]
+    told = subprocess.run(made, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    assert f"sys.path.insert(0, {str(packed / 'site')!r})" in told
+    reader = told.replace("unittest.main", "kinetic_orchestration.host.devices.device_reader")
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", reader, "gpu", "1"], capture_output=True, text=True, timeout=60,
+        env={"PATH": "/nowhere"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "nvidia-smi" in json.loads(done.stdout.splitlines()[0])["note"]
+
+
 # -- unpacked on this machine ---------------------------------------------------------------------------------------
 
 
@@ -390,7 +433,11 @@ def test_it_is_unpacked_once_with_its_byte_code(tmp_path: Path) -> None:
     kept.unlink()
     assert agent_zip.packed(tmp_path) == built
     with zipfile.ZipFile(io.BytesIO(agent_zip.build().data)) as archive:
-        assert all((folder / name).read_bytes() == archive.read(name) for name in archive.namelist())
+        sources = [name for name in archive.namelist() if name.endswith(".py")]
+        assert all((folder / name).read_bytes() == archive.read(name) for name in sources)
+        assert (cached / f"host.{sys.implementation.cache_tag}.pyc").read_bytes() == archive.read(
+            "site/kinetic_orchestration/host/host.pyc"
+        )
 
 
 @pytest.mark.slow

@@ -262,7 +262,7 @@ def test_an_exception_keeps_its_class_and_its_whole_story(tmp_path: Path) -> Non
 def test_a_traceback_begins_after_the_frames_of_who_called_and_of_this_module(tmp_path: Path) -> None:
     caller, user = tmp_path / "ours" / "child.py", tmp_path / "project" / "job.py"
     (tmp_path / "out").write_bytes(b"no pickle")
-    ours: dict[str, Any] = {"payload": payload, "users": {}}
+    ours: dict[str, Any] = {"__name__": "ours.child", "payload": payload, "users": {}}
     exec(compile("def call(function):\n    return function()\n", caller, "exec"), ours)
     exec(compile("def function():\n    raise ValueError('odd')\n", user, "exec"), ours["users"])
 
@@ -270,7 +270,7 @@ def test_a_traceback_begins_after_the_frames_of_who_called_and_of_this_module(tm
         with pytest.raises(Exception) as caught:
             ours["call"](function)
         caught.value.__traceback__ = caught.tb.tb_next  # without this test's own
-        record = dump_exception(caught.value, tmp_path / "sent", ours=str(caller))
+        record = dump_exception(caught.value, tmp_path / "sent", ours="ours.child")
         return str(record["traceback"]).splitlines()[1]
 
     assert begin(ours["users"]["function"]) == f'  File "{user}", line 2, in function'
