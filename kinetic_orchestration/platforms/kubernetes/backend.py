@@ -53,7 +53,7 @@ NO_CLUSTER = "no cluster is known: name a context of the kubeconfig with cluster
 
 
 class Vault(Protocol):
-    """Where the secrets of jobs are kept, other than in their cluster."""
+    """A place for the secrets of jobs, other than in their cluster."""
 
     def keep(self, asked: Submission) -> None: ...
     def secrets(self) -> Iterable[tuple[str, str]]: ...

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ORDERS = last_words.ORDERS
 DRIVER = {"PATH": "usr/local/nvidia/bin", "LD_LIBRARY_PATH": "usr/local/nvidia/lib64"}
-"""Where GKE mounts the GPUs' driver, by the variables with which it is found: only images with CUDA look there."""
+"""The folders in which GKE mounts the GPUs' driver, by the variable that finds it: only images with CUDA have these."""
 CODES = {
     "infrastructure": 65,
     "preemption": 66,

@@ -1,4 +1,4 @@
-"""What an attempt's JobSet, Jobs and pods mean for it: pure.
+"""The meaning of an attempt's JobSet, Jobs and pods for it: pure.
 
 Kubernetes tells less than one would think: the pods of a set that has failed are gone, a pod that a person deleted
 looks like one that crashed, and a node that is lost looks well for minutes. What hosts say in the store comes first.
