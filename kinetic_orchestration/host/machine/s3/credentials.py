@@ -19,7 +19,7 @@ from urllib.parse import urlencode, urlsplit
 
 from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.host.machine.s3 import refusals
-from kinetic_orchestration.protocol.records.base import RecordsError
+from kinetic_orchestration.protocol.records.base import Misconfigured, RecordsError
 from kinetic_orchestration.protocol.system import copies
 
 if TYPE_CHECKING:
@@ -55,6 +55,12 @@ class Unavailable(RecordsError):
 
     def __init__(self, sentence: str) -> None:
         super().__init__(errno.EACCES, sentence)
+
+
+class Unusable(Unavailable):
+    """There are some in the settings, and no request could have them."""
+
+    cause = Misconfigured.cause
 
 
 class Chain:
@@ -107,7 +113,7 @@ def _checked(found: Credentials) -> Credentials:
     """Return credentials that a header can hold. Raises Unavailable, without a letter of them."""
     for what, value in (("key", found.key), ("secret key", found.secret), ("session token", found.token)):
         if not (value.isascii() and value.isprintable()):
-            raise Unavailable(
+            raise (Unavailable if found.expires else Unusable)(
                 f"The credentials ({found.source}) have a character in their {what} that none has, such as the end of "
                 "a line."
             )
