@@ -84,57 +84,6 @@ def test_variables_that_lead_to_no_store_on_s3_are_told_in_the_pods_log_and_in_i
     assert "hunter2" not in done.stdout + left
 
 
-def test_a_pod_of_which_nobody_reads_last_words_ends_as_any_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KINETIC_ROOT", str(tmp_path))
-    last_words.leave("why")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_first_words_are_left_as_they_are_and_no_more_than_a_kubelet_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KINETIC_ROOT", str(tmp_path))
-    file = last_words_of(tmp_path)
-    file.parent.mkdir()
-    file.touch()
-    last_words.leave("x" + "ä" * 5000)
-    last_words.leave("another")
-    assert file.read_text(encoding="utf-8") == "x" + "ä" * 2047
-
-
-SECRETS = {
-    "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": "/s3cret+key", "AWS_SESSION_TOKEN": "a-token\n",
-    "MINE": "captured-secret", "AWS_WEB_IDENTITY_TOKEN_FILE": "/var/run/token", "TOKENIZERS_PARALLELISM": "false",
-    pod_start.ORDERS: json.dumps({"secrets": ["MINE"], "key": "seal-of-the-attempt"}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("the key AKIAEXAMPLE is unknown", "the key (hidden) is unknown"),
-        ("b'/s3cret+key' or b'a-token\\n'", "b'(hidden)' or b'(hidden)\\n'"),
-        ("captured-secret, seal-of-the-attempt", "(hidden), (hidden)"),
-        ("/var/run/token is not there, which is false", "/var/run/token is not there, which is false"),
-        (
-            "GET https://s3.example/b/o?X-Amz-Credential=AKIA%2F1&X-Amz-Signature=0a1b&X-Amz-Expires=60 failed",
-            "GET https://s3.example/b/o?X-Amz-Credential=(hidden)&X-Amz-Signature=(hidden)&X-Amz-Expires=60 failed",
-        ),
-        (
-            "AWS4-HMAC-SHA256 Credential=AKIA/20260101/us-east-1, SignedHeaders=host, Signature=0a1b",
-            "AWS4-HMAC-SHA256 Credential=(hidden), SignedHeaders=host, Signature=(hidden)",
-        ),
-        ("x-amz-security-token: abc", "x-amz-security-token: (hidden)"),
-        ("Authorization: Bearer ya29.abc", "Authorization: Bearer (hidden)"),
-        ("http://me:pass@minio:9000 does not answer", "http://(hidden)@minio:9000 does not answer"),
-    ],
-)
-def test_last_words_have_no_secret_of_the_pod_and_nothing_that_looks_like_one(text: str, told: str) -> None:
-    assert last_words.discreet(text, SECRETS) == told
-
-
 @pytest.mark.slow
 def test_the_answer_with_the_agent_tells_a_pod_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another request, and on a real bucket another connection, would come before all that the pod is for."""
