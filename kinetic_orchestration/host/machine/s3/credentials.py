@@ -115,7 +115,7 @@ def _checked(found: Credentials) -> Credentials:
         if not (value.isascii() and value.isprintable()):
             raise (Unavailable if found.expires else Unusable)(
                 f"The credentials ({found.source}) have a character in their {what} that none has, such as the end of "
-                "a line."
+                "a line. Set them anew, each in one line."
             )
     return found
 
@@ -146,7 +146,8 @@ def profile(environ: Mapping[str, str]) -> dict[str, str]:
             lines = [getattr(error, "lineno", 0), *(number for number, _ in getattr(error, "errors", ()))]
             where = next((f" (line {line})" for line in lines if line), "")  # whose text may be a key
             raise Unavailable(
-                f"{path} cannot be read as a configuration of AWS: {type(error).__name__}{where}"
+                f"{path} cannot be read as a configuration of AWS: {type(error).__name__}{where}. Mend it, or have "
+                "'aws configure' write it."
             ) from None
         if reader.has_section(section):
             found.update(reader.items(section))
@@ -269,7 +270,9 @@ def _container(environ: Mapping[str, str]) -> Credentials | None:
             raise ValueError
         return _of_json(reply.data, f"the container's endpoint {url}")
     except (ValueError, KeyError, TypeError):
-        raise Unavailable(f"The container's endpoint {url} gave no credentials: {_words(reply)}.") from None
+        raise Unavailable(
+            f"The container's endpoint {url} gave no credentials: {_words(reply)}. {ELSEWHERE}."
+        ) from None
 
 
 def _machine(environ: Mapping[str, str]) -> Credentials | None:

@@ -252,11 +252,13 @@ class S3Records:
 
     def now(self) -> float:
         """Return the store's time, advanced by this machine's monotonic clock since the store last answered. It is
-        asked until any answer tells it: this machine's own clock counts only if there is none for a minute.
+        asked until it answers: this machine's own clock counts only if it does not for a minute, or without its time.
         """
         clock, tries = self.requests.clock, bootstrap.tries(requests.PATIENCE)
         while not clock.known and next(tries, False) is None:
-            self._ask("HEAD", self._prefix + names.DEPLOYMENT, patience=0.0)
+            reply, _ = self._ask("HEAD", self._prefix + names.DEPLOYMENT, patience=0.0)
+            if reply.status not in bootstrap.PASSING:
+                break
         return clock.now()
 
     def close(self) -> None:
