@@ -305,10 +305,11 @@ class KubernetesBackend:
                 try:
                     api.delete(f"{jobsets(where)}/{placement['name']}", uid=found["metadata"]["uid"])
                 except ApiError as error:
-                    if error.kind not in _GONE:
+                    if error.kind not in _GONE:  # else somebody else was first, and may have left what is its own
                         return Freed.REFUSED
-                with self._noting:
-                    self._deleted.add(placement["name"])
+                else:
+                    with self._noting:
+                        self._deleted.add(placement["name"])
             labels = f"{ownership.MARK}={self._mark},{JOBSET}={placement['name']}"
             left = bool(pods := api.list(_pods(where), labels=labels))
             if found is not None and _ORPHANS in found["metadata"].get("finalizers", ()):
