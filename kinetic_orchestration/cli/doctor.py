@@ -246,12 +246,13 @@ def _cloud(settings: Settings, spec: JobSpec | None) -> Iterator[Check]:
 
 
 def _cluster(settings: Settings, spec: JobSpec, name: str) -> Iterator[Check]:
+    from kinetic_orchestration.jobs.request import interpreter_of
     from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 
     backend = open_backend(name, settings)
     assert isinstance(backend, KubernetesBackend)
     try:
-        plan = backend.resolve(make_plan(spec, settings))
+        plan = backend.resolve(make_plan(spec, settings, interpreter=interpreter_of(spec)))
     except KineticError as error:
         yield Check("plan", FAILED, f"{spec.name} cannot be planned for Kubernetes", str(error))
         return

@@ -120,6 +120,7 @@ def policy_of(plan: Plan, created: float) -> lifecycle.Policy:
     return lifecycle.Policy(
         hosts=plan.hosts,
         crew=plan.crew,
+        words=plan.traits.words,
         user=plan.retry.user,
         preemption=plan.retry.preemption,
         infra=plan.retry.infra,

@@ -30,6 +30,7 @@ from kinetic_orchestration.plan.values import (
     JobStatus,
     Outcome,
     Spent,
+    Words,
 )
 from kinetic_orchestration.protocol import attempt_rules, wire
 
@@ -66,6 +67,7 @@ class Policy(NamedTuple):
 
     hosts: int = 1
     crew: str = "1 host"  # the same as text for users: several hosts of one machine are processes
+    words: Words = Words()
     user: int = 0
     preemption: int = 100
     infra: int = 3
@@ -158,7 +160,7 @@ def _placed(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
     elif state in (GONE, WOUNDED) or (state == ABSENT and (began or seen.shown)):
         cause = seen.observation.cause or wire.INFRASTRUCTURE
         said = seen.observation.message
-        action = Close(cause, said + _last_sign(seen) if said else _vanished(seen))
+        action = Close(cause, said + _last_sign(seen) if said else _vanished(seen, policy.words))
     elif state == ELSEWHERE and (silence := _silence(seen)) > (SILENT_BEATS if began else SILENT_START):
         action = Close(wire.INFRASTRUCTURE, f"no host has given a sign of life for {silence:.0f} s")
     elif mute := _mute(seen, policy):
@@ -283,7 +285,7 @@ def _phase(cursor: Cursor, seen: Glimpse, policy: Policy) -> tuple[Cursor, tuple
     if why := waits(seen):  # it comes and goes
         told = () if cursor.phase == "waiting" else (Change("waiting", why, cursor.attempt),)
         return cursor._replace(phase="waiting"), told
-    if unheard_of := unheard(seen):
+    if unheard_of := unheard(seen, policy):
         phase, message = "silent", unheard_of
     elif len(states) == policy.hosts and all(state in (wire.RUNNING, wire.ENDING, wire.DONE) for state in states):
         phase, message = "running", policy.crew
@@ -366,44 +368,31 @@ def is_awaited(seen: Glimpse) -> bool:
     return seen.observation.state == PRESENT and seen.charged > 0 and not any(seen.beats)
 
 
-def unheard(seen: Glimpse) -> str:
+def unheard(seen: Glimpse, policy: Policy) -> str:
     """Return the warning that users see when no host of a charged slice reports anything for long, or ""."""
     held = seen.now - seen.charged
     if not is_awaited(seen) or held < UNHEARD or seen.verdict is not None:
         return ""
     reason = f": {seen.observation.hint} may say why" if seen.observation.hint else ""
-    there = "all pods run and are" if _is_in_cluster(seen) else "the slice is READY and"
     return (
-        f"{there} charged for, for up to {held:.0f} s now, and none of its hosts has started its agent"
-        f"{reason}. It is given up {SILENT_START / 60:.0f} min after it was first seen, or once the limit of cost is "
-        "reached"
+        f"the {policy.words.whole} is {policy.words.up} and charged for, for up to {held:.0f} s now, and none of its "
+        f"hosts has started its agent{reason}. It is given up {SILENT_START / 60:.0f} min after it was first seen, or "
+        "once the limit of cost is reached"
     )
 
 
-def _vanished(seen: Glimpse) -> str:
+def _vanished(seen: Glimpse, words: Words) -> str:
     """Describe hosts that are gone: when they were last seen, and what they reported."""
     place = seen.intent.placement if seen.intent is not None else {}
     if not seen.shown:
         return "the hosts are gone without a word" + _last_sign(seen)
-    name, where, in_cluster = place.get("name", ""), place.get("zone", ""), _is_in_cluster(seen)
-    when = f"from {_clock(seen.since)} to {_clock(seen.shown)}"
-    told = f"the slice {name} was seen READY in {where} {when}, and was no longer shown"
-    if in_cluster:
-        told = f"all pods of the JobSet {name} were seen in {where} {when}, and it was no longer there"
-    told += f" at {_clock(seen.now)} (UTC)"
+    told = (
+        f"the {words.whole} {place.get('name', '')} was seen {words.up} in {place.get('zone', '')} from "
+        f"{_clock(seen.since)} to {_clock(seen.shown)}, and was no longer shown at {_clock(seen.now)} (UTC)"
+    )
     if seen.observation.hint:
         told += f"; {seen.observation.hint}"
-    if any(seen.beats) or in_cluster:
-        return told
-    return (
-        f"{told}. Hosts that may not use the bucket end themselves without a word, too: see that their account has "
-        "roles/storage.objectUser on it"
-    )
-
-
-def _is_in_cluster(seen: Glimpse) -> bool:
-    """Return True for hosts that are pods: their place is a namespace of a cluster."""
-    return seen.intent is not None and "/" in (seen.intent.placement.get("zone") or "")
+    return told if any(seen.beats) or not words.unsaid else f"{told}. {words.unsaid}"
 
 
 def _last_sign(seen: Glimpse) -> str:

@@ -8,6 +8,7 @@ process acts for at that moment, and handed on.
 
 from __future__ import annotations
 
+import os
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -87,6 +88,12 @@ def settings_of(spec: JobSpec) -> Settings:
     )  # fmt: skip
 
 
+def interpreter_of(spec: JobSpec) -> str:
+    """Return the file to which the `python=` of a call leads, through links, if that is a path; "" for a version."""
+    asked = spec.options.python or ""
+    return os.path.realpath(os.path.expanduser(asked)) if os.sep in asked else ""
+
+
 def draft(spec: JobSpec, settings: Settings | None = None, *, found: bool = False) -> Draft:
     """Plan a call as far as it goes without a contact.
 
@@ -99,7 +106,7 @@ def draft(spec: JobSpec, settings: Settings | None = None, *, found: bool = Fals
             'below `if __name__ == "__main__":`'
         )
     settings = settings or settings_of(spec)
-    plan = planner.make_plan(spec, settings, copies.environ())
+    plan = planner.make_plan(spec, settings, copies.environ(), interpreter=interpreter_of(spec))
     backend = open_backend(plan.backend, settings)
     plan = backend.resolve(plan)
     if found:

@@ -52,8 +52,11 @@ NEVER_BY_WILDCARD = frozenset(
 DEBUG_PORT = 5678  # the default port of editors for debugpy
 
 
-def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | None = None) -> Plan:
-    """Make the plan from the request and the settings. `environ` is the source of captured variables.
+def make_plan(
+    spec: JobSpec, settings: Settings, environ: Mapping[str, str] | None = None, *, interpreter: str = ""
+) -> Plan:
+    """Make the plan from the request and the settings. `environ` is the source of captured variables, `interpreter` the
+    file to which `python=` leads if it is a path.
 
     Unless zones are named, they are all that have the slice, until `near_bucket` narrows them.
     """
@@ -92,7 +95,7 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
         for name, limit in (("provision", limits.provision), ("run", limits.run)):
             if limit == math.inf:
                 raise UsageError(f"limits.{name} has no end, and a slice costs money until it has: say '30d', or so")
-        cloud = _cloud(options, settings, slice_, traits, environ or {})
+        cloud = _cloud(options, settings, slice_, traits, environ or {}, interpreter)
         env.setdefault("KERAS_BACKEND", (environ or {}).get("KERAS_BACKEND") or "jax")  # for which the lock is made
     env = _with_keras_backend({**env, **spec.env}, options, spec.env)
     return Plan(
@@ -200,7 +203,7 @@ def completed(plan: Plan, identity: Identity, logins: Iterable[str]) -> Plan:
 
 
 def _cloud(
-    options: Options, settings: Settings, slice_: Slice, traits: Traits, environ: Mapping[str, str]
+    options: Options, settings: Settings, slice_: Slice, traits: Traits, environ: Mapping[str, str], interpreter: str
 ) -> dict[str, Any]:
     """The additional fields of a plan for other machines."""
     spot = options.spot or slice_.spot
@@ -211,7 +214,7 @@ def _cloud(
         cloud: Any = given if given is not None or traits.options is None else traits.options()
         who: dict[str, str] = {}
         if isinstance(cloud, Kubernetes):
-            cloud, who = with_queue(cloud, settings), {"owner": _owner(environ), **_python(options)}
+            cloud, who = with_queue(cloud, settings), {"owner": _owner(environ), **_python(options, interpreter)}
             if not traits.secret_service:
                 _check_cluster_secrets(options.secrets or {})
         return {
@@ -241,16 +244,15 @@ def _cloud(
     }
 
 
-def _python(options: Options) -> dict[str, str]:
+def _python(options: Options, interpreter: str) -> dict[str, str]:
     """The minor version that a job asks for, if it names one: that of the image in which a command's pods start. An
-    interpreter is not asked: the file that its path leads to is mostly named by its version. Else it is any Python 3.
+    interpreter is not asked: its file is mostly named by its version. Else it is any Python 3.
     """
-    asked = options.python or ""
-    if os.sep not in asked:
-        found = re.match(r"(3\.\d+)(?=\.|$)", asked)
-        return {"python": found[1]} if found else {}
-    found = re.search(r"python(3\.\d+)$", os.path.realpath(os.path.expanduser(asked)))
-    return {"python": found[1] if found else "3"}
+    if interpreter:
+        found = re.search(r"python(3\.\d+)$", interpreter)
+        return {"python": found[1] if found else "3"}
+    found = re.match(r"(3\.\d+)(?=\.|$)", options.python or "")
+    return {"python": found[1]} if found else {}
 
 
 def _check_cluster_secrets(secrets: Mapping[str, str]) -> None:

@@ -33,6 +33,26 @@ class JobStatus(enum.Enum):
         return self in (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.NOT_FOUND)
 
 
+class Words(NamedTuple):
+    """The words for an attempt's hosts, for users.
+
+    Attributes:
+        whole: All of them, as one thing that has a name.
+        up: The state of that while all hosts are there.
+        unsaid: What helps if they are gone and none of them has ever said anything; "" if they would have said it.
+    """
+
+    whole: str = "slice"
+    up: str = "READY"
+    unsaid: str = (
+        "Hosts that may not use the bucket end themselves without a word, too: see that their account has "
+        "roles/storage.objectUser on it"
+    )
+
+
+PODS = Words("JobSet", "running", "")
+
+
 class Traits(NamedTuple):
     """Properties of a backend on which plans and jobs depend. Those that are not stated are those of any machines that
     are made for a job.
@@ -48,6 +68,7 @@ class Traits(NamedTuple):
         keeps_ended: They keep the objects of a job that has ended until somebody removes these.
         options: The class of `cloud=`; None if there are no such options.
         service: The service that has them, for users; by default the backend's name.
+        words: The words for them, for users.
         stores: Schemes of the stores that they reach; none for hosts that reach whatever this machine does.
         ignored: Options of `run` without a meaning there, which are reported once.
     """
@@ -60,6 +81,7 @@ class Traits(NamedTuple):
     keeps_ended: bool = False
     options: type | None = None
     service: str = ""
+    words: Words = Words()
     stores: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ("base_image_repo", "project", "zone", "cluster", "namespace")
 
@@ -85,6 +107,7 @@ TRAITS = {
         keeps_ended=True,
         options=Kubernetes,
         service="GKE",
+        words=PODS,
         stores=("gs",),
         ignored=("base_image_repo",),
     ),
@@ -92,6 +115,7 @@ TRAITS = {
         keeps_ended=True,
         options=Kubernetes,
         service="Kubernetes",
+        words=PODS,
         stores=("gs", "s3"),
         ignored=("base_image_repo", "project", "zone"),
     ),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Plan,
         Staged,
         Traits,
+        Words,
     )
     from kinetic_orchestration.platforms.backend import Backend, RateLimit, Submission
     from kinetic_orchestration.platforms.store import Store
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _HOMES = {
     **dict.fromkeys(("ABSENT", "GONE", "PARTIAL", "PRESENT", "PROVISIONING", "QUEUED", "UNKNOWN"), "plan.values"),
     **dict.fromkeys(("WOUNDED", "Freed", "Intent", "Observation", "Past", "Plan", "Staged", "Traits"), "plan.values"),
+    "Words": "plan.values",
     **dict.fromkeys(("Backend", "RateLimit", "Submission"), "platforms.backend"),
     "Assignment": "protocol.assignment",
     "CloudOptions": "plan.declare.cloud",
@@ -52,7 +54,7 @@ _HOMES = {
 __all__ = [
     "ABSENT", "GONE", "PARTIAL", "PRESENT", "PROVISIONING", "QUEUED", "UNKNOWN", "WOUNDED", "Assignment", "Backend",
     "CloudOptions", "Freed", "Intent", "Observation", "Past", "Plan", "Platform", "RateLimit", "Settings", "Slice",
-    "Staged", "Store", "Submission", "Traits",
+    "Staged", "Store", "Submission", "Traits", "Words",
 ]  # fmt: skip
 
 

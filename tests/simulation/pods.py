@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from typing import Any
 
 from kinetic_orchestration.host.attempt import self_delete
 from kinetic_orchestration.host.machine.pod import start as pod_start
-from kinetic_orchestration.protocol import attempt_rules, wire
+from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
+from kinetic_orchestration.protocol.records.base import RecordsError
 from tests.simulation.cluster import Cluster, JobSet, Pod
 from tests.simulation.threads import Event
 from tests.simulation.vms import ECHO, CloudGround, Machine, VmHost
@@ -79,11 +81,24 @@ class PodMachine(Machine):
                 "a pod started after its deadline" if late else "a pod was taken before its agent was there"
             )
             cause, why = (wire.DEADLINE, "deadline passed") if late else (wire.PREEMPTION, "received SIGTERM")
+            if not late and self.hosts > 1:
+                self._await_another_word()
             self._abort(cause, f"host {self.index} could not start its agent: {why}")
             clean.append(True)
             over.set()
             return
         self._live(over, clean)
+
+    def _await_another_word(self) -> None:
+        """Act as its namesake of `start`."""
+        world, records = self.ground.world, self._host().view.records
+        until = world.now + pod_start.HEARD
+        while world.now < until:
+            with suppress(RecordsError):
+                if records.read(names.verdict(self.job, self.attempt)) is not None:
+                    world.reached.add("a pod was told before its agent was there, and somebody else said why")
+                    return
+            world.sleep(pod_start.LOOK)
 
     def _host(self) -> PodHost:
         agent = PodHost(self.ground, self, self._assignment())

@@ -32,6 +32,7 @@ a list had pages
 a page had expired
 a pod had no node while its siblings ran
 a pod was taken before its agent was there
+a pod was told before its agent was there, and somebody else said why
 a set went by itself an hour after its end
 aborted: cancelled
 aborted: deadline

@@ -39,13 +39,13 @@ def reap(arguments: Namespace) -> int:
 
 
 def _show_reaped(found: list[reaper.Reaped], dry_run: bool, settings: Settings) -> None:
-    placements = [item for item in found if item.what == "placement" or item.result == reaper.UNREAD]
+    placements = [item for item in found if item.what == reaper.PLACEMENT or item.result == reaper.UNREAD]
     if placements:
         traits = traits_of(settings.backend) or Traits()
         columns = ("zone" if traits.in_zones else "place", "what", "age", "per hour", "result", "why")
         cells = [
             (
-                item.zone or "here", "leftovers" if item.what == "place" else item.name,
+                item.zone or "here", "leftovers" if item.what == reaper.PLACE else item.name,
                 "" if item.age is None else age(item.age), _per_hour(item),
                 "would go" if dry_run and item.result == reaper.REMOVED else item.result, item.why,
             )

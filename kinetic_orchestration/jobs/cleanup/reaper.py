@@ -63,6 +63,7 @@ ENDED = 3600.0  # seconds after its end, no follower of an attempt needs its bea
 AGAIN = 1.0  # seconds between two checks of a deletion
 
 REMOVED, DELETING, LEFT, UNREAD, WAITS = "removed", "deleting", "left", "not looked at", "waits"
+PLACEMENT, PLACE = "placement", "place"  # hosts of an attempt; a zone or a namespace, of one that is UNREAD
 
 
 class Reaped(NamedTuple):
@@ -129,7 +130,7 @@ def _pass(store: Store, backend: Backend, settings: Settings, marker: Path) -> N
         if claimed:
             for reaped in _placements(store, backend, dry_run=False, believed=trust.of(settings)):
                 if reaped.result == UNREAD:
-                    what = reaped.name if reaped.name == reaped.zone else f"{reaped.what} {reaped.name}"
+                    what = reaped.name if reaped.what == PLACE else f"{reaped.what} {reaped.name}"
                     warn_once(f"{what} could not be looked at for leftovers: {reaped.why}")
             if store.metered:
                 list(_beats(store, dry_run=False))
@@ -187,7 +188,7 @@ def _placements(
                 continue
             usd = _usd_per_hour(store, backend, placement, seen, settings) if settings is not None else None
             if waits:
-                yield Reaped("placement", name, waits, placement.get("zone", ""), placement["age"], usd, WAITS)
+                yield Reaped(PLACEMENT, name, waits, placement.get("zone", ""), placement["age"], usd, WAITS)
                 continue
             unread = _close(store, backend, placement, believed, cause, why, seen) if cause and not dry_run else ""
         except Unreachable:
@@ -195,14 +196,14 @@ def _placements(
         except StoreError as error:  # one that cannot be read keeps none of the others
             unread, cause = str(error), ""
         if unread and cause != wire.DEADLINE:  # it costs money, so it is released even if its records cannot be written
-            yield Reaped("placement", name, unread, placement.get("zone", ""), placement["age"], result=UNREAD)
+            yield Reaped(PLACEMENT, name, unread, placement.get("zone", ""), placement["age"], result=UNREAD)
             continue
         if not cause and backend.charges and seen.state in (PRESENT, WOUNDED):
             late.append(placement)
         is_lost = recorded.RECORDED in placement and seen.state == UNKNOWN
         result = LEFT if is_lost else DELETING  # if its release does not end, and no listing has it
         zone = placement.get("zone", "")
-        going.append((placement, Reaped("placement", name, why, zone, placement["age"], usd, result)))
+        going.append((placement, Reaped(PLACEMENT, name, why, zone, placement["age"], usd, result)))
     left = [] if dry_run else _released(store, backend, [placement for placement, _ in going], patience)
     for placement in late if not dry_run else ():
         attempts.record_release(store, placement["job"], placement["attempt"], done=placement not in left)
@@ -225,7 +226,7 @@ def _found(store: Store, backend: Backend, believed: trust.Trust) -> tuple[list[
         found += recorded.placements(store, backend, believed, {entry["job"] for entry in found})
     now = store.now()  # as everywhere: this machine's own clock may be off by more than UNCLAIMED
     placements = [{"age": max(0.0, now - entry.get("created", now)), **entry} for entry in found]
-    return placements, [Reaped("place", place, why, place, result=UNREAD) for place, why in unread]
+    return placements, [Reaped(PLACE, place, why, place, result=UNREAD) for place, why in unread]
 
 
 def _released(

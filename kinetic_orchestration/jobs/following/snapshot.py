@@ -41,7 +41,7 @@ def snapshot(job: Job) -> Peek:
         attempts=lifecycle.shown(step.cursor, seen),
         zone=zone,
         resource=str(place.get("name", "")) if zone else "",
-        said=lifecycle.unheard(seen) or seen.observation.message,
+        said=lifecycle.unheard(seen, job.policy) or seen.observation.message,
         rate=beat.rate if beat is not None else 0.0,
         devices=tuple(sampled(seen)),
     )

@@ -9,8 +9,7 @@ from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import Record
-
-BLINK = 45.0  # seconds between two polls, beyond which this process may have been suspended
+from kinetic_orchestration.protocol.system import watched
 
 
 class AttemptCache:
@@ -76,8 +75,8 @@ class AttemptCache:
         """
         if newest != self.newest_beat:
             self.newest_beat, self.silence = newest, 0.0
-        elif now > self.looked_at:
-            self.silence += min(now - self.looked_at, BLINK)
+        else:
+            self.silence += watched.since(self.looked_at, now)
         self.looked_at = max(now, self.looked_at)
         return self.silence
 

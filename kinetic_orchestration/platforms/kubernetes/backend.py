@@ -42,6 +42,7 @@ from kinetic_orchestration.platforms.shared.findings import Finding
 from kinetic_orchestration.platforms.shared.rate_limit import pace_of
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.protocol.system.watched import Watched
 
 Object = Mapping[str, Any]
 
@@ -53,7 +54,7 @@ NO_CLUSTER = "no cluster is known: name a context of the kubeconfig with cluster
 
 
 class Vault(Protocol):
-    """Where the secrets of jobs are kept, other than in their cluster."""
+    """A place for the secrets of jobs, other than in their cluster."""
 
     def keep(self, asked: Submission) -> None: ...
     def secrets(self) -> Iterable[tuple[str, str]]: ...
@@ -76,7 +77,7 @@ class KubernetesBackend:
         self._apis: dict[tuple[str, str, str], Api] = {}
         self._opening = threading.Lock()
         self._noting = threading.Lock()
-        self._since: dict[str, dict[str, float]] = {}  # a set → why it waits → when that was first seen
+        self._watched: dict[str, Watched] = {}  # a set → why it waits
         self._deleted: set[str] = set()  # sets that this process has had deleted, with all that is theirs
         weakref.finalize(self, _close, self._apis)
         self._observer = Observer(self._mark)
@@ -242,26 +243,30 @@ class KubernetesBackend:
             return Observation(GONE, str(error), wire.INFRASTRUCTURE)
         if not isinstance(error, ApiError) or error.kind not in _FINAL:
             return Observation(UNKNOWN, str(error))
-        lasts = self._lasts(placement["name"], error.kind) > REFUSED_SECONDS
+        lasts = self._lasts(placement["name"], error.kind, REFUSED_SECONDS)
         cause = _cause(error) if lasts and not self._observer.has_seen(placement["name"]) else ""
         return Observation(UNKNOWN, str(error), cause)
 
-    def _lasts(self, name: str, why: str) -> float:
-        """Return the seconds for which this process has seen a reason of a set, and forget its others; "" is none."""
+    def _lasts(self, name: str, why: str, patience: float) -> bool:
+        """Return True if this process has watched this reason of a set for so long, and forget its others."""
         now = time.monotonic()
         with self._noting:
-            since = self._since.pop(name, {}).get(why, now)
-            if why:
-                self._since[name] = {why: since}
-        return now - since
+            before = self._watched.get(name, Watched(why, now))
+            self._watched[name] = before.again(why, now, patience)
+            return self._watched[name].seconds >= patience
+
+    def _ends(self, name: str) -> None:
+        """Forget why a set waits: it no longer does."""
+        with self._noting:
+            self._watched.pop(name, None)
 
     def _judge(self, placement: Mapping[str, Any], seen: Seen) -> Observation:
         judged = states.judge(placement, seen, _wanted(placement, seen, self._api(placement).access))
         observation, why = judged.observation, judged.why
         if why is not None and why.cause:
-            lasts = self._lasts(placement["name"], why.cause)
-            return observation if lasts < why.patience else observation._replace(state=GONE, cause=why.cause)
-        self._lasts(placement["name"], "")
+            lasts = self._lasts(placement["name"], why.cause, why.patience)
+            return observation._replace(state=GONE, cause=why.cause) if lasts else observation
+        self._ends(placement["name"])
         patience = float(placement.get("patience") or 0.0)
         waits = observation.state in (QUEUED, PROVISIONING) and not _is_asked_for(seen)
         if patience and waits and states.waited(seen) > patience:
@@ -300,10 +305,11 @@ class KubernetesBackend:
                 try:
                     api.delete(f"{jobsets(where)}/{placement['name']}", uid=found["metadata"]["uid"])
                 except ApiError as error:
-                    if error.kind not in _GONE:
+                    if error.kind not in _GONE:  # else somebody else was first, and may have left what is its own
                         return Freed.REFUSED
-                with self._noting:
-                    self._deleted.add(placement["name"])
+                else:
+                    with self._noting:
+                        self._deleted.add(placement["name"])
             labels = f"{ownership.MARK}={self._mark},{JOBSET}={placement['name']}"
             left = bool(pods := api.list(_pods(where), labels=labels))
             if found is not None and _ORPHANS in found["metadata"].get("finalizers", ()):
@@ -317,8 +323,8 @@ class KubernetesBackend:
         if found is not None or left:
             return Freed.UNDER_WAY
         self._observer.forget(placement["name"])
+        self._ends(placement["name"])
         with self._noting:
-            self._since.pop(placement["name"], None)
             self._deleted.discard(placement["name"])
         return Freed.DONE
 

@@ -39,8 +39,6 @@ ON_SPOT = ":spot"  # how that name ends
 KEPT_SECONDS = 3600  # of a JobSet that has ended, for people
 LAST_WORDS = 30  # seconds for which a pod that is to end goes on after its program
 LONGEST = 2**31 - 1  # seconds of a pod's deadline
-# Where GKE puts the libraries of the GPUs' driver. In an image, whose own value this would replace, the boot adds it.
-DRIVER = "/usr/local/nvidia/lib64"
 
 # Labels of nodes that may be taken away at any time, and the taints that some of them have.
 SPOT = (
@@ -161,7 +159,7 @@ def _container(asked: Submission, node: Node) -> dict[str, Any]:
         "image": plan.image or _python(asked),
         "command": ["python3", "-I", "-S", "-c", boot.LOADER, boot.program(plan.store)],
         **({"securityContext": restricted} if cloud["run_as_user"] else {}),
-        "env": _env(asked, node),
+        "env": _env(asked),
         **({"envFrom": sources} if sources else {}),
         "resources": _resources(asked, node),
         "volumeMounts": [{"name": "work", "mountPath": HOME}, {"name": "shm", "mountPath": "/dev/shm"}],
@@ -263,19 +261,16 @@ def toleration(text: str) -> dict[str, str]:
     return {**found, **({"value": value} if equals else {}), **({"effect": effect} if effect else {})}
 
 
-def _env(asked: Submission, node: Node) -> list[dict[str, Any]]:
+def _env(asked: Submission) -> list[dict[str, Any]]:
     kept: dict[str, dict[str, str]] = {}
     if not asked.plan.traits.secret_service:  # else the agent reads them itself
         kept = {variable: {"name": asked.intent.placement["name"], "key": variable} for variable in asked.secrets}
         kept |= {variable: secret_key(variable, ref) for variable, ref in asked.plan.secret_refs.items()}
     orders = {**orders_of(asked), "name": asked.intent.placement["name"], "secrets": sorted(kept)}
     told = json.dumps(orders, ensure_ascii=False).replace("$", "$$")  # else the kubelet reads $(HOME) as a variable
-    given = {"KINETIC_ORDERS": told}
-    if node.resource == nodes.GPU and not asked.plan.image:
-        given["LD_LIBRARY_PATH"] = DRIVER
     fields = {"KINETIC_POD": "metadata.uid", "KINETIC_SLICE": JOB_INDEX}
     return [
-        *({"name": name, "value": value} for name, value in given.items()),
+        {"name": "KINETIC_ORDERS", "value": told},
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         *({"name": name, "valueFrom": {"secretKeyRef": key}} for name, key in kept.items()),
     ]

@@ -157,6 +157,9 @@ class S3Store(S3Records):
     def damaged(self, name: str, reason: str) -> Exception:
         return Corrupt(f"Cannot read {name} (store {self.url}): {reason}.")
 
+    def misconfigured(self, number: int, verb: str, name: str, reason: str) -> Exception:
+        return self.refusal(number, verb, name, reason)
+
     def refusal(self, number: int, verb: str, name: str, reason: str) -> Exception:
         happened = f"Cannot {verb} {name} (store {self.url})"
         if number == errno.EAGAIN:

@@ -93,6 +93,12 @@ class Damaged(RecordsError):
     """An object whose bytes differ from the checksum that was stored with them, however often they are asked for."""
 
 
+class Misconfigured(RecordsError):
+    """The settings of this process lead to no store, or to one that refuses their key: no other try helps."""
+
+    cause = "configuration"  # of the end of a host that has no agent yet: wire's, which is not there
+
+
 def reason_of(error: OSError) -> str:
     """The file system's reason for an error, in words."""
     return _REASONS.get(error.errno or 0) or error.strerror or str(error)

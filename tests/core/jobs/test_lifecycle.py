@@ -28,6 +28,7 @@ from kinetic_orchestration.plan.values import (
     PRESENT,
     PROVISIONING,
     QUEUED,
+    TRAITS,
     WOUNDED,
     Cancel,
     Change,
@@ -418,14 +419,14 @@ def test_hosts_that_are_charged_for_and_say_nothing_are_told_of_and_end_at_the_l
         )
 
     policy = Policy(silence=lifecycle.SILENT_BEATS, affordable=1000.0, usd=5.0)
-    assert lifecycle.unheard(seen(100.0)) == lifecycle.unheard(seen(500.0, STARTING)) == ""
+    assert lifecycle.unheard(seen(100.0), Policy()) == lifecycle.unheard(seen(500.0, STARTING), Policy()) == ""
     (change,) = advance(Cursor(), seen(130.0), policy).changes
     assert change.phase == "silent"
     assert "READY and charged for, for up to 130 s now" in change.message
     assert "has started its agent. It is given up" in change.message
     told = seen(130.0)
     told = told._replace(observation=told.observation._replace(hint="its console"))
-    assert "has started its agent: its console may say why. It is given up" in lifecycle.unheard(told)
+    assert "has started its agent: its console may say why. It is given up" in lifecycle.unheard(told, Policy())
     assert actions(seen(390.0), policy) == actions(seen(410.0, BEAT), policy) == ()
     (close,) = actions(seen(410.0), policy)
     assert isinstance(close, Close)
@@ -444,13 +445,16 @@ def test_hosts_that_are_pods_are_told_as_pods_when_they_are_gone_or_silent() -> 
         observed = seen.observation._replace(hint="ask the cluster's audit log")
         return seen._replace(intent=intent, observation=observed, since=NOW - 9.0, shown=NOW - 7.0, charged=NOW - 200.0)
 
-    (close,) = actions(glimpse_of(ABSENT))
-    assert isinstance(close, Close)
-    assert close.reason == (
-        "all pods of the JobSet kinetic-x were seen in east/team from 02:46:31 to 02:46:33, and it was no longer there at "
-        "02:46:40 (UTC); ask the cluster's audit log"
-    )
-    assert lifecycle.unheard(glimpse_of(PRESENT)).startswith("all pods run and are charged for, for up to 200 s now")
+    for backend in ("gke", "kubernetes"):
+        policy = Policy(words=TRAITS[backend].words)
+        (close,) = actions(glimpse_of(ABSENT), policy)
+        assert isinstance(close, Close)
+        assert close.reason == (
+            "the JobSet kinetic-x was seen running in east/team from 02:46:31 to 02:46:33, and was no longer shown at "
+            "02:46:40 (UTC); ask the cluster's audit log"
+        )
+        told = lifecycle.unheard(glimpse_of(PRESENT), policy)
+        assert told.startswith("the JobSet is running and charged for, for up to 200 s now")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ ANSWER = "answer"  # what was asked is done, and nobody hears of it
 
 
 class Loss(NamedTuple):
-    """What is lost of the requests of a method whose path has this part, once or several times."""
+    """A loss of requests of a method whose path has this part, once or several times."""
 
     method: str
     part: str

@@ -49,7 +49,7 @@ def bucket(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
 
 @pytest.fixture
 def machine(bucket: Emulator) -> dict[str, str]:
-    """What the machine of a node gives to all pods: of a bucket elsewhere than in the emulated Cloud Storage, nothing."""
+    """The variables that a node's machine gives to all pods: of a bucket elsewhere than in the emulated Cloud Storage, none."""
     reached = {name: os.environ[name] for name in ("STORAGE_EMULATOR_HOST",) if name in os.environ}
     return {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]), **reached}
 
@@ -75,7 +75,7 @@ def cluster(
 
 @pytest.fixture
 def between(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
-    """What this process's requests to the cluster pass through."""
+    """A proxy through which this process's requests to the cluster pass."""
     with Between(cluster.plane.kubeconfig) as between:
         path = kubeconfig_of(cluster.plane, cluster.namespace, tmp_path / "kubeconfig-between", server=between.url)
         monkeypatch.setenv("KUBECONFIG", str(path))

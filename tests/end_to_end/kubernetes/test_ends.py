@@ -149,7 +149,7 @@ def test_what_is_left_in_another_namespace_is_found(
     if known == "by the settings":  # then its records need not be found
         monkeypatch.setenv("KINETIC_NAMESPACES", f"{cluster.namespace},{other}")
         live_index.remove(left._job.store, left.job_id)
-    (found,) = (found for found in reap() if found.what in ("placement", "place"))
+    (found,) = (found for found in reap() if found.what in (reaper.PLACEMENT, reaper.PLACE))
     assert found.name == placements(left)[0]["name"]
     assert found.result in (reaper.REMOVED, reaper.DELETING)  # its pod may take its time
     wait_until(lambda: cluster.api.get(sets)["items"] == [], "its end", pause=0.1)
@@ -181,7 +181,7 @@ def test_a_namespace_that_stays_in_deletion_is_told_to_who_submits_and_hides_not
         job.result(timeout=WITHIN)
     wait_until(lambda: actions.release(job._job, 1) is Freed.DONE, "its end", pause=0.1)
     monkeypatch.setenv("KINETIC_NAMESPACES", f"{other},{cluster.namespace}")
-    assert [one for one in reap() if one.what in ("placement", "place")] == []
+    assert [one for one in reap() if one.what in (reaper.PLACEMENT, reaper.PLACE)] == []
     late = run(jobs.until, str(tmp_path / "never"), accelerator=ONE_HOST, namespace=other)
     with pytest.raises(JobError, match=r"because it is being terminated.* See 'kubectl get namespaces'"):
         late.result(timeout=WITHIN)
@@ -224,7 +224,7 @@ def test_a_cluster_that_is_no_longer_there_is_told_within_seconds_and_nothing_co
     assert "Is the cluster there, and this machine in a network that reaches it?" in said
     assert job.peek().status is JobStatus.RUNNING
     assert actions.release(job._job, 1) is Freed.REFUSED
-    assert [(found.what, found.result) for found in reap()] == [("place", reaper.UNREAD)]
+    assert [(found.what, found.result) for found in reap()] == [(reaper.PLACE, reaper.UNREAD)]
     (tmp_path / "go").touch()
     assert wait_for_verdict(job).kind == wire.COMMITTED
     (left,) = cluster.sets()

@@ -118,18 +118,21 @@ def test_a_pod_that_is_taken_away_is_a_preemption_and_another_attempt_follows(
     assert "SIGTERM" in first.reason
 
 
-def test_a_pod_that_is_taken_away_before_its_agent_is_there_ends_at_once(
+def wait_for_pods_without_agents(cluster: Cluster, job: Any) -> None:
+    def waits(pod: Any) -> bool:
+        return any(processes.catches(pid, signal.SIGTERM) for pid in cluster.processes(pod))
+
+    wait_until(lambda: len(found := cluster.pods(job)) == 2 and all(map(waits, found.values())), "its pods", pause=0.1)
+
+
+def test_a_pod_that_is_taken_away_before_its_agent_is_there_says_so_and_ends(
     cluster: Cluster, jobs: Any, tmp_path: Path, bucket: Any
 ) -> None:
     """As the first process of its container it hears only what it handles, and would be there until the grace is over."""
     cluster.pools("one", "two")
     bucket.storage.fail("get *blobs/*", 503, times=None)
     job = run(jobs.until, str(tmp_path / "go"), retry=ONE_PREEMPTION)
-
-    def waits(pod: Any) -> bool:
-        return any(processes.catches(pid, signal.SIGTERM) for pid in cluster.processes(pod))
-
-    wait_until(lambda: len(found := cluster.pods(job)) == 2 and all(map(waits, found.values())), "its pods", pause=0.1)
+    wait_for_pods_without_agents(cluster, job)
     cluster.delete(cluster.pods(job)[1])
     first = wait_for_verdict(job)
     bucket.storage.heal()
@@ -137,6 +140,26 @@ def test_a_pod_that_is_taken_away_before_its_agent_is_there_ends_at_once(
     assert "it received SIGTERM, before its agent was there" in first.reason
     (tmp_path / "go").touch()
     assert job.result(timeout=WITHIN) == 2
+
+
+def test_a_pod_that_is_ended_for_another_one_before_its_agent_is_there_leaves_the_word_to_whoever_follows(
+    cluster: Cluster, jobs: Any, tmp_path: Path, bucket: Any
+) -> None:
+    """And does not call it a preemption, which would be tried again a hundred times."""
+    cluster.pools("one", "two")
+    bucket.storage.fail("get *blobs/*", 503, times=None)
+    job = run(jobs.until, str(tmp_path / "go"), retry=ONE_LOSS)
+    wait_for_pods_without_agents(cluster, job)
+    told, killed = (cluster.pods(job)[host] for host in (0, 1))
+    cluster.nodes.end(killed, KILLED)
+    wait_until(lambda: "it received SIGTERM" in cluster.log(told), "the notice to host 0", pause=0.05)
+    bucket.storage.heal()
+    (tmp_path / "go").touch()
+    assert job.result(timeout=WITHIN) == 2
+    first = verdict_of(job)
+    assert first is not None
+    assert (first.kind, first.cause) == (wire.CLOSED, wire.INFRASTRUCTURE), first.reason
+    assert "-s-0-1-" in first.reason and "exit code 137" in first.reason
 
 
 @pytest.mark.parametrize("returns", [False, True])

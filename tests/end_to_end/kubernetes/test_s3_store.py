@@ -13,12 +13,12 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.cli import main
-from kinetic_orchestration.errors import JobError, JobLost
+from kinetic_orchestration.errors import JobError
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.program.reading import read_checkpoint
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import tree
-from tests.end_to_end.kubernetes.cases import NONE, Cluster, condition, run, verdict_of
+from tests.end_to_end.kubernetes.cases import Cluster, condition, run, verdict_of
 from tests.end_to_end.kubernetes.conftest import KEY
 from tests.support.jobs import WITHIN, lines, told, wait_running
 from tests.support.kubernetes.fixtures import only_emulated
@@ -76,26 +76,36 @@ def test_a_function_on_two_hosts_gives_back_its_value_its_lines_and_its_checkpoi
     assert (found.step, found.state) == (3, {"n": 3})
 
 
-@pytest.mark.parametrize("refused", ["key", "endpoint"])
+@pytest.mark.parametrize("refused", ["key", "secret", "endpoint", "bucket"])
 def test_pods_that_the_store_refuses_say_so_in_its_own_words_where_they_are_looked_for(
     cluster: Cluster, jobs: Any, bucket: str, s3: S3Server, refused: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They can tell the store nothing, and nobody has to have looked when they ended."""
+    """They can tell the store nothing, and nobody has to have looked when they ended. No other attempt would do better."""
     cluster.pools()
     wrong = "one-that-the-server-does-not-know"
     known = {"AWS_ACCESS_KEY_ID": USER, "AWS_SECRET_ACCESS_KEY": PASSWORD, "AWS_ENDPOINT_URL": s3.url}
-    known |= {"AWS_SECRET_ACCESS_KEY": wrong} if refused == "key" else {"AWS_ENDPOINT_URL": "minio:9000"}
+    known |= {
+        "key": {"AWS_ACCESS_KEY_ID": wrong},
+        "secret": {"AWS_SECRET_ACCESS_KEY": wrong},
+        "endpoint": {"AWS_ENDPOINT_URL": "minio:9000"},
+        "bucket": {"AWS_ENDPOINT_URL": f"{s3.url}/another"},
+    }[refused]
     secrets = f"/api/v1/namespaces/{cluster.namespace}/secrets"
     cluster.api.create(secrets, {"metadata": {"name": "wrong"}, "stringData": known})
-    job = run(jobs.attempt, cloud=kinetic.Kubernetes(env_from=["wrong"]), retry=NONE)
-    if refused == "key":
+    job = run(jobs.attempt, cloud=kinetic.Kubernetes(env_from=["wrong"]))
+    if refused == "secret":
         wait_until(lambda: condition(cluster.sets()[0], "Failed"), "the end of its set", pause=0.1)
-    with pytest.raises(JobLost) as caught:
+    with pytest.raises(JobError) as caught:
         job.result(timeout=WITHIN)
+    read = r"host \d could not start: Cannot read blobs/\S+ \(store s3://\S+\): "
+    advice = (
+        r"\. The credentials \(AWS_ACCESS_KEY_ID\) are not valid at http://127.*\. Give others, by AWS_ACCESS_KEY_ID"
+    )
     said = {
-        "key": r"host \d could not start: Cannot read blobs/\S+ \(store s3://\S+\): The request signature we calculated "
-        r"does not match .*\(SignatureDoesNotMatch\)\. The credentials \(AWS_ACCESS_KEY_ID\) are not valid at http://127",
+        "key": rf"{read}The Access Key Id .* does not exist .*\(InvalidAccessKeyId\){advice}",
+        "secret": rf"{read}The request signature we calculated does not match .*\(SignatureDoesNotMatch\){advice}",
         "endpoint": r"host \d could not start: AWS_ENDPOINT_URL_S3 .* is 'minio:9000': give the server's address",
+        "bucket": rf"{read}.*\(NoSuchBucket\)\. There is no bucket",
     }[refused]
     assert re.search(said, str(caught.value)), caught.value
     capsys.readouterr()
@@ -103,7 +113,8 @@ def test_pods_that_the_store_refuses_say_so_in_its_own_words_where_they_are_look
     shown = capsys.readouterr().out
     assert re.search(said, " ".join(shown.split())), shown
     verdict = verdict_of(job)
-    assert verdict is not None and verdict.cause == wire.INFRASTRUCTURE
+    assert verdict is not None and verdict.cause == wire.CONFIGURATION
+    assert job.attempts() == 1
     told = json.dumps([str(caught.value), shown, verdict.reason, cluster.list("pods")])
     assert not [value for value in (wrong, PASSWORD) if value in told]
     cluster.api.delete(f"{secrets}/wrong")

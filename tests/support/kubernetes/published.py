@@ -1,4 +1,4 @@
-"""What a real API server publishes of its API: asked for once, and kept beside the server's programs."""
+"""The documents that a real API server publishes of its API: asked for once, and kept beside its programs."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
@@ -23,13 +24,15 @@ if TYPE_CHECKING:
 
 ORDERS = last_words.ORDERS
 DRIVER = {"PATH": "usr/local/nvidia/bin", "LD_LIBRARY_PATH": "usr/local/nvidia/lib64"}
-"""Where GKE mounts the GPUs' driver, by the variables with which it is found: only images with CUDA look there."""
+"""The folders in which GKE mounts the GPUs' driver, by the variable that finds it: only images with CUDA have these."""
 CODES = {
     "infrastructure": 65,
     "preemption": 66,
     "deadline": 68,
     "configuration": 69,
 }  # those of the wire, which is not here yet
+HEARD = 8.0  # seconds for which a host that is told waits for the others: as attempt_rules has it
+LOOK = 0.5
 
 
 class Late(bootstrap.Failed):
@@ -65,6 +68,8 @@ def main() -> NoReturn:
         cause = getattr(error, "cause", bootstrap.Failed.cause)
         told = f"host {host} {bootstrap.Failed.what}: {reason}"
         last_words.leave(told)  # before the store is told, which may not answer
+        if isinstance(error, Taken) and orders["hosts"] > 1:
+            _await_another_word(orders)
         _abort(orders, host, told, cause)
         if isinstance(error, bootstrap.Changed):  # else it would never be sent again
             _forget_agent(orders)
@@ -145,6 +150,25 @@ def _fetch_from_bucket(orders: Mapping[str, Any]) -> tuple[str, float]:
 
     fetched = bootstrap.fetch(orders["store"], orders["agent"], read)
     return fetched, parsedate_to_datetime(date).timestamp() if date else bootstrap.store_time()
+
+
+def _await_another_word(orders: Mapping[str, Any]) -> None:
+    """Wait for a while until somebody else has said why the attempt ends: the cluster may end this pod for another one
+    that died, of which whoever follows the job knows, and nobody here.
+    """
+    until = time.monotonic() + HEARD
+    while time.monotonic() < until and not _has_verdict(orders):
+        time.sleep(LOOK)
+
+
+def _has_verdict(orders: Mapping[str, Any]) -> bool:
+    name = bootstrap.verdict_name(orders)
+    try:
+        if (records := _on_s3(orders)) is not None:
+            return records.read(name) is not None
+        return bootstrap.request("GET", bootstrap.address(orders["store"], name)[0], patience=0.0).status == 200
+    except OSError:
+        return False
 
 
 def _abort(orders: Mapping[str, Any], host: int, reason: str, cause: str) -> None:

@@ -19,7 +19,7 @@ from urllib.parse import urlencode, urlsplit
 
 from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.host.machine.s3 import refusals
-from kinetic_orchestration.protocol.records.base import RecordsError
+from kinetic_orchestration.protocol.records.base import Misconfigured, RecordsError
 from kinetic_orchestration.protocol.system import copies
 
 if TYPE_CHECKING:
@@ -55,6 +55,12 @@ class Unavailable(RecordsError):
 
     def __init__(self, sentence: str) -> None:
         super().__init__(errno.EACCES, sentence)
+
+
+class Unusable(Unavailable):
+    """There are some in the settings, and no request could have them."""
+
+    cause = Misconfigured.cause
 
 
 class Chain:
@@ -107,9 +113,9 @@ def _checked(found: Credentials) -> Credentials:
     """Return credentials that a header can hold. Raises Unavailable, without a letter of them."""
     for what, value in (("key", found.key), ("secret key", found.secret), ("session token", found.token)):
         if not (value.isascii() and value.isprintable()):
-            raise Unavailable(
+            raise (Unavailable if found.expires else Unusable)(
                 f"The credentials ({found.source}) have a character in their {what} that none has, such as the end of "
-                "a line."
+                "a line. Set them anew, each in one line."
             )
     return found
 
@@ -140,7 +146,8 @@ def profile(environ: Mapping[str, str]) -> dict[str, str]:
             lines = [getattr(error, "lineno", 0), *(number for number, _ in getattr(error, "errors", ()))]
             where = next((f" (line {line})" for line in lines if line), "")  # whose text may be a key
             raise Unavailable(
-                f"{path} cannot be read as a configuration of AWS: {type(error).__name__}{where}"
+                f"{path} cannot be read as a configuration of AWS: {type(error).__name__}{where}. Mend it, or have "
+                "'aws configure' write it."
             ) from None
         if reader.has_section(section):
             found.update(reader.items(section))
@@ -263,7 +270,9 @@ def _container(environ: Mapping[str, str]) -> Credentials | None:
             raise ValueError
         return _of_json(reply.data, f"the container's endpoint {url}")
     except (ValueError, KeyError, TypeError):
-        raise Unavailable(f"The container's endpoint {url} gave no credentials: {_words(reply)}.") from None
+        raise Unavailable(
+            f"The container's endpoint {url} gave no credentials: {_words(reply)}. {ELSEWHERE}."
+        ) from None
 
 
 def _machine(environ: Mapping[str, str]) -> Credentials | None:

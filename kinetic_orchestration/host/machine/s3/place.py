@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import namedtuple
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -10,6 +11,8 @@ from kinetic_orchestration.host.machine.s3 import credentials
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_ADDRESS = re.compile(r"(\w+://)?[a-z\d-]+(\.[a-z\d-]+)*(:\d+|\.[a-z]+)/?")
 
 FIRST = "us-east-1"  # the region of servers that know no regions, and the one that tells where any bucket of AWS is
 
@@ -51,8 +54,9 @@ def place_of(bucket: str, environ: Mapping[str, str]) -> Place:
         )
     url = urlsplit(endpoint)
     if endpoint and (url.scheme not in ("http", "https") or not url.netloc or url.query or url.fragment):
+        told = f"is {endpoint!r}" if _ADDRESS.fullmatch(endpoint) else "is no address"  # it may be a key instead
         raise ValueError(
-            f"AWS_ENDPOINT_URL_S3 (or AWS_ENDPOINT_URL) is {endpoint!r}: give the server's address, such as "
+            f"AWS_ENDPOINT_URL_S3 (or AWS_ENDPOINT_URL) {told}: give the server's address, such as "
             "https://minio.example.com:9000"
         )
     region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or said.get("region", "")

@@ -34,6 +34,7 @@ from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import (
     Damaged,
     Entry,
+    Misconfigured,
     Record,
     RecordsError,
     Signal,
@@ -114,7 +115,7 @@ class S3Records:
         try:
             self.requests = requests_of(bucket)
         except ValueError as error:
-            raise RecordsError(errno.EINVAL, f"{error}.") from None
+            raise Misconfigured(errno.EINVAL, f"{error}.") from None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.root!r})"
@@ -251,11 +252,13 @@ class S3Records:
 
     def now(self) -> float:
         """Return the store's time, advanced by this machine's monotonic clock since the store last answered. It is
-        asked until any answer tells it: this machine's own clock counts only if there is none for a minute.
+        asked until it answers: this machine's own clock counts only if it does not for a minute, or without its time.
         """
         clock, tries = self.requests.clock, bootstrap.tries(requests.PATIENCE)
         while not clock.known and next(tries, False) is None:
-            self._ask("HEAD", self._prefix + names.DEPLOYMENT, patience=0.0)
+            reply, _ = self._ask("HEAD", self._prefix + names.DEPLOYMENT, patience=0.0)
+            if reply.status not in bootstrap.PASSING:
+                break
         return clock.now()
 
     def close(self) -> None:
@@ -269,6 +272,10 @@ class S3Records:
         if number == errno.EAGAIN:
             number, reason = errno.EIO, f"{reason}, for {requests.PATIENCE:g} s"
         return RecordsError(number, f"Cannot {verb} {name} (store {self.root}): {reason}.")
+
+    def misconfigured(self, number: int, verb: str, name: str, reason: str) -> Exception:
+        """Return the error for a request that a server refuses for its key, or as it has no such bucket."""
+        return Misconfigured(number, f"Cannot {verb} {name} (store {self.root}): {reason}.")
 
     def damaged(self, name: str, reason: str) -> Exception:
         """Return the error for an object whose bytes are not those that were written."""
@@ -287,9 +294,10 @@ class S3Records:
         if reply.status == 0 and reply.data == requests.TORN:
             raise self.damaged(name, "its checksum differs, however often it is asked for")
         if not 200 <= reply.status < 300:
-            told = refusals.read(reply)
-            source = self.requests.source()
-            number, words = refusals.explain(told, self.requests.place, source, self.requests.region)
+            told, used = refusals.read(reply), self.requests.chain.get()
+            number, words = refusals.explain(told, self.requests.place, used.source, self.requests.region)
+            if told.is_of_bucket or (told.is_of_key and not used.expires):  # a new key of a role may not be known yet
+                raise self.misconfigured(number, verb, name, words)
             raise self.refusal(number, verb, name, words)
 
     def _tail(self, mark: bytes) -> bytes:

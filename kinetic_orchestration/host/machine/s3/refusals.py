@@ -32,10 +32,10 @@ EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequi
 NOT_CARRIED_OUT = PASSING - {"InternalError", "OperationAborted", "ServiceUnavailable"}
 NO_OBJECT = frozenset({"NoSuchKey", "NoSuchVersion", "NotFound"})
 
-_UNKNOWN_KEY = "InvalidAccessKeyId|InvalidClientTokenId|UnrecognizedClientException"
+_OF_KEY = "InvalidAccessKeyId|InvalidClientTokenId|UnrecognizedClientException|SignatureDoesNotMatch"
 _ROWS = [
     (
-        rf"{_UNKNOWN_KEY}|SignatureDoesNotMatch|ExpiredToken|InvalidToken|TokenRefreshRequired",
+        rf"{_OF_KEY}|ExpiredToken|InvalidToken|TokenRefreshRequired",
         errno.EACCES,
         (
             "The credentials ({source}) are not valid at {server}. Give others, by AWS_ACCESS_KEY_ID, "
@@ -106,6 +106,16 @@ class Refusal(namedtuple("Refusal", "status code message region")):
     def unsure(self) -> bool:
         """True if the request may have been carried out all the same."""
         return self.passes and self.code not in NOT_CARRIED_OUT
+
+    @property
+    def is_of_key(self) -> bool:
+        """True if the server does not know the key, or knows another secret of it."""
+        return re.fullmatch(_OF_KEY, self.code) is not None
+
+    @property
+    def is_of_bucket(self) -> bool:
+        """True if the server has no such bucket."""
+        return self.code == "NoSuchBucket"
 
     @property
     def absent(self) -> bool:

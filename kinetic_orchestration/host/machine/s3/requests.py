@@ -142,10 +142,6 @@ class Requests:
         """Close the connections that are not in use."""
         self._aim.connections.close()
 
-    def source(self) -> str:
-        """Return where the credentials come from, for users."""
-        return self.chain.get().source
-
     def _once(
         self,
         aim: Aim,

@@ -1,4 +1,4 @@
-"""What an attempt's JobSet, Jobs and pods mean for it: pure.
+"""The meaning of an attempt's JobSet, Jobs and pods for it: pure.
 
 Kubernetes tells less than one would think: the pods of a set that has failed are gone, a pod that a person deleted
 looks like one that crashed, and a node that is lost looks well for minutes. What hosts say in the store comes first.
@@ -173,12 +173,13 @@ def _fate(pod: Object, of: Object | None) -> tuple[str, str]:
     by, cause = _by_whom([pod], of)
     if by:
         return f"{said}, as it was taken away{by}", cause
-    return f"{said}{_last_words([pod])}", _CODES.get(code, wire.INFRASTRUCTURE)
+    return f"{said}{_last_words([pod], said)}", _CODES.get(code, wire.INFRASTRUCTURE)
 
 
-def _last_words(pods: Sequence[Object], said: str = "") -> str:
+def _last_words(pods: Sequence[Object], said: str) -> str:
     """Return the last words of a pod that is left, as the end of a sentence: of the one that Kubernetes names, if that
-    one left some; "" for none. They are in one line, since of several only the last would be told.
+    one left some, else of another, by its name; "" for none. They are in one line, since of several only the last would
+    be told.
     """
     left = {
         str(pod["metadata"]["name"]): words
@@ -186,8 +187,10 @@ def _last_words(pods: Sequence[Object], said: str = "") -> str:
         for state in _terminated(pod)
         if (words := " ".join(escaped(state.get("message")).split()))
     }
-    words = next((words for name, words in left.items() if name in said), next(iter(left.values()), ""))
-    return f"; it said: {words}" if words else ""
+    for name, words in left.items():
+        if name in said:
+            return f"; it said: {words}"
+    return next((f"; {name} said: {words}" for name, words in left.items()), "")
 
 
 def _lacks_secret(pod: Object, name: str) -> bool:

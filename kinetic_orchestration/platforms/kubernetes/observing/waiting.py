@@ -1,4 +1,4 @@
-"""Why pods do not run yet, in one sentence with what helps: a table, pure.
+"""The reasons for which pods do not run yet, each in one sentence with what helps: a table, pure.
 
 Its rows are what the scheduler, the controllers and Kueue were seen to say. What no row knows is told in their own
 words and waited out. It knows no client and no clock: how long a reason has lasted is its caller's matter.
@@ -43,7 +43,7 @@ class Why(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What the pods of a set ask of their nodes, for users.
+    """All that the pods of a set ask of their nodes, for users.
 
     Attributes:
         labels: The labels that nodes must have.

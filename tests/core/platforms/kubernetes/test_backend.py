@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.errors import NoPlace, UsageError
+from kinetic_orchestration.jobs.request import draft
 from kinetic_orchestration.plan import records
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
-from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import UNKNOWN, Freed, Past, Plan
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
@@ -193,7 +193,7 @@ def test_what_is_tried_for_a_command_has_the_python_that_it_asks_for(
         cloud=Kubernetes(clusters=["a"], namespaces=["ml"]),
     )  # fmt: skip
     here = replace(settings.load(), store="gs://bucket/kinetic", backend="kubernetes")
-    planned = make_plan(JobSpec("python", options, argv=("python", "train.py")), here)
+    planned = draft(JobSpec("python", options, argv=("python", "train.py")), here, found=True).plan
     assert f'image: "{image}"' in backend.dry_run(planned)
     records.PLAN(json.loads(json.dumps(planned.to_json())))
 

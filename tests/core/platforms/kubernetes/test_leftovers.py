@@ -143,7 +143,7 @@ class Here:
     def reap(self, **changes: Any) -> list[reaper.Reaped]:
         known = self.settings(**changes)
         found = reaper.reap(self.store, self.backend(**changes), known, patience=1.0)
-        return [one for one in found if one.what in ("placement", "place")]
+        return [one for one in found if one.what in (reaper.PLACEMENT, reaper.PLACE)]
 
     def verdict(self, job_id: str) -> wire.Verdict | None:
         record = self.store.read(names.verdict(job_id, 1))

@@ -394,16 +394,6 @@ def test_the_image_is_the_users_or_the_python_of_the_job() -> None:
     assert pod_of(rendered(plan_of("v5e-8")))["containers"][0]["image"] == "python:3.11"
 
 
-@pytest.mark.parametrize(("name", "image", "is_told"), [("l4", "", True), ("l4", "cuda", False), ("v5e-8", "", False)])
-def test_a_plain_python_finds_the_driver_of_gpus_and_an_image_says_itself_where(
-    name: str, image: str, is_told: bool
-) -> None:
-    env = {
-        one["name"]: one.get("value") for one in pod_of(rendered(plan_of(name, image=image)))["containers"][0]["env"]
-    }
-    assert env.get("LD_LIBRARY_PATH") == ("/usr/local/nvidia/lib64" if is_told else None)
-
-
 def test_a_pod_may_run_without_any_right_of_root() -> None:
     """As the Pod Security Standard "restricted" wants it: tested on a real server, too."""
     pod = pod_of(rendered(plan_of("v5e-8", cloud=Kubernetes(run_as_user=1000))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -11,8 +12,19 @@ import pytest
 
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
-from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, PROVISIONING, QUEUED, Freed, Observation, Plan
+from kinetic_orchestration.plan.values import (
+    ABSENT,
+    GONE,
+    PRESENT,
+    PROVISIONING,
+    QUEUED,
+    UNKNOWN,
+    Freed,
+    Observation,
+    Plan,
+)
 from kinetic_orchestration.platforms.backend import Submission
+from kinetic_orchestration.platforms.kubernetes import backend as kubernetes_backend
 from kinetic_orchestration.platforms.kubernetes import boot
 from kinetic_orchestration.platforms.kubernetes.api import kueue
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
@@ -151,6 +163,53 @@ def test_an_image_that_a_registry_has_not_ends_an_attempt_and_a_registry_that_fa
     found = placed.await_told(gone, "(ImagePullBackOff", "the registry has no such image", state=GONE)
     assert found.cause == wire.CONFIGURATION
     assert placed.observed(late).state == PROVISIONING
+
+
+class Clock:
+    """The monotonic clock of a process that stood still for some time."""
+
+    ahead = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (kubernetes_backend, observer):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def test_no_attempt_ends_of_the_time_in_which_this_process_stood_still(
+    placed: Placed, namespace: str, nodes: NodeGroup, clock: Clock
+) -> None:
+    """As a laptop does that was closed: what it saw before and sees again need not have lasted."""
+    nodes.add(*tpu_pool(namespace, 1, chips=8))
+    nodes.lack({"late:1": "ErrImagePull: unexpected status: 503 Service Unavailable"})
+    late = placed.submit("v5e-8", image="late:1")
+    placed.await_told(late, "503 Service Unavailable", state=PROVISIONING)
+    for _ in range(2):
+        clock.ahead += 3600.0
+        assert placed.observed(late).state == PROVISIONING
+    clock.ahead += 3600.0
+    found = placed.observed(late)
+    assert (found.state, found.cause) == (GONE, wire.INFRASTRUCTURE)  # by then it has been seen for long enough
+
+
+def test_a_right_that_lacks_before_and_after_this_process_stood_still_ends_no_attempt(
+    plane: ControlPlane | EmulatedPlane, namespace: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """An API server that has just started refuses everybody for a moment."""
+    monkeypatch.setenv("KUBECONFIG", str(plane.user_kubeconfig("nobody")))
+    placed = Placed(plane, namespace)
+    attempt = attempt_of(plan_of("v5e-8", zone=f"tests/{namespace}"))
+    seen = []
+    for _ in range(3):
+        seen.append(placed.observed(attempt))
+        clock.ahead += 3600.0
+    assert [(one.state, one.cause) for one in seen] == [*[(UNKNOWN, "")] * 2, (UNKNOWN, wire.CONFIGURATION)]
 
 
 def test_pods_without_rights_of_root_run_where_others_are_refused(

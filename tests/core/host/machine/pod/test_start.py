@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.host.machine.pod import start as pod_start
-from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.protocol import attempt_rules, wire
+from kinetic_orchestration.protocol.records.base import Misconfigured
 
 pytestmark = pytest.mark.fast
 
 
-def test_its_exit_codes_are_those_of_the_wire() -> None:
+def test_its_exit_codes_and_its_patience_are_those_of_the_agent() -> None:
     assert {cause: wire.EXIT_CODES[cause] for cause in pod_start.CODES} == pod_start.CODES
     causes = {failed.cause for failed in (pod_start.bootstrap.Failed, *pod_start.bootstrap.Failed.__subclasses__())}
-    assert causes <= pod_start.CODES.keys()
+    assert causes | {Misconfigured.cause} <= pod_start.CODES.keys()
+    assert pod_start.HEARD == attempt_rules.HEARD
 
 
 def test_the_programs_of_a_mounted_driver_are_found_after_those_of_the_image(

@@ -293,6 +293,22 @@ def test_an_endpoint_with_a_password_is_refused_without_it() -> None:
     assert "hunter2" not in str(told.value)
 
 
+@pytest.mark.parametrize(
+    "endpoint", ["/s3cret+key", "wJalrXUtnFEMI", "s3cret.key/x", "https://minio?token=hunter2", "9fb1c2:hunter2"]
+)
+def test_what_is_no_address_is_not_quoted(endpoint: str) -> None:
+    """It may be the key, in the place of the address."""
+    with pytest.raises(ValueError, match=r"\(or AWS_ENDPOINT_URL\) is no address: give the server's address") as told:
+        place_of("bucket", {"AWS_ENDPOINT_URL": endpoint, "HOME": "/nowhere"})
+    assert endpoint not in str(told.value)
+
+
+@pytest.mark.parametrize("endpoint", ["minio:9000", "minio.example.com", "ftp://minio:9000/"])
+def test_an_address_without_its_protocol_is_quoted(endpoint: str) -> None:
+    with pytest.raises(ValueError, match=f" is '{endpoint}': give the server's address"):
+        place_of("bucket", {"AWS_ENDPOINT_URL": endpoint, "HOME": "/nowhere"})
+
+
 def test_a_region_of_china_has_a_domain_of_its_own(tmp_path: Path) -> None:
     place = place_of("b", {"HOME": str(tmp_path), "AWS_DEFAULT_REGION": "cn-north-1"})
     assert place.base(place.region) == "https://b.s3.cn-north-1.amazonaws.com.cn"

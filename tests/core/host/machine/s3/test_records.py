@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import http.server
 import os
 import threading
 import time
@@ -249,6 +250,30 @@ def test_a_store_that_does_not_answer_at_first_is_asked_for_its_time_again(
     assert records.now() - time.time() > 7000.0
     assert records.now() - time.time() > 7000.0
     assert [call.status for call in s3.calls] == [0, 0, 404]
+
+
+def test_a_server_that_never_tells_the_time_is_not_asked_for_it_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Then this machine's own clock counts, at once: each look at the time would take a minute."""
+
+    class Timeless(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response_only(404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """It says nothing."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Timeless) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "a-key-of-tests")
+        records, began = S3Records("s3://bucket/prod"), time.monotonic()
+        assert abs(records.now() - time.time()) < 5.0
+        assert time.monotonic() - began < 20.0
+        server.shutdown()
 
 
 @pytest.mark.parametrize("size", [1, s3_records.CHUNK + 1])

@@ -152,7 +152,7 @@ def test_of_several_that_left_words_the_one_counts_that_failed_first() -> None:
     found = judge(PLACEMENT, Seen(jobset(FAILED), [other, leaving("the first")], [exit_of(65)])).observation
     assert found.message.endswith("; it said: the first")
     found = judge(PLACEMENT, Seen(jobset(FAILED), [other, pod("Running")], [exit_of(65)])).observation
-    assert found.message.endswith("; it said: it received SIGTERM")
+    assert found.message.endswith("; x-s-0-0-abcde said: it received SIGTERM")  # and not the one that failed
 
 
 def test_last_words_are_of_others_and_shown_as_text_in_one_line_with_a_bound() -> None:
