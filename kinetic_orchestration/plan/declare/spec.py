@@ -320,7 +320,7 @@ def not_on_cloud(slice_: accelerators.Slice) -> str:
         where = "this machine's CPU" if slice_.kind == "cpu" else f"a machine that has the {gpus}"
         return (
             f"{slice_.name} is no TPU, and the cloud backend ({TPU_VM}) runs TPUs alone: name a TPU, such as v5e-8, or "
-            f"run it on a cluster with backend='kubernetes', or on {where} with backend='local'"
+            f"run it on a cluster with backend='gke' or 'kubernetes', or on {where} with backend='local'"
         )
     if slice_.api == TPU_VM:
         return ""
