@@ -33,7 +33,7 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.following.logs import Emit, LogReader
-from kinetic_orchestration.jobs.following.snapshot import snapshot
+from kinetic_orchestration.jobs.following.snapshot import snapshot, snapshot_after
 from kinetic_orchestration.jobs.following.verdicts import seen_end
 from kinetic_orchestration.jobs.job import Job, how_it_ended, missing, without_spec
 from kinetic_orchestration.jobs.request import Request
@@ -646,6 +646,14 @@ def list_jobs(
     """
     place = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
     return [handle for handle, _ in live_jobs(warn, **place, store=store, deployment=deployment)]
+
+
+def status_and_peek(handle: JobHandle[Any]) -> tuple[JobStatus, Peek]:
+    """Return what `status` and then `peek` of a handle do, from one look. Raises JobNotFound for a job that is gone."""
+    follower = handle._follower
+    with handle._lock:
+        follower.step(devices=True)
+        return follower.status, snapshot_after(handle._job, follower.cursor, follower.seen)
 
 
 def live_jobs(tell: Callable[[str], object], **place: str | None) -> list[tuple[JobHandle[Any], Peek]]:

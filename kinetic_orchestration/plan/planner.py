@@ -306,7 +306,8 @@ def backend_of(options: Options, settings: Settings) -> str:
     if options.backend and asked is None and settings.backend not in (GKE, KUBERNETES):
         warn_once(
             f"backend={options.backend!r}: no cluster of GKE is named, so this job runs on {settings.backend}. "
-            "GKE takes KINETIC_PROJECT, KINETIC_CLUSTER (or cluster=) and a store in a bucket"
+            "GKE takes KINETIC_PROJECT, KINETIC_CLUSTER (or cluster=; Keras Kinetic's default is kinetic-cluster) and "
+            "a store in a bucket"
         )
     backend = asked or settings.backend
     if traits_of(backend) is not None:

@@ -19,6 +19,7 @@ from kinetic_orchestration.api.handle import (
     find_job,
     live_jobs,
     show_cause,
+    status_and_peek,
 )
 from kinetic_orchestration.api.printer import Printer, pace
 from kinetic_orchestration.cli import codes
@@ -95,7 +96,7 @@ def _all_jobs(arguments: Namespace) -> Iterator[tuple[JobHandle[Any], Peek | Non
 def status(arguments: Namespace) -> int:
     try:
         handle = _find(arguments, arguments.job)
-        state, peek = handle.status(), handle.peek()
+        state, peek = status_and_peek(handle)
     except Corrupt as error:
         return _show_unread(_unread(arguments, arguments.job, error), arguments)
     picture, profile = handle.picture_url(), handle.profile_dir()

@@ -89,9 +89,12 @@ class Follower:
         self.measured: Mapping[int, float] = NONE_MEASURED  # by host: the time of the newest sample that was emitted
         self.unreachable = 0.0  # since when the store has not answered
 
-    def step(self, emit: Emit | None = None) -> Outcome | None:
-        """Look once and do what follows. `emit` returns before the cursor moves, so nothing is told too late."""
-        self.cache.wants_devices = emit is not None
+    def step(self, emit: Emit | None = None, *, devices: bool = False) -> Outcome | None:
+        """Look once and do what follows. `emit` returns before the cursor moves, so nothing is told too late.
+
+        devices: look at what they measure as well, as for `emit`.
+        """
+        self.cache.wants_devices = devices or emit is not None
         while self.outcome is None:
             attempt = self.cursor.attempt
             watcher = watcher_of(self.job.store, self.job.backend)

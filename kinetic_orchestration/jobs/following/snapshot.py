@@ -8,7 +8,7 @@ from kinetic_orchestration.jobs.following.verdicts import conclude, glimpse
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.watching import attempts
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
-from kinetic_orchestration.plan.values import Cursor, Peek
+from kinetic_orchestration.plan.values import Cursor, Glimpse, Peek
 
 
 def snapshot(job: Job) -> Peek:
@@ -23,6 +23,26 @@ def snapshot(job: Job) -> Peek:
             break
         ahead = attempts.ahead(job.store, job.job_id, 1, all_with_hosts=False) if cursor.attempt == 1 else ()
         cursor = step.cursor._replace(attempt=ahead[0]) if ahead else step.cursor
+    return _peek(step, seen)
+
+
+def snapshot_after(job: Job, cursor: Cursor, seen: Glimpse | None) -> Peek:
+    """Return the same after a follower's step, from what it saw last: that is not read again, unless the step did
+    something about it. Raises as `snapshot` does.
+
+    Args:
+        job: The job.
+        cursor: Where the step has led.
+        seen: What it saw last; None for nothing.
+    """
+    if seen is not None and seen.intent is not None and seen.intent.attempt == cursor.attempt:
+        step = lifecycle.advance(cursor, seen, job.policy)
+        if step.outcome is not None or not step.actions:
+            return _peek(step, seen)
+    return snapshot(job)
+
+
+def _peek(step: lifecycle.Step, seen: Glimpse) -> Peek:
     beat = next(iter(seen.beats), None)
     place = seen.intent.placement if seen.intent is not None else {}
     zone = str(place.get("zone", ""))

@@ -40,7 +40,10 @@ class Group(NamedTuple):
 
 _NO_CLUSTER = "there is no cluster: a job runs on VMs of its own, or on this machine"
 _ELSEWHERE = "elsewhere warned about once, without effect"
-_CLUSTER = f"on `gke` a name, without a default; on `kubernetes` a context of the kubeconfig; {_ELSEWHERE}"
+_CLUSTER = (
+    "on `gke` a name, without a default (there `kinetic-cluster`); on `kubernetes` a context of the kubeconfig; "
+    f"{_ELSEWHERE}"
+)
 _NAMESPACE = f"on `gke` and `kubernetes`, where a context may have a default of its own; {_ELSEWHERE}"
 _BACKEND = (
     "also `local`, `tpu-vm`, `kubernetes`. `gke` and `pathways` mean GKE if a cluster, a project and a bucket are "
@@ -48,6 +51,10 @@ _BACKEND = (
     "one they warn. Several hosts are no other backend: one process each, joined, in one JobSet"
 )
 _IMAGE = "only an image that you name, of pods or on VMs: none is built; on this machine without effect"
+_WHERE = (
+    "on `gke` where the cluster of that name is looked for, by default anywhere (there in `us-central1-a`); on "
+    "`tpu-vm` where the slice is; elsewhere without effect, with a warning"
+)
 _ZONE = "of its newest attempt, on a cluster CLUSTER/NAMESPACE; empty before there is one, and on this machine"
 _PLACED = "`zone` is CLUSTER/NAMESPACE of a job on a cluster"
 _STORE = "accepted, without effect: `KINETIC_STORE` and `KINETIC_DEPLOYMENT` say which jobs there are"
@@ -86,7 +93,7 @@ GROUPS = (
         other={
             "run(container_image)": ("", _IMAGE),
             "run(base_image_repo)": ("", "accepted and warned about once, without effect: no image is built"),
-            "run(zone)": ("", "on this machine without effect, with a warning"),
+            "run(zone)": ("", _WHERE),
             "run(project)": ("", "on this machine without effect, with a warning"),
             "run(capture_env_vars)": ("", "what looks like a secret never goes into the store"),
             "run(cluster)": ("", _CLUSTER),

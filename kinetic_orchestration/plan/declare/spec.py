@@ -256,11 +256,13 @@ def _check_pods(options: Options, cloud: Kubernetes) -> None:
     if type(cloud.hosts) is not int or not 1 <= cloud.hosts <= MOST_HOSTS:
         raise UsageError(f"cloud=Kubernetes(hosts={cloud.hosts!r}): it is a number of nodes, from 1 to {MOST_HOSTS}")
     asked = slice_of(options)
-    if cloud.hosts > 1 and asked.kind != "gpu":
+    if cloud.hosts > 1 and not accelerators.may_be_on(asked, cloud.hosts):
         other = "; num_slices= joins several slices" if asked.kind == "tpu" else ""
+        may = accelerators.otherwise(asked)
+        also = f", or hosts={may.hosts} with {may.chips_per_host} chips each" if may is not None else ""
         raise UsageError(
-            f"cloud=Kubernetes(hosts={cloud.hosts}) is for nodes with GPUs, and {asked.name} has {asked.crew()}: leave "
-            f"hosts out{other}"
+            f"cloud=Kubernetes(hosts={cloud.hosts}) is for nodes with GPUs, and {asked.name} has {asked.crew()}{also}: "
+            f"leave hosts out{other}"
         )
     given = {"spot=True": _is_spot(options), f"reservation={cloud.reservation!r}": cloud.reservation}
     if cloud.flex_start and any(given.values()):
@@ -320,7 +322,7 @@ def not_on_cloud(slice_: accelerators.Slice) -> str:
         where = "this machine's CPU" if slice_.kind == "cpu" else f"a machine that has the {gpus}"
         return (
             f"{slice_.name} is no TPU, and the cloud backend ({TPU_VM}) runs TPUs alone: name a TPU, such as v5e-8, or "
-            f"run it on a cluster with backend='kubernetes', or on {where} with backend='local'"
+            f"run it on a cluster with backend='gke' or 'kubernetes', or on {where} with backend='local'"
         )
     if slice_.api == TPU_VM:
         return ""

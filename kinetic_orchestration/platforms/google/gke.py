@@ -35,7 +35,7 @@ class GkeClusters:
         if not cluster:
             raise UsageError(
                 "the gke backend needs a cluster: name it with cluster= or KINETIC_CLUSTER; 'gcloud container clusters "
-                "list' shows those of the project"
+                "list' shows those of the project (Keras Kinetic's default is kinetic-cluster)"
             )
         return f"{cluster}/{namespace or 'default'}"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -36,12 +37,19 @@ def side_by_side(
         several.begin(name)
         several.join()
         return several.result()
-    except BaseException:  # Ctrl-C: started items may use files that the caller closes
-        several.stop()
+    except BaseException as error:  # Ctrl-C: started items may use files that the caller closes
+        several.stop(is_given_up=not isinstance(error, Exception))
         several.join()
         raise
     finally:
         several.failed.clear()  # or what their frames hold would live on with them
+
+
+def is_given_up() -> bool:
+    """Return True in a thread of this module's whose caller was interrupted: nobody needs its work any more. What may
+    wait for long asks now and then, as nothing interrupts another thread than the first."""
+    several = _within.get()
+    return several is not None and several.is_given_up
 
 
 def at_once(work: Sequence[Callable[[], _R]], threads: int) -> list[_R]:
@@ -99,8 +107,9 @@ class Several(Generic[_T, _R]):
         self._count = len(items)
         self._most = min(most, len(items))
         self._found: dict[int, _R] = {}
-        self._threads: list[threading.Thread] = []
+        self._threads: list[tuple[threading.Thread, threading.Event]] = []  # each with its end
         self._over: threading.Event | None = None  # all is done, or something has failed
+        self._is_given_up, self._outer = False, _within.get()
         if in_background:
             self.begin("kinetic-several")
 
@@ -110,22 +119,30 @@ class Several(Generic[_T, _R]):
 
         self._over = threading.Event()
         for number in range(self._most):
-            thread = threading.Thread(target=self._run, name=f"{name}_{number}", daemon=True)
-            self._threads.append(thread)
+            end = threading.Event()
+            thread = threading.Thread(target=self._run_until, args=(end,), name=f"{name}_{number}", daemon=True)
+            self._threads.append((thread, end))
             try:
                 thread.start()
             except RuntimeError:
                 self._threads.pop()
                 return
 
-    def stop(self) -> None:
-        """Start no more items."""
+    def stop(self, *, is_given_up: bool = False) -> None:
+        """Start no more items. `is_given_up`: Nobody needs those that are started, either."""
         self._waiting.clear()
+        self._is_given_up = self._is_given_up or is_given_up
+
+    @property
+    def is_given_up(self) -> bool:
+        return self._is_given_up or (self._outer is not None and self._outer.is_given_up)
 
     def join(self) -> None:
-        """Wait until the started items are finished."""
-        for thread in self._threads:
+        """Wait until the started items are finished. Also once more after Ctrl-C: then Python up to 3.12 takes a thread
+        that was joined for one that has ended."""
+        for thread, end in self._threads:
             if thread.ident is not None:
+                end.wait()
                 thread.join()
 
     @property
@@ -141,6 +158,13 @@ class Several(Generic[_T, _R]):
             raise self.failed[min(self.failed)]
         return [self._found[number] for number in sorted(self._found)]
 
+    def _run_until(self, end: threading.Event) -> None:
+        _within.set(self)  # of this thread alone
+        try:
+            self._run()
+        finally:
+            end.set()
+
     def _run(self) -> None:
         while self._waiting:
             try:
@@ -154,3 +178,7 @@ class Several(Generic[_T, _R]):
                 self.stop()
             if self._over is not None and (self.failed or len(self._found) == self._count):
                 self._over.set()
+
+
+_within: ContextVar[Several[Any, Any] | None] = ContextVar("kinetic_parallel", default=None)
+"""What the current thread is one of."""

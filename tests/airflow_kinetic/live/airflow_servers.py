@@ -250,10 +250,11 @@ class Run:
             task = self.task(task_id)
             if task["state"] in states and (number is None or task["try_number"] == number):
                 return task
-            assert task["state"] in UNFINISHED, f"the task is {task['state']}\n{self.text(task['try_number'])}"
+            said = "" if task["state"] in UNFINISHED else self.text(task["try_number"], task_id)
+            assert task["state"] in UNFINISHED, f"the task is {task['state']}\n{said}"
             return None
 
-        return self.airflow.until(reached, within, lambda: f"{self.task(task_id)}\n{self.text()}")
+        return self.airflow.until(reached, within, lambda: f"{self.task(task_id)}\n{self.text(task_id=task_id)}")
 
     def wait_for(self, text: str, within: float = WITHIN) -> None:
         """Wait until the log of the first try has the text. Ends early when the task is over."""
@@ -271,14 +272,14 @@ class Run:
         path = f"{self.path}/taskInstances/{task_id}/logs/{number}?full_content=true&map_index={map_index}"
         return [record for record in self.airflow.ask("GET", path)["content"] if isinstance(record, dict)]
 
-    def text(self, number: int = 1) -> str:
+    def text(self, number: int = 1, task_id: str = "train") -> str:
         try:
-            return "\n".join(str(record.get("event")) for record in self.log(number))
+            return "\n".join(str(record.get("event")) for record in self.log(number, task_id))
         except AssertionError as error:  # it has no log yet
             return str(error)[:300]
 
-    def value(self, task_id: str = "train", map_index: int = -1) -> Any:
-        path = f"{self.path}/taskInstances/{task_id}/xcomEntries/return_value?map_index={map_index}"
+    def value(self, task_id: str = "train", map_index: int = -1, key: str = "return_value") -> Any:
+        path = f"{self.path}/taskInstances/{task_id}/xcomEntries/{key}?map_index={map_index}"
         return self.airflow.ask("GET", path)["value"]
 
     def kept(self, key: str, task_id: str = "train") -> Any:

@@ -311,7 +311,7 @@ def test_doctor_says_that_jobs_cannot_run_where_they_are_meant_to(home: Path) ->
 
 NO_TPU = (
     "{} is no TPU, and the cloud backend (tpu-vm) runs TPUs alone: name a TPU, such as v5e-8, or run it on a cluster with "
-    "backend='kubernetes', or on {} with backend='local'"
+    "backend='gke' or 'kubernetes', or on {} with backend='local'"
 )
 NOT_THERE = {
     "gpu": NO_TPU.format("gpu", "a machine that has the GPU"),

@@ -170,6 +170,19 @@ def _is_inside(pid: int) -> bool:
     return len(_pids(pid)) > 1
 
 
+def token_for_all(plane: ControlPlane | EmulatedPlane, namespace: str) -> str:
+    """Return a token of an account that may do everything in a namespace."""
+    rbac = "rbac.authorization.k8s.io"
+    binding = {
+        "metadata": {"name": "everything"},
+        "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": namespace}],
+    }
+    plane.api.create(f"/apis/{rbac}/v1/namespaces/{namespace}/rolebindings", binding)
+    config = json.loads(plane.account_kubeconfig(namespace, "default").read_text(encoding="utf-8"))
+    return str(config["users"][0]["user"]["token"])
+
+
 def kubeconfig_of(
     plane: ControlPlane | EmulatedPlane, namespace: str, path: Path, context: str = "tests", **cluster: Any
 ) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +23,33 @@ from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.emulated import EmulatedPlane, emulated_nodes
 
 KEY = "a-signing-key-of-the-tests"
+POOLS = [  # as the container API tells of them
+    {"name": "one", "config": {"machineType": "ct5lp-hightpu-1t"}, "initialNodeCount": 1},
+    {"name": "eight", "config": {"machineType": "ct5lp-hightpu-8t"}, "initialNodeCount": 1},
+    {
+        "name": "two-hosts",
+        "config": {"machineType": "ct4p-hightpu-4t"},
+        "placementPolicy": {"type": "COMPACT", "tpuTopology": "2x2x2"},
+        "initialNodeCount": 2,
+    },
+    {
+        "name": "l4x4",
+        "config": {
+            "machineType": "g2-standard-48",
+            "accelerators": [{"acceleratorType": "nvidia-l4", "acceleratorCount": "4"}],
+        },
+        "initialNodeCount": 1,
+    },
+    {
+        "name": "h100x8-spot",
+        "config": {
+            "machineType": "a3-highgpu-8g",
+            "accelerators": [{"acceleratorType": "nvidia-h100-80gb", "acceleratorCount": "8"}],
+            "spot": True,
+        },
+        "initialNodeCount": 1,
+    },
+]
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +100,23 @@ def cluster(
     yield found
     if request.session.testsfailed == failed:
         found.wait_until_empty()
+
+
+@pytest.fixture
+def google(
+    plane: ControlPlane | EmulatedPlane, bucket: Emulator, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> Emulator:
+    """An emulated Google Cloud that has the cluster, under the name `tests`, and this process's settings for it."""
+    config = json.loads(plane.kubeconfig.read_text(encoding="utf-8"))["clusters"][0]["cluster"]
+    authority = base64.b64decode(config["certificate-authority-data"]).decode()
+    bucket.add_cluster("tests", config["server"].removeprefix("https://"), authority, nodePools=POOLS)
+    for name, value in bucket.environ().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("KINETIC_BACKEND", "gke")
+    monkeypatch.setenv("KINETIC_CLUSTER", "tests")
+    monkeypatch.setenv("KINETIC_NAMESPACE", namespace)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    return bucket
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 from typing import Any
@@ -21,29 +20,12 @@ from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.emulator import PROJECT
 from kinetic_orchestration.testing.kubernetes.pods.nodes import NodeGroup, tpu_pool
+from tests.end_to_end.kubernetes.cases import token_for_all
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.emulated import EmulatedPlane
 from tests.support.kubernetes.fixtures import only_real
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(0)]
-
-
-@pytest.fixture
-def google(
-    plane: ControlPlane | EmulatedPlane, bucket: Emulator, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> Emulator:
-    """An emulated Google Cloud that has the cluster, and this process's settings for it."""
-    config = json.loads(plane.kubeconfig.read_text(encoding="utf-8"))["clusters"][0]["cluster"]
-    authority = base64.b64decode(config["certificate-authority-data"]).decode()
-    pool = {"name": "pool", "config": {"machineType": "ct5lp-hightpu-8t"}, "initialNodeCount": 1}
-    bucket.add_cluster("prod", config["server"].removeprefix("https://"), authority, nodePools=[pool])
-    for name, value in bucket.environ().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("KINETIC_BACKEND", "gke")
-    monkeypatch.setenv("KINETIC_CLUSTER", "prod")
-    monkeypatch.setenv("KINETIC_NAMESPACE", namespace)
-    monkeypatch.delenv("KUBECONFIG", raising=False)
-    return bucket
 
 
 def test_a_function_runs_on_a_cluster_that_is_found_by_its_name(
@@ -54,18 +36,9 @@ def test_a_function_runs_on_a_cluster_that_is_found_by_its_name(
     jobs: Any,
     machine: dict[str, str],
 ) -> None:
-    config = json.loads(plane.account_kubeconfig(namespace, "default").read_text(encoding="utf-8"))
-    rbac = "rbac.authorization.k8s.io"
-    binding = {
-        "metadata": {"name": "everything"},
-        "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": "cluster-admin"},
-        "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": namespace}],
-    }
-    plane.api.create(f"/apis/{rbac}/v1/namespaces/{namespace}/rolebindings", binding)
     nodes.add(*tpu_pool("pool", 1, topology="2x4", chips=8, **machine, KINETIC_EMULATOR=os.environ["KINETIC_EMULATOR"]))
     google.add_secret("token", "the token")
-    token = config["users"][0]["user"]["token"]
-    with handed_in(Credentials(token)):
+    with handed_in(Credentials(token_for_all(plane, namespace))):
         job = kinetic.run(accelerator="v5e-8", secrets={"TOKEN": "token"})(jobs.of_host_0).run_async()
         assert job.result(timeout=100) == "of host 0"
 
@@ -103,7 +76,7 @@ def test_a_cluster_that_makes_nodes_by_itself_counts_as_one_that_has_a_pool(
     try:
         own: dict[str, Any] = {"endpoint": at["server"].removeprefix("https://")}
         own["masterAuth"] = {"clusterCaCertificate": at["certificate-authority-data"]}
-        google.neighbours.add_cluster(PROJECT, "us-central1", {"name": "prod", **own, **cluster})
+        google.neighbours.add_cluster(PROJECT, "us-central1", {"name": "tests", **own, **cluster})
         settings = load()
         plan = make_plan(JobSpec("a job", Options(**{"accelerator": "l4", **options})), settings)
         with handed_in(Credentials(token["users"][0]["user"]["token"])):
@@ -116,8 +89,8 @@ def test_a_cluster_that_makes_nodes_by_itself_counts_as_one_that_has_a_pool(
 
 
 def test_a_cluster_that_does_not_exist_is_told_with_those_that_do(google: Emulator, jobs: Any) -> None:
-    with pytest.raises(BackendError, match=r"has no cluster prd; it has prod\. Name one with cluster="):
-        kinetic.run(accelerator="v5e-8", cluster="prd")(jobs.of_host_0)()
+    with pytest.raises(BackendError, match=r"has no cluster test; it has tests\. Name one with cluster="):
+        kinetic.run(accelerator="v5e-8", cluster="test")(jobs.of_host_0)()
 
 
 def test_a_cluster_has_to_be_named(google: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,12 +14,15 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import JobCancelled
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.kubernetes.observing import waiting
 from kinetic_orchestration.testing.kubernetes.pods.nodes import Node, tpu_pool
+from tests.end_to_end.kubernetes.between import Between
 from tests.end_to_end.kubernetes.cases import NONE, ONE_HOST, Cluster, run, verdict_of
 from tests.support.jobs import WITHIN, changes, lines, placements, told, wait_running
+from tests.support.kubernetes.fixtures import only_emulated
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow]
@@ -33,6 +37,31 @@ def test_a_function_runs_on_every_host_and_its_value_comes_back(cluster: Cluster
     assert len(marks.read_text().split()) == 2
     assert job.status() is JobStatus.SUCCEEDED
     cluster.wait_until_empty()
+
+
+@only_emulated
+@pytest.mark.turn
+def test_the_command_status_looks_once_at_a_job_that_waits_or_runs(
+    cluster: Cluster, jobs: Any, between: Between, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def looks_at(state: str) -> None:
+        asked.clear()
+        assert main(["status", job.job_id]) == codes.RUNNING
+        assert re.search(rf"^state +{state}", capsys.readouterr().out, re.M)
+        kinds = [path.rsplit("/", 1)[1] for path in asked if path.endswith(("/jobsets", "/pods"))]
+        assert kinds == ["jobsets", "pods"] * 2, "its rows, and as it is new to this process, it as a whole"
+
+    job = run(jobs.until, str(tmp_path / "go"), accelerator=ONE_HOST)
+    wait_until(lambda: list(home.glob(".reaped-*")), "the look for leftovers is over")
+    between.before = lambda method, path, body: asked.append(path)
+    looks_at(r"PENDING \(queued")
+    cluster.single()
+    wait_running(job)
+    looks_at("RUNNING")
+    (tmp_path / "go").touch()
+    job.result(timeout=WITHIN)
 
 
 @pytest.mark.turn
@@ -72,6 +101,22 @@ def test_a_slice_of_tpu7x_is_found_by_its_labels_and_its_hosts_run(cluster: Clus
     job = run(jobs.leaves_mark, str(tmp_path / "marks"), accelerator="tpu7x-8")
     assert job.result(timeout=WITHIN) in (tmp_path / "marks").read_text().split()
     assert len((tmp_path / "marks").read_text().split()) == 2
+
+
+@pytest.mark.turn
+def test_eight_chips_run_on_two_hosts_of_four_in_a_pool_as_keras_kinetic_makes_it(
+    cluster: Cluster, jobs: Any, tmp_path: Path
+) -> None:
+    pool = tpu_pool(f"{cluster.namespace}-of-kinetic", 2, topology="2x4", chips=4, **cluster.machine)
+    ours = {"cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice"}
+    cluster.add(*(replace(node, labels={**node.labels, **ours}) for node in pool))
+    job = run(jobs.leaves_mark, str(tmp_path / "marks"), accelerator="tpu-v6e-2x4", cloud=kinetic.Kubernetes(hosts=2))
+    pods = wait_until(lambda: len(found := cluster.pods(job)) == 2 and found, "two pods", pause=0.05)
+    for pod in pods.values():
+        assert pod["spec"]["containers"][0]["resources"]["limits"] == {"google.com/tpu": "4"}
+        assert {**ours, "cloud.google.com/gke-tpu-topology": "2x4"}.items() <= pod["spec"]["nodeSelector"].items()
+    assert job.result(timeout=WITHIN) in (tmp_path / "marks").read_text().split()
+    assert len((tmp_path / "marks").read_text().split()) == job.hosts == 2
 
 
 @pytest.mark.turn

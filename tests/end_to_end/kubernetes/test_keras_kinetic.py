@@ -1,5 +1,7 @@
 """Programs in the shape of Keras Kinetic's run on a cluster with only their import changed: GPUs by its names, its words
 for a backend, a cluster, a namespace and an image, and several hosts.
+
+The cluster is once that of a kubeconfig, and once one of GKE, found by its name with a token that Google has just given.
 """
 
 from __future__ import annotations
@@ -9,13 +11,15 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from kinetic_orchestration.testing.kubernetes.pods.nodes import Node
-from tests.end_to_end.kubernetes.cases import Cluster
+from tests.end_to_end.kubernetes.cases import Cluster, token_for_all
+from tests.support.google_tokens import token_server
 from tests.support.jobs import WITHIN
 from tests.support.waits import wait_until
 
@@ -25,24 +29,48 @@ IMAGE = "us-docker.pkg.dev/ours/images/train:7"
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
+# What an orchestrator does for a task of its own, too: there is no Google here that knows this process.
+AS_AN_ACCOUNT = """
+import os, runpy
+from google.oauth2.service_account import Credentials
+from kinetic_orchestration.platforms.google.credentials import SCOPE, handed_in
+with handed_in(Credentials.from_service_account_file(os.environ["KEY_FILE"], scopes=[SCOPE])):
+    runpy.run_path("program.py", run_name="__main__")
+"""
+
+
+@pytest.fixture(params=["kubernetes", "gke"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def start(cluster: Cluster, tmp_path: Path) -> Start:
+def start(backend: str, cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
     """Starts such a program in a process of its own, in a project that needs no package."""
+    command, own = ["program.py"], {"TEAM": cluster.namespace}
+    with ExitStack() as running:
+        if backend == "gke":
+            request.getfixturevalue("google")
+            tokens = running.enter_context(token_server(token_for_all(cluster.plane, cluster.namespace)))
+            tokens.write_key(tmp_path / "key.json")
+            command, own = ["-c", AS_AN_ACCOUNT], {**own, "KEY_FILE": str(tmp_path / "key.json")}
 
-    def start(source: str, **environ: str) -> subprocess.Popen[str]:
-        folder = tmp_path / "program"
-        folder.mkdir()
-        changed = re.sub(
-            r"^import kinetic$", "import kinetic_orchestration as kinetic", textwrap.dedent(source), flags=re.M
-        )
-        (folder / "program.py").write_text(changed, encoding="utf-8")
-        return subprocess.Popen(
-            [sys.executable, "program.py"],
-            cwd=folder, env={**os.environ, "TEAM": cluster.namespace, **environ}, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+        def start(source: str, **environ: str) -> subprocess.Popen[str]:
+            folder = tmp_path / "program"
+            folder.mkdir()
+            changed = re.sub(
+                r"^import kinetic$", "import kinetic_orchestration as kinetic", textwrap.dedent(source), flags=re.M
+            )
+            (folder / "program.py").write_text(changed, encoding="utf-8")
+            return subprocess.Popen(
+                [sys.executable, *command],
+                cwd=folder, env={**os.environ, **own, **environ}, text=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
 
-    return start
+        yield start
+        if backend == "gke":
+            assert tokens.asked, "no token was asked for"
 
 
 def ended(program: subprocess.Popen[str]) -> tuple[list[str], str]:
@@ -61,7 +89,7 @@ def gpus(cluster: Cluster, model: str, count: int, *, spot: bool = False) -> Nod
     """A node of GKE with GPUs."""
     labels = {"cloud.google.com/gke-accelerator": model, **({"cloud.google.com/gke-spot": "true"} if spot else {})}
     taints = ({"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"},)
-    allocatable = {"nvidia.com/gpu": str(count), "cpu": "96", "memory": "1Ti"}
+    allocatable = {"nvidia.com/gpu": str(count), "cpu": "208", "memory": "2Ti"}
     return Node(f"{cluster.namespace}-{model}", labels, taints, allocatable, cluster.machine)
 
 
@@ -100,8 +128,12 @@ def test_its_names_of_gpus_ask_for_nodes_with_these_in_the_cluster_and_namespace
     assert not re.findall("no cluster of GKE is named|no meaning", told), told
 
 
-def test_pathways_is_one_process_on_each_host_of_a_slice_joined_into_one_world(cluster: Cluster, start: Start) -> None:
+def test_pathways_is_one_process_on_each_host_of_a_slice_joined_into_one_world(
+    backend: str, cluster: Cluster, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in Keras Kinetic, whose backend of that name starts no server of Pathways either. The value is host 0's."""
+    if backend == "gke":
+        monkeypatch.delenv("KINETIC_BACKEND")  # a project, a bucket and KINETIC_CLUSTER are named: that is enough
     cluster.pools()
     cluster.single()
     program = start(

@@ -12,14 +12,21 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kinetic_orchestration.errors import CredentialsError
 from kinetic_orchestration.platforms.shared.cluster_access import Pair
 from kinetic_orchestration.protocol.system import escaping
+from kinetic_orchestration.protocol.system.parallel import is_given_up
+
+if TYPE_CHECKING:
+    import subprocess
 
 SECONDS = 60.0  # for one run: a cloud's own command line may have to start, and to ask its servers
+LOOK_SECONDS: Final = 0.1  # between two looks whether its user still waits
 MARGIN: Final = 10.0  # seconds before it expires in which a credential is no longer used
 VERSIONS: Final = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 
@@ -76,9 +83,11 @@ class ExecPlugin:
             return self._last
 
     def _run(self) -> str:
-        import signal
+        import atexit
         import subprocess
 
+        if is_given_up():
+            raise _interrupted(self._command)
         program = self._program()
         arguments = [str(argument) for argument in self._spec.get("args") or ()]
         pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -86,14 +95,17 @@ class ExecPlugin:
             running = subprocess.Popen([program, *arguments], env=self._environ, start_new_session=True, **pipes)
         except OSError as error:
             raise CredentialsError(f"{program} of the kubeconfig cannot be run: {error.strerror}.") from error
-        with running:
-            try:
-                output, words = running.communicate(timeout=SECONDS)
-            except BaseException as error:
-                os.killpg(running.pid, signal.SIGKILL)  # what it started, too, or the pipes stay open
-                if not isinstance(error, subprocess.TimeoutExpired):
+        end = partial(_end, running.pid)
+        atexit.register(end)  # a thread that does not hold this process back may be here when it ends
+        try:
+            with running:
+                try:
+                    output, words = _answer(running, program)
+                except BaseException:
+                    end()
                     raise
-                raise CredentialsError(f"{program} printed no credentials in {SECONDS:g} s. Run it by hand.") from error
+        finally:
+            atexit.unregister(end)
         if running.returncode:
             said = escaping.text(words.decode("utf-8", "replace").strip()[-600:]) or "nothing"
             raise CredentialsError(
@@ -136,6 +148,37 @@ class ExecPlugin:
         if not (token or all(halves)) or any(halves) != all(halves):
             raise CredentialsError(f"{self._command} printed neither a token nor a whole client certificate.")
         return _Credential(token, Pair(*halves) if all(halves) else None, until)
+
+
+def _answer(running: subprocess.Popen[bytes], program: str) -> tuple[bytes, bytes]:
+    """Return what a program printed, and what it said.
+
+    Raises:
+        CredentialsError: It takes too long, or nobody waits for it any more.
+    """
+    import subprocess
+
+    deadline = time.monotonic() + SECONDS
+    while True:
+        try:
+            return running.communicate(timeout=LOOK_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            if is_given_up():
+                raise _interrupted(program) from error
+            if time.monotonic() > deadline:
+                raise CredentialsError(f"{program} printed no credentials in {SECONDS:g} s. Run it by hand.") from error
+
+
+def _interrupted(program: str) -> CredentialsError:
+    return CredentialsError(f"{program} was not waited for, as its user interrupted this process.")
+
+
+def _end(session: int) -> None:
+    """End a program and what it started, which would keep its pipes open."""
+    import signal
+
+    with suppress(ProcessLookupError):
+        os.killpg(session, signal.SIGKILL)
 
 
 def _variables(spec: Mapping[str, Any]) -> dict[str, str]:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 import google.auth.credentials
 import google.oauth2.credentials
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 from google.auth import impersonated_credentials
 from google.oauth2 import service_account
 
@@ -25,6 +21,7 @@ from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.platforms.google.credentials import as_now, credentials, handed_in, project
 from kinetic_orchestration.platforms.google.storage.store import open_gcs
 from kinetic_orchestration.testing.storage_server.server import StorageServer
+from tests.support.google_tokens import Tokens, token_server
 
 
 @pytest.fixture(autouse=True)
@@ -60,59 +57,16 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gcloud" / "application_default_credentials.json").write_text(json.dumps(known))
 
 
-class Tokens:
-    """Google's token server: gives an access token for a signed assertion, or refuses."""
-
-    def __init__(self) -> None:
-        self.asked: list[dict[str, list[str]]] = []
-        self.answer: tuple[int, dict[str, Any]] = 200, {"access_token": "of-the-account", "expires_in": 3600}
-        tokens = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                length = int(self.headers["Content-Length"])
-                tokens.asked.append(parse_qs(self.rfile.read(length).decode()))
-                status, body = tokens.answer
-                encoded = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(encoded)))
-                self.end_headers()
-                self.wfile.write(encoded)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/token"
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
-
-
 @pytest.fixture
 def tokens() -> Iterator[Tokens]:
-    tokens = Tokens()
-    tokens.thread.start()
-    yield tokens
-    tokens.server.shutdown()
-    tokens.thread.join()
-    tokens.server.server_close()
+    with token_server("of-the-account") as tokens:
+        yield tokens
 
 
 @pytest.fixture
 def account(tmp_path: Path, tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service account's key file."""
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ).decode()
-    known = {
-        "type": "service_account",
-        "client_email": "robot@ours.iam.gserviceaccount.com",
-        "private_key": pem,
-        "token_uri": tokens.url,
-        "project_id": "ours",
-    }
-    (tmp_path / "key.json").write_text(json.dumps(known))
+    tokens.write_key(tmp_path / "key.json")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
 
 

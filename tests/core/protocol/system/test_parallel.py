@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
-from kinetic_orchestration.protocol.system.parallel import at_once, side_by_side
+from kinetic_orchestration.protocol.system.parallel import at_once, is_given_up, side_by_side
 
 PATIENCE = 60.0
 
@@ -47,6 +50,32 @@ def test_after_a_failure_nothing_more_is_begun_and_what_was_begun_is_waited_for(
     with pytest.raises(ValueError, match="the first of them"):
         side_by_side(work, range(100), 2)
     assert (sorted(begun), over) == ([0, 1], [1])
+
+
+def test_ctrl_c_is_heard_by_what_was_begun_however_deep_it_is() -> None:
+    heard: list[int] = []
+    all_wait = threading.Barrier(4)
+
+    def work(item: int) -> None:
+        all_wait.wait(PATIENCE)
+        if item == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        deadline = time.monotonic() + PATIENCE
+        while not is_given_up() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if is_given_up():
+            heard.append(item)
+
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side(lambda first: side_by_side(work, (first, first + 1)), (0, 2))
+    assert sorted(heard) == [0, 1, 2, 3]
+    assert not is_given_up()
+    with pytest.raises(ValueError, match="not so"):
+        side_by_side(fails, (1, 2))
+
+
+def fails(item: int) -> None:
+    raise ValueError("given up" if is_given_up() else "not so")
 
 
 LATE = """
