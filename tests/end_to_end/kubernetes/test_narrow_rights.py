@@ -118,5 +118,5 @@ def test_jobs_run_with_the_printed_role_and_use_all_of_it(
         main(["reap", "--dry-run"])
     # Of sets that failed, of pods that cannot be created, and of sets and Jobs that were deleted without what they made:
     # that these, too, are needed is seen in core/platforms/kubernetes/test_needed_rights.py.
-    seldom = {"list jobs.batch", "list events", "delete jobs.batch", "delete pods"}
+    seldom = {"list jobs.batch", "list events", "delete jobs.batch", "delete pods", "delete secrets"}
     assert used - {""} | seldom == {str(right) for right in rights.of(secrets=True, queue=True)}

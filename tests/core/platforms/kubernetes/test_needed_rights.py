@@ -89,8 +89,9 @@ class Submitters:
         [seen] = self._backends[user].observe([self.attempt(user).intent.placement])
         return seen
 
-    def release(self, user: str) -> bool:
-        return self._backends[user].release(self.attempt(user).intent.placement) is not Freed.REFUSED
+    def release(self, user: str, number: int = 1) -> bool:
+        placement = self.attempt(user, number=number).intent.placement
+        return self._backends[user].release(placement) is not Freed.REFUSED
 
     def sees_queue(self, user: str) -> bool:
         found = self._backends[user].examine(self.plan(user, queue="queue"))
@@ -176,6 +177,22 @@ def ends_orphans(*orphaned: tuple[str, str]) -> Callable[[Submitters], Works]:
     return scenario
 
 
+def ends_an_orphaned_secret(it: Submitters) -> Works:
+    """Of an attempt of each user's own, as its Job, by which it is found, is ended in any case."""
+
+    def works(user: str) -> bool:
+        number = [LACKING, WHOLE].index(user) + 1
+        it.submit(ADMIN, number=number, secrets={"TOKEN": "x"})
+        it.await_empty(JOBS, "jobs", is_empty=False)
+        it.orphan(JOBSETS, "jobsets")
+        assert it.release(user, number)
+        it.await_empty(JOBS, "jobs")
+        left = [one["metadata"]["name"] for one in it.api.get(f"/api/v1/namespaces/{it.namespace}/secrets")["items"]]
+        return it.attempt(user, number=number).intent.placement["name"] not in left
+
+    return works
+
+
 def sees_the_queue(it: Submitters) -> Works:
     wait_until(lambda: it.sees_queue(ADMIN), "the queue is active", pause=0.1)
     return it.sees_queue
@@ -195,6 +212,7 @@ NEEDED: dict[str, Callable[[Submitters], Works]] = {
     "delete pods": ends_orphans((JOBSETS, "jobsets"), (JOBS, "jobs")),
     "list events": hears("has no service account nobody", **LOST),
     "create secrets": requests_with_a_secret,
+    "delete secrets": ends_an_orphaned_secret,
     "get localqueues.kueue.x-k8s.io": sees_the_queue,
     "list workloads.kueue.x-k8s.io": hears("insufficient quota for google.com/tpu", **QUEUED),
     "get localqueues/pendingworkloads.visibility.kueue.x-k8s.io": hears("place 1 in it", **QUEUED),
