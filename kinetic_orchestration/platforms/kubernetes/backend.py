@@ -212,7 +212,7 @@ class KubernetesBackend:
             raise _refused(error, placement) from error
         if self._vault is None and (kept := manifest.secret(asked, made["metadata"]["uid"])) is not None:
             try:
-                api.create(f"/api/v1/namespaces/{where}/secrets", kept)
+                api.create(_secrets(where), kept)
             except ApiError as error:
                 if error.kind in _LATER:
                     return _waits(error)
@@ -301,21 +301,17 @@ class KubernetesBackend:
             found = _find(api, f"{jobsets(where)}/{placement['name']}")
             if found is not None and not self._is_ours(found):
                 return Freed.DONE  # another owner's set of this name: this placement was never created
-            if found is not None and not found["metadata"].get("deletionTimestamp"):
-                try:
-                    api.delete(f"{jobsets(where)}/{placement['name']}", uid=found["metadata"]["uid"])
-                except ApiError as error:
-                    if error.kind not in _GONE:  # else somebody else was first, and may have left what is its own
-                        return Freed.REFUSED
-                else:
-                    with self._noting:
-                        self._deleted.add(placement["name"])
+            own = f"{jobsets(where)}/{placement['name']}"
+            is_new = found is not None and not found["metadata"].get("deletionTimestamp")
+            if is_new and _delete(api, own, uid=found["metadata"]["uid"]):
+                with self._noting:
+                    self._deleted.add(placement["name"])
             labels = f"{ownership.MARK}={self._mark},{JOBSET}={placement['name']}"
             left = bool(pods := api.list(_pods(where), labels=labels))
             if found is not None and _ORPHANS in found["metadata"].get("finalizers", ()):
-                _end_orphans(api, where, labels, (), is_soon=True)
+                _end_orphans(api, where, placement["name"], labels, (), is_soon=True)
             elif found is None and (left or placement["name"] not in self._deleted):  # somebody else deleted it
-                left |= _end_orphans(api, where, labels, pods)
+                left |= _end_orphans(api, where, placement["name"], labels, pods)
         except ClusterGone:
             return Freed.DONE
         except KineticError:
@@ -469,6 +465,10 @@ def _pods(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/pods"
 
 
+def _secrets(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/secrets"
+
+
 def _jobs(namespace: str) -> str:
     return f"/apis/batch/v1/namespaces/{namespace}/jobs"
 
@@ -478,22 +478,43 @@ def _is_orphan(found: Object) -> bool:
     return not found["metadata"].get("ownerReferences")
 
 
-def _end_orphans(api: Api, where: str, labels: str, pods: Sequence[Object], *, is_soon: bool = False) -> bool:
+def _end_orphans(
+    api: Api, where: str, name: str, labels: str, pods: Sequence[Object], *, is_soon: bool = False
+) -> bool:
     """Delete the Jobs of a set that was deleted without them, and so their pods, and those pods whose Job was deleted
-    without them, too: nothing else does. `is_soon`: they are about to lose their owner. Returns True if there were any.
-    Raises ApiError."""
-    is_any = False
-    for path, found in ((_jobs(where), api.list(_jobs(where), labels=labels)), (_pods(where), pods)):
-        for metadata in (one["metadata"] for one in found if is_soon or _is_orphan(one)):
-            is_any = True
-            if metadata.get("deletionTimestamp"):
-                continue
-            try:
-                api.delete(f"{path}/{metadata['name']}", uid=metadata["uid"])
-            except ApiError as error:
-                if error.kind not in _GONE:
-                    raise
-    return is_any
+    without them, too, with the set's Secret that they read: nothing else does. Returns True if there were Jobs or pods.
+
+    Args:
+        api: Of their cluster.
+        where: Their namespace.
+        name: The set's, and its Secret's.
+        labels: Those of its Jobs.
+        pods: Its pods.
+        is_soon: They are about to lose their owner.
+
+    Raises:
+        ApiError: One could not be deleted. The Secret comes first, as without the others nobody knows of it.
+    """
+    kinds = ((_jobs(where), api.list(_jobs(where), labels=labels)), (_pods(where), pods))
+    orphans = [(path, one) for path, found in kinds for one in found if is_soon or _is_orphan(one)]
+    if any(manifest.reads_secret(one, name) for _, one in orphans):
+        _delete(api, f"{_secrets(where)}/{name}", but_for=(answers.FORBIDDEN,))  # then the others are still to be ended
+    for path, one in orphans:
+        metadata = one["metadata"]
+        if not metadata.get("deletionTimestamp"):
+            _delete(api, f"{path}/{metadata['name']}", uid=metadata["uid"])
+    return bool(orphans)
+
+
+def _delete(api: Api, path: str, *, uid: str = "", but_for: Sequence[str] = ()) -> bool:
+    """Delete an object that may be gone; return True if it was there. Raises ApiError, `but_for` these kinds."""
+    try:
+        api.delete(path, uid=uid)
+    except ApiError as error:
+        if error.kind not in (*_GONE, *but_for):
+            raise
+        return False  # somebody else was first, and may have left what is its own
+    return True
 
 
 def _hosts(found: Object) -> int:

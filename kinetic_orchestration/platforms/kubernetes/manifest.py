@@ -117,6 +117,13 @@ def secret(asked: Submission, uid: str) -> dict[str, Any] | None:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "immutable": True, "stringData": values}
 
 
+def reads_secret(found: Mapping[str, Any], name: str) -> bool:
+    """Return True if a Job of a set, or a pod of one, reads the Secret that was made with it. `name`: the set's."""
+    spec = found["spec"].get("template", found)["spec"]
+    sources = (each.get("valueFrom") or {} for one in spec["containers"] for each in one.get("env") or ())
+    return any((source.get("secretKeyRef") or {}).get("name") == name for source in sources)
+
+
 def _failures() -> list[dict[str, Any]]:
     """A pod with an exit code, or that was taken away, ends its Job at once, whose condition then names it and of what.
 

@@ -58,7 +58,10 @@ _ALWAYS = (
     Right("", "pods", "delete", "pods stay whose Job, too, was deleted without them", is_needed=False),
     Right("", "events", "list", "why the cluster refuses pods stays unknown", is_needed=False),
 )
-_SECRETS = (Right("", "secrets", "create", "captured credentials cannot be handed to pods"),)
+_SECRETS = (
+    Right("", "secrets", "create", "captured credentials cannot be handed to pods"),
+    Right("", "secrets", "delete", "those of a JobSet that was deleted without its Jobs stay", is_needed=False),
+)
 # What tells why the queue holds a job back.
 WORKLOADS = Right(_KUEUE, "workloads", "list", "why the queue holds a job back stays unknown", is_needed=False)
 _QUEUE = (

@@ -28,7 +28,7 @@ from kinetic_orchestration.testing.kubernetes.api.rules import deletion, rights
 from kinetic_orchestration.testing.kubernetes.api.rules.rights import User
 from kinetic_orchestration.testing.kubernetes.api.server import ApiServer, Fault
 from kinetic_orchestration.testing.kubernetes.api.store import Store
-from kinetic_orchestration.testing.kubernetes.controllers import changes, garbage, jobsets, queued_machines, scheduling
+from kinetic_orchestration.testing.kubernetes.controllers import changes, garbage, jobsets, scheduling
 from kinetic_orchestration.testing.kubernetes.controllers.changes import Change, View
 from kinetic_orchestration.testing.kubernetes.controllers.jobs import Jobs
 from kinetic_orchestration.testing.kubernetes.controllers.kueue import provisioning, queueing
@@ -229,11 +229,8 @@ class Cluster:
 
     def answer_requests(self, answer: str = "", message: str = "") -> None:
         """Answer ProvisioningRequests of queued provisioning so: `Waiting`, `Failed`, `BookingExpired` or
-        `CapacityRevoked`, the last two once there were machines; "": with machines."""
-        known = (queued_machines.WAITING, queued_machines.FAILED, *queued_machines.TAKEN_BACK)
-        if answer and answer not in known:
-            raise ValueError(f"no request is answered with {answer}: there are {', '.join(known)}")
-        self._queued_machines.script = (answer, message) if answer else None
+        `CapacityRevoked`, the last two once there were machines; "": with machines. Raises ValueError for others."""
+        self._queued_machines.say(answer, message)
 
     def preempt(self, pool: str, notice: float = 15.0) -> None:
         """Take the spot machines of a pool away: their pods are told, and the nodes are gone after a while."""

@@ -71,7 +71,7 @@ class Cluster:
         return self.list("jobs", "/apis/batch/v1")
 
     def workloads(self) -> list[Object]:
-        return self.list("workloads", "/apis/kueue.x-k8s.io/v1beta2")
+        return self.list("workloads", KUEUE) if self.plane.has_kueue else []
 
     def pods(self, job: JobHandle[Any], attempt: int = 1) -> dict[int, Object]:
         """The pods of an attempt, by host."""

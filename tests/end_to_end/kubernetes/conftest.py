@@ -20,7 +20,8 @@ from tests.end_to_end.kubernetes.between import Between
 from tests.end_to_end.kubernetes.cases import KUEUE, Cluster, kubeconfig_of, named, queue_of
 from tests.support.faults import break_hosts, load_jobs
 from tests.support.kubernetes.control_plane import ControlPlane
-from tests.support.kubernetes.emulated import EmulatedPlane, emulated_nodes
+from tests.support.kubernetes.emulated import EmulatedPlane
+from tests.support.kubernetes.fixtures import nodes_of
 
 KEY = "a-signing-key-of-the-tests"
 POOLS = [  # as the container API tells of them
@@ -130,15 +131,20 @@ def between(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def elsewhere(
-    cluster: Cluster, machine: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster,
+    machine: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> Iterator[tuple[Cluster, Between]]:
-    """Another cluster, an emulated one, and what requests to it pass through. The kubeconfig of this process has it, too:
-    its context is `elsewhere`, and that of the first one `tests`."""
-    with (
-        EmulatedPlane(tmp_path / "elsewhere") as plane,
-        emulated_nodes(plane) as nodes,
-        Between(plane.kubeconfig) as between,
-    ):
+    """Another cluster, of the kind of the first one but without Kueue, and what requests to it pass through. The kubeconfig
+    of this process has it, too: its context is `elsewhere`, and that of the first one `tests`."""
+    folder = tmp_path / "elsewhere"
+    if isinstance(cluster.plane, EmulatedPlane):
+        other: ControlPlane | EmulatedPlane = EmulatedPlane(folder)
+    else:
+        other = ControlPlane(folder, request.getfixturevalue("built"), kueue=False)
+    with other as plane, nodes_of(plane, tmp_path / "nodes-elsewhere") as nodes, Between(plane.kubeconfig) as between:
         path = kubeconfig_of(plane, "default", tmp_path / "kubeconfig-elsewhere", "elsewhere", server=between.url)
         monkeypatch.setenv("KUBECONFIG", os.pathsep.join([os.environ["KUBECONFIG"], str(path)]))
         plane.await_account("default")

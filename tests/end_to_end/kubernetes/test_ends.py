@@ -85,13 +85,16 @@ def test_what_a_dead_client_left_is_found_by_its_labels_and_nothing_else_is_touc
 def test_pods_whose_set_was_deleted_without_them_are_found_and_ended(
     cluster: Cluster, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`kubectl delete jobset --cascade=orphan` leaves Jobs that nothing ends before their deadline."""
+    """`kubectl delete jobset --cascade=orphan` leaves Jobs that nothing ends before their deadline, and for ever the Secret
+    with what the job has captured."""
+    monkeypatch.setenv("HF_TOKEN", "hf_of-this-process")
     cluster.pools()
-    job = run(jobs.until, str(tmp_path / "never"))
+    job = run(jobs.until, str(tmp_path / "never"), capture_env_vars=["HF_TOKEN"])
     wait_running(job)
     (placement,) = placements(job)
     cluster.delete_set(placement["name"], propagationPolicy="Orphan")
     wait_until(lambda: not cluster.sets(), "its set is gone", pause=0.1)
+    assert [secret["metadata"]["name"] for secret in cluster.list("secrets")] == [placement["name"]]
     assert not [one for one in reap() if one.what == "placement"]
     (left,) = place_of()[1].leftovers()
     known = {what: placement[what] for what in ("backend", "zone", "name", "hosts", "slices")}

@@ -23,7 +23,6 @@ from kinetic_orchestration.testing.kubernetes.pods.nodes import NodeGroup, tpu_p
 from tests.end_to_end.kubernetes.cases import token_for_all
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.emulated import EmulatedPlane
-from tests.support.kubernetes.fixtures import only_real
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(0)]
 
@@ -48,7 +47,6 @@ WITH_L4 = {"autoscaling": {**AUTOMATIC["autoscaling"], "resourceLimits": [{"reso
 CLASS = {"cloud.google.com/compute-class": "training"}
 
 
-@only_real
 @pytest.mark.parametrize(
     ("cluster", "options", "state", "told"),
     [
@@ -61,29 +59,22 @@ CLASS = {"cloud.google.com/compute-class": "training"}
     ],
 )
 def test_a_cluster_that_makes_nodes_by_itself_counts_as_one_that_has_a_pool(
-    plane: ControlPlane,
+    plane: ControlPlane | EmulatedPlane,
     google: Emulator,
     cluster: dict[str, Any],
     options: dict[str, Any],
     state: str,
     told: str,
 ) -> None:
-    token = json.loads(plane.account_kubeconfig("default", "default").read_text(encoding="utf-8"))
     at = json.loads(plane.kubeconfig.read_text(encoding="utf-8"))["clusters"][0]["cluster"]
-    plane.kubectl(
-        "create", "clusterrolebinding", "all", "--clusterrole=cluster-admin", "--serviceaccount=default:default"
-    )
-    try:
-        own: dict[str, Any] = {"endpoint": at["server"].removeprefix("https://")}
-        own["masterAuth"] = {"clusterCaCertificate": at["certificate-authority-data"]}
-        google.neighbours.add_cluster(PROJECT, "us-central1", {"name": "tests", **own, **cluster})
-        settings = load()
-        plan = make_plan(JobSpec("a job", Options(**{"accelerator": "l4", **options})), settings)
-        with handed_in(Credentials(token["users"][0]["user"]["token"])):
-            backend = open_backend("gke", settings)
-            found = {one.name: one for one in backend.examine(backend.resolve(plan))}["nodes"]
-    finally:
-        plane.kubectl("delete", "clusterrolebinding", "all")
+    own: dict[str, Any] = {"endpoint": at["server"].removeprefix("https://")}
+    own["masterAuth"] = {"clusterCaCertificate": at["certificate-authority-data"]}
+    google.neighbours.add_cluster(PROJECT, "us-central1", {"name": "tests", **own, **cluster})
+    settings = load()
+    plan = make_plan(JobSpec("a job", Options(**{"accelerator": "l4", **options})), settings)
+    with handed_in(Credentials(plane.token)):
+        backend = open_backend("gke", settings)
+        found = {one.name: one for one in backend.examine(backend.resolve(plan))}["nodes"]
     assert found.state == state, found
     assert told in f"{found.found} {found.fix}"
 

@@ -24,7 +24,6 @@ from tests.end_to_end.kubernetes.between import Between
 from tests.end_to_end.kubernetes.cases import Cluster, condition, run, verdict_of, wait_for_verdict
 from tests.support.jobs import WITHIN, changes, placements, told, wait_running
 from tests.support.kubernetes.control_plane import ControlPlane
-from tests.support.kubernetes.fixtures import only_emulated
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(1)]
@@ -250,7 +249,6 @@ def test_a_namespace_without_quota_is_left_for_the_next_one(
     wait_until(lambda: not cluster.api.get(left)["items"], "nothing left in the other namespace", pause=0.1)
 
 
-@only_emulated
 def test_a_cluster_without_nodes_is_left_for_the_next_one_in_which_nothing_is_asked_for_before(
     cluster: Cluster, jobs: Any, elsewhere: tuple[Cluster, Between], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,6 @@ from kinetic_orchestration.protocol.content import tree
 from tests.end_to_end.kubernetes.cases import Cluster, condition, run, verdict_of
 from tests.end_to_end.kubernetes.conftest import KEY
 from tests.support.jobs import WITHIN, lines, told, wait_running
-from tests.support.kubernetes.fixtures import only_emulated
 from tests.support.pages import blocks
 from tests.support.s3_server import FIRST_BUILDS, PASSWORD, USER, S3Server, s3, s3_server
 from tests.support.waits import wait_until
@@ -127,7 +126,6 @@ MESSAGES = {
 }
 
 
-@only_emulated
 @pytest.mark.parametrize(
     ("what", "how"), [("agent", "overwritten"), ("agent", "rotten"), ("payload", "rotten"), ("tree", "rotten")]
 )

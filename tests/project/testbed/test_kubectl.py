@@ -15,7 +15,7 @@ from kinetic_orchestration.testing.kubernetes.pods.nodes import Node, NodeGroup
 from tests.project.testbed.test_kubernetes import FOREVER, Place, jobset, plain, pod_of
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.emulated import EmulatedPlane
-from tests.support.kubernetes.fixtures import CONFORMANCE, only_emulated
+from tests.support.kubernetes.fixtures import CONFORMANCE
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(3)]
@@ -98,7 +98,6 @@ def test_what_is_waited_for_is_watched(kubectl: Kubectl, place: Place, nodes: No
     wait_until(lambda: not place.pods(), place.told, within=50)
 
 
-@only_emulated
 def test_a_log_is_followed_until_its_pod_is_over(kubectl: Kubectl, place: Place, nodes: NodeGroup) -> None:
     nodes.add(Node("n"))
     script = "for i in 1 2 3; do echo $i; sleep 0.5; done"

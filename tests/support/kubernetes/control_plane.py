@@ -14,6 +14,7 @@ import http.client
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -93,6 +94,7 @@ class ControlPlane:
     def __init__(self, folder: Path, built: Path, *, jobset: bool = True, kueue: bool = True) -> None:
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"  # of an administrator
+        self.token = secrets.token_urlsafe(24)  # of another one
         self.has_jobset, self.has_kueue = jobset, kueue
         self._built = built
         self._certificates = folder / "certificates"
@@ -128,6 +130,9 @@ class ControlPlane:
         self._authority.signing_key("accounts")
         self.user_kubeconfig("admin", ADMINISTRATORS).rename(self.kubeconfig)
         self.api = Api(self.kubeconfig)
+        tokens = self.folder / "tokens.csv"
+        tokens.touch(0o600)
+        tokens.write_text(f"{self.token},administrator,administrator,{ADMINISTRATORS}\n", encoding="ascii")
         self._start_etcd()
         self._start_api_server()
         self._start_controllers()
@@ -136,7 +141,8 @@ class ControlPlane:
             self._define("jobset")
         if self.has_kueue:
             self._define("kueue")
-        self.kubectl("wait", "--for=condition=Established", "crd", "--all", f"--timeout={_PATIENCE:.0f}s")
+        # `kubectl wait` fails on one that has no conditions yet.
+        wait_until(self._serves_all_defined, "all definitions are served", within=_PATIENCE, pause=0.1)
         if self.has_jobset:
             self._start_jobset()
         if self.has_kueue:
@@ -291,7 +297,7 @@ class ControlPlane:
             "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
             "--endpoint-reconciler-type=none",  # no slice may name a loopback address
             "--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=RBAC", f"--client-ca-file={at}/ca.crt",
-            f"--tls-cert-file={at}/tls.crt", f"--tls-private-key-file={at}/tls.key",
+            f"--token-auth-file={self.folder / 'tokens.csv'}", f"--tls-cert-file={at}/tls.crt", f"--tls-private-key-file={at}/tls.key",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={at}/accounts.pub", f"--service-account-signing-key-file={at}/accounts.key",
             f"--proxy-client-cert-file={at}/proxy.crt", f"--proxy-client-key-file={at}/proxy.key",
@@ -373,6 +379,11 @@ class ControlPlane:
 
     def _define(self, name: str) -> None:
         self.kubectl("apply", "--server-side", "-f", str(self._built / "manifests" / f"{name}-crds"))
+
+    def _serves_all_defined(self) -> bool:
+        defined = self.api.get("/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]
+        told = [one.get("status", {}).get("conditions") or () for one in defined]
+        return all(any((one["type"], one["status"]) == ("Established", "True") for one in each) for each in told)
 
     def _call_webhooks(self, name: str, *served: str) -> None:
         """Have the API server call a controller's webhooks on this machine: those with such a word in their paths."""

@@ -35,6 +35,11 @@ class EmulatedPlane:
     def __exit__(self, *_: object) -> None:
         self.cluster.close()
 
+    @property
+    def token(self) -> str:
+        """The token of an administrator."""
+        return self.cluster.token
+
     def interrupt(self, part: str) -> None:
         self.cluster.interrupt(part)
 

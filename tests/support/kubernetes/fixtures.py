@@ -25,7 +25,13 @@ CONFORMANCE = (pytest.mark.conformance, pytest.mark.timeout(func_only=True))
 REAL = pytest.param("real", marks=CONFORMANCE)
 EMULATED = pytest.param("emulated")
 only_real = pytest.mark.parametrize("plane", [REAL], indirect=True)
-only_emulated = pytest.mark.parametrize("plane", [EMULATED], indirect=True)
+
+
+def on_both(*marks: pytest.MarkDecorator) -> pytest.MarkDecorator:
+    """Return what marks a file of tests as `plane` does, and those on the real plane as slow or in turn, too."""
+    return pytest.mark.parametrize(
+        "plane", [pytest.param("real", marks=(*CONFORMANCE, *marks)), EMULATED], indirect=True
+    )
 
 
 @pytest.fixture(scope="session")
@@ -88,8 +94,8 @@ def plane(
     """A control plane with JobSet and Kueue, for all tests of a file; each leaves it as it was. The emulator's is of this
     file alone, and the real one is the session's.
 
-    First a real one, then the emulator's: whatever differs is a defect of the emulator. A test of only one of them says so:
-    `@only_real`, `@only_emulated`.
+    First a real one, then the emulator's: whatever differs is a defect of the emulator. A test of the real one alone says so:
+    `@only_real`.
     """
     from tests.support.kubernetes.emulated import EmulatedPlane
 
@@ -116,9 +122,14 @@ def namespace(plane: ControlPlane | EmulatedPlane) -> Iterator[str]:
 @pytest.fixture
 def nodes(plane: ControlPlane | EmulatedPlane, namespace: str, tmp_path: Path) -> Iterator[NodeGroup]:
     """The nodes of this test, none at first; they go before its namespace does."""
+    with nodes_of(plane, tmp_path / "nodes") as nodes:
+        yield nodes
+
+
+def nodes_of(plane: ControlPlane | EmulatedPlane, folder: Path) -> contextlib.AbstractContextManager[NodeGroup]:
+    """Return what has nodes of a plane within a `with`, none at first. `folder`: where a real plane's kubelet keeps what
+    pods write; it is made."""
     from tests.support.kubernetes.emulated import EmulatedPlane, emulated_nodes
     from tests.support.kubernetes.nodes import Nodes
 
-    found = emulated_nodes(plane) if isinstance(plane, EmulatedPlane) else Nodes(plane, tmp_path / "nodes")
-    with found as nodes:
-        yield nodes
+    return emulated_nodes(plane) if isinstance(plane, EmulatedPlane) else Nodes(plane, folder)

@@ -39,16 +39,20 @@ class QueuedMachines:
 
     Args:
         scaler: Makes the nodes.
-
-    Attributes:
-        script: What becomes of requests, and in which words; None if they get their machines.
     """
 
     def __init__(self, scaler: Autoscaler) -> None:
         self._scaler = scaler
-        self.script: tuple[str, str] | None = None
+        self._script = ("", "")  # what becomes of requests, and in which words
         self._accepted: dict[str, float] = {}
         self._nodes: dict[str, list[str]] = {}
+
+    def say(self, answer: str, message: str) -> None:
+        """Answer requests so from now on, in such words; "": with machines. Raises ValueError for an unknown answer."""
+        known = (WAITING, FAILED, *TAKEN_BACK)
+        if answer and answer not in known:
+            raise ValueError(f"no request is answered with {answer}: there are {', '.join(known)}")
+        self._script = (answer, message)
 
     def step(self, view: View) -> Iterator[Change]:
         requests = {uid_of(one): one for one in view.all(kinds.PROVISIONING_REQUESTS)}
@@ -62,7 +66,7 @@ class QueuedMachines:
                 yield from self._answered(request, view)
 
     def _answered(self, request: Object, view: View) -> Iterator[Change]:
-        what, words = self.script or ("", "")
+        what, words = self._script
         words = words or _WORDS.get(what, "")
         if not holds(request, "Accepted"):
             self._accepted[uid_of(request)] = view.now

@@ -197,8 +197,14 @@ class Kubelet:
 
     def log_of(self, namespace: str, name: str) -> Path | None:
         """Return the file with the output of a pod's container; None if there is no such pod here."""
-        found = (pod for pod in list(self._pods.values()) if (pod.namespace, pod.name) == (namespace, name))
-        return next((pod.folder / "log" for pod in found), None)
+        return next((pod.folder / "log" for pod in self._named(namespace, name)), None)
+
+    def is_over(self, namespace: str, name: str) -> bool:
+        """Return True if a pod's container has ended for good, or there is no such pod here."""
+        return all(pod.over for pod in self._named(namespace, name))
+
+    def _named(self, namespace: str, name: str) -> list[Pod]:
+        return [pod for pod in list(self._pods.values()) if (pod.namespace, pod.name) == (namespace, name)]
 
     def _sweep(self) -> None:
         """Remove the files of pods that are gone, and, but for those of the last ones, their output."""

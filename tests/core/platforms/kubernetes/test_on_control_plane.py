@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -42,6 +43,7 @@ from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(1)]
 
+NONE: Mapping[str, str] = MappingProxyType({})
 DRY = "?dryRun=All&fieldValidation=Strict"
 FOREVER = "import time; time.sleep(600)"  # deaf to SIGTERM, as any first process without a handler
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
@@ -75,9 +77,9 @@ class Placed:
         self.backend = KubernetesBackend(settings, KubeconfigClusters())
         self.beside = KubernetesBackend(settings, KubeconfigClusters())  # which keeps nothing between two looks
 
-    def submit(self, accelerator: str, number: int = 1, **more: Any) -> Submission:
+    def submit(self, accelerator: str, number: int = 1, captured: Mapping[str, str] = NONE, **more: Any) -> Submission:
         plan: Plan = plan_of(accelerator, zone=f"tests/{self._namespace}", **more)
-        attempt = attempt_of(plan, number)
+        attempt = attempt_of(plan, number, secrets=captured)
         assert self.backend.submit(attempt) == ""
         return attempt
 
@@ -280,6 +282,30 @@ def test_one_call_ends_the_pods_of_a_set_that_is_about_to_go_without_them(
     assert placed.backend.release(attempt.intent.placement) is Freed.UNDER_WAY
     wait_until(lambda: _is_empty(plane, sets), "its set is gone", within=100, pause=0.2)
     wait_until(lambda: not placed.pods() and _is_empty(plane, jobs), "so are its Job and pod", within=30, pause=0.2)
+
+
+@pytest.mark.parametrize("is_soon", [False, True], ids=["after its set", "before its set"])
+def test_the_secret_of_a_set_that_was_deleted_without_it_goes_with_the_orphans_and_no_other_does(
+    plane: ControlPlane | EmulatedPlane, namespace: str, placed: Placed, is_soon: bool
+) -> None:
+    """It has captured credentials, and nobody else knows its name."""
+    secrets, sets = f"/api/v1/namespaces/{namespace}/secrets", f"{JOBSETS}/namespaces/{namespace}/jobsets"
+    plane.api.create(secrets, {"metadata": {"name": "theirs"}, "stringData": {"key": "x"}})
+    first, second = (placed.submit("v5e-8", number, captured={"TOKEN": "x"}) for number in (1, 2))
+    wait_until(lambda: len(placed.pods()) == 2, "there are their pods", within=60, pause=0.2)
+    names = [attempt.intent.placement["name"] for attempt in (first, second)]
+    assert _names_in(plane, secrets) == {"theirs", *names}
+    plane.api.delete(f"{sets}/{names[0]}", propagationPolicy="Orphan")
+    if not is_soon:
+        wait_until(lambda: _names_in(plane, sets) == {names[1]}, "its set is gone", within=100, pause=0.2)
+    assert placed.backend.release(first.intent.placement) is Freed.UNDER_WAY
+    wait_until(lambda: _names_in(plane, secrets) == {"theirs", names[1]}, "its Secret is gone", within=30, pause=0.2)
+    wait_until(lambda: placed.backend.release(first.intent.placement) is Freed.DONE, within=100, pause=0.2)
+    assert _names_in(plane, secrets) == {"theirs", names[1]}
+
+
+def _names_in(plane: ControlPlane | EmulatedPlane, path: str) -> set[str]:
+    return {one["metadata"]["name"] for one in plane.api.get(path)["items"]}
 
 
 def _is_empty(plane: ControlPlane | EmulatedPlane, path: str) -> bool:

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-import base64
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.oauth2.credentials import Credentials
 
 from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import Observation, Past, Plan
+from kinetic_orchestration.platforms.google.credentials import handed_in
 from kinetic_orchestration.platforms.google.gke import GkeClusters
 from kinetic_orchestration.platforms.kubernetes import preflight
-from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
-from kinetic_orchestration.testing import Cluster, Emulator
+from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.emulator import PROJECT
-from kinetic_orchestration.testing.kubernetes.pods.nodes import Node, tpu_pool
+from kinetic_orchestration.testing.kubernetes.pods.nodes import Node, NodeGroup, tpu_pool
 from tests.core.platforms.kubernetes.attempts import JOB, attempt_of, plan_of, pod_of
+from tests.support.kubernetes.control_plane import ControlPlane
+from tests.support.kubernetes.emulated import EmulatedPlane
+from tests.support.kubernetes.fixtures import on_both
 from tests.support.waits import wait_until
+
+pytestmark = on_both(pytest.mark.slow, pytest.mark.turn(4))
 
 
 class Google:
     """An emulated Google Cloud with one cluster that makes no nodes by itself, and a submitter's backend."""
 
-    def __init__(self, emulator: Emulator, cluster: Cluster) -> None:
-        self._emulator = emulator
-        self.cluster = cluster
+    def __init__(self, emulator: Emulator, plane: ControlPlane | EmulatedPlane) -> None:
+        self._emulator, self._plane, self.api = emulator, plane, plane.api
+        self.namespace = "default"
         self.has()
         self.settings = settings.load(
             backend="gke", store="gs://bucket/kinetic", deployment="Production EU", project=PROJECT, cluster="prod"
@@ -41,12 +47,13 @@ class Google:
 
     def has(self, **cluster: Any) -> None:
         """Let the container API say this of the cluster."""
-        encoded = base64.b64encode(self.cluster.authority.encode()).decode()
-        reached = {"endpoint": self.cluster.endpoint, "masterAuth": {"clusterCaCertificate": encoded}}
+        at = json.loads(self._plane.kubeconfig.read_text(encoding="utf-8"))["clusters"][0]["cluster"]
+        authority = {"clusterCaCertificate": at["certificate-authority-data"]}
+        reached = {"endpoint": at["server"].removeprefix("https://"), "masterAuth": authority}
         self._emulator.neighbours.add_cluster(PROJECT, "us-west4-a", {"name": "prod", **reached, **cluster})
 
     def plan(self, accelerator: str, cloud: Kubernetes | None = None, **fields: Any) -> Plan:
-        fields = {"zones": ("prod/default",), "backend": "gke", "project": PROJECT, **fields}
+        fields = {"zones": (f"prod/{self.namespace}",), "backend": "gke", "project": PROJECT, **fields}
         return plan_of(accelerator, cloud=cloud, **fields)
 
     def finding(self, name: str, plan: Plan) -> Finding:
@@ -62,32 +69,40 @@ class Google:
         def look() -> list[Observation]:
             return self.backend.observe([placement])
 
-        [seen] = wait_until(lambda: [one for one in look() if "node" in one.message], look, within=8)
+        [seen] = wait_until(lambda: [one for one in look() if "node" in one.message], look, pause=0.1)
         return seen.message
 
 
 @pytest.fixture
-def google(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
+def google(home: Path, plane: ControlPlane | EmulatedPlane, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
+    """Of a cluster in which nothing is created."""
     monkeypatch.setattr(preflight, "_passed", {})
-    with Emulator(hosts=False) as emulator, Cluster(tmp_path / "cluster") as cluster:
+    with Emulator(hosts=False) as emulator, handed_in(Credentials(plane.token)):
         for name, value in emulator.environ().items():
             monkeypatch.setenv(name, value)
-        yield Google(emulator, cluster)
+        yield Google(emulator, plane)
+
+
+@pytest.fixture
+def asking(google: Google, namespace: str) -> Google:
+    """The same, of a namespace of this test alone."""
+    google.namespace = namespace
+    return google
 
 
 PLACE = f"--project={PROJECT} --cluster=prod --location=us-west4-a --node-locations=us-west4-a "
 
 
 @pytest.mark.parametrize("accelerator", ["l4", "v5e-16"])
-def test_the_line_that_makes_a_pool_has_no_word_to_replace(google: Google, accelerator: str) -> None:
-    plan = google.plan(accelerator)
-    assert f"ko-{accelerator} {PLACE}" in google.finding("nodes", plan).fix
-    assert f"ko-{accelerator} {PLACE}" in google.waiting(plan)
+def test_the_line_that_makes_a_pool_has_no_word_to_replace(asking: Google, accelerator: str) -> None:
+    plan = asking.plan(accelerator)
+    assert f"ko-{accelerator} {PLACE}" in asking.finding("nodes", plan).fix
+    assert f"ko-{accelerator} {PLACE}" in asking.waiting(plan)
 
 
-def test_each_slice_of_several_hosts_has_a_pool_of_its_own(google: Google) -> None:
-    plan = google.plan("v5e-16", slices=2)
-    for told in (google.finding("nodes", plan).fix, google.waiting(plan)):
+def test_each_slice_of_several_hosts_has_a_pool_of_its_own(asking: Google) -> None:
+    plan = asking.plan("v5e-16", slices=2)
+    for told in (asking.finding("nodes", plan).fix, asking.waiting(plan)):
         assert f"ko-v5e-16-1 {PLACE}" in told and f"ko-v5e-16-2 {PLACE}" in told
 
 
@@ -193,18 +208,18 @@ def test_a_job_that_no_pool_can_ever_serve_is_refused_before_anything_is_sent(
 
 @pytest.mark.parametrize("cluster", [{}, {"autopilot": {"enabled": True}}])
 def test_a_pool_that_a_job_names_and_that_is_not_there_is_told_in_place_of_a_pool_to_make(
-    google: Google, cluster: dict[str, Any]
+    asking: Google, cluster: dict[str, Any]
 ) -> None:
-    google.has(nodePools=[GPUS, PLAIN], **cluster)
-    named = google.plan("l4", Kubernetes(node_selector={"cloud.google.com/gke-nodepool": "nosuch"}))
+    asking.has(nodePools=[GPUS, PLAIN], **cluster)
+    named = asking.plan("l4", Kubernetes(node_selector={"cloud.google.com/gke-nodepool": "nosuch"}))
     told = "There is no pool nosuch, which node_selector= names (there are: gpus, plain)"
     with pytest.raises(BackendError) as refused:
-        google.backend.require(named)
-    found = google.finding("nodes", named)
+        asking.backend.require(named)
+    found = asking.finding("nodes", named)
     assert found.state == FAILED
     for text in (str(refused.value), found.fix):
         assert told in text and "node-pools create" not in text
-    seen = google.waiting(named)
+    seen = asking.waiting(named)
     assert "there is no pool nosuch" in seen and "node-pools create" not in seen
 
 
@@ -224,8 +239,8 @@ def test_another_accelerator_than_the_one_that_passed_is_looked_at(google: Googl
         google.backend.require(google.plan("t4"))
 
 
-def test_a_node_that_is_there_counts_whatever_the_list_of_pools_says(google: Google) -> None:
-    google.cluster.nodes.add(*tpu_pool("pool", 4, topology="4x4"))
+def test_a_node_that_is_there_counts_whatever_the_list_of_pools_says(google: Google, nodes: NodeGroup) -> None:
+    nodes.add(*tpu_pool("pool", 4, topology="4x4"))
     google.backend.require(google.plan("v5e-16"))
 
 
@@ -264,14 +279,14 @@ def node(name: str, **labels: str) -> Node:
     return Node(name, own, (), {"nvidia.com/gpu": "1", "cpu": "4"}, {})
 
 
-def test_doctor_does_not_count_nodes_that_are_taken_away_for_a_job_on_demand(google: Google) -> None:
-    google.cluster.nodes.add(node("a", **{"cloud.google.com/gke-spot": "true"}))
-    google.cluster.nodes.add(node("b", **{"cloud.google.com/gke-flex-start": "true"}))
+def test_doctor_does_not_count_nodes_that_are_taken_away_for_a_job_on_demand(google: Google, nodes: NodeGroup) -> None:
+    nodes.add(node("a", **{"cloud.google.com/gke-spot": "true"}))
+    nodes.add(node("b", **{"cloud.google.com/gke-flex-start": "true"}))
     found = google.finding("nodes", google.plan("l4"))
     assert found.state == WARNING and "only 2 of spot capacity or flex-start can run a host of l4" in found.found
     assert "node-pools create ko-l4 " in found.fix and "for ever" not in found.fix
     assert google.finding("nodes", google.plan("l4", spot=True)).state == OK
-    google.cluster.nodes.add(node("c"))
+    nodes.add(node("c"))
     assert "1 of 3 can run a host of l4" in google.finding("nodes", google.plan("l4")).found
 
 
@@ -298,19 +313,18 @@ def test_doctor_says_where_pods_are_whoever_their_node_is(google: Google) -> Non
 @pytest.mark.parametrize(
     ("account", "state", "told"),
     [
-        ("trainer@ours.iam.gserviceaccount.com", OK, "'serviceAccount:emulated.svc.id.goog[default/trainer]'"),
+        ("trainer@ours.iam.gserviceaccount.com", OK, "'serviceAccount:emulated.svc.id.goog[{}/trainer]'"),
         ("trainer", FAILED, "no service account of Google is called so"),
     ],
 )
 def test_doctor_prints_the_grant_of_an_account_that_stands_for_another(
-    google: Google, account: str, state: str, told: str
+    asking: Google, account: str, state: str, told: str
 ) -> None:
-    google.has(**IDENTITIES)
+    asking.has(**IDENTITIES)
     metadata = {"name": "trainer", "annotations": {"iam.gke.io/gcp-service-account": account}}
-    with Api(GkeClusters(google.settings).access("prod")) as api:
-        api.create("/api/v1/namespaces/default/serviceaccounts", {"metadata": metadata})
-    found = google.finding("service account", google.plan("l4", Kubernetes(service_account="trainer")))
-    assert found.state == state and told in found.found
+    asking.api.create(f"/api/v1/namespaces/{asking.namespace}/serviceaccounts", {"metadata": metadata})
+    found = asking.finding("service account", asking.plan("l4", Kubernetes(service_account="trainer")))
+    assert found.state == state and told.format(asking.namespace) in found.found
 
 
 # ---- Autopilot
@@ -321,15 +335,14 @@ AUTOPILOT = {"autopilot": {"enabled": True}}
 
 @pytest.mark.parametrize(("cluster", "disk"), [(AUTOPILOT, "9Gi"), ({}, None)])
 def test_an_attempt_in_an_autopilot_cluster_asks_for_disk(
-    google: Google, cluster: dict[str, Any], disk: str | None
+    asking: Google, cluster: dict[str, Any], disk: str | None
 ) -> None:
-    google.has(**cluster)
-    plan = google.plan("l4")
-    placement = google.backend.place(plan, JOB, 1)
+    asking.has(**cluster)
+    plan = asking.plan("l4")
+    placement = asking.backend.place(plan, JOB, 1)
     asked = attempt_of(plan)
-    assert google.backend.submit(replace(asked, intent=asked.intent._replace(placement=placement))) == ""
-    with Api(GkeClusters(google.settings).access("prod")) as api:
-        [made] = api.list("/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets")
+    assert asking.backend.submit(replace(asked, intent=asked.intent._replace(placement=placement))) == ""
+    [made] = asking.api.get(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{asking.namespace}/jobsets")["items"]
     assert pod_of(made)["containers"][0]["resources"]["requests"].get("ephemeral-storage") == disk
 
 
