@@ -6,6 +6,7 @@ look at the lock tells whether the host lives.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -35,11 +36,15 @@ def be_the_guard(assignment: Assignment, lock: int, agent: int, private: dict[st
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a pod's may have come before
     _, status = os.waitpid(agent, 0)
     processes.end_descendants(guard)
+    denied = False
     try:
         if status != 0:
             report_for(assignment, private, os.waitstatus_to_exitcode(status))
+    except OSError as error:
+        denied = error.errno == errno.EACCES
+        raise
     finally:
-        os._exit(clean_up(assignment))
+        os._exit(clean_up(assignment, denied=denied))
 
 
 def be_the_agent(
@@ -101,9 +106,10 @@ def _write_verdict(
         mark_full(path_of(assignment), False)
 
 
-def clean_up(assignment: Assignment) -> int:
+def clean_up(assignment: Assignment, *, denied: bool = False) -> int:
     """Remove everything of this host from the machine, and the machine itself if it was made for this host. The lock's
     file stays, as a mark, if a full disk prevented the last message. Returns the exit code with which a pod ends.
+    `denied`: the store does not let this host write.
     """
     code = 0
     remove_tree(os.path.join(assignment.run, f"host-{assignment.host}"))
@@ -115,7 +121,7 @@ def clean_up(assignment: Assignment) -> int:
         from kinetic_orchestration.host.attempt.self_delete import exit_code
 
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # all is said: a pod that is deleted waits for nobody
-        code = exit_code(assignment)
+        code = exit_code(assignment, denied=denied)
     if is_marked_full(path_of(assignment)):
         return code
     try:

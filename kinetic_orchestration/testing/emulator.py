@@ -26,10 +26,12 @@ from kinetic_orchestration.protocol.system import copies, processes
 from kinetic_orchestration.testing.api_rules.access import Access
 from kinetic_orchestration.testing.api_servers import server
 from kinetic_orchestration.testing.api_servers.other_apis import OtherApis
+from kinetic_orchestration.testing.api_servers.service_accounts import USER
 from kinetic_orchestration.testing.api_servers.signing import ISSUER, Signer
 from kinetic_orchestration.testing.kubernetes import node_pools
 from kinetic_orchestration.testing.kubernetes.cluster import Cluster
 from kinetic_orchestration.testing.kubernetes.controllers.changes import Tell
+from kinetic_orchestration.testing.kubernetes.pods.metadata import POOL
 from kinetic_orchestration.testing.model.cloud import Cloud
 from kinetic_orchestration.testing.model.lifecycle import CREATES_PER_MINUTE, Timing
 from kinetic_orchestration.testing.model.state.machine import Host, Hosts, Machine
@@ -41,6 +43,7 @@ BUCKET = "emulated"
 LOCATION = "US"  # where each generation has a zone
 CLUSTER = "emulated"  # of GKE, in this region:
 REGION = "us-central1"
+_IDENTITIES = f"{PROJECT}{POOL}"  # in whatever projects the cluster is shown
 _BOOTS_AT_ONCE = 8
 _LOOK = 0.1
 _ROOTS = "emulated-cloud-"
@@ -88,7 +91,7 @@ class Emulator(Cloud):
         )
         self.signer = Signer()
         self.access = Access()
-        self.neighbours = OtherApis(self, time.time)
+        self.neighbours = OtherApis(self, time.time, self.signer.sign)
         self._cluster: Cluster | None = None
         self._signing_key = secrets.token_urlsafe(32)  # with which pods prove that they are this cloud's
         self._making = threading.Lock()
@@ -141,10 +144,11 @@ class Emulator(Cloud):
                     provisions=True,
                     provision=self.timing.provision,
                     isolate=self._isolate,
+                    identities=_IDENTITIES,
                     listener=self._heard,
                 )
                 self._cluster = self._running.enter_context(cluster)
-                self.add_cluster(CLUSTER, cluster.endpoint, cluster.authority, REGION, of=cluster, **_beyond(PROJECT))
+                self.add_cluster(CLUSTER, cluster.endpoint, cluster.authority, REGION, of=cluster, **_beyond())
             return self._cluster
 
     def _pod_environment(self) -> dict[str, str]:
@@ -220,7 +224,7 @@ class Emulator(Cloud):
         if backend != "gke":
             raise ValueError(f"there is no emulated {backend}: tpu-vm, gke or kubernetes")
         endpoint, authority = self.cluster.endpoint, self.cluster.authority
-        self.add_cluster(CLUSTER, endpoint, authority, REGION, project, of=self.cluster, **_beyond(project))
+        self.add_cluster(CLUSTER, endpoint, authority, REGION, project, of=self.cluster, **_beyond())
         return {**shared, "KINETIC_PROJECT": project, "KINETIC_CLUSTER": CLUSTER, **self.addresses()}
 
     # Inspection and waiting
@@ -311,6 +315,16 @@ class Emulator(Cloud):
         """A secret that a user has made long before; its name."""
         return self.neighbours.add_secret(project, secret_id, value)
 
+    def add_service_account(self, name: str, *pods: str, project: str = PROJECT) -> str:
+        """Make a service account of Google, and return its email. `pods`: Kubernetes service accounts of the cluster,
+        NAMESPACE/ACCOUNT, that may act as it once they are annotated so."""
+        with self.changed:
+            email = self.neighbours.accounts.add(project, name)
+            members = [f"serviceAccount:{_IDENTITIES}[{pod}]" for pod in pods]
+            if members:
+                self.neighbours.accounts.grant(email, USER, *members)
+            return email
+
     # Internals
 
     def _tick(self) -> None:
@@ -333,7 +347,7 @@ class Emulator(Cloud):
             self._record("VM", f"{machine.node}/{machine.worker}", f"the emulator failed: {error!r}")
 
 
-def _beyond(project: str) -> dict[str, Any]:
+def _beyond() -> dict[str, Any]:
     """Return what the container API says of a cluster that makes pools for whatever pods ask for, of whom each has an
     identity."""
     known = (nodes.node(slice) for slice in accelerators.catalogue() if slice.generation != "v2")
@@ -342,7 +356,7 @@ def _beyond(project: str) -> dict[str, Any]:
     limits = [{"resourceType": name, "maximum": "1000000"} for name in limited]
     return {
         "autoscaling": {"enableNodeAutoprovisioning": True, "resourceLimits": limits},
-        "workloadIdentityConfig": {"workloadPool": f"{project}.svc.id.goog"},
+        "workloadIdentityConfig": {"workloadPool": _IDENTITIES},
     }
 
 

@@ -46,12 +46,13 @@ def delete_own_slice(at: Assignment) -> None:
     bootstrap.end_slice(at.resource, taken=lambda: _tell(at))
 
 
-def exit_code(at: Assignment) -> int:
+def exit_code(at: Assignment, *, denied: bool = False) -> int:
     """Return the code with which this pod is to end, once it may.
 
     Host 0 waits for the others, and ends as the attempt did. If it cannot know how that was, it leaves the reason for
     Kubernetes to show. The others leave the code to it, unless it does not come to its end: then they end so, of which
-    their cluster ends the pod of host 0, too.
+    their cluster ends the pod of host 0, too. One that the store has never let write (`denied`) is not to be tried
+    again.
     """
     from kinetic_orchestration.host.view.open_records import open_records
 
@@ -65,6 +66,8 @@ def exit_code(at: Assignment) -> int:
                 if verdict.kind == wire.COMMITTED or (at.host and _is_told_by_host_0(at, records, verdict)):
                     return 0
                 return wire.EXIT_CODES.get(verdict.cause, _NO_WORD)
+            if denied and read_bounded(records, at.own("started.json")) is None:
+                return wire.EXIT_CODES[wire.CONFIGURATION]
     except Exception as error:
         if not at.host:
             from kinetic_orchestration.host.machine.pod import last_words

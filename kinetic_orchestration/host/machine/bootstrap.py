@@ -169,7 +169,7 @@ def _is_metadata(reply: Reply) -> bool:
 
 
 def token(*, fresh: bool = False) -> str:
-    """Return an access token of this VM's account, cached until it is about to expire; "" where there is no account."""
+    """Return an access token of this VM's account, cached until it is about to expire; "" where none is given."""
     global _token  # noqa: PLW0603 - one account, one token
     text, until = _token
     if fresh or time.monotonic() > until:
@@ -180,6 +180,12 @@ def token(*, fresh: bool = False) -> str:
             text, lasts = "", 0.0
         _token = text, time.monotonic() + lasts - min(120.0, lasts / 2)
     return text
+
+
+def has_account() -> bool:
+    """Return False on an imitation of a machine without one."""
+    imitated = "STORAGE_EMULATOR_HOST" in os.environ or "KINETIC_EMULATOR" in os.environ
+    return not imitated or "GCE_METADATA_HOST" in os.environ
 
 
 def has_token() -> bool:
@@ -213,10 +219,7 @@ def sealed(key: str, text: str) -> str:
 
 
 def authorization(*, fresh: bool = False) -> dict[str, str]:
-    imitated = "STORAGE_EMULATOR_HOST" in os.environ or "KINETIC_EMULATOR" in os.environ
-    if imitated and "GCE_METADATA_HOST" not in os.environ:
-        return {}
-    found = token(fresh=fresh)
+    found = token(fresh=fresh) if has_account() else ""
     return {"Authorization": f"Bearer {found}"} if found else {}
 
 
@@ -533,7 +536,7 @@ def python_of(version: str) -> str:
     return ""
 
 
-# Errors of a registry for an image that no retry will bring, and their causes.
+# Errors of a registry for an image that no retry will bring.
 _REFUSED = (
     ("unauthorized", "denied", "forbidden", "authentication required", "no basic auth"),
     ("manifest unknown", "not found", "name unknown", "invalid reference format", "repository does not exist",
@@ -599,16 +602,8 @@ def in_container(image: str, command: list[str]) -> list[str]:
     finally:
         os.unlink(secret)
     told = [f"--env={name}" for name in sorted(os.environ) if name.startswith(("KINETIC_", "GCE_", "STORAGE_"))]
-    flags = [
-        "--rm",
-        "--interactive",
-        "--privileged",
-        "--network=host",
-        "--ipc=host",
-        f"--volume={home()}:{home()}",
-        *told,
-    ]
-    return [docker, "run", *flags, "--entrypoint=python3", image, *command[1:]]
+    flags = ["--rm", "--interactive", "--privileged", "--network=host", "--ipc=host"]
+    return [docker, "run", *flags, f"--volume={home()}:{home()}", *told, "--entrypoint=python3", image, *command[1:]]
 
 
 def main() -> NoReturn:

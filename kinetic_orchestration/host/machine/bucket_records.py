@@ -44,15 +44,26 @@ UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError,
 PAGE_LIMIT = 64 << 20  # bytes of a thousand entries, of which each has 8 KiB of metadata at most
 
 _HELP = {
-    401: "the service account of this VM is not known there",
-    403: "grant the service account of this VM roles/storage.objectUser on the bucket",
+    401: "the service account of this machine is not known there",
+    403: "grant the service account of this machine roles/storage.objectUser on the bucket",
     404: "the bucket is not there",
 }
 _ERRNO = {401: errno.EACCES, 403: errno.EACCES, 404: errno.ENOENT}
 
 
+def _no_advice(bucket: str) -> str:
+    """Return the advice of a machine of which nothing is known that an administrator does not see."""
+    return ""
+
+
 class Bucket:
-    """Requests to one bucket, from any thread. Connections are kept for the next request."""
+    """Requests to one bucket, from any thread. Connections are kept for the next request.
+
+    Attributes:
+        advise: Returns what lets this machine use a bucket, of which it has the name; set by the kind of machine.
+    """
+
+    advise: Callable[[str], str] = staticmethod(_no_advice)
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -303,7 +314,7 @@ class Bucket:
             if reply.status == 404 or reply.headers.get("X-Goog-Generation", generation) != generation:
                 return False
             if at == before:
-                raise self.refusal("read", name, _why(reply), reply.status)
+                raise self.refusal("read", name, self._why(reply), reply.status)
         return True
 
     def remove(self, name: str) -> bool:
@@ -320,10 +331,18 @@ class Bucket:
 
     def check(self, reply: bootstrap.Reply, verb: str, name: str) -> None:
         if not 200 <= reply.status < 300:
-            raise self.refusal(verb, name, _why(reply), 0 if _passes(reply) else reply.status)
+            raise self.refusal(verb, name, self._why(reply), 0 if _passes(reply) else reply.status)
 
     def refusal(self, verb: str, name: str, reason: str, status: int = 0) -> RecordsError:
         return RecordsError(_ERRNO.get(status, errno.EIO), f"Cannot {verb} {name} (store {self}): {reason}.")
+
+    def _why(self, reply: bootstrap.Reply) -> str:
+        reason = reply.reason().rstrip(".")
+        if reply.status in bootstrap.PASSING:
+            return f"{reason}, for {PATIENCE:g} s"
+        if reply.status == 403 and (advice := Bucket.advise(self.name)):
+            return f"{reason}. {advice}"
+        return f"{reason} ({_HELP[reply.status]})" if reply.status in _HELP else reason
 
     def __str__(self) -> str:
         return f"gs://{self.name}"
@@ -532,13 +551,6 @@ def _chunks(head: bytes, file: BinaryIO, tail: bytes) -> Iterator[bytes]:
     while data := file.read(CHUNK):
         yield data
     yield tail
-
-
-def _why(reply: bootstrap.Reply) -> str:
-    reason = reply.reason().rstrip(".")
-    if reply.status in bootstrap.PASSING:
-        return f"{reason}, for {PATIENCE:g} s"
-    return f"{reason} ({_HELP[reply.status]})" if reply.status in _HELP else reason
 
 
 def _passes(reply: bootstrap.Reply) -> bool:

@@ -170,8 +170,8 @@ def _addresses_of(node: str, workers: int) -> list[str]:
     raise OSError(f"where the hosts of {node} are was not told within {COMPANY:.0f} s: {said}")
 
 
-def _account(machine: str = "VM") -> str:
-    email = bootstrap.metadata(f"{bootstrap.SCOPE}/email", patience=5.0) or f"of this {machine}"
+def _account() -> str:
+    email = bootstrap.metadata(f"{bootstrap.SCOPE}/email", patience=5.0) or "of this VM"
     return f"the service account {email.strip()}"
 
 
@@ -196,12 +196,12 @@ def check_rights(project: str) -> str:
     return ""
 
 
-def secrets_of(wanted: Mapping[str, str], machine: str = "VM") -> dict[str, str]:
+def secrets_of(wanted: Mapping[str, str], account: Callable[[], str] = _account) -> dict[str, str]:
     """Return the values of secrets, by the variables that hold them. They are passed to the program only.
 
     Args:
         wanted: The name of each secret, by its variable.
-        machine: What it runs on, in messages.
+        account: Returns what reads them, in messages.
 
     Raises:
         Unauthorized: One is not there, or may not be read.
@@ -209,12 +209,12 @@ def secrets_of(wanted: Mapping[str, str], machine: str = "VM") -> dict[str, str]
     """
 
     def value(variable: str) -> str:
-        return _secret(variable, wanted[variable], machine)
+        return _secret(variable, wanted[variable], account)
 
     return dict(zip(wanted, Several(value, list(wanted), most=SECRETS_AT_ONCE).result(), strict=True))
 
 
-def _secret(variable: str, resource: str, machine: str) -> str:
+def _secret(variable: str, resource: str, account: Callable[[], str]) -> str:
     try:
         schema.secret_ref(resource)
     except schema.Wrong as wrong:
@@ -229,7 +229,7 @@ def _secret(variable: str, resource: str, machine: str) -> str:
         told = f"the secret {resource} for {variable} could not be read: {reply.reason().rstrip('.')}"
         if reply.status == 404:
             raise Unauthorized(f"{told}; there is no such secret, or it has no version: create it")
-        raise Unauthorized(f"{told}; {_account(machine)} needs roles/secretmanager.secretAccessor on it")
+        raise Unauthorized(f"{told}; {account()} needs roles/secretmanager.secretAccessor on it")
     try:
         return base64.b64decode(reply.json()["payload"]["data"]).decode("utf-8", "surrogateescape")
     except (ValueError, KeyError, TypeError):  # the answer is not quoted: it may hold a part of the secret

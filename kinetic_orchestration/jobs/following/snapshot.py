@@ -23,7 +23,7 @@ def snapshot(job: Job) -> Peek:
             break
         ahead = attempts.ahead(job.store, job.job_id, 1, all_with_hosts=False) if cursor.attempt == 1 else ()
         cursor = step.cursor._replace(attempt=ahead[0]) if ahead else step.cursor
-    return _peek(step, seen)
+    return _peek(job, step, seen)
 
 
 def snapshot_after(job: Job, cursor: Cursor, seen: Glimpse | None) -> Peek:
@@ -38,11 +38,11 @@ def snapshot_after(job: Job, cursor: Cursor, seen: Glimpse | None) -> Peek:
     if seen is not None and seen.intent is not None and seen.intent.attempt == cursor.attempt:
         step = lifecycle.advance(cursor, seen, job.policy)
         if step.outcome is not None or not step.actions:
-            return _peek(step, seen)
+            return _peek(job, step, seen)
     return snapshot(job)
 
 
-def _peek(step: lifecycle.Step, seen: Glimpse) -> Peek:
+def _peek(job: Job, step: lifecycle.Step, seen: Glimpse) -> Peek:
     beat = next(iter(seen.beats), None)
     place = seen.intent.placement if seen.intent is not None else {}
     zone = str(place.get("zone", ""))

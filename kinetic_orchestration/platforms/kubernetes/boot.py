@@ -20,6 +20,7 @@ LIMIT = 128 << 10  # bytes of one argument, as Linux has it
 _PACKAGE = Path(__file__).parents[2]
 _MODULES = (
     "host/machine/bootstrap.py",
+    "host/machine/pod/account.py",
     "host/machine/pod/last_words.py",
     "host/machine/pod/start.py",
     "protocol/system/copies.py",

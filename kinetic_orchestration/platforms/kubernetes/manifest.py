@@ -273,7 +273,10 @@ def _env(asked: Submission) -> list[dict[str, Any]]:
     if not asked.plan.traits.secret_service:  # else the agent reads them itself
         kept = {variable: {"name": asked.intent.placement["name"], "key": variable} for variable in asked.secrets}
         kept |= {variable: secret_key(variable, ref) for variable, ref in asked.plan.secret_refs.items()}
-    orders = {**orders_of(asked), "name": asked.intent.placement["name"], "secrets": sorted(kept)}
+    placement = asked.intent.placement
+    namespace, account = str(placement["zone"]).rpartition("/")[2], asked.plan.cloud["service_account"] or "default"
+    own = {"name": placement["name"], "account": f"{namespace}/{account}", "secrets": sorted(kept)}
+    orders = {**orders_of(asked), **own}
     told = json.dumps(orders, ensure_ascii=False).replace("$", "$$")  # else the kubelet reads $(HOME) as a variable
     fields = {"KINETIC_POD": "metadata.uid", "KINETIC_SLICE": JOB_INDEX}
     return [

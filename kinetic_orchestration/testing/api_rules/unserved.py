@@ -47,7 +47,7 @@ def _pattern(call: str) -> str:
     return f"(?:{'[A-Z]+' if methods == '*' else methods}) {told}"
 
 
-_NO_POLICIES = "there are no policies, and a permission is there unless it is denied"
+_NO_POLICIES = "it has no policy, and a permission is there unless it is denied"
 _NO_PROJECTS = "whatever project is named is there, and nothing else of Resource Manager is"
 _AT_ONCE = "what this API does, it does at once"
 _NO_ACCOUNTS = "the ledger counts chip-seconds, and nobody is billed"
@@ -156,7 +156,6 @@ TABLE = (
         """,
         _NO_LISTS,
     ),
-    Row("storage.buckets", "getIamPolicy setIamPolicy", "GET|PUT /storage/v1/b/*/iam", _NO_POLICIES),
     Row(
         "storage.buckets", "getStorageLayout lockRetentionPolicy relocate restore update",
         """
@@ -184,7 +183,7 @@ TABLE = (
         """,
         _SERVER,
     ),
-    Row("storage.projects", "*", "* /storage/v1/projects**", "keys and accounts are IAM's, which is not imitated"),
+    Row("storage.projects", "*", "* /storage/v1/projects**", "keys and accounts of its own are not imitated"),
 )  # fmt: skip
 _ANY = re.compile("|".join(row.pattern.pattern for row in TABLE))
 

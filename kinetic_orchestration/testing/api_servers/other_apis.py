@@ -1,5 +1,5 @@
 """The other Google APIs that a TPU pipeline meets: Secret Manager, Resource Manager, Service Usage, Billing Catalog,
-and of Kubernetes Engine what clusters and pools of nodes there are.
+of Kubernetes Engine what clusters and pools of nodes there are, and of IAM the service accounts.
 
 As much of each as one job needs, over REST, from and to JSON. Permissions, faults and the ledger are the cloud's.
 """
@@ -15,6 +15,7 @@ from typing import NamedTuple
 from kinetic_orchestration.testing.api_rules import filters, refusals
 from kinetic_orchestration.testing.api_rules.refusals import Refusal
 from kinetic_orchestration.testing.api_servers import billing_skus
+from kinetic_orchestration.testing.api_servers.service_accounts import ServiceAccounts
 from kinetic_orchestration.testing.model.cloud import Cloud
 from kinetic_orchestration.testing.model.faults import Caller
 from kinetic_orchestration.testing.model.state.resources import Json, after, moment, page_token, seconds, stamp
@@ -24,6 +25,8 @@ _RESOURCES = "cloudresourcemanager.googleapis.com"
 _SERVICES = "serviceusage.googleapis.com"
 _BILLING = "cloudbilling.googleapis.com"
 _CONTAINER = "container.googleapis.com"
+_IAM = "iam.googleapis.com"
+_CREDENTIALS = "iamcredentials.googleapis.com"
 _SKUS = 5000  # a page
 _PAGE = 100
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -79,9 +82,10 @@ class _Secret:
 
 
 class OtherApis:
-    def __init__(self, cloud: Cloud, clock: Callable[[], float]) -> None:
+    def __init__(self, cloud: Cloud, clock: Callable[[], float], sign: Callable[[Json], str]) -> None:
         self._cloud = cloud
         self._clock = clock
+        self.accounts = ServiceAccounts(clock, sign)
         self._secrets: dict[str, _Secret] = {}
         self._clusters: dict[str, tuple[Json, Callable[[], Sequence[Json]]]] = {}
         self.skus = billing_skus.skus()
@@ -286,6 +290,27 @@ class OtherApis:
         state = "DESTROYED" if secret.versions[number - 1] is None else "ENABLED"
         return {"name": f"{secret.name}/versions/{number}", "createTime": stamp(secret.created), "state": state}
 
+    # IAM
+
+    def _create_account(self, asked: Request) -> Json:
+        return self.accounts.told(self.accounts.add(asked.project, str(asked.body.get("accountId", ""))))
+
+    def _get_account(self, asked: Request) -> Json:
+        return self.accounts.told(_email(asked))
+
+    def _get_policy(self, asked: Request) -> Json:
+        return self.accounts.policy(_email(asked))
+
+    def _set_policy(self, asked: Request) -> Json:
+        policy = asked.body.get("policy", {})
+        return self.accounts.set_policy(_email(asked), policy if isinstance(policy, dict) else {"bindings": policy})
+
+    def _access_token(self, asked: Request) -> Json:
+        return self.accounts.access_token(_email(asked), asked.caller)
+
+    def _identity_token(self, asked: Request) -> Json:
+        return self.accounts.identity_token(_email(asked), asked.body, asked.caller)
+
     # Resource Manager and Service Usage
 
     def _test_permissions(self, asked: Request) -> Json:
@@ -320,6 +345,10 @@ def _page(field: str, items: list[Json], asked: Request) -> Json:
     if len(page) < len(items):
         found["nextPageToken"] = page_token(page[-1]["name"])
     return found
+
+
+def _email(asked: Request) -> str:
+    return asked.name.rpartition("/")[2]
 
 
 class _Route(NamedTuple):
@@ -396,4 +425,28 @@ _ROUTES = (
         "GetNodePool", "container.clusters.get", OtherApis._get_pool, _CONTAINER,
     ),
     _route("GET /v1/services/S/skus", "ListSkus", "", OtherApis._list_skus, _BILLING),
+    _route(
+        "POST /v1/projects/P/serviceAccounts",
+        "CreateServiceAccount", "iam.serviceAccounts.create", OtherApis._create_account, _IAM,
+    ),
+    _route(
+        "GET /v1/projects/P/serviceAccounts/S",
+        "GetServiceAccount", "iam.serviceAccounts.get", OtherApis._get_account, _IAM,
+    ),
+    _route(
+        "POST /v1/projects/P/serviceAccounts/S:getIamPolicy",
+        "GetIamPolicy", "iam.serviceAccounts.getIamPolicy", OtherApis._get_policy, _IAM,
+    ),
+    _route(
+        "POST /v1/projects/P/serviceAccounts/S:setIamPolicy",
+        "SetIamPolicy", "iam.serviceAccounts.setIamPolicy", OtherApis._set_policy, _IAM,
+    ),
+    _route(
+        "POST /v1/projects/P/serviceAccounts/S:generateAccessToken",
+        "GenerateAccessToken", "iam.serviceAccounts.getAccessToken", OtherApis._access_token, _CREDENTIALS,
+    ),
+    _route(
+        "POST /v1/projects/P/serviceAccounts/S:generateIdToken",
+        "GenerateIdToken", "iam.serviceAccounts.getOpenIdToken", OtherApis._identity_token, _CREDENTIALS,
+    ),
 )  # fmt: skip

@@ -1,8 +1,9 @@
 """The servers of the emulated cloud: the Cloud TPU API v2 over gRPC and REST, and the other APIs over REST.
 
 They translate the messages of the unmodified client library to the model's proto-JSON and back, and refusals to the
-errors of each protocol. The access token identifies the caller: `emulator-token/<node>/<worker>` is a VM, any other
-token a client. `Access` decides whether a request is admitted. This module decides nothing.
+errors of each protocol. The access token identifies the caller: `emulator-token/<node>/<worker>` is a VM, one of
+`api_rules/policies` the account of a pod, any other token a client. `Access` decides whether a request is admitted.
+This module decides nothing.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from kinetic_orchestration.testing.api_rules import field_masks, journal, parame
 from kinetic_orchestration.testing.api_rules.access import Access, AccessRefused, demand_json, headers_of
 from kinetic_orchestration.testing.api_rules.journal import Exchange
 from kinetic_orchestration.testing.api_rules.parameters import Parameters
+from kinetic_orchestration.testing.api_rules.policies import TOKEN, members_of
 from kinetic_orchestration.testing.api_rules.refusals import LostAnswer, Refusal
 from kinetic_orchestration.testing.api_servers.other_apis import OtherApis
 from kinetic_orchestration.testing.api_servers.signing import Signer
@@ -44,7 +46,6 @@ from kinetic_orchestration.testing.model.cloud import Cloud
 from kinetic_orchestration.testing.model.faults import CLIENT, Caller
 from kinetic_orchestration.testing.model.state.resources import Json
 
-TOKEN = "emulator-token"
 _THREADS = 32
 _TAKEN = "\0taken "
 _BEARER = re.compile(rf"Bearer {TOKEN}/([^/]+)/(\d+)")
@@ -390,7 +391,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _caller(authorization: str) -> Caller:
     found = _BEARER.fullmatch(authorization)
-    return Caller("vm", found[1], int(found[2])) if found else CLIENT
+    if found is not None:
+        return Caller("vm", found[1], int(found[2]))
+    members = members_of(authorization.removeprefix("Bearer "))
+    return Caller("account", members[0], members=members) if members else CLIENT
 
 
 def _parsed(body: bytes) -> Json:

@@ -62,6 +62,8 @@ class Cluster:
         provision: Seconds until nodes are there.
         idle: Seconds after which nodes go that no pod uses.
         isolate: False: pods have no pid namespaces, as on a machine that permits none.
+        identities: The workload identity pool, PROJECT.svc.id.goog: pods on nodes that are made for them meet GKE's
+            metadata server. "": they meet none.
         listener: Receives every event.
     """
 
@@ -75,6 +77,7 @@ class Cluster:
         provision: float = 0.1,
         idle: float = 600.0,
         isolate: bool = True,
+        identities: str = "",
         listener: Callable[[changes.Tell], object] | None = None,
     ) -> None:
         self.folder = folder
@@ -82,7 +85,9 @@ class Cluster:
         self._listener = listener
         self.store = Store()
         self.nodes = _Nodes(folder / "nodes", self.store)
-        self.autoscaler = Autoscaler(environment or {}, provision=provision, idle=idle, provisions=provisions)
+        self.autoscaler = Autoscaler(
+            environment or {}, provision=provision, idle=idle, provisions=provisions, identities=identities
+        )
         self.autoscaler.pools = {pool.name: pool for pool in pools}
         self._queued_machines = QueuedMachines(self.autoscaler)
         self._tokens: dict[str, _Known] = {}

@@ -32,11 +32,12 @@ KINDS = (*_CALLS, *_NODES)
 
 
 class Caller(NamedTuple):
-    """The caller of an API: a client, or the service account of a VM."""
+    """The caller of an API: a client, the service account of a VM, or an account, as pods have one."""
 
     kind: str = "client"
-    node: str = ""
+    node: str = ""  # of an account: its name in policies
     worker: int = 0
+    members: tuple[str, ...] = ()  # of an account: all names that it has in policies
 
 
 CLIENT = Caller()

@@ -37,6 +37,7 @@ from kinetic_orchestration.testing.api_rules import journal, parameters, unserve
 from kinetic_orchestration.testing.api_rules.access import Access, AccessRefused, demand_json, headers_of
 from kinetic_orchestration.testing.api_rules.journal import Exchange
 from kinetic_orchestration.testing.api_rules.parameters import Parameters
+from kinetic_orchestration.testing.api_rules.policies import OPEN, Policy, members_of, name_of
 from kinetic_orchestration.testing.api_rules.refusals import Refusal
 from kinetic_orchestration.testing.storage_server.proxy import LOST, Answer, Fault, Proxy, Request
 
@@ -44,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 VERBS: Final = {
     "insert": "A", "list": "A", "compose": "A", "copy": "A", "patch": "A", "bucket": "A",
-    "get": "B", "stat": "B", "delete": "free", "chunk": "free", "other": "free",
+    "get": "B", "stat": "B", "policy": "B", "delete": "free", "chunk": "free", "other": "free",
 }  # fmt: skip
 """What a request does, and the class by which it is charged (https://cloud.google.com/storage/pricing)."""
 
@@ -58,6 +59,7 @@ PERMISSIONS: Final = {
     "patch": "storage.objects.update",
     "delete": "storage.objects.delete",
     "bucket": "storage.buckets.get",
+    "policy": "storage.buckets.getIamPolicy",
 }
 
 # (status, reason, message) in Google's words; docs/pipelines/emulator.md names the sources.
@@ -154,7 +156,7 @@ class _Rule:
 class StorageServer:
     """Google Cloud Storage on loopback: `with StorageServer() as storage: … storage.url …`.
 
-    A match, in what follows, is a verb (`insert list get stat delete compose copy patch`, or `*`) and, after a
+    A match, in what follows, is a verb (`insert list get stat delete compose copy patch policy`, or `*`) and, after a
     space, a pattern of `bucket/object`: "insert *", "get */verdict.json", "* results/*".
     """
 
@@ -169,6 +171,7 @@ class StorageServer:
         self._calls: list[Call] = []
         self._rules: list[_Rule] = []
         self._buckets: set[str] = set()
+        self._policies: dict[str, Policy] = {}  # of the buckets that have one
         self._places: dict[str, tuple[str, tuple[str, ...]]] = {}  # by bucket, unlike the server's answer
         self._lock = threading.Lock()
         self._starts = 0
@@ -283,6 +286,18 @@ class StorageServer:
             raise ValueError(f"there is no refusal {how!r}; there are: {', '.join(_REFUSALS)}")
         self._add(match, Fault(answer=Answer(_REFUSALS[how][0])), times, caller, how)
 
+    def restrict(self, bucket: str, role: str = "", *members: str) -> None:
+        """Let the accounts of pods do in a bucket what its policy grants them, and no more. Clients are not asked.
+
+        Args:
+            bucket: Its name.
+            role: A role that members shall have; "": nobody has any, if the bucket had no policy before.
+            members: As policies have them: serviceAccount:EMAIL or principal://….
+        """
+        with self._lock:
+            before = self._policies.get(bucket, Policy())
+            self._policies[bucket] = before.with_grant(role, members) if role else before
+
     def heal(self) -> None:
         """Remove all faults and the skew."""
         with self._lock:
@@ -334,6 +349,8 @@ class StorageServer:
             return Fault(answer=_error_answer(refusal.http, refusal.reason, refusal.message, ""))
         if request.path.endswith("/iam/testPermissions"):  # which the server does not serve
             return Fault(answer=self._permissions(request, where, caller))
+        if not self._is_granted(verb, where.partition("/")[0], caller):
+            return Fault(answer=_refusal("permission", verb, where, caller=caller))
         delay, fault = 0.0, Fault()
         with self._lock:
             for rule in self._rules:
@@ -344,10 +361,12 @@ class StorageServer:
                     if not rule.fault.delay:
                         fault = rule.fault
                         if fault.answer is not None and fault.answer.status:
-                            answer = _refusal(rule.refusal, verb, where, fault.answer.status)
+                            answer = _refusal(rule.refusal, verb, where, fault.answer.status, caller)
                             fault = fault._replace(answer=answer)
         if fault == Fault() and self._may_not_replace(verb, where, caller, request):
-            fault = Fault(answer=_refusal("permission", "delete", where))
+            fault = Fault(answer=_refusal("permission", "delete", where, caller=caller))
+        if fault == Fault() and verb == "policy":  # nor these
+            fault = Fault(answer=self._policy(request, where))
         return fault._replace(delay=delay)
 
     def _may_not_replace(self, verb: str, where: str, caller: str, request: Request) -> bool:
@@ -356,7 +375,28 @@ class StorageServer:
             return False
         with self._lock:
             rules = [rule for rule in self._rules if rule.refusal == "permission"]
-        return any(rule.matches("delete", where, caller) for rule in rules) and self._metadata(where)[0] == 200
+        denied = not self._is_granted("delete", where.partition("/")[0], caller)
+        denied = denied or any(rule.matches("delete", where, caller) for rule in rules)
+        return denied and self._metadata(where)[0] == 200
+
+    def _is_granted(self, verb: str, bucket: str, caller: str) -> bool:
+        """Tell whether the bucket's policy, if it has one, grants the caller what the verb takes."""
+        policy, members = self._policies.get(bucket), members_of(caller)
+        return policy is None or not members or policy.grants(PERMISSIONS.get(verb, PERMISSIONS["get"]), members)
+
+    def _policy(self, request: Request, bucket: str) -> Answer:
+        """Answer with a bucket's policy, once it is the one that is sent."""
+        if bucket not in self._buckets:
+            return _refusal("no bucket", "bucket", bucket)
+        if request.method == "PUT":
+            try:
+                self._policies[bucket] = Policy.of_json(json.loads(request.opening))
+            except (ValueError, AttributeError) as error:
+                return _error_answer(400, "invalid", f"Invalid argument: {error}", "")
+        told = self._policies.get(bucket, OPEN).to_json()
+        body = {"kind": "storage#policy", "resourceId": f"projects/_/buckets/{bucket}", **told}
+        said = _parameters_of(request)
+        return Answer(200, said.page(said.select(body)), said.kind)
 
     def _metadata(self, where: str) -> tuple[int, bytes]:
         """The server's metadata of an object, as status and body."""
@@ -496,6 +536,7 @@ class StorageServer:
                 for rule in self._rules
                 if rule.refusal == "permission" and rule.matches(verb, f"{bucket}/", caller)
             }
+        denied |= {permission for verb, permission in PERMISSIONS.items() if not self._is_granted(verb, bucket, caller)}
         asked = parse_qs(urlsplit(request.target).query).get("permissions", [])
         body = {"kind": "storage#testIamPermissionsResponse", "permissions": [p for p in asked if p not in denied]}
         return Answer(200, json.dumps(body).encode())
@@ -579,9 +620,11 @@ def find_binary() -> Path:
     )
 
 
-_SERVED: Final = ("insert", "list", "stat", "patch", "delete", "compose", "chunk")  # on any resource
+_SERVED: Final = ("insert", "list", "stat", "patch", "delete", "compose", "chunk", "policy")  # on any resource
 _SHAPED: Final = ("bucket", "list", "stat", "insert", "patch", "compose", "copy")  # those that answer in JSON
 _OBJECT: Final = re.compile(r"^(?:/upload|/download)?/storage/v1/b/([^/]+)/o(?:/([^/]+)(?:/(.+))?)?$")
+
+_POLICY: Final = re.compile(r"^/storage/v1/b/([^/]+)/iam$")
 
 
 def _verb_and_object(request: Request) -> tuple[str, str]:
@@ -592,6 +635,8 @@ def _verb_and_object(request: Request) -> tuple[str, str]:
         return _verb(request, unquote(found[2] or ""), found[3] or "", unquote(found[1]))
     if path.startswith("/upload/"):
         return "chunk", ""
+    if (of_policy := _POLICY.match(path)) is not None:
+        return "policy", unquote(of_policy[1])
     if path.startswith("/storage/v1/b"):
         return "bucket", unquote(path.removeprefix("/storage/v1/b").strip("/")).removesuffix("/iam/testPermissions")
     return "get" if request.method == "GET" else "other", unquote(path.strip("/"))
@@ -656,10 +701,10 @@ def _name_of(body: bytes) -> str:
     return str(found.get("name", "")) if isinstance(found, dict) else ""
 
 
-def _refusal(how: str, verb: str, where: str, status: int = 0) -> Answer:
+def _refusal(how: str, verb: str, where: str, status: int = 0, caller: str = "") -> Answer:
     usual, reason, message = _REFUSALS[how]
-    caller = "tester@emulated.iam.gserviceaccount.com"
-    message = message.format(caller=caller, permission=PERMISSIONS.get(verb, "storage.objects.get"), where=where)
+    who = name_of(caller) or "tester@emulated.iam.gserviceaccount.com"
+    message = message.format(caller=who, permission=PERMISSIONS.get(verb, "storage.objects.get"), where=where)
     return _error_answer(status or usual, reason, message, verb)
 
 

@@ -30,7 +30,8 @@ from kinetic_orchestration.protocol.system import copies, processes
 from kinetic_orchestration.protocol.system.parallel import side_by_side
 from kinetic_orchestration.testing.api_rules.access import Access
 from kinetic_orchestration.testing.model.state.machine import Machine
-from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
+from kinetic_orchestration.testing.vms.metadata import VmMetadata
+from kinetic_orchestration.testing.vms.metadata_server import Loop
 
 _INIT = str(Path(__file__).with_name("init.py"))
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -155,9 +156,7 @@ class Vm:
         self.root = folder / "disk"
         self.boot_id = ""
         self.boots = 0
-        self.metadata = MetadataServer(
-            room.loop, machine, room.access, token=room.token, sign_identity=room.sign_identity
-        )
+        self.metadata = VmMetadata(room.loop, machine, room.access, token=room.token, sign_identity=room.sign_identity)
         self._room = room
         self._folder = folder
         self._console = folder / "console"

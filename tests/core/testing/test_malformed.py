@@ -21,7 +21,8 @@ from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.api_rules.access import Access
 from kinetic_orchestration.testing.api_servers.server import _RPCS
 from kinetic_orchestration.testing.model.state.machine import Machine
-from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
+from kinetic_orchestration.testing.vms.metadata import VmMetadata
+from kinetic_orchestration.testing.vms.metadata_server import Loop
 from tests.support.exchanges.recorder import Recorder
 
 ZONE = "us-east5-a"
@@ -104,7 +105,7 @@ def test_a_metadata_server_outlives_it_too(no_thread_ends: None) -> None:
         project="p", zone=ZONE, node="n", accelerator_type="v6e-8", topology="2x4", runtime_version="v2-alpha-tpuv6e"
     )
     loop = Loop("test-metadata")
-    server = MetadataServer(loop, machine, Access(), token=lambda *_: "", sign_identity=lambda *_: "")
+    server = VmMetadata(loop, machine, Access(), token=lambda *_: "", sign_identity=lambda *_: "")
     try:
         address = f"http://{server.address}"
         place = urlsplit(address)

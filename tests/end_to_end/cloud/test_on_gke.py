@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,11 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.errors import JobError
 from kinetic_orchestration.testing import Emulator
+from kinetic_orchestration.testing.api_rules.policies import subject_token
+from kinetic_orchestration.testing.emulator import PROJECT
+from kinetic_orchestration.testing.model.state.machine import project_number
 from tests.support.examples import EXAMPLES, airflow_started, started
 from tests.support.faults import load_jobs
 
@@ -38,6 +43,23 @@ def test_a_slice_of_several_hosts_is_made_for_a_job_and_its_value_comes_back(
     job = kinetic.run(accelerator="v4-8")(jobs.leaves_mark).run_async(str(marks))
     assert job.result(timeout=150) in marks.read_text().split()
     assert len(marks.read_text().split()) == 2
+    emulated.wait_until_empty(60)
+
+
+def test_pods_act_as_their_service_account_which_may_do_what_the_bucket_grants_it(
+    emulated: Emulator, home: Path, jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in emulated.environ(backend="gke", store="gs://restricted/kinetic").items():
+        monkeypatch.setenv(name, value)
+    emulated.storage.restrict("restricted")
+    with pytest.raises(JobError, match="runs as the Kubernetes service account default/default") as raised:
+        kinetic.run(accelerator="v5e-1")(jobs.of_host_0)()
+    [member] = re.findall(r"gs://restricted --role=roles/storage.objectUser --member='(.+?)'", str(raised.value))
+    emulated.storage.restrict("restricted", "roles/storage.objectUser", member)
+    emulated.storage.forget()
+    assert kinetic.run(accelerator="v5e-1")(jobs.of_host_0)() == "of host 0"
+    own = subject_token(f"{PROJECT}.svc.id.goog", project_number(PROJECT), "default", "default")
+    assert {call.caller for call in emulated.storage.calls} == {"", own}, "this process has no account"
     emulated.wait_until_empty(60)
 
 

@@ -33,7 +33,8 @@ from kinetic_orchestration.host.process import debugger
 from kinetic_orchestration.host.process.pipes import program_of
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.model.state.machine import Machine
-from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
+from kinetic_orchestration.testing.vms.metadata import VmMetadata
+from kinetic_orchestration.testing.vms.metadata_server import Loop
 
 ZONE = "us-east5-a"
 CREATE = f"/v2/projects/p/locations/{ZONE}/queuedResources?queuedResourceId=q"
@@ -56,7 +57,7 @@ def metadata() -> Iterator[Any]:
     machine = Machine("p", ZONE, "q", "v6e-8", "2x4", "v2-alpha-tpuv6e")
     with Emulator(zones=[ZONE], hosts=False) as cloud:
         access = getattr(cloud, "access", None)
-        server = MetadataServer(
+        server = VmMetadata(
             loop, machine, *([access] if access else []), token=lambda *_: "t", sign_identity=lambda *_: "signed"
         )
         yield server

@@ -12,7 +12,9 @@ import time
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.machine import bootstrap
+from kinetic_orchestration.host.machine.bucket_records import Bucket
 from kinetic_orchestration.host.machine.machine import Machine, Unanswered
+from kinetic_orchestration.host.machine.pod import account
 from kinetic_orchestration.host.machine.pod import start as pod_start
 from kinetic_orchestration.host.machine.vm import secrets_of
 from kinetic_orchestration.protocol import names
@@ -40,6 +42,7 @@ class Pod(Machine):
         self._orders = json.loads(os.environ[pod_start.ORDERS])
         self._kept: Ahead[dict[str, str]] | None = None
         self._is_placed = False
+        Bucket.advise = staticmethod(account.advise)
 
     def address(self) -> str:
         """Return this pod's name. The pods of an emulated cluster share one machine."""
@@ -65,7 +68,7 @@ class Pod(Machine):
         several = int(self._orders["hosts_per_slice"]) > 1  # the host of a slice of one may have no place in it
         self._is_placed = several and task.accelerator.kind == "tpu" and not task.emulated
         if task.secrets:
-            self._kept = Ahead(secrets_of, task.secrets, "pod")
+            self._kept = Ahead(secrets_of, task.secrets, account.told)
 
     def secrets(self, note: Callable[[str], None]) -> dict[str, str]:
         """Return those of Secret Manager, and the variables that the manifest took from Secrets of the namespace."""

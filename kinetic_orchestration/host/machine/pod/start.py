@@ -1,8 +1,8 @@
 """First program of a pod: it fetches the agent and becomes it, or ends the attempt in the agent's place.
 
-It travels in the pod's manifest, with `bootstrap`, `last_words` and, for a store on S3, what reads that: the standard
-library of Python 3.10. It is independent of programs and of the cluster's API, for which a pod has no token. Its
-messages go to the pod's log, and why it ends to where Kubernetes shows it.
+It travels in the pod's manifest, with `bootstrap`, `account`, `last_words` and, for a store on S3, what reads that: the
+standard library of Python 3.10. It is independent of programs and of the cluster's API, for which a pod has no token.
+Its messages go to the pod's log, and why it ends to where Kubernetes shows it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.machine import bootstrap
-from kinetic_orchestration.host.machine.pod import last_words
+from kinetic_orchestration.host.machine.pod import account, last_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +39,10 @@ class Late(bootstrap.Failed):
     """The attempt's time was over before its pods were started."""
 
     cause = "deadline"
+
+
+class Denied(bootstrap.Unusable):
+    """The store does not let this pod in."""
 
 
 class Taken(bootstrap.Failed):
@@ -143,8 +147,12 @@ def _fetch_from_bucket(orders: Mapping[str, Any]) -> tuple[str, float]:
 
     def read() -> bootstrap.Reply:
         nonlocal date
+        if bootstrap.has_account() and not bootstrap.token():
+            raise _denied(orders, *account.without_token(orders))
         blob = bootstrap.blob(orders["store"], orders["agent"])
         reply = bootstrap.request("GET", blob + "?alt=media", patience=bootstrap.FETCH_PATIENCE)
+        if reply.status == 403:
+            raise _denied(orders, *account.refused(orders, reply))
         date = reply.headers.get("Date")
         return reply
 
@@ -169,6 +177,11 @@ def _has_verdict(orders: Mapping[str, Any]) -> bool:
         return bootstrap.request("GET", bootstrap.address(orders["store"], name)[0], patience=0.0).status == 200
     except OSError:
         return False
+
+
+def _denied(orders: Mapping[str, Any], why: str, for_good: bool) -> bootstrap.Failed:
+    kind = Denied if for_good else bootstrap.Failed
+    return kind(f"the agent could not be fetched from {orders['store']}: {why}")
 
 
 def _abort(orders: Mapping[str, Any], host: int, reason: str, cause: str) -> None:

@@ -74,9 +74,9 @@ class NodePool:
     machine: str = ""
     autoprovisioned: bool = False
 
-    def node(self, number: int, environment: Mapping[str, str]) -> Node:
-        place = {ZONE: self.zone, POOL: self.name}
-        return Node(f"{self.name}-{number}", {**place, **self.labels}, self.taints, self.allocatable, environment)
+    def node(self, number: int, environment: Mapping[str, str], identities: str) -> Node:
+        labels = {ZONE: self.zone, POOL: self.name, **self.labels}
+        return Node(f"{self.name}-{number}", labels, self.taints, self.allocatable, environment, identities)
 
     def fits(self, pod: Object) -> bool:
         """Return True if a new node of it is one for the pod."""
@@ -105,6 +105,7 @@ class Autoscaler:
         provision: Seconds until nodes are there.
         idle: Seconds after which nodes go that no pod uses, and so long again until a pool of its own goes.
         provisions: Make pools of its own for what no pool is for.
+        identities: The workload identity pool of their pods; "": they have no identity.
     """
 
     def __init__(
@@ -114,10 +115,12 @@ class Autoscaler:
         provision: float = 0.1,
         idle: float = 600.0,
         provisions: bool = False,
+        identities: str = "",
     ) -> None:
         self.pools: dict[str, NodePool] = {}
         self.lacks: dict[str, str] = {}  # a pool, or "*" → why its nodes cannot be had: STOCKOUT or QUOTA
         self.environment = environment
+        self.identities = identities
         self.provision = provision
         self.idle = idle
         self.provisions = provisions
@@ -207,7 +210,7 @@ class Autoscaler:
             self._helped[uid_of(order.pod)] = view.now + _READY
             free = [number for number in range(pool.most + pool.hosts) if f"{pool.name}-{number}" not in taken]
             for number in free[: pool.hosts]:
-                node = pool.node(number, self.environment)
+                node = pool.node(number, self.environment, self.identities)
                 taken.add(node.name)
                 self._since[node.name] = view.now
                 yield Join(node)
@@ -261,7 +264,7 @@ class Autoscaler:
         wanted = -(-count // pool.hosts) * pool.hosts
         if len(free) < wanted:
             return f"max cluster limit reached: {pool.name}"
-        nodes = [pool.node(number, self.environment) for number in free[:wanted]]
+        nodes = [pool.node(number, self.environment, self.identities) for number in free[:wanted]]
         self._since |= {node.name: view.now for node in nodes}
         return nodes
 

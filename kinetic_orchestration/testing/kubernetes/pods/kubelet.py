@@ -3,7 +3,8 @@
 It reports as a kubelet does: leases, statuses, events. A pod has one container; its image is looked up in a table of
 those that cannot be pulled, and otherwise not looked at: it runs what this machine has. Its files are this machine's,
 too, so it gets a folder of its own, in which its emptyDirs are: KINETIC_ROOT names it. What GKE's webhook adds to a pod
-is added here, so that the pod does not show it. It speaks to a real API server and to the emulator's alike.
+is added here, so that the pod does not show it, and the way to GKE's metadata server, of which each pod has one of its
+own. It speaks to a real API server and to the emulator's alike.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from kinetic_orchestration.testing.api_rules.access import Access
 from kinetic_orchestration.testing.kubernetes.api.answers import Object, Refused
 from kinetic_orchestration.testing.kubernetes.api.objects import stamp
+from kinetic_orchestration.testing.kubernetes.pods import metadata
 from kinetic_orchestration.testing.kubernetes.pods.container import Container
 from kinetic_orchestration.testing.kubernetes.pods.environment import NotResolved, command_of, resolve, tpu_names
 from kinetic_orchestration.testing.kubernetes.pods.nodes import LOST, MISNAMED, UNPULLED, Node, Pool
 from kinetic_orchestration.testing.kubernetes.pods.pod import Pod
 from kinetic_orchestration.testing.kubernetes.pods.reports import FINAL, Api, Reports, condition
+from kinetic_orchestration.testing.vms.metadata_server import Loop
 
 _log = logging.getLogger(__name__)
 _BEAT = 3.0  # a kubelet's lease has 10 s, and the controller manager of these tests less patience
@@ -68,6 +72,8 @@ class Kubelet:
         self._seen: set[str] = set()  # UIDs of all pods that have a node
         self._addresses = 0
         self._beaten = 0.0
+        self._access = Access()  # of whoever is in its pods
+        self._loop: Loop | None = None  # of their metadata servers, once there is one
 
     def tick(self, pool: Pool) -> None:
         """Do what is due now."""
@@ -108,6 +114,8 @@ class Kubelet:
         for name in list(self._nodes):
             with contextlib.suppress(Refused, OSError):
                 self._remove(name)
+        if self._loop is not None:
+            self._loop.close()
 
     # Nodes
 
@@ -193,6 +201,7 @@ class Kubelet:
         """End a pod without a word."""
         if pod.container is not None:
             pod.container.close()
+        pod.close_metadata()
         self._pods.pop(pod.uid)
 
     def log_of(self, namespace: str, name: str) -> Path | None:
@@ -227,6 +236,7 @@ class Kubelet:
         if pod.container is None:
             if pod.deleting:
                 pod.over = True
+                pod.close_metadata()
                 self._let_go(pod)
             elif self._is_overdue(pod):
                 self._finish(pod, None)
@@ -341,7 +351,7 @@ class Kubelet:
         before = {
             "PATH": os.environ["PATH"], "HOSTNAME": pod.seen["spec"].get("hostname", pod.name), "HOME": f"{root}/root",
             "TMPDIR": f"{root}/tmp", "KINETIC_ROOT": str(root), "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-            "KUBERNETES_SERVICE_PORT": "443", **self._nodes[pod.node].environment,
+            "KUBERNETES_SERVICE_PORT": "443", **self._nodes[pod.node].environment, **self._identify(pod),
         }  # fmt: skip
         injected: dict[str, str] = {}
         if self._pool.webhook is not None and (names := tpu_names(pod.seen, self._job_of(pod))):
@@ -355,6 +365,20 @@ class Kubelet:
             return {key: value.decode(errors="surrogateescape") for key, value in data.items()}
 
         return resolve(pod.seen, before, injected, stored)
+
+    def _identify(self, pod: Pod) -> dict[str, str]:
+        """Start the metadata server of a pod, and return the variables that lead to it; none without identities."""
+        node, account = self._nodes[pod.node], str(pod.seen["spec"].get("serviceAccountName") or "default")
+        if not node.identities:
+            return {}
+        if pod.metadata is None:
+            found = self._api.found(f"/api/v1/namespaces/{pod.namespace}/serviceaccounts/{account}") or {}
+            google = str(found.get("metadata", {}).get("annotations", {}).get(metadata.ANNOTATION) or "")
+            cloud = node.environment.get("KINETIC_EMULATOR", "")
+            identity = metadata.Identity(node.identities, pod.namespace, account, google, cloud)
+            self._loop = self._loop or Loop("metadata servers of pods")
+            pod.metadata = metadata.PodMetadata(self._loop, self._access, identity, after=node.identities_after)
+        return dict.fromkeys(("GCE_METADATA_HOST", "GCE_METADATA_IP"), pod.metadata.address)
 
     def _root(self, pod: Pod) -> Path:
         """The folder that a pod has for its file system, with its emptyDirs."""
@@ -427,6 +451,7 @@ class Kubelet:
         state = {"waiting": {"reason": "ContainerCreating"}} if terminated is None else {"terminated": terminated}
         self._reports.report(pod, status, state)
         pod.over = True  # once that is told: the server may be away
+        pod.close_metadata()
         if pod.deleting:
             self._let_go(pod)
 

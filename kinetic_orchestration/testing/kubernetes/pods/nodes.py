@@ -28,13 +28,21 @@ MISNAMED = "InvalidImageName"  # an image's name is none
 
 @dataclass(frozen=True)
 class Node:
-    """One node. `environment` is what its machine gives every container: addresses of servers, a PATH."""
+    """One node.
+
+    Attributes:
+        environment: What its machine gives every container: addresses of servers, a PATH.
+        identities: The workload identity pool whose metadata server its pods meet; "": they meet none.
+        identities_after: Seconds from a pod's start in which that server takes no connection, as it does on GKE.
+    """
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Mapping[str, str], ...] = ()
     allocatable: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    identities: str = ""
+    identities_after: float = 0.0
     fault: str = ""
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kinetic_orchestration.testing.kubernetes.api.answers import Object
 from kinetic_orchestration.testing.kubernetes.pods.container import Container
+from kinetic_orchestration.testing.kubernetes.pods.metadata import PodMetadata
 
 
 class Pod:
@@ -15,6 +16,7 @@ class Pod:
         self.seen = seen
         self.folder = folder
         self.container: Container | None = None
+        self.metadata: PodMetadata | None = None  # what it asks who it is
         self.restarts = 0
         self.last: Object = {}  # how its container ended before
         self.begins = 0.0  # when its container is to start, by the monotonic clock
@@ -26,6 +28,12 @@ class Pod:
         self.dies = self.oom = False
         self.over = False
         self.let_go = False
+
+    def close_metadata(self) -> None:
+        """End its metadata server, if it has one."""
+        if self.metadata is not None:
+            self.metadata.close()
+            self.metadata = None
 
     @property
     def name(self) -> str:

@@ -18,6 +18,7 @@ import pytest
 from kinetic_orchestration.host.attempt import self_delete
 from kinetic_orchestration.host.machine import bootstrap, bucket_records, vm
 from kinetic_orchestration.host.machine.machine import Unauthorized
+from kinetic_orchestration.host.machine.pod import account
 from kinetic_orchestration.host.view import bucket, segments
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.platforms.shared import agent_zip
@@ -496,8 +497,13 @@ def test_who_may_not_read_a_secret_is_told_within_seconds_also_where_no_metadata
     resource = "projects/emulated/secrets/token"
     site.apis.answers[f"GET /v1/{resource}/versions/latest:access"] = (403, {"error": {"message": "Denied."}})
     monkeypatch.setattr(bootstrap, "request", functools.partial(bootstrap.request, patience=1.0))
-    with pytest.raises(Unauthorized, match=r"Denied; the service account of this pod needs roles/secret"):
-        vm.secrets_of({"TOKEN": resource}, "pod")
+    with pytest.raises(Unauthorized, match=r"Denied; the service account of this VM needs roles/secret"):
+        vm.secrets_of({"TOKEN": resource})
+    monkeypatch.setenv("KINETIC_ORDERS", json.dumps({"account": "training/trainer"}))
+    with pytest.raises(
+        Unauthorized, match=r"Denied; the Kubernetes service account training/trainer needs roles/secret"
+    ):
+        vm.secrets_of({"TOKEN": resource}, account.told)
     assert max(patiences) <= 10.0
 
 

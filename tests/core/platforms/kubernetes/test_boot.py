@@ -34,7 +34,7 @@ def started(folder: Path, store: str, environ: dict[str, str], **asked: Any) -> 
     """The first program of a pod, by a plain Python and with what the manifest has, once it has ended."""
     orders = {
         "store": store, "job": JOB, "attempt": 1, "hosts": 1, "hosts_per_slice": 1, "deadline": 0.0, "agent": AGENT,
-        "wire": wire.WIRE, "boot": "attempt-1", **asked,
+        "wire": wire.WIRE, "boot": "attempt-1", "account": "training/trainer", **asked,
     }  # fmt: skip
     told = {pod_start.ORDERS: json.dumps(orders), "KINETIC_SLICE": "0", "JOB_COMPLETION_INDEX": "0"}
     nowhere = {"HOME": str(folder), "KINETIC_ROOT": str(folder), "AWS_EC2_METADATA_DISABLED": "true"}

@@ -288,6 +288,12 @@ def test_every_method_of_cloud_storage(api: Callable[[str], Api]) -> None:
     }
     permissions = ["storage.objects.get"]
     assert call("buckets.testIamPermissions", bucket="another", permissions=permissions)["permissions"] == permissions
+    binding = {"role": "roles/storage.objectViewer", "members": ["serviceAccount:a@p.iam.gserviceaccount.com"]}
+    policy = call("buckets.getIamPolicy", bucket="another", optionsRequestedPolicyVersion=3)
+    assert policy["bindings"] == [{"role": "roles/storage.admin", "members": ["allUsers"]}]
+    set_ = call("buckets.setIamPolicy", bucket="another", body={**policy, "bindings": [binding]})
+    assert call("buckets.getIamPolicy", bucket="another", fields="bindings") == {"bindings": set_["bindings"]}
+    assert set_["bindings"] == [binding]
     call("buckets.delete", bucket="another")
 
     for name, resumable in (("a", False), ("b", True)):

@@ -19,6 +19,7 @@ from google.cloud import storage as google_storage
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.protocol.system import processes
+from kinetic_orchestration.testing.api_rules.policies import account_token
 from kinetic_orchestration.testing.storage_server.server import Call, Counts, StorageServer
 
 
@@ -91,6 +92,38 @@ def test_one_caller_can_be_refused_what_another_may(storage: StorageServer) -> N
     ]
     assert [answer.status_code for answer in answers] == [200, 403]
     assert answers[1].json()["error"]["errors"][0]["reason"] == "forbidden"
+
+
+def test_an_account_may_do_in_a_restricted_bucket_what_its_policy_grants_and_a_client_all(
+    storage: StorageServer,
+) -> None:
+    storage.make_bucket("restricted")
+    mine, other = (account_token(f"{name}@p.iam.gserviceaccount.com") for name in ("mine", "other"))
+    url = f"{storage.url}/storage/v1/b/restricted"
+    upload = f"{storage.url}/upload/storage/v1/b/restricted/o?uploadType=media&name=a"
+
+    def status(token: str, method: str, url: str) -> int:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return requests.request(
+            method, url, data=b"x" if method == "POST" else None, headers=headers, timeout=10
+        ).status_code
+
+    assert status(other, "POST", upload) == 200
+    storage.restrict("restricted", "roles/storage.objectCreator", "serviceAccount:mine@p.iam.gserviceaccount.com")
+    assert [status(token, "GET", f"{url}/o") for token in (mine, other, "")] == [403, 403, 200]
+    assert [status(token, "POST", f"{upload}b") for token in (mine, other)] == [200, 403]
+    assert status(mine, "POST", upload) == 403, "it may not delete what it would replace"
+    asked = requests.get(
+        f"{url}/iam/testPermissions?permissions=storage.objects.create&permissions=storage.objects.get",
+        headers={"Authorization": f"Bearer {mine}"}, timeout=10,
+    )  # fmt: skip
+    assert asked.json()["permissions"] == ["storage.objects.create"]
+    told = requests.get(f"{url}/o/a", headers={"Authorization": f"Bearer {other}"}, timeout=10).json()["error"][
+        "message"
+    ]
+    assert told.startswith("other@p.iam.gserviceaccount.com does not have storage.objects.get access")
+    storage.restrict("restricted", "roles/storage.objectUser", "allAuthenticatedUsers")
+    assert [status(token, "POST", upload) for token in (mine, other)] == [200, 200]
 
 
 def test_a_scripted_fault_strikes_as_often_as_was_said(bucket: Any, storage: StorageServer) -> None:

@@ -17,7 +17,8 @@ import pytest
 
 from kinetic_orchestration.testing.api_rules.access import Access
 from kinetic_orchestration.testing.model.state.machine import Machine
-from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
+from kinetic_orchestration.testing.vms.metadata import VmMetadata
+from kinetic_orchestration.testing.vms.metadata_server import Loop
 from tests.support.waits import wait_until
 
 MACHINE = Machine(
@@ -52,11 +53,11 @@ def loop() -> Iterator[Loop]:
 
 
 @pytest.fixture
-def serve(loop: Loop) -> Iterator[Callable[..., MetadataServer]]:
+def serve(loop: Loop) -> Iterator[Callable[..., VmMetadata]]:
     servers = []
 
-    def make(machine: Machine = MACHINE) -> MetadataServer:
-        servers.append(MetadataServer(loop, machine, Access(), token=_token, sign_identity=_identity))
+    def make(machine: Machine = MACHINE) -> VmMetadata:
+        servers.append(VmMetadata(loop, machine, Access(), token=_token, sign_identity=_identity))
         return servers[-1]
 
     yield make
@@ -65,7 +66,7 @@ def serve(loop: Loop) -> Iterator[Callable[..., MetadataServer]]:
 
 
 @pytest.fixture
-def server(serve: Callable[..., MetadataServer]) -> MetadataServer:
+def server(serve: Callable[..., VmMetadata]) -> VmMetadata:
     return serve()
 
 
@@ -78,7 +79,7 @@ def _identity(audience: str, machine: Machine) -> str:
 
 
 def ask(
-    server: MetadataServer, path: str, method: str = "GET", body: str = "", flavor: str | None = "Google", **more: str
+    server: VmMetadata, path: str, method: str = "GET", body: str = "", flavor: str | None = "Google", **more: str
 ) -> Reply:
     place, _, token = server.address.partition("/")
     connection = http.client.HTTPConnection(place, timeout=20)
@@ -92,7 +93,7 @@ def ask(
         connection.close()
 
 
-def value(server: MetadataServer, path: str) -> str:
+def value(server: VmMetadata, path: str) -> str:
     reply = ask(server, path)
     assert reply.status == 200, reply
     return reply.text
@@ -123,7 +124,7 @@ def value(server: MetadataServer, path: str) -> str:
         ("universe/universe-domain", "googleapis.com"),
     ],
 )
-def test_a_value_is_its_text(server: MetadataServer, path: str, expected: str) -> None:
+def test_a_value_is_its_text(server: VmMetadata, path: str, expected: str) -> None:
     reply = ask(server, path)
     assert (reply.status, reply.text) == (200, expected)
     assert reply.headers["Metadata-Flavor"] == "Google"
@@ -131,7 +132,7 @@ def test_a_value_is_its_text(server: MetadataServer, path: str, expected: str) -
     assert reply.headers["ETag"]
 
 
-def test_the_environment_of_the_tpu_is_lines_of_quoted_values(server: MetadataServer) -> None:
+def test_the_environment_of_the_tpu_is_lines_of_quoted_values(server: VmMetadata) -> None:
     lines = dict(line.split(": ", 1) for line in value(server, "instance/attributes/tpu-env").splitlines())
     expected = {
         "ACCELERATOR_TYPE": "'v4-16'",
@@ -162,20 +163,20 @@ def test_bounds_follow_the_topology(kind: str, topology: str, workers: int, chip
     assert (machine.tpu_env()["CHIPS_PER_HOST_BOUNDS"], machine.tpu_env()["HOST_BOUNDS"]) == (chips, hosts)
 
 
-def test_one_of_several_slices_is_told_so(serve: Callable[..., MetadataServer]) -> None:
+def test_one_of_several_slices_is_told_so(serve: Callable[..., VmMetadata]) -> None:
     server = serve(Machine("p", "z", "n-1", "v4-16", "2x2x2", "", workers=2, slice_index=1, slices=3))
     env = value(server, "instance/attributes/tpu-env")
     assert "MEGASCALE_NUM_SLICES: '3'\nMEGASCALE_SLICE_ID: '1'\n" in env
     assert "MEGASCALE_COORDINATOR_ADDRESS: '127.0.0.1'\n" in env
 
 
-def test_endpoints_come_in_either_of_two_formats(serve: Callable[..., MetadataServer]) -> None:
+def test_endpoints_come_in_either_of_two_formats(serve: Callable[..., VmMetadata]) -> None:
     server = serve(Machine("p", "z", "n", "v4-16", "2x2x2", "", workers=2, endpoint_format="triples"))
     endpoints = value(server, "instance/attributes/worker-network-endpoints")
     assert endpoints == "worker-0:0:127.0.0.1,worker-1:1:127.0.0.1"
 
 
-def test_a_directory_lists_its_names(server: MetadataServer) -> None:
+def test_a_directory_lists_its_names(server: VmMetadata) -> None:
     assert value(server, "/") == "computeMetadata/\n"
     assert value(server, "/computeMetadata/v1/") == "instance/\nproject/\nuniverse/\n"
     assert value(server, "instance/service-accounts/default/") == "aliases\nemail\nscopes\n"
@@ -187,7 +188,7 @@ def test_a_directory_lists_its_names(server: MetadataServer) -> None:
     )
 
 
-def test_a_directory_is_told_as_json_or_text(server: MetadataServer) -> None:
+def test_a_directory_is_told_as_json_or_text(server: VmMetadata) -> None:
     reply = ask(server, "instance/?recursive=true")
     assert reply.headers["Content-Type"] == "application/json"
     told = reply.json
@@ -204,7 +205,7 @@ def test_a_directory_is_told_as_json_or_text(server: MetadataServer) -> None:
     assert ask(server, "instance/name?alt=json").json == MACHINE.name
 
 
-def test_a_request_without_the_header_is_forbidden(server: MetadataServer) -> None:
+def test_a_request_without_the_header_is_forbidden(server: VmMetadata) -> None:
     for reply in (
         ask(server, "instance/name", flavor=None),
         ask(server, "instance/name", flavor="Other"),
@@ -219,14 +220,14 @@ def test_a_request_without_the_header_is_forbidden(server: MetadataServer) -> No
 @pytest.mark.parametrize(
     "path", ["instance/attributes/nothing", "instance/name/more", "/computeMetadata/v0/x", "/latest"]
 )
-def test_what_is_not_there_is_a_page_that_says_404(server: MetadataServer, path: str) -> None:
+def test_what_is_not_there_is_a_page_that_says_404(server: VmMetadata, path: str) -> None:
     reply = ask(server, path)
     assert reply.status == 404
     assert reply.headers["Content-Type"].startswith("text/html")
     assert "was not found on this server" in reply.text
 
 
-def test_a_token_is_for_one_worker(server: MetadataServer) -> None:
+def test_a_token_is_for_one_worker(server: VmMetadata) -> None:
     for account in ("default", MACHINE.account):
         token = ask(server, f"instance/service-accounts/{account}/token").json
         assert token["access_token"] == "emulator-token/slice-a/1"
@@ -235,14 +236,14 @@ def test_a_token_is_for_one_worker(server: MetadataServer) -> None:
     assert ask(server, "instance/service-accounts/other@example.com/token").status == 404
 
 
-def test_an_identity_is_for_an_audience(server: MetadataServer) -> None:
+def test_an_identity_is_for_an_audience(server: VmMetadata) -> None:
     path = "instance/service-accounts/default/identity"
     assert value(server, f"{path}?audience=kinetic%2Fjob%2F1&format=full") == f"signed.{MACHINE.name}.kinetic/job/1"
     refused = ask(server, path)
     assert (refused.status, refused.text) == (400, "non-empty audience parameter required\n")
 
 
-def test_guest_attributes_are_put_read_and_deleted(server: MetadataServer) -> None:
+def test_guest_attributes_are_put_read_and_deleted(server: VmMetadata) -> None:
     path = "instance/guest-attributes/kinetic/state"
     assert ask(server, path).status == 404
     assert ask(server, path, "PUT", "rünning").status == 200
@@ -254,7 +255,7 @@ def test_guest_attributes_are_put_read_and_deleted(server: MetadataServer) -> No
     assert ask(server, "instance/attributes/new", "PUT", "x").status == 405
 
 
-def test_upcoming_maintenance_is_an_error_until_there_is_one(server: MetadataServer) -> None:
+def test_upcoming_maintenance_is_an_error_until_there_is_one(server: VmMetadata) -> None:
     nothing = ask(server, "instance/upcoming-maintenance?alt=json")
     assert nothing.status == 503
     assert "try again later" in nothing.json["error"]
@@ -263,7 +264,7 @@ def test_upcoming_maintenance_is_an_error_until_there_is_one(server: MetadataSer
     assert told == {"maintenance_status": "PENDING", "can_reschedule": "FALSE"}
 
 
-def test_waiting_for_a_change_ends_with_it(server: MetadataServer) -> None:
+def test_waiting_for_a_change_ends_with_it(server: VmMetadata) -> None:
     replies: list[Reply] = []
     path = "instance/preempted?wait_for_change=true&timeout_sec=15"
     waiting = [threading.Thread(target=lambda: replies.append(ask(server, path))) for _ in range(3)]
@@ -280,7 +281,7 @@ def test_waiting_for_a_change_ends_with_it(server: MetadataServer) -> None:
     assert [reply.text for reply in replies] == ["TRUE"] * 3  # and not what it was when the other one changed
 
 
-def test_waiting_ends_at_once_when_the_change_was_missed(server: MetadataServer) -> None:
+def test_waiting_ends_at_once_when_the_change_was_missed(server: VmMetadata) -> None:
     seen = ask(server, "instance/preempted").headers["ETag"]
     server.change(preempted=True)
     reply = ask(server, f"instance/preempted?wait_for_change=true&timeout_sec=15&last_etag={seen}")
@@ -288,7 +289,7 @@ def test_waiting_ends_at_once_when_the_change_was_missed(server: MetadataServer)
     assert reply.headers["ETag"] != seen
 
 
-def test_waiting_ends_with_what_is_when_its_time_is_up(server: MetadataServer) -> None:
+def test_waiting_ends_with_what_is_when_its_time_is_up(server: VmMetadata) -> None:
     started = time.monotonic()
     reply = ask(server, "instance/preempted?wait_for_change=true&timeout_sec=1")
     assert (reply.status, reply.text) == (200, "FALSE")
@@ -296,7 +297,7 @@ def test_waiting_ends_with_what_is_when_its_time_is_up(server: MetadataServer) -
 
 
 @pytest.mark.parametrize("timeout", ["", "&timeout_sec=600", "&timeout_sec=" + "9" * 400])
-def test_waiting_ends_when_the_caller_leaves(server: MetadataServer, timeout: str) -> None:
+def test_waiting_ends_when_the_caller_leaves(server: VmMetadata, timeout: str) -> None:
     place, _, token = server.address.partition("/")
     host, _, port = place.partition(":")
     target = f"/{token}/computeMetadata/v1/instance/preempted?wait_for_change=true{timeout}"
@@ -307,7 +308,7 @@ def test_waiting_ends_when_the_caller_leaves(server: MetadataServer, timeout: st
         assert caller.recv(1) == b""
 
 
-def test_a_directory_can_be_waited_for(server: MetadataServer) -> None:
+def test_a_directory_can_be_waited_for(server: VmMetadata) -> None:
     replies: list[Reply] = []
     path = "instance/?recursive=true&wait_for_change=true&timeout_sec=15"
     thread = threading.Thread(target=lambda: replies.append(ask(server, path)))
@@ -318,7 +319,7 @@ def test_a_directory_can_be_waited_for(server: MetadataServer) -> None:
     assert replies[0].json["guestAttributes"] == {"a": {"b": "c"}}
 
 
-def test_one_connection_serves_many_requests(server: MetadataServer) -> None:
+def test_one_connection_serves_many_requests(server: VmMetadata) -> None:
     place, _, token = server.address.partition("/")
     connection = http.client.HTTPConnection(place, timeout=10)
     for number in range(20):
@@ -334,7 +335,7 @@ def test_one_connection_serves_many_requests(server: MetadataServer) -> None:
     assert server.requests == 20
 
 
-def test_nonsense_is_a_bad_request(server: MetadataServer) -> None:
+def test_nonsense_is_a_bad_request(server: VmMetadata) -> None:
     import socket
 
     host, port = server.address.partition("/")[0].split(":")
@@ -343,7 +344,7 @@ def test_nonsense_is_a_bad_request(server: MetadataServer) -> None:
         assert client.recv(100).startswith(b"HTTP/1.1 400 ")
 
 
-def test_closing_ends_whoever_waits_and_frees_the_port(serve: Callable[..., MetadataServer]) -> None:
+def test_closing_ends_whoever_waits_and_frees_the_port(serve: Callable[..., VmMetadata]) -> None:
     server = serve()
     failures: list[Exception] = []
 
@@ -363,7 +364,7 @@ def test_closing_ends_whoever_waits_and_frees_the_port(serve: Callable[..., Meta
         ask(server, "instance/name")
 
 
-def test_google_auth_finds_the_vm_and_its_credentials(server: MetadataServer) -> None:
+def test_google_auth_finds_the_vm_and_its_credentials(server: VmMetadata) -> None:
     told = _program(server, GOOGLE)
     assert told == {
         "project": "a-project",
@@ -376,7 +377,7 @@ def test_google_auth_finds_the_vm_and_its_credentials(server: MetadataServer) ->
     }
 
 
-def test_jax_finds_its_place_in_the_slice(serve: Callable[..., MetadataServer]) -> None:
+def test_jax_finds_its_place_in_the_slice(serve: Callable[..., VmMetadata]) -> None:
     for form in ("addresses", "triples"):
         server = serve(
             Machine(
@@ -425,7 +426,7 @@ print(json.dumps({
 """
 
 
-def _program(server: MetadataServer, program: str) -> Any:
+def _program(server: VmMetadata, program: str) -> Any:
     env = {
         "PATH": os.environ["PATH"],
         "HOME": "/nonexistent",

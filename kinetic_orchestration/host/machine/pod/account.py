@@ -1,0 +1,117 @@
+"""Who a pod is to Google, by the metadata server of GKE, and what has to be granted so that it may use a bucket.
+
+A pod's first program has this module in its manifest, and the agent has it, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import namedtuple
+from typing import TYPE_CHECKING
+
+from kinetic_orchestration.host.machine import bootstrap
+from kinetic_orchestration.host.machine.pod import last_words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+POOL = ".svc.id.goog"  # how the name of a cluster's pool of identities ends, after that of its project
+ROLE = "roles/storage.objectUser"
+PATIENCE = 5.0  # seconds for the metadata server, which has answered before
+
+
+class Account(namedtuple("Account", "kubernetes google member")):
+    """A pod's account.
+
+    Attributes:
+        kubernetes: NAMESPACE/NAME of its Kubernetes service account.
+        google: The name by which Google knows it: an email, or the pool of identities of the cluster.
+        member: Its name in policies.
+    """
+
+    __slots__ = ()
+    kubernetes: str
+    google: str
+    member: str
+
+    def __str__(self) -> str:
+        mine = _kubernetes(self.kubernetes)
+        return mine if self.google.endswith(POOL) else f"{mine}, which is {self.google} to Google"
+
+
+def own(orders: Mapping[str, Any]) -> Account | None:
+    """Return the account of this pod, whose orders these are; None if no metadata server tells it."""
+    kubernetes = str(orders["account"])
+    google = (bootstrap.metadata(f"{bootstrap.SCOPE}/email", patience=PATIENCE) or "").strip()
+    if not google:
+        return None
+    if not google.endswith(POOL):
+        return Account(kubernetes, google, f"serviceAccount:{google}")
+    number = (bootstrap.metadata("project/numeric-project-id", patience=PATIENCE) or "").strip() or "PROJECT_NUMBER"
+    pool = f"principal://iam.googleapis.com/projects/{number}/locations/global/workloadIdentityPools/{google}"
+    namespace, _, name = kubernetes.partition("/")
+    return Account(kubernetes, google, f"{pool}/subject/ns/{namespace}/sa/{name}")
+
+
+def told() -> str:
+    """Return this pod's account, for users, as far as it is known."""
+    account = own(orders := _orders())
+    return f"{_kubernetes(orders['account'])} ({account.member})" if account else _kubernetes(orders["account"])
+
+
+def advise(bucket: str) -> str:
+    """Return what lets this pod use a bucket; "" if that is not known."""
+    account = own(_orders())
+    return "" if account is None else _advice(account, bucket)
+
+
+def _advice(account: Account, bucket: str) -> str:
+    return (
+        f"This pod runs as {account}. Let it use the bucket: gcloud storage buckets add-iam-policy-binding "
+        f"gs://{bucket} --role={ROLE} --member='{account.member}'"
+    )
+
+
+def refused(orders: Mapping[str, Any], reply: bootstrap.Reply) -> tuple[str, bool]:
+    """Return why a store denies this pod what it asks for (403), with what to do about it, and True if no retry can
+    help."""
+    said = reply.reason().rstrip(".")
+    account = own(orders)
+    if account is not None and " does not have " in said:
+        return f"{said}. {_advice(account, _bucket_of(orders))}", True
+    return said, "ateLimitExceeded" not in said
+
+
+def without_token(orders: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return why this pod is given no token, with what to do about it, and True if no retry can help."""
+    account = own(orders)
+    reply = bootstrap.ask_metadata(f"{bootstrap.SCOPE}/token", 0.0)
+    why = " ".join(reply.reason().split())
+    if account is None:
+        return f"this pod has no token of Google's: its metadata server does not give one: {why}", False
+    if reply.status not in (403, 404):
+        return f"the metadata server gives no token to {account}: {why}", False
+    return f"{account}, is given no token of it: {why} {_binding(account)}", True
+
+
+def _binding(account: Account) -> str:
+    """Return what lets a Kubernetes service account act as the one of Google that it is annotated with."""
+    project = (bootstrap.metadata("project/project-id", patience=PATIENCE) or "").strip() or "PROJECT"
+    return (
+        f"Let it act as that: gcloud iam service-accounts add-iam-policy-binding {account.google} "
+        f"--role=roles/iam.workloadIdentityUser --member='serviceAccount:{project}{POOL}[{account.kubernetes}]'"
+    )
+
+
+def _orders() -> Any:
+    return json.loads(os.environ[last_words.ORDERS])
+
+
+def _kubernetes(account: str) -> str:
+    return f"the Kubernetes service account {account}"
+
+
+def _bucket_of(orders: Mapping[str, Any]) -> str:
+    return str(orders["store"]).removeprefix("gs://").partition("/")[0]
