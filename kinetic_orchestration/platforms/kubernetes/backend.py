@@ -301,12 +301,14 @@ class KubernetesBackend:
             found = _find(api, f"{jobsets(where)}/{placement['name']}")
             if found is not None and not self._is_ours(found):
                 return Freed.DONE  # another owner's set of this name: this placement was never created
-            if found is not None and not found["metadata"].get("deletionTimestamp"):
-                if _delete(
-                    api, f"{jobsets(where)}/{placement['name']}", uid=found["metadata"]["uid"]
-                ):  # by this process
-                    with self._noting:
-                        self._deleted.add(placement["name"])
+            own = f"{jobsets(where)}/{placement['name']}"
+            if (
+                found is not None
+                and not found["metadata"].get("deletionTimestamp")
+                and _delete(api, own, uid=found["metadata"]["uid"])
+            ):
+                with self._noting:
+                    self._deleted.add(placement["name"])
             labels = f"{ownership.MARK}={self._mark},{JOBSET}={placement['name']}"
             left = bool(pods := api.list(_pods(where), labels=labels))
             if found is not None and _ORPHANS in found["metadata"].get("finalizers", ()):
