@@ -51,22 +51,18 @@ _HELP = {
 _ERRNO = {401: errno.EACCES, 403: errno.EACCES, 404: errno.ENOENT}
 
 
-def _no_advice(bucket: str) -> str:
-    """Return the advice of a machine of which nothing is known that an administrator does not see."""
-    return ""
-
-
 class Bucket:
     """Requests to one bucket, from any thread. Connections are kept for the next request.
 
-    Attributes:
-        advise: Returns what lets this machine use a bucket, of which it has the name; set by the kind of machine.
+    Args:
+        name: Of the bucket.
+        advise: Returns what lets this machine use the bucket of a name, "" if that is not known; None for a machine
+            whose account an administrator sees.
     """
 
-    advise: Callable[[str], str] = staticmethod(_no_advice)
-
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, advise: Callable[[str], str] | None = None) -> None:
         self.name = name
+        self._advise = advise
         self.clock = Clock()
         self._connections = Connections(bootstrap.endpoint("storage"), self.clock)
 
@@ -340,7 +336,7 @@ class Bucket:
         reason = reply.reason().rstrip(".")
         if reply.status in bootstrap.PASSING:
             return f"{reason}, for {PATIENCE:g} s"
-        if reply.status == 403 and (advice := Bucket.advise(self.name)):
+        if reply.status == 403 and self._advise is not None and (advice := self._advise(self.name)):
             return f"{reason}. {advice}"
         return f"{reason} ({_HELP[reply.status]})" if reply.status in _HELP else reason
 
@@ -356,10 +352,10 @@ class CloudRecords:
     has_files = False
     may_corrupt = True  # a composed object comes without a checksum
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, advise: Callable[[str], str] | None = None) -> None:
         name, _, prefix = url.removeprefix("gs://").strip("/").partition("/")
         self.root = self.url = url.rstrip("/")
-        self.bucket = Bucket(name)
+        self.bucket = Bucket(name, advise)
         self._prefix = f"{prefix}/" if prefix else ""
 
     def __repr__(self) -> str:

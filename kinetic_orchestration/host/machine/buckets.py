@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 TYPE_CHECKING = False  # typing itself costs an agent a tenth of its start
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 SCHEMES = ("gs://", "s3://")
@@ -33,7 +36,7 @@ def open_objects(address: str) -> Any:
         return Objects(f"s3://{name}")
     from kinetic_orchestration.host.machine.bucket_records import Bucket
 
-    return Bucket(name)
+    return Bucket(name, _advice())
 
 
 def _open(address: str, *, plain: bool) -> Any:
@@ -43,4 +46,15 @@ def _open(address: str, *, plain: bool) -> Any:
         return S3Records(address, plain=plain)
     from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 
-    return CloudRecords(address)
+    return CloudRecords(address, _advice())
+
+
+def _advice() -> Callable[[str], str] | None:
+    """Return what a pod says of its account, which has another name than its node's; None on another machine."""
+    from kinetic_orchestration.host.machine.pod import last_words
+
+    if last_words.ORDERS not in os.environ:
+        return None
+    from kinetic_orchestration.host.machine.pod.account import advise
+
+    return advise

@@ -12,7 +12,6 @@ import time
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.machine import bootstrap
-from kinetic_orchestration.host.machine.bucket_records import Bucket
 from kinetic_orchestration.host.machine.machine import Machine, Unanswered
 from kinetic_orchestration.host.machine.pod import account
 from kinetic_orchestration.host.machine.pod import start as pod_start
@@ -42,7 +41,6 @@ class Pod(Machine):
         self._orders = json.loads(os.environ[pod_start.ORDERS])
         self._kept: Ahead[dict[str, str]] | None = None
         self._is_placed = False
-        Bucket.advise = staticmethod(account.advise)
 
     def address(self) -> str:
         """Return this pod's name. The pods of an emulated cluster share one machine."""
