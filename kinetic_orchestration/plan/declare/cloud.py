@@ -106,7 +106,8 @@ class Kubernetes(CloudOptions):
         clusters: Clusters to try, in order: contexts of the kubeconfig. By default `cluster`, else the current context.
         namespaces: Namespaces to try in each of them, in order. By default `namespace`, else that of the context.
         num_slices: Number of slices of TPUs that are requested together and joined (multislice).
-        hosts: Number of nodes that have the accelerator's GPUs each, requested together and joined over TCP.
+        hosts: Number of nodes that have the accelerator's GPUs each, requested together and joined over TCP. Of v5e-8
+            and v6e-8, 2 asks for a slice of two hosts with four chips each, as Keras Kinetic's pools of v6e-8 have.
         queue: Kueue's local queue that admits the pods, or several to try, in order, which each of the namespaces has;
             by default that of the settings, else pods are scheduled at once. As text, several have commas between them.
         priority_class: Kueue's priority class in that queue.

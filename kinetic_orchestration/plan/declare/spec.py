@@ -256,11 +256,13 @@ def _check_pods(options: Options, cloud: Kubernetes) -> None:
     if type(cloud.hosts) is not int or not 1 <= cloud.hosts <= MOST_HOSTS:
         raise UsageError(f"cloud=Kubernetes(hosts={cloud.hosts!r}): it is a number of nodes, from 1 to {MOST_HOSTS}")
     asked = slice_of(options)
-    if cloud.hosts > 1 and asked.kind != "gpu":
+    if cloud.hosts > 1 and not accelerators.may_be_on(asked, cloud.hosts):
         other = "; num_slices= joins several slices" if asked.kind == "tpu" else ""
+        may = accelerators.otherwise(asked)
+        also = f", or hosts={may.hosts} with {may.chips_per_host} chips each" if may is not None else ""
         raise UsageError(
-            f"cloud=Kubernetes(hosts={cloud.hosts}) is for nodes with GPUs, and {asked.name} has {asked.crew()}: leave "
-            f"hosts out{other}"
+            f"cloud=Kubernetes(hosts={cloud.hosts}) is for nodes with GPUs, and {asked.name} has {asked.crew()}{also}: "
+            f"leave hosts out{other}"
         )
     given = {"spot=True": _is_spot(options), f"reservation={cloud.reservation!r}": cloud.reservation}
     if cloud.flex_start and any(given.values()):

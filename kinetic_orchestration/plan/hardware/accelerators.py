@@ -5,7 +5,7 @@ counts TensorCores for v2, v3, v4 and v5p and chips for v5e and v6e; `from_accel
 Both lead to one truth: generation, topology, chips, hosts.
 
 Where they disagree on hardware, Cloud TPU wins: its v6e-8 is one host of eight chips, while the node pools of
-Kinetic make it of two hosts of four.
+Kinetic make it of two hosts of four, which `on_hosts` gives.
 
 This module does not know what is free, what this machine holds, or what anything costs.
 """
@@ -22,6 +22,8 @@ from kinetic_orchestration.errors import UnknownAccelerator
 
 Kind = Literal["tpu", "gpu", "cpu"]
 Api = Literal["tpu-vm", "gke", "local"]
+
+_OF_SEVERAL = 4  # chips of each host of a TPU slice of several
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class _Tpu(NamedTuple):
     cloud_name: str  # the part before the dash in Cloud TPU's own names; "" where its API does not reach
     cloud_largest: int  # chips of the largest slice that Cloud TPU has a name for
     cores_counted: int  # TensorCores by which one chip counts in Cloud TPU's own names
-    largest_host: int  # chips; a larger slice is made of hosts with four
+    largest_host: int  # chips; a larger slice is made of hosts with `_OF_SEVERAL`
     devices_per_chip: int
     runtime_version: str
     hbm_gib: int
@@ -107,7 +109,7 @@ class _Tpu(NamedTuple):
     topologies: Mapping[int, str]
 
     def slice(self, chips: int) -> Slice:
-        per_host = chips if chips <= self.largest_host else 4
+        per_host = chips if chips <= self.largest_host else _OF_SEVERAL
         on_cloud_tpu = chips <= self.cloud_largest
         return Slice(
             name=f"{self.name}-{chips}",
@@ -294,8 +296,30 @@ def by_process(slice: Slice) -> Slice:
 
 
 def on_hosts(slice: Slice, hosts: int) -> Slice:
-    """The GPUs of a slice on each of so many machines, whose hosts are joined over a network."""
+    """The GPUs of a slice on each of so many machines, whose hosts are joined over a network. Of a TPU, the same chips
+    on so many hosts, if it `may_be_on` them.
+    """
+    if slice.kind == "tpu":
+        return slice if hosts == slice.hosts else (otherwise(slice) or slice)
     return replace(slice, hosts=hosts, chips=slice.chips_per_host * hosts)
+
+
+def may_be_on(slice: Slice, hosts: int) -> bool:
+    """Return True if a cluster may have the slice, or its GPUs each, on so many hosts."""
+    return slice.kind == "gpu" or (slice.kind == "tpu" and on_hosts(slice, hosts).hosts == hosts)
+
+
+def otherwise(slice: Slice) -> Slice | None:
+    """Return the same chips on the other number of hosts on which GKE has them: one with eight, or two with four each,
+    as in larger slices. None if there is no other.
+    """
+    tpu = _TPUS.get(slice.generation)
+    if tpu is None or slice.chips != tpu.largest_host or slice.chips == _OF_SEVERAL:
+        return None
+    if slice.hosts > 1:
+        return replace(tpu.slice(slice.chips), spot=slice.spot)
+    hosts = slice.chips // _OF_SEVERAL  # of which no name of Cloud TPU's is
+    return replace(slice, hosts=hosts, chips_per_host=_OF_SEVERAL, accelerator_type="", api="gke")
 
 
 def catalogue() -> tuple[Slice, ...]:

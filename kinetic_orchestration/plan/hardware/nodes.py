@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from kinetic_orchestration.errors import UnknownAccelerator, UsageError
-from kinetic_orchestration.plan.hardware.accelerators import Slice
+from kinetic_orchestration.plan.hardware.accelerators import Slice, parse
 from kinetic_orchestration.plan.hardware.regions import region_of
 
 TPU = "google.com/tpu"
@@ -351,8 +351,9 @@ def pool_command(
         flags += ["--enable-queued-provisioning"] if queued_provisioning else []
     if reservation:
         flags += ["--reservation-affinity=specific", f"--reservation={reservation}"]
+    divided = f"-on-{slice.hosts}" if slice.kind == "tpu" and parse(slice.name).hosts != slice.hosts else ""
     numbers = [f"-{number}" for number in range(1, slices + 1)] if one_each and slices > 1 else [""]
-    create = f"gcloud container node-pools create ko-{slice.name}{capacity}"
+    create = f"gcloud container node-pools create ko-{slice.name}{divided}{capacity}"
     commands += [f"{create}{number} {' '.join(flags)}" for number in numbers]
     return "\n".join(commands)
 

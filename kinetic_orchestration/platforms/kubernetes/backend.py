@@ -514,16 +514,17 @@ def _wanted(placement: Mapping[str, Any], seen: Seen, access: Access) -> Wanted:
         slice_ = accelerators.parse(seen.set["metadata"].get("annotations", {}).get(manifest.ACCELERATOR, ""))
     except UnknownAccelerator:  # of a later version
         return Wanted(labels)
+    slices = int(placement.get("slices") or 1)
+    if slice_.kind != "cpu":
+        slice_ = accelerators.on_hosts(slice_, placement["hosts"] // slices)
     if lacks := pools.of_no_pool(access, nodes.node(slice_), pod):
         return Wanted(labels, lacks)
     if slice_.kind == "cpu":
         return Wanted(labels)
-    if slice_.kind == "gpu":
-        slice_ = accelerators.on_hosts(slice_, placement["hosts"])
     known = access.cluster or gke.cluster_of(placement["zone"])
     try:
         capacity = gke.capacity_of(pod)._asdict()
-        command = gke.pool_command(slice_, known, slices=int(placement.get("slices") or 1), **capacity)
+        command = gke.pool_command(slice_, known, slices=slices, **capacity)
     except UsageError as error:
         return Wanted(labels, str(error).rstrip("."))
     one_line = command.replace("\n", " && ")

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import BackendError, CredentialsError, KineticError, UsageError
 from kinetic_orchestration.plan.declare.cloud import queues_of
-from kinetic_orchestration.plan.hardware import nodes
+from kinetic_orchestration.plan.hardware import accelerators, nodes
 from kinetic_orchestration.plan.values import Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.kubernetes import gke, manifest, pools, rights
@@ -569,7 +569,7 @@ def _nodes(place: Place) -> Finding:
     if not lacks_pool and (maker := _maker(place, pod, there)) is not None:
         return Finding("nodes", OK, f"{found} now{alike}; {maker} may make some")
     state = FAILED if lacks_pool else WARNING
-    return Finding("nodes", state, f"{found}{alike}", f"{_FOR_EVER} {_pool(place, pod)}")
+    return Finding("nodes", state, f"{found}{alike}", f"{_FOR_EVER} {_pool(place, pod, there)}")
 
 
 def _alike(pod: Object, there: Sequence[Object]) -> str:
@@ -702,7 +702,24 @@ def _autoscaler(api: Api, there: Sequence[Object]) -> str | None:
     return "the cluster's autoscaler"
 
 
-def _pool(place: Place, pod: Object) -> str:
+def _otherwise(place: Place, pod: Object, there: Sequence[Object]) -> str:
+    """Return how to ask for the slice's chips on the other number of hosts, if a pool, or one of the nodes `there`, has
+    them so; else ""."""
+    other = accelerators.otherwise(place.plan.slice)
+    if other is None:
+        return ""
+    node = nodes.node(other)
+    limits = {"resources": {"limits": {node.resource: str(node.count)}}}
+    has = [pool.name for pool in place.api.access.pools or () if pools.fits(pool, node, pod)]
+    if not has and not any(_fits(one, {**pod, "containers": [limits]}) for one in there):
+        return ""
+    named = f"The pool {has[0]} has" if has else "There are"
+    way = f"with cloud=Kubernetes(hosts={other.hosts})" if other.hosts > 1 else "without hosts="
+    hosts = "1 host" if other.hosts == 1 else f"{other.hosts} hosts, as Keras Kinetic makes them"
+    return f"{named} {other.chips} such chips on {hosts}: ask for them {way}"
+
+
+def _pool(place: Place, pod: Object, there: Sequence[Object] = ()) -> str:
     """Return what gives the cluster such nodes: of GKE the command, elsewhere what they must have."""
     if name := pod.get("nodeSelector", {}).get(gke.COMPUTE_CLASS):
         return f"There is no compute class {name} that makes them: see those there are: kubectl get computeclasses"
@@ -710,6 +727,7 @@ def _pool(place: Place, pod: Object) -> str:
     lacks = _sentence(pools.of_no_pool(place.api.access, nodes.node(plan.slice), pod))
     if pools.names_none(place.api.access, pod):
         return lacks
+    other = _otherwise(place, pod, there)
     if known is not None:
         slice_ = replace(plan.slice, spot=plan.spot or plan.slice.spot)
         try:
@@ -718,12 +736,14 @@ def _pool(place: Place, pod: Object) -> str:
             return str(error)
         limited = _limited(place) if place.api.access.provisions else ""
         told = f"; or give auto-provisioning a limit for {limited}, which it has none for" if limited else ""
-        first = f"{lacks}. " if lacks else ""
-        return f"{first}Make a pool that is empty until a pod needs it:\n{command}{told}"
+        first = "".join(f"{text}. " for text in (other, lacks) if text)
+        make = "Or make" if other and not lacks else "Make"
+        return f"{first}{make} a pool that is empty until a pod needs it:\n{command}{told}"
     limits = pod["containers"][0]["resources"].get("limits", {})
     chips = [f"{count} of {resource}" for resource, count in limits.items()]
     asked = ", ".join([*chips, *filter(None, [manifest.wanted(pod)])]) or "no taint"
-    return f"Each host needs a node with {asked}; taints: cloud=Kubernetes(tolerations=[…])"
+    first = f"{other}. " if other else ""
+    return f"{first}Each host needs a node with {asked}; taints: cloud=Kubernetes(tolerations=[…])"
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -83,7 +83,8 @@ def _machine(pool: NodePool) -> str:
 def _machines() -> list[tuple[Mapping[str, str], tuple[str, int], str]]:
     """The labels of nodes with accelerators, how many they have, and what their machine is."""
     found = []
-    for slice in accelerators.catalogue():
+    known = accelerators.catalogue()
+    for slice in (*known, *filter(None, map(accelerators.otherwise, known))):
         try:
             node = nodes.node(slice)
         except UnknownAccelerator:

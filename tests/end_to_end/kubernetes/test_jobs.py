@@ -104,6 +104,22 @@ def test_a_slice_of_tpu7x_is_found_by_its_labels_and_its_hosts_run(cluster: Clus
 
 
 @pytest.mark.turn
+def test_eight_chips_run_on_two_hosts_of_four_in_a_pool_as_keras_kinetic_makes_it(
+    cluster: Cluster, jobs: Any, tmp_path: Path
+) -> None:
+    pool = tpu_pool(f"{cluster.namespace}-of-kinetic", 2, topology="2x4", chips=4, **cluster.machine)
+    ours = {"cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice"}
+    cluster.add(*(replace(node, labels={**node.labels, **ours}) for node in pool))
+    job = run(jobs.leaves_mark, str(tmp_path / "marks"), accelerator="tpu-v6e-2x4", cloud=kinetic.Kubernetes(hosts=2))
+    pods = wait_until(lambda: len(found := cluster.pods(job)) == 2 and found, "two pods", pause=0.05)
+    for pod in pods.values():
+        assert pod["spec"]["containers"][0]["resources"]["limits"] == {"google.com/tpu": "4"}
+        assert {**ours, "cloud.google.com/gke-tpu-topology": "2x4"}.items() <= pod["spec"]["nodeSelector"].items()
+    assert job.result(timeout=WITHIN) in (tmp_path / "marks").read_text().split()
+    assert len((tmp_path / "marks").read_text().split()) == job.hosts == 2
+
+
+@pytest.mark.turn
 def test_a_job_with_a_reservation_runs_on_its_nodes_alone(cluster: Cluster, jobs: Any, tmp_path: Path) -> None:
     """There is a free node of the same accelerator all the time, and later one of the reservation."""
     cluster.single()

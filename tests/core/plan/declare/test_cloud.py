@@ -260,9 +260,22 @@ def test_nodes_of_gpus_are_hosts_of_one_job(tmp_path: Path) -> None:
     assert (one.hosts, one.hardware) == (1, "h100x8: 8 GPUs, 1 host, Kubernetes h100x8 of an emulated cloud")
 
 
+def test_eight_chips_of_a_tpu_may_be_of_two_hosts(tmp_path: Path) -> None:
+    plan = planned(tmp_path, PLACED, accelerator="tpu-v6e-2x4", cloud=Kubernetes(hosts=2, num_slices=2))
+    assert (plan.hosts, plan.slices, plan.slice.chips, plan.slice.chips_per_host) == (4, 2, 8, 4)
+    assert "2 slices of v6e-8: 8 chips (2x4), 2 hosts × 4 chips, Kubernetes v6e-8" in plan.hardware
+    record = json.loads(json.dumps(plan.to_json()))
+    PLAN(record)
+    assert Plan.from_json(record) == plan
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (
+            {"cloud": Kubernetes(hosts=3), "accelerator": "v6e-8"},
+            "v6e-8 has 1 host, or hosts=2 with 4 chips each: leave",
+        ),
         ({"cloud": Kubernetes(hosts=2)}, "for nodes with GPUs, and v5e-16 has 4 hosts: .*num_slices= joins"),
         ({"cloud": Kubernetes(hosts=2), "accelerator": "cpu:4"}, "for nodes with GPUs, and cpu:4 has 1 host: leave"),
         ({"cloud": Kubernetes(hosts=0), "accelerator": "l4"}, r"hosts=0\): it is a number of nodes, from 1 to 65536"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.errors import UnknownAccelerator, UsageError
-from kinetic_orchestration.plan.hardware.accelerators import Slice, by_process, catalogue, on_hosts, parse
+from kinetic_orchestration.plan.hardware.accelerators import Slice, by_process, catalogue, on_hosts, otherwise, parse
 from kinetic_orchestration.plan.hardware.nodes import (
     GPU,
     GPU_ACCELERATOR,
@@ -130,6 +130,20 @@ def test_each_of_several_hosts_of_gpus_has_a_node_of_the_same_machine() -> None:
     assert node(two) == node(parse("h100x8"))
     assert "--max-nodes=2 " in f"{command(two)} "
     assert node(on_hosts(parse("gpu:2"), 3)) == node(parse("gpu:2"))
+
+
+@pytest.mark.parametrize(("name", "machine"), [("v5e-8", "ct5lp-hightpu"), ("v6e-8", "ct6e-standard")])
+def test_eight_chips_may_be_of_one_host_or_of_two_as_keras_kinetic_has_them(name: str, machine: str) -> None:
+    one, two = parse(name), on_hosts(parse(name), 2)
+    assert [(node(each).machine, node(each).count, each.hosts) for each in (one, two)] == [
+        (f"{machine}-8t", 8, 1), (f"{machine}-4t", 4, 2)
+    ]  # fmt: skip
+    assert node(two).labels == node(one).labels
+    assert str(two) == f"{name}: 8 chips (2x4), 2 hosts × 4 chips, through GKE"
+    assert command(two).startswith(f"gcloud container node-pools create ko-{name}-on-2 ")
+    assert "--placement-type=COMPACT --tpu-topology=2x4 " in command(two) and "--max-nodes=2 " in f"{command(two)} "
+    assert (otherwise(one), otherwise(two)) == (two, one)
+    assert not [slice for slice in catalogue() if slice.name not in ("v5e-8", "v6e-8") and otherwise(slice)]
 
 
 @pytest.mark.parametrize(

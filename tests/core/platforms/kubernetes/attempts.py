@@ -93,6 +93,7 @@ RESERVED = "projects/shared/zones/us-central1-a/reservations/quarter"
 CASES = {
     "tpu": plan_of("v5e-8"),
     "tpu-hosts": plan_of("v5p-32"),
+    "tpu-eight-on-two-hosts": replace(plan_of("v6e-8"), slice=accelerators.on_hosts(accelerators.parse("v6e-8"), 2)),
     "tpu-spot-slices": plan_of("v6e-16", cloud=Kubernetes(num_slices=2), spot=True),
     "gpu": plan_of("h100x8"),
     "gpu-hosts": replace(plan_of("h100x8"), slice=accelerators.on_hosts(accelerators.parse("h100x8"), 2)),

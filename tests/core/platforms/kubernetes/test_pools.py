@@ -13,6 +13,7 @@ import pytest
 from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
+from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import Observation, Past, Plan
 from kinetic_orchestration.platforms.google.gke import GkeClusters
 from kinetic_orchestration.platforms.kubernetes import preflight
@@ -131,6 +132,31 @@ def test_a_job_is_sent_if_a_pool_can_have_its_nodes(
 ) -> None:
     google.has(nodePools=pools)
     google.backend.require(google.plan(accelerator, Kubernetes(**cloud)))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "pool", "told"),
+    [
+        (
+            1,
+            OTHER,
+            "other has 8 such chips on 2 hosts, as Keras Kinetic makes them: ask for them with cloud=Kubernetes(h",
+        ),
+        (2, ONE_HOST, "one has 8 such chips on 1 host: ask for them without hosts="),
+    ],
+)
+def test_who_has_eight_chips_on_another_number_of_hosts_hears_how_to_ask_for_them(
+    google: Google, hosts: int, pool: dict[str, Any], told: str
+) -> None:
+    plan, other = google.plan("v5e-8"), accelerators.otherwise(accelerators.parse("v5e-8"))
+    asked, has = (plan, replace(plan, slice=other)) if hosts == 1 else (replace(plan, slice=other), plan)
+    google.has(nodePools=[PLAIN, pool])
+    with pytest.raises(BackendError, match="no pool of prod can run a host of v5e-8") as refused:
+        google.backend.require(asked)
+    assert told in str(refused.value)
+    google.backend.require(has)
+    google.has(nodePools=[])
+    assert f"ko-v5e-8{'' if hosts == 1 else '-on-2'} {PLACE}" in google.waiting(asked)
 
 
 @pytest.mark.parametrize(
