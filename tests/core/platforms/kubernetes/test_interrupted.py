@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -86,6 +87,9 @@ def environ(home: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
             "KINETIC_SIGNING_KEY": "a-signing-key-of-the-tests",
             "STORAGE_EMULATOR_HOST": storage.url,
         }
+    for session, _ in started(tmp_path):  # of a test that has failed
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(session, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
