@@ -115,7 +115,10 @@ class KubernetesConfig(_Group):
 
     clusters: list[str] = Field(default=[], description="Contexts of the kubeconfig, the first choice first.")
     namespaces: list[str] = Field(default=[], description="Namespaces to try in each of them, in order.")
-    hosts: int = Field(default=1, description="How many nodes have the accelerator's GPUs each, joined over TCP.")
+    hosts: int = Field(
+        default=1,
+        description="How many nodes have the accelerator's GPUs each, joined over TCP; or 2 for v5e-8 and v6e-8.",
+    )
     queue: str = Field(default="", description="Kueue's local queue that admits the pods; several: a,b.")
     priority_class: str = Field(default="", description="Kueue's priority class in that queue.")
     reservation: str = Field(default="", description="A reservation of GKE to take machines from.")

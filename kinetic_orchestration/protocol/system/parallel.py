@@ -32,7 +32,17 @@ def side_by_side(
     """
     if len(items) < 2 or threads < 2:
         return [work(item) for item in items]
-    several = Several(work, items, most=threads, in_background=False)
+    return _all_of(Several(work, items, most=threads, in_background=False), name)
+
+
+def apart(work: Callable[[], _R], *, name: str = "kinetic-apart") -> _R:
+    """Return what work comes to that Ctrl-C must not break off at any line, in a thread of its own. It hears of that by
+    `is_given_up`, and is waited for.
+    """
+    return _all_of(Several(lambda act: act(), [work], most=1, in_background=False), name)[0]
+
+
+def _all_of(several: Several[_T, _R], name: str) -> list[_R]:
     try:
         several.begin(name)
         several.join()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from kinetic_orchestration.errors import CredentialsError
 from kinetic_orchestration.platforms.shared.cluster_access import Pair
 from kinetic_orchestration.protocol.system import escaping
-from kinetic_orchestration.protocol.system.parallel import is_given_up
+from kinetic_orchestration.protocol.system.parallel import apart, is_given_up
 
 if TYPE_CHECKING:
     import subprocess
@@ -79,7 +79,7 @@ class ExecPlugin:
     def _credential(self, fresh: bool) -> _Credential:
         with self._lock:
             if fresh or self._last is None or self._last.expires - MARGIN < time.time():
-                self._last = self._read(self._run())
+                self._last = self._read(apart(self._run, name="kinetic-login"))
             return self._last
 
     def _run(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -27,12 +28,23 @@ echo $$ $! >> "$FOLDER/started"
 sleep 600
 """
 PROGRAM = """
+import subprocess
 import sys
+import time
 
 import kinetic_orchestration as kinetic
 
+if sys.argv[1] == "busy":  # on a machine that is, a program may run before its caller knows that it does
+    begin = subprocess.Popen.__init__
 
-@kinetic.run(accelerator="cpu", backend="kubernetes", cloud=kinetic.Kubernetes(clusters=sys.argv[1:]))
+    def begin_slowly(*args, **options):
+        begin(*args, **options)
+        time.sleep(2)
+
+    subprocess.Popen.__init__ = begin_slowly
+
+
+@kinetic.run(accelerator="cpu", backend="kubernetes", cloud=kinetic.Kubernetes(clusters=sys.argv[2:]))
 def answer():
     return 42
 
@@ -75,13 +87,17 @@ def environ(home: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
             "KINETIC_SIGNING_KEY": "a-signing-key-of-the-tests",
             "STORAGE_EMULATOR_HOST": storage.url,
         }
+    for session, _ in started(tmp_path):  # of a test that has failed
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(session, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
     ("words", "logins"),
     [
-        pytest.param(["program.py", "one"], 1, id="a launch in one cluster"),
-        pytest.param(["program.py", "one", "two"], 2, id="a launch in one of two clusters"),
+        pytest.param(["program.py", "idle", "one"], 1, id="a launch in one cluster"),
+        pytest.param(["program.py", "idle", "one", "two"], 2, id="a launch in one of two clusters"),
+        pytest.param(["program.py", "busy", "one"], 1, id="a launch on a busy machine"),
         pytest.param(["-m", "kinetic_orchestration.cli", "doctor"], 1, id="doctor"),
     ],
 )
