@@ -577,14 +577,18 @@ def _cause(error: ApiError) -> str:
 def _refused(error: ApiError, placement: Mapping[str, Any]) -> BackendError:
     """Return the refusal of a create call, with what helps."""
     where, advice = placement["zone"], ""
+    if error.lacks_namespace:  # the same words in any moment of its end
+        told = f"the namespace {_namespace(placement)} does not exist, or is being deleted ({str(error).rstrip('.')})"
+        return BackendError(
+            f"{where}: {told}: see 'kubectl get namespaces', and name one with namespace= or KINETIC_NAMESPACE",
+            wire.CONFIGURATION,
+        )
     if error.kind == answers.UNSERVED:
         advice = (
             f" The cluster has no JobSet controller, which starts the pods of a slice together. {preflight.INSTALL}"
         )
-    elif error.kind == answers.ABSENT or "because it is being terminated" in error.words:
-        advice = " See 'kubectl get namespaces', and name one with namespace= or KINETIC_NAMESPACE"
     elif error.kind == answers.FORBIDDEN and (who := rights.named_in(error.words)):  # webhooks refuse by it, too
         queue = placement.get("queue", "")
         grant = rights.grant(who, _namespace(placement), [queue] if queue else [])
-        advice = f" Have an administrator grant the right: {grant}"
+        advice = f" Have an administrator grant the right, which goes with its namespace if that is deleted: {grant}"
     return BackendError(f"{where}: {error}{advice}", _cause(error))
