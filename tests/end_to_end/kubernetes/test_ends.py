@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,29 @@ def test_a_namespace_that_is_deleted_under_a_running_job_is_told(
     with pytest.raises(JobError, match=refused_in(lingering.name)) as caught:
         job.result(timeout=WITHIN)
     assert caught.value.cause == wire.CONFIGURATION
+
+
+def test_a_namespace_that_is_deleted_under_a_running_job_is_left_for_the_next_one_that_it_names(
+    cluster: Cluster, lingering: Lingering, jobs: Any, tmp_path: Path
+) -> None:
+    cluster.single()
+    job = run(
+        jobs.until,
+        str(tmp_path / "go"),
+        accelerator=ONE_HOST,
+        retry=kinetic.Retry(infra=0, preemption=1),
+        cloud=kinetic.Kubernetes(namespaces=[lingering.name, cluster.namespace]),
+    )
+    wait_running(job)
+    lingering.delete()
+    wait_for_verdict(job)
+    (tmp_path / "go").touch()
+    assert job.result(timeout=WITHIN) == 2
+    spaces = [placement["zone"].rpartition("/")[2] for placement in placements(job)]
+    assert spaces == [lingering.name, lingering.name, cluster.namespace]
+    refused = verdict_of(job, 2)
+    assert refused is not None and (refused.kind, refused.cause) == (wire.CLOSED, wire.STOCKOUT)
+    assert re.search(refused_in(lingering.name), refused.reason)
 
 
 @pytest.mark.parametrize("known", ["by the settings", "by the job's records"])
