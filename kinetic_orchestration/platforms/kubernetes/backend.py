@@ -49,7 +49,9 @@ Object = Mapping[str, Any]
 LOOKS_PER_SECOND = 4.0  # of one process at one namespace, however many jobs begin and end there,
 LOOKS_AT_ONCE = 200  # as one that is followed alone takes: what a look sees first, such as a lack of memory, is its end
 REFUSED_SECONDS = 60.0  # for which a right may be missing by mistake
-NO_MORE = "is of a cluster that is no more"  # in the reason of an end, after which its place is not tried again
+NO_MORE = "is of a cluster that is no more"  # in the reason of an end, after which its place is not tried again,
+NO_NAMESPACE = "does not exist, or is being deleted"  # and this as well
+NEVER_AGAIN = (waiting.NEVER, NO_MORE, NO_NAMESPACE)
 NO_CLUSTER = "no cluster is known: name a context of the kubeconfig with cluster= or KINETIC_CLUSTER"
 
 
@@ -171,9 +173,8 @@ class KubernetesBackend:
         if previous is not None:
             before = _place(previous.placement["zone"], previous.placement.get("queue", ""))
             past = previous._replace(placement={**previous.placement, "zone": before})
-            refusal = places.Refusal(
-                gone=(before,) if waiting.NEVER in previous.reason or NO_MORE in previous.reason else ()
-            )
+            is_over = any(words in previous.reason for words in NEVER_AGAIN)
+            refusal = places.Refusal(gone=(before,) if is_over else ())
             seed = f"{job_id}-{attempt}"
             choice = places.following(tuple(among), past, seed, refusal, patience=plan.zone_patience)
         zone, queue = among[choice.place]
@@ -194,12 +195,11 @@ class KubernetesBackend:
 
     def submit(self, asked: Submission) -> str:
         placement = asked.intent.placement
+        elsewhere = wire.STOCKOUT if len(_places(asked.plan)) > 1 else wire.CONFIGURATION  # of a place that is no more
         try:
             api, where = self._api(placement), _namespace(placement)
         except ClusterGone as error:
-            others = len(_places(asked.plan)) > 1
-            told = f"{placement['zone']} {NO_MORE}: {error}"
-            raise BackendError(told, wire.STOCKOUT if others else wire.CONFIGURATION) from error
+            raise BackendError(f"{placement['zone']} {NO_MORE}: {error}", elsewhere) from error
         except CredentialsError as error:  # its submitter's machine has them
             return f"waiting for a process that reaches the cluster {placement['zone']}: {error}"
         if self._vault is not None:
@@ -209,7 +209,7 @@ class KubernetesBackend:
         except ApiError as error:
             if error.kind in _LATER:
                 return _waits(error)
-            raise _refused(error, placement) from error
+            raise _refused(error, placement, elsewhere) from error
         if self._vault is None and (kept := manifest.secret(asked, made["metadata"]["uid"])) is not None:
             try:
                 api.create(_secrets(where), kept)
@@ -217,7 +217,7 @@ class KubernetesBackend:
                 if error.kind in _LATER:
                     return _waits(error)
                 if error.kind != answers.EXISTS:
-                    raise _refused(error, placement) from error
+                    raise _refused(error, placement, elsewhere) from error
         return ""
 
     # ---- observing
@@ -586,17 +586,19 @@ def _cause(error: ApiError) -> str:
     return wire.QUOTA if error.is_quota else wire.CONFIGURATION
 
 
-def _refused(error: ApiError, placement: Mapping[str, Any]) -> BackendError:
-    """Return the refusal of a create call, with what helps."""
+def _refused(error: ApiError, placement: Mapping[str, Any], elsewhere: str) -> BackendError:
+    """Return the refusal of a create call, with what helps. `elsewhere`: its cause, if only other places are left."""
     where, advice = placement["zone"], ""
+    if error.lacks_namespace:  # the same words in any moment of its end
+        told = f"{where}: the namespace {_namespace(placement)} {NO_NAMESPACE} ({str(error).rstrip('.')})"
+        advice = "see 'kubectl get namespaces', and name one with namespace= or KINETIC_NAMESPACE"
+        return BackendError(f"{told}: {advice}", elsewhere)
     if error.kind == answers.UNSERVED:
         advice = (
             f" The cluster has no JobSet controller, which starts the pods of a slice together. {preflight.INSTALL}"
         )
-    elif error.kind == answers.ABSENT or "because it is being terminated" in error.words:
-        advice = " See 'kubectl get namespaces', and name one with namespace= or KINETIC_NAMESPACE"
     elif error.kind == answers.FORBIDDEN and (who := rights.named_in(error.words)):  # webhooks refuse by it, too
         queue = placement.get("queue", "")
         grant = rights.grant(who, _namespace(placement), [queue] if queue else [])
-        advice = f" Have an administrator grant the right: {grant}"
+        advice = f" Have an administrator grant the right, which goes with its namespace if that is deleted: {grant}"
     return BackendError(f"{where}: {error}{advice}", _cause(error))

@@ -158,10 +158,13 @@ def _examined(place: Place) -> Iterator[Finding]:
     ]
     found = at_once([partial(_tried, check, place) for check in checks], len(checks))
     named = {finding.name: finding for finding in found}  # the set may say of others what they lack
-    lacks = named["namespace"] == _no_namespace(place)
+    told = {
+        _no_namespace(place): f"there is no namespace {place.namespace}",
+        _going_namespace(place): f"the namespace {place.namespace} is being deleted",
+    }.get(named["namespace"], "")
     for finding in named.values():
-        is_inside = lacks and finding.name in _INSIDE and finding.state != OK
-        yield finding._replace(found=f"there is no namespace {place.namespace}", fix="") if is_inside else finding
+        is_inside = told and finding.name in _INSIDE and finding.state != OK
+        yield finding._replace(found=told, fix="") if is_inside else finding
 
 
 def admission(plan: Plan, where: str, open_api: Callable[[str], Api]) -> Iterator[Finding]:
@@ -271,10 +274,13 @@ def _namespace(place: Place) -> Finding:
             raise
         return Finding("namespace", OK, f"{place.namespace}, which you may not look at: the set is tried there below")
     if found.get("status", {}).get("phase") == "Terminating":
-        return Finding(
-            "namespace", FAILED, f"{place.namespace} is being deleted", "Name another with KINETIC_NAMESPACE"
-        )
+        return _going_namespace(place)
     return Finding("namespace", OK, place.namespace)
+
+
+def _going_namespace(place: Place) -> Finding:
+    fix = "Name another with KINETIC_NAMESPACE or namespace=, or make it anew once it is gone"
+    return Finding("namespace", FAILED, f"{place.namespace} is being deleted", fix)
 
 
 def _no_namespace(place: Place) -> Finding:
@@ -503,6 +509,8 @@ def _refusal(error: ApiError, place: Place) -> Finding:
         return _no_jobset(place)
     if error.kind == answers.ABSENT:
         return _no_namespace(place)
+    if error.lacks_namespace:
+        return _going_namespace(place)
     if error.kind == answers.BUSY or error.is_quota:
         fix = "A job would wait until it is accepted, or ask the next place"
         return Finding("dry run", WARNING, f"{place.namespace} does not accept the JobSet now: {error.words}", fix)
@@ -527,6 +535,8 @@ def _pod(place: Place) -> Finding:
             raise
         if error.kind == answers.ABSENT:
             return _no_namespace(place)._replace(name="pod")
+        if error.lacks_namespace:
+            return _going_namespace(place)._replace(name="pod")
         why = waiting.of_refusal(error.words)
         state = FAILED if why is None or why.cause else WARNING
         fix = why.message if why else "An administrator of the cluster knows the rule"

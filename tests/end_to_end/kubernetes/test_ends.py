@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from kinetic_orchestration.platforms.kubernetes.api import client
 from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.protocol import wire
 from tests.end_to_end.kubernetes.between import Between
-from tests.end_to_end.kubernetes.cases import NONE, ONE_HOST, Cluster, condition, run, wait_for_verdict
+from tests.end_to_end.kubernetes.cases import NONE, ONE_HOST, Cluster, condition, run, verdict_of, wait_for_verdict
 from tests.support.jobs import WITHIN, placements, told, wait_running
+from tests.support.kubernetes.fixtures import Lingering
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(3)]
@@ -31,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.turn(3)]
 
 def reap(**changes: Any) -> list[reaper.Reaped]:
     store, backend, _ = place_of()
-    return reaper.reap(store, backend, settings.load(**changes), patience=20.0)
+    return reaper.reap(store, backend, settings.load(**changes), patience=WITHIN)  # a garbage collector takes its time
 
 
 # ---- deadlines ---------------------------------------------------------------------------------------------------
@@ -107,36 +108,61 @@ def test_pods_whose_set_was_deleted_without_them_are_found_and_ended(
     cluster.wait_until_empty()
 
 
-def test_a_namespace_that_is_deleted_under_a_running_job_is_told(
-    cluster: Cluster, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = f"{cluster.namespace}-other"
-    cluster.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
-    cluster.plane.await_account(name)
-    monkeypatch.setenv("KINETIC_NAMESPACE", name)
-    cluster.single()
-    job = run(jobs.until, str(tmp_path / "never"), accelerator=ONE_HOST, retry=kinetic.Retry(infra=1, preemption=1))
-    wait_running(job)
-    cluster.api.delete(f"/api/v1/namespaces/{name}")
-    wait_for_verdict(job)
-    with pytest.raises(JobError, match=name):
-        job.result(timeout=WITHIN)
-    wait_until(lambda: cluster.api.found(f"/api/v1/namespaces/{name}") is None, "its end", pause=0.1)
-
-
 @pytest.fixture
-def other(cluster: Cluster) -> Iterator[str]:
+def other(cluster: Cluster, lingering: Lingering) -> str:
     """Another namespace of the cluster, which stays in deletion until the test is over."""
-    name = f"{cluster.namespace}-other"
-    cluster.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
-    cluster.plane.await_account(name)
-    holds = f"/api/v1/namespaces/{name}/configmaps"
-    cluster.api.create(holds, {"metadata": {"name": "holds", "finalizers": ["tests.example/holds"]}})
-    yield name
-    if "deletionTimestamp" not in cluster.api.get(f"/api/v1/namespaces/{name}")["metadata"]:
-        cluster.api.delete(f"/api/v1/namespaces/{name}")
-    cluster.api.patch(f"{holds}/holds", {"metadata": {"finalizers": None}})
-    wait_until(lambda: cluster.api.found(f"/api/v1/namespaces/{name}") is None, "its end", pause=0.1)
+    return lingering.name
+
+
+TAKEN = (wire.ABORTED, wire.PREEMPTION, "this host received SIGTERM")  # all that a host hears of its namespace
+
+
+def refused_in(namespace: str) -> str:
+    """What is said of a namespace, in any moment of its end, to who would create anything there."""
+    advice = "see 'kubectl get namespaces', and name one with namespace= or KINETIC_NAMESPACE"
+    return rf": the namespace {namespace} does not exist, or is being deleted \(Kubernetes refused .*\): {advice}"
+
+
+@pytest.mark.parametrize("goes", ["it is being deleted", "it is gone"])
+def test_a_namespace_that_is_deleted_under_a_running_job_is_told(
+    cluster: Cluster, lingering: Lingering, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes: str
+) -> None:
+    """In the same words, whenever the next attempt is asked for."""
+    monkeypatch.setenv("KINETIC_NAMESPACE", lingering.name)
+    cluster.single()
+    job = run(jobs.until, str(tmp_path / "never"), accelerator=ONE_HOST, retry=kinetic.Retry(infra=0, preemption=1))
+    wait_running(job)
+    lingering.delete()
+    first = wait_for_verdict(job)
+    assert (first.kind, first.cause, first.reason) == TAKEN
+    if goes == "it is gone":
+        lingering.let_go()
+    with pytest.raises(JobError, match=refused_in(lingering.name)) as caught:
+        job.result(timeout=WITHIN)
+    assert caught.value.cause == wire.CONFIGURATION
+
+
+def test_a_namespace_that_is_deleted_under_a_running_job_is_left_for_the_next_one_that_it_names(
+    cluster: Cluster, lingering: Lingering, jobs: Any, tmp_path: Path
+) -> None:
+    cluster.single()
+    job = run(
+        jobs.until,
+        str(tmp_path / "go"),
+        accelerator=ONE_HOST,
+        retry=kinetic.Retry(infra=0, preemption=1),
+        cloud=kinetic.Kubernetes(namespaces=[lingering.name, cluster.namespace]),
+    )
+    wait_running(job)
+    lingering.delete()
+    wait_for_verdict(job)
+    (tmp_path / "go").touch()
+    assert job.result(timeout=WITHIN) == 2
+    spaces = [placement["zone"].rpartition("/")[2] for placement in placements(job)]
+    assert spaces == [lingering.name, lingering.name, cluster.namespace]
+    refused = verdict_of(job, 2)
+    assert refused is not None and (refused.kind, refused.cause) == (wire.CLOSED, wire.STOCKOUT)
+    assert re.search(refused_in(lingering.name), refused.reason)
 
 
 @pytest.mark.parametrize("known", ["by the settings", "by the job's records"])
@@ -174,19 +200,22 @@ def test_a_set_whose_release_was_refused_until_its_job_was_told_is_found_where_o
 
 
 def test_a_namespace_that_stays_in_deletion_is_told_to_who_submits_and_hides_nothing(
-    cluster: Cluster, other: str, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, lingering: Lingering, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    other = lingering.name
     cluster.single()
     job = run(jobs.until, str(tmp_path / "never"), accelerator=ONE_HOST, namespace=other, retry=NONE)
     wait_running(job)
-    cluster.api.delete(f"/api/v1/namespaces/{other}")
-    with pytest.raises(JobError, match=r"deleted it|taken away|died|SIGTERM"):
+    lingering.delete()
+    with pytest.raises(JobError, match=r"ended on host 0 \(preemption\): this host received SIGTERM\n"):
         job.result(timeout=WITHIN)
+    verdict = verdict_of(job)
+    assert verdict is not None and (verdict.kind, verdict.cause, verdict.reason) == TAKEN
     wait_until(lambda: actions.release(job._job, 1) is Freed.DONE, "its end", pause=0.1)
     monkeypatch.setenv("KINETIC_NAMESPACES", f"{other},{cluster.namespace}")
     assert [one for one in reap() if one.what in (reaper.PLACEMENT, reaper.PLACE)] == []
     late = run(jobs.until, str(tmp_path / "never"), accelerator=ONE_HOST, namespace=other)
-    with pytest.raises(JobError, match=r"because it is being terminated.* See 'kubectl get namespaces'"):
+    with pytest.raises(JobError, match=refused_in(other)):
         late.result(timeout=WITHIN)
 
 

@@ -4,6 +4,7 @@ other modules here have no test for. docs/develop/add-a-fault.md has the whole l
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,11 +141,25 @@ def test_f22_a_delete_that_is_lost_or_refused_does_not_keep_the_value_and_is_mad
 # ---- F24, F25: nobody is left ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("killed", [[0], [0, 1]], ids=["host 0", "all hosts"])
+OF_THE_OTHER = r"host 0 died without a word, for which its cluster ends the others \(this host received SIGTERM\): .*"
+OF_THE_CLUSTER = r"a pod died or was deleted, of which Kubernetes tells no more: Container host for pod \S+ failed with exit code 137"
+
+
+@pytest.mark.parametrize(
+    ("killed", "kind", "said"),
+    [([0], wire.ABORTED, OF_THE_OTHER), ([0, 1], wire.CLOSED, OF_THE_CLUSTER)],
+    ids=["host 0", "all hosts"],
+)
 def test_f25_a_set_whose_hosts_died_unheard_ends_with_all_its_pods_and_the_reaper_closes_its_attempt(
-    cluster: Cluster, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: list[int]
+    cluster: Cluster,
+    jobs: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    killed: list[int],
+    kind: str,
+    said: str,
 ) -> None:
-    """No client is there: the cluster ends the pods that are left."""
+    """No client is there: the cluster ends the pods that are left, of which one may say what it has seen."""
     for patience in ("UNCLAIMED", "SETTLED"):  # so long nobody has followed it, and its verdict is old
         monkeypatch.setattr(reaper, patience, -60.0)
     cluster.pools()
@@ -160,8 +175,10 @@ def test_f25_a_set_whose_hosts_died_unheard_ends_with_all_its_pods_and_the_reape
     assert reaped.name == placements(job)[0]["name"]
     cluster.wait_until_empty()
     verdict = verdict_of(job)
-    assert verdict is not None and verdict.kind in (wire.CLOSED, wire.ABORTED), verdict
-    with pytest.raises(JobError):
+    assert verdict is not None
+    assert (verdict.kind, verdict.cause) == (kind, wire.INFRASTRUCTURE)
+    assert re.fullmatch(said, verdict.reason), verdict.reason
+    with pytest.raises(JobError, match=said):
         job.result(timeout=WITHIN)
 
 

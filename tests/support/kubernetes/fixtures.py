@@ -119,6 +119,45 @@ def namespace(plane: ControlPlane | EmulatedPlane) -> Iterator[str]:
     plane.remove_pods(name)
 
 
+class Lingering:
+    """A namespace that stays in deletion, once it is deleted, until it is let go."""
+
+    def __init__(self, plane: ControlPlane | EmulatedPlane) -> None:
+        self._api = plane.api
+        self.name = str(
+            self._api.create("/api/v1/namespaces", {"metadata": {"generateName": "lingers-"}})["metadata"]["name"]
+        )
+        self._path = f"/api/v1/namespaces/{self.name}"
+        plane.await_account(self.name)
+        holds = {"metadata": {"name": "holds", "finalizers": ["tests.example/holds"]}}
+        self._api.create(f"{self._path}/configmaps", holds)
+
+    def delete(self) -> None:
+        """Begin its deletion, in which all that it has goes, its Roles too; return when these are gone."""
+        self._api.delete(self._path)
+        roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{self.name}/rolebindings"
+        for path in (f"{self._path}/serviceaccounts", roles):
+            wait_until(lambda path=path: not self._api.get(path)["items"], f"{path} go", pause=0.1)  # type: ignore[misc]
+
+    def let_go(self) -> None:
+        """Delete it, if that is not done, and wait until it is gone."""
+        found = self._api.found(self._path)
+        if found is None:
+            return
+        if "deletionTimestamp" not in found["metadata"]:
+            self._api.delete(self._path)
+        self._api.patch(f"{self._path}/configmaps/holds", {"metadata": {"finalizers": None}})
+        wait_until(lambda: self._api.found(self._path) is None, f"the end of {self.name}", pause=0.1)
+
+
+@pytest.fixture
+def lingering(plane: ControlPlane | EmulatedPlane) -> Iterator[Lingering]:
+    """Another namespace of this test."""
+    found = Lingering(plane)
+    yield found
+    found.let_go()
+
+
 @pytest.fixture
 def nodes(plane: ControlPlane | EmulatedPlane, namespace: str, tmp_path: Path) -> Iterator[NodeGroup]:
     """The nodes of this test, none at first; they go before its namespace does."""

@@ -87,6 +87,12 @@ class ApiError(KineticError):
         return "exceeded quota" in self.words or "status unknown for quota" in self.words
 
     @property
+    def lacks_namespace(self) -> bool:
+        """True if nothing can be created in the namespace, as it is being deleted or does not exist."""
+        is_going = any(cause.reason == "NamespaceTerminating" for cause in self.causes)
+        return is_going or (self.kind == ABSENT and self.details.get("kind") == "namespaces")
+
+    @property
     def causes(self) -> tuple[Cause, ...]:
         found = self.details.get("causes")
         listed = found if isinstance(found, list) else []

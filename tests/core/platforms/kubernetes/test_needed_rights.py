@@ -22,6 +22,7 @@ from kinetic_orchestration.platforms.kubernetes.observing import observer
 from kinetic_orchestration.platforms.kubernetes.rights import Right
 from kinetic_orchestration.platforms.shared.findings import OK
 from tests.core.platforms.kubernetes.attempts import CREATED, attempt_of, plan_of
+from tests.support.kubernetes.api import Api
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.emulated import EmulatedPlane
 from tests.support.kubernetes.fixtures import on_both
@@ -30,6 +31,7 @@ from tests.support.waits import wait_until
 pytestmark = [pytest.mark.slow, on_both(pytest.mark.turn(2))]
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
+REVIEWS = "/apis/authorization.k8s.io/v1"
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 JOBSETS, JOBS = "/apis/jobset.x-k8s.io/v1alpha2", "/apis/batch/v1"
 ALL = rights.of(secrets=True, queue=True)
@@ -55,6 +57,14 @@ class Submitters:
         self.api.create(f"{RBAC}/namespaces/{self.namespace}/roles", {**role, "metadata": metadata})
         bound = {**binding, "metadata": metadata, "roleRef": reference}
         self.api.create(f"{RBAC}/namespaces/{self.namespace}/rolebindings", bound)
+        asked = {"apiVersion": REVIEWS[6:], "kind": "SelfSubjectRulesReview", "spec": {"namespace": self.namespace}}
+        own = Api(self.plane.user_kubeconfig(user))
+
+        def is_known() -> bool:
+            rules = own.create(f"{REVIEWS}/selfsubjectrulesreviews", asked)["status"]["resourceRules"]
+            return all(rights.is_granted(right, rules) for right in granted)
+
+        wait_until(is_known, f"the server knows the rights of {user}", pause=0.05)
 
     def _add(self, user: str, kubeconfig: Path) -> None:
         config = json.loads(kubeconfig.read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.values import (
@@ -26,19 +27,20 @@ from kinetic_orchestration.plan.values import (
 )
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.kubernetes import backend as kubernetes_backend
-from kinetic_orchestration.platforms.kubernetes import boot
+from kinetic_orchestration.platforms.kubernetes import boot, rights
 from kinetic_orchestration.platforms.kubernetes.api import kueue
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.kubernetes.observing import observer
 from kinetic_orchestration.protocol import wire
-from kinetic_orchestration.testing.kubernetes.api.answers import Object
+from kinetic_orchestration.testing.kubernetes.api.answers import Object, Refused
 from kinetic_orchestration.testing.kubernetes.pods.nodes import KILLED, NodeGroup, tpu_pool
 from tests.core.platforms.kubernetes import attempts
 from tests.core.platforms.kubernetes.attempts import attempt_of, job_of, plan_of, pod_of, rendered
+from tests.support.kubernetes.api import Api
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.emulated import EmulatedPlane
-from tests.support.kubernetes.fixtures import only_real
+from tests.support.kubernetes.fixtures import Lingering, only_real
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(1)]
@@ -114,6 +116,11 @@ class Placed:
 
         return wait_until(seen, lambda: [pod["status"] for pod in self.pods()], within=60, pause=0.2)
 
+    def close(self) -> None:
+        for backend in (self.backend, self.beside):
+            for api in backend._apis.values():
+                api.close()
+
     def say(self, reason: str, message: str) -> None:
         """Have the autoscaler say something of the first pod."""
         [pod] = self.pods()
@@ -133,9 +140,7 @@ def placed(plane: ControlPlane | EmulatedPlane, namespace: str, monkeypatch: pyt
     monkeypatch.setattr(observer, "EXPLAINED_SECONDS", 0.5)
     placed = Placed(plane, namespace)
     yield placed
-    for backend in (placed.backend, placed.beside):
-        for api in backend._apis.values():
-            api.close()
+    placed.close()
 
 
 def test_what_the_scheduler_and_an_autoscaler_say_is_told_with_the_pool_that_is_needed(placed: Placed) -> None:
@@ -212,6 +217,25 @@ def test_a_right_that_lacks_before_and_after_this_process_stood_still_ends_no_at
         seen.append(placed.observed(attempt))
         clock.ahead += 3600.0
     assert [(one.state, one.cause) for one in seen] == [*[(UNKNOWN, "")] * 2, (UNKNOWN, wire.CONFIGURATION)]
+
+
+def test_whose_rights_went_with_their_namespace_is_told_so(
+    plane: ControlPlane | EmulatedPlane, lingering: Lingering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that has lost the Role says nothing of the namespace."""
+    role, binding = rights.role(rights.of(secrets=False, queue=False), lingering.name, "user:ada")
+    for kind, body in (("roles", role), ("rolebindings", binding)):
+        plane.api.create(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{lingering.name}/{kind}", body)
+    kubeconfig = plane.user_kubeconfig("ada")
+    lingering.delete()
+    sets = f"{JOBSETS}/namespaces/{lingering.name}/jobsets"
+    wait_until(lambda: _is_refused(Api(kubeconfig), sets), "the server has lost the Role", within=60, pause=0.1)
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    ada = Placed(plane, lingering.name)
+    told = "Have an administrator grant the right, which goes with its namespace if that is deleted: KINETIC_NAMESPACE="
+    with pytest.raises(BackendError, match=told):
+        ada.submit("v5e-8")
+    ada.close()
 
 
 def test_pods_without_rights_of_root_run_where_others_are_refused(
@@ -302,6 +326,14 @@ def test_the_secret_of_a_set_that_was_deleted_without_it_goes_with_the_orphans_a
     wait_until(lambda: _names_in(plane, secrets) == {"theirs", names[1]}, "its Secret is gone", within=30, pause=0.2)
     wait_until(lambda: placed.backend.release(first.intent.placement) is Freed.DONE, within=100, pause=0.2)
     assert _names_in(plane, secrets) == {"theirs", names[1]}
+
+
+def _is_refused(api: Api, path: str) -> bool:
+    try:
+        api.get(path)
+    except Refused as refused:
+        return refused.code == 403
+    return False
 
 
 def _names_in(plane: ControlPlane | EmulatedPlane, path: str) -> set[str]:

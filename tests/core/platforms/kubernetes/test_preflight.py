@@ -28,7 +28,7 @@ from kinetic_orchestration.testing.kubernetes.pods.nodes import tpu_pool
 from tests.core.platforms.kubernetes.api.scripted_server import Authority
 from tests.support.kubernetes.api import Refused
 from tests.support.kubernetes.emulated import EmulatedPlane
-from tests.support.kubernetes.fixtures import only_real
+from tests.support.kubernetes.fixtures import Lingering, only_real
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(4)]
@@ -204,6 +204,20 @@ def test_a_namespace_that_is_not_there(plane: Any, monkeypatch: pytest.MonkeyPat
     found = lost.findings()
     assert found["namespace"].state == found["pod"].state == FAILED
     assert [name for name, finding in found.items() if "kubectl create" in finding.fix] == ["namespace"]
+
+
+def test_a_namespace_that_is_being_deleted_is_told_once_and_in_place_of_what_it_has_lost(
+    plane: Any, lingering: Lingering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = Submitter(plane.kubeconfig, lingering.name, monkeypatch)
+    lingering.delete()
+    told = late.refusal()
+    assert f"namespace: {lingering.name} is being deleted. Name another with KINETIC_NAMESPACE or namespace=" in told
+    assert len(told.splitlines()) == 2
+    found = {name: finding for name, finding in late.findings().items() if finding.state != OK}
+    fixes = {name for name, finding in found.items() if finding.fix}
+    assert fixes == {"namespace", "nodes"}
+    assert found["pod"].found == found["service account"].found == f"the namespace {lingering.name} is being deleted"
 
 
 def test_secrets_that_are_not_there_are_told_and_what_is_in_them_is_not_read(
