@@ -109,6 +109,11 @@ def test_an_account_that_stands_for_another_needs_what_lets_it_and_what_that_nee
     )  # fmt: skip
 
 
+def test_an_annotation_that_names_no_account_of_google_is_a_failure(looked: Callable[..., Finding]) -> None:
+    found = looked("training")
+    assert found.state == FAILED and "no service account of Google is called so" in found.found
+
+
 @pytest.mark.parametrize(
     ("role", "member", "state"),
     [
