@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from kinetic_orchestration.errors import BackendError, KineticError, UsageError
 from kinetic_orchestration.plan.configuration.settings import Settings
@@ -17,11 +18,20 @@ from kinetic_orchestration.plan.hardware.regions import region_of
 from kinetic_orchestration.platforms.google import api_errors, credentials
 from kinetic_orchestration.platforms.google.api_errors import CallContext
 from kinetic_orchestration.platforms.google.rest.client import google
-from kinetic_orchestration.platforms.shared.cluster_access import EVERYTHING, Access, Cluster, ClusterGone, Pool
+from kinetic_orchestration.platforms.shared.cluster_access import (
+    EVERYTHING,
+    Access,
+    Binding,
+    Cluster,
+    ClusterGone,
+    Policy,
+    Pool,
+)
 from kinetic_orchestration.protocol import wire
 
 SERVICE = "container"
 GOING = "STOPPING"
+_ABSENT = 404
 _refreshing = threading.Lock()
 
 
@@ -73,6 +83,7 @@ class GkeClusters:
             cluster=Cluster(project, location, name),
             pools=_pools(found),
             identities=str(found.get("workloadIdentityConfig", {}).get("workloadPool", "")),
+            policy=self._policy,
             provisions=_provisions(found),
         )
 
@@ -102,6 +113,21 @@ class GkeClusters:
         told = _not_one(cluster, project, listed, named, chosen)
         raise (ClusterGone if is_gone else BackendError)(told, wire.CONFIGURATION)
 
+    def _policy(self, resource: str) -> Policy:
+        """Return the policy of a service account, by its email, or of gs://BUCKET."""
+        with self._acting(), google(self._settings) as api:
+            if resource.startswith("gs://"):
+                path = f"storage/v1/b/{quote(resource.removeprefix('gs://'), safe='')}/iam"
+                answer = api.call("GET", "storage", path, params={"optionsRequestedPolicyVersion": "3"})
+            else:
+                path = f"v1/projects/-/serviceAccounts/{quote(resource, safe='@')}:getIamPolicy"
+                answer = api.call("POST", "iam", path, params={"options.requestedPolicyVersion": "3"})
+        if answer.ok:
+            return Policy(tuple(map(_binding, answer.body.get("bindings", ()))))
+        return (
+            Policy(absent=True) if answer.status == _ABSENT else Policy(unread=answer.status_of().message.rstrip("."))
+        )
+
     def _token(self, fresh: bool) -> str:
         """Return an access token of this process's identity, which lasts for an hour."""
         from google.auth import exceptions
@@ -118,6 +144,10 @@ class GkeClusters:
                 except exceptions.TransportError as error:
                     raise BackendError(f"Google gave no new token: {error}", wire.INTERNAL) from error
         return str(identity.token or "")
+
+
+def _binding(told: Mapping[str, Any]) -> Binding:
+    return Binding(str(told.get("role", "")), tuple(map(str, told.get("members", ()))), bool(told.get("condition")))
 
 
 def _provisions(found: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,14 +1,15 @@
-"""GKE's own: the names of its clusters, the capacity that pods ask for, and the pools of nodes that have it. Pure.
+"""GKE's own: names of clusters, the capacity that pods ask for, the pools of nodes that have it, who pods are. Pure.
 
 `gcloud container clusters get-credentials` calls a context gke_PROJECT_LOCATION_CLUSTER. Capacity is on demand, or by
-labels of nodes a reservation's or that of flex-start. This module does not know what is free, nor a manifest.
+labels of nodes a reservation's or that of flex-start. This module does not know what is free, nor a manifest, nor how
+policies are read.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import UsageError
@@ -16,7 +17,7 @@ from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.hardware.nodes import Node
 from kinetic_orchestration.plan.values import Plan
-from kinetic_orchestration.platforms.shared.cluster_access import Cluster
+from kinetic_orchestration.platforms.shared.cluster_access import Cluster, Policy
 
 RESERVATION = "cloud.google.com/reservation-name"
 RESERVATION_PROJECT = "cloud.google.com/reservation-project"
@@ -188,3 +189,78 @@ def _reserved(reservation: str) -> tuple[str, str, str]:
         f"cloud=Kubernetes(reservation={reservation!r}) names no reservation: write its name, or "
         "projects/PROJECT/reservations/NAME for one that another project shares"
     )
+
+
+# ---- who pods are ----------------------------------------------------------------------------------------------------
+
+STANDS_FOR = "iam.gke.io/gcp-service-account"  # annotation of a ServiceAccount
+ACTS_AS = "roles/iam.workloadIdentityUser"
+USES_BUCKET = "roles/storage.objectUser"
+_OF_POOLS = ".svc.id.goog"  # how the name of a cluster's pool of identities ends, after that of its project
+_ACT = {ACTS_AS, "roles/iam.serviceAccountTokenCreator"}
+_USE = {USES_BUCKET, "roles/storage.objectAdmin", "roles/storage.admin"}
+_EVERYBODY = {"allUsers", "allAuthenticatedUsers"}
+
+
+class Identity(NamedTuple):
+    """Who the pods of a service account are to Google.
+
+    https://cloud.google.com/kubernetes-engine/docs/concepts/workload-identity#principal-id-examples
+    """
+
+    pool: str  # of its cluster's identities: PROJECT.svc.id.goog
+    namespace: str
+    account: str
+    google: str = ""  # the service account of Google that it stands for
+
+    @property
+    def federated(self) -> str:
+        """Its name in the policy of a service account of Google."""
+        return f"serviceAccount:{self.pool}[{self.namespace}/{self.account}]"
+
+    def names(self, member: str) -> bool:
+        """Return True if a member of a policy is the Kubernetes service account, or all of its namespace."""
+        pool = f"//iam.googleapis.com/projects/\\d+/locations/global/workloadIdentityPools/{re.escape(self.pool)}"
+        own = f"principal:{pool}/subject/ns/{self.namespace}/sa/{re.escape(self.account)}"
+        return member == self.federated or bool(
+            re.fullmatch(own, member) or re.fullmatch(f"principalSet:{pool}/namespace/{self.namespace}", member)
+        )
+
+    def acts(self, policy: Policy) -> bool | None:
+        """Return True if the policy of the service account of Google lets pods act as that, and None if it does so
+        under a condition."""
+        return _held(policy, _ACT, self.names)
+
+    def uses(self, policy: Policy) -> bool | None:
+        """Return True if a bucket's policy lets pods use it as a store, and None if it does so under a condition, or by
+        a role whose permissions only its owner knows."""
+        google = f"serviceAccount:{self.google}"
+
+        def is_meant(member: str) -> bool:
+            return member in _EVERYBODY or (member == google if self.google else self.names(member))
+
+        known = _held(policy, _USE, is_meant)
+        own = any(not one.role.startswith("roles/") and any(map(is_meant, one.members)) for one in policy.bindings)
+        return None if known is False and own else known
+
+    def let_act(self) -> str:
+        """Return the line that lets pods act as the service account of Google."""
+        return (
+            f"gcloud iam service-accounts add-iam-policy-binding {self.google} --role={ACTS_AS} "
+            f"--member='{self.federated}'"
+        )
+
+    def let_use(self, bucket: str) -> str:
+        """Return the line that lets pods use gs://BUCKET."""
+        project = self.pool.removesuffix(_OF_POOLS)
+        number = f"$(gcloud projects describe {project} --format='value(projectNumber)')"
+        pool = f"//iam.googleapis.com/projects/{number}/locations/global/workloadIdentityPools/{self.pool}"
+        own = f"principal:{pool}/subject/ns/{self.namespace}/sa/{self.account}"
+        member = f"serviceAccount:{self.google}" if self.google else own
+        return f'gcloud storage buckets add-iam-policy-binding {bucket} --role={USES_BUCKET} --member="{member}"'
+
+
+def _held(policy: Policy, roles: set[str], is_meant: Callable[[str], bool]) -> bool | None:
+    """Return True if a member that is meant has one of the roles, None if only under a condition, else False."""
+    found = [one for one in policy.bindings if one.role in roles and any(map(is_meant, one.members))]
+    return None if found and all(one.conditional for one in found) else bool(found)

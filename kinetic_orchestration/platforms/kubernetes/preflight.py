@@ -29,7 +29,7 @@ from kinetic_orchestration.platforms.kubernetes.api import answers, kueue
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.kubernetes.observing import waiting
-from kinetic_orchestration.platforms.shared.cluster_access import ClusterGone, Pool
+from kinetic_orchestration.platforms.shared.cluster_access import ClusterGone, Policy, Pool
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import REQUESTS, at_once
@@ -44,7 +44,7 @@ LEAST_JOBSET = (0, 8)
 NEWEST_JOBSET = "v0.12.0"  # with which it was tried
 JOBSET_MANIFEST = "https://github.com/kubernetes-sigs/jobset/releases/download/{}/manifests.yaml"
 INSTALL = f"Install it, as an administrator: kubectl apply --server-side -f {JOBSET_MANIFEST.format(NEWEST_JOBSET)}"
-_STANDS_FOR = "iam.gke.io/gcp-service-account"  # annotation of a ServiceAccount
+_LOOK = "Look, or have somebody look who may:"
 _GOOGLE_ACCOUNT = re.compile(r"[a-z]([-a-z0-9]{4,28}[a-z0-9])@[a-z0-9.:-]+\.iam\.gserviceaccount\.com")
 _INSIDE = ("queue", "service account", "pod")  # findings about what is in a namespace
 _FOR_EVER = "A job would wait for ever."
@@ -400,29 +400,100 @@ def _priority(place: Place) -> Finding:
 
 
 def _account(place: Place) -> Finding:
-    name = place.plan.cloud["service_account"] or "default"
+    """Look at the account of the pods, and at what Google grants it: as far as the caller may, and no further."""
+    name, bucket = place.plan.cloud["service_account"] or "default", _bucket_of(place.plan)
+    told, pool = f"pods run as {name}", _pool_of_identities(place)
     try:
         found = place.api.get(f"/api/v1/namespaces/{place.namespace}/serviceaccounts/{name}")
     except ApiError as error:
         if error.kind == answers.ABSENT:
             fix = f"Make it: kubectl create serviceaccount {name} -n {place.namespace}"
-            return Finding("service account", FAILED, f"{place.namespace} has no service account {name}", fix)
+            return _of_account(FAILED, f"{place.namespace} has no service account {name}", fix)
         if error.kind != answers.FORBIDDEN:
             raise
-        return Finding("service account", OK, f"pods run as {name}, which you may not look at")
-    stands_for = str(found["metadata"].get("annotations", {}).get(_STANDS_FOR) or "")
-    identities = place.api.access.identities
-    if not identities or not stands_for:
-        return Finding("service account", OK, f"pods run as {name}")
-    told = f"pods run as {name}, which stands for {answers.escaped(stands_for)}"
-    if _GOOGLE_ACCOUNT.fullmatch(stands_for) is None:
-        fix = f"The annotation {_STANDS_FOR} of {name} has to be NAME@PROJECT.iam.gserviceaccount.com: correct it"
-        return Finding("service account", FAILED, f"{told}, and no service account of Google is called so", fix)
-    grant = (
-        f"gcloud iam service-accounts add-iam-policy-binding {stands_for} --role=roles/iam.workloadIdentityUser "
-        f"--member='serviceAccount:{identities}[{place.namespace}/{name}]'"
-    )
-    return Finding("service account", OK, f"{told}, once that has been granted: {grant}")
+        told = f"{told}, which you may not look at"
+        if not (pool and bucket):
+            return _of_account(OK, told)
+        look = f"{_LOOK} kubectl get serviceaccount {name} -n {place.namespace} -o yaml; {_see_bucket(bucket)}"
+        return _of_account(WARNING, f"{told}: what it may do with {bucket} is not looked at", look)
+    google = str(found["metadata"].get("annotations", {}).get(gke.STANDS_FOR) or "")
+    if not pool:
+        return _of_account(OK, told)
+    told = f"{told}, which stands for {answers.escaped(google)}" if google else told
+    if google and _GOOGLE_ACCOUNT.fullmatch(google) is None:
+        fix = f"The annotation {gke.STANDS_FOR} of {name} has to be NAME@PROJECT.iam.gserviceaccount.com: correct it"
+        return _of_account(FAILED, f"{told}, and no service account of Google is called so", fix)
+    identity = gke.Identity(pool, place.namespace, name, google)
+    parts = [*([_acts(place, identity)] if google else []), *([_uses(place, identity, bucket)] if bucket else [])]
+    worst = next((state for state in (FAILED, WARNING) if any(part.state == state for part in parts)), OK)
+    fixes = "\n".join(part.fix for part in parts if part.fix)
+    return _of_account(worst, "; ".join([told, *(part.found for part in parts)]), fixes)
+
+
+def _of_account(state: str, found: str, fix: str = "") -> Finding:
+    return Finding("service account", state, found, fix)
+
+
+def _bucket_of(plan: Plan) -> str:
+    """Return the bucket of the store, as gs://NAME; "" for a store elsewhere."""
+    return "/".join(plan.store.split("/")[:3]) if plan.store.startswith("gs://") else ""
+
+
+def _pool_of_identities(place: Place) -> str:
+    """Return the pool of those that pods have; "" for none, or if the cluster is not known to be one of GKE."""
+    known = place.api.access.cluster or gke.cluster_of(place.cluster)
+    if place.api.access.identities is None and known is not None:
+        return f"{known.project}.svc.id.goog"
+    return place.api.access.identities or ""
+
+
+def _acts(place: Place, identity: gke.Identity) -> Finding:
+    """Say whether the service account of Google lets pods act as it."""
+    google, see = identity.google, f"{_LOOK} gcloud iam service-accounts get-iam-policy {identity.google}"
+    policy = _policy(place, google)
+    if policy.absent:
+        name, _, domain = google.partition("@")
+        make = f"Make it: gcloud iam service-accounts create {name} --project={domain.partition('.')[0]}"
+        return _of_account(FAILED, f"there is no {google}", f"{make}; and let pods act as it: {identity.let_act()}")
+    if policy.unread:
+        return _of_account(
+            WARNING, f"whether {google} lets it act so is not looked at: {answers.escaped(policy.unread)}", see
+        )
+    acts = identity.acts(policy)
+    if acts is None:
+        return _of_account(WARNING, f"{google} lets it act so under a condition, which is not looked at", see)
+    if not acts:
+        return _of_account(
+            FAILED, f"{google} does not let it act so, unless its project does", f"Let it: {identity.let_act()}"
+        )
+    return _of_account(OK, f"{google} lets it act so")
+
+
+def _uses(place: Place, identity: gke.Identity, bucket: str) -> Finding:
+    """Say whether a bucket lets pods use it."""
+    policy = _policy(place, bucket)
+    if policy.absent:
+        return _of_account(WARNING, f"there is no bucket {bucket} to which anything could be granted")
+    if policy.unread:
+        why = answers.escaped(policy.unread)
+        return _of_account(WARNING, f"what {bucket} grants is not looked at: {why}", f"{_LOOK} {_see_bucket(bucket)}")
+    uses = identity.uses(policy)
+    if uses is None:
+        told = f"{bucket} grants it a role under a condition, or one of your own, which is not looked at"
+        return _of_account(WARNING, told, f"See that it has all of {gke.USES_BUCKET}: {_see_bucket(bucket)}")
+    if not uses:
+        told = f"{bucket} does not let it read and write, unless its project does, which is not looked at"
+        return _of_account(WARNING, told, f"Let it: {identity.let_use(bucket)}")
+    return _of_account(OK, f"{bucket} lets it read and write")
+
+
+def _see_bucket(bucket: str) -> str:
+    return f"gcloud storage buckets get-iam-policy {bucket}"
+
+
+def _policy(place: Place, resource: str) -> Policy:
+    ask = place.api.access.policy
+    return ask(resource) if ask is not None else Policy(unread=f"the backend {place.plan.backend} asks Google nothing")
 
 
 def _identity(place: Place) -> Finding:

@@ -54,6 +54,22 @@ class Pool(NamedTuple):
     metadata_server: bool = False  # pods are who their service account is
 
 
+class Binding(NamedTuple):
+    """The members of a role of Google's IAM."""
+
+    role: str
+    members: tuple[str, ...]
+    conditional: bool = False  # they have it under a condition, which nobody here understands
+
+
+class Policy(NamedTuple):
+    """Who may do what with a resource of Google, by itself: what its project grants is not in it."""
+
+    bindings: tuple[Binding, ...] = ()
+    absent: bool = False  # there is no such resource
+    unread: str = ""  # why it could not be read; "": it was
+
+
 class Pair(NamedTuple):
     """A client certificate and its key, as PEM."""
 
@@ -95,6 +111,9 @@ class Access(NamedTuple):
     cluster: Cluster | None = None  # None: it is not known to be one of GKE
     pools: tuple[Pool, ...] | None = None  # all that can have nodes; None: not known
     identities: str | None = None  # the pool of those that pods have of their own; "": none; None: not known
+    policy: Callable[[str], Policy] | None = (
+        None  # of a service account of Google, or gs://BUCKET; None: nobody can ask
+    )
     provisions: tuple[str, ...] = ()  # for what it makes nodes: EVERYTHING, or resources by their cloud's names
 
     @property

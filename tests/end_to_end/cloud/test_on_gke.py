@@ -57,7 +57,11 @@ def test_pods_act_as_their_service_account_which_may_do_what_the_bucket_grants_i
     [member] = re.findall(r"gs://restricted --role=roles/storage.objectUser --member='(.+?)'", str(raised.value))
     emulated.storage.restrict("restricted", "roles/storage.objectUser", member)
     emulated.storage.forget()
-    assert kinetic.run(accelerator="v5e-1")(jobs.of_host_0)() == "of host 0"
+    emulated.add_secret("token", "the token")
+    emulated.requests.clear()
+    assert kinetic.run(accelerator="v5e-1", secrets={"TOKEN": "token"})(jobs.of_host_0)() == "of host 0"
+    readers = {caller.node for method, caller in emulated.requests if method == "AccessSecretVersion"}
+    assert readers == {member}
     own = subject_token(f"{PROJECT}.svc.id.goog", project_number(PROJECT), "default", "default")
     assert {call.caller for call in emulated.storage.calls} == {"", own}, "this process has no account"
     emulated.wait_until_empty(60)

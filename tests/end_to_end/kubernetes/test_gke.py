@@ -79,6 +79,28 @@ def test_a_cluster_that_makes_nodes_by_itself_counts_as_one_that_has_a_pool(
     assert told in f"{found.found} {found.fix}"
 
 
+def test_an_account_that_may_not_be_looked_at_is_never_ok(
+    plane: ControlPlane | EmulatedPlane, google: Emulator, namespace: str
+) -> None:
+    config = json.loads(plane.account_kubeconfig(namespace, "default").read_text(encoding="utf-8"))
+    at = json.loads(plane.kubeconfig.read_text(encoding="utf-8"))["clusters"][0]["cluster"]
+    own: dict[str, Any] = {"endpoint": at["server"].removeprefix("https://")}
+    own["masterAuth"] = {"clusterCaCertificate": at["certificate-authority-data"]}
+    own["workloadIdentityConfig"] = {"workloadPool": f"{PROJECT}.svc.id.goog"}
+    google.neighbours.add_cluster(PROJECT, "us-central1", {"name": "prod", **own})
+    settings = load()
+    plan = make_plan(JobSpec("a job", Options(accelerator="cpu:4")), settings)
+    with handed_in(Credentials(config["users"][0]["user"]["token"])):
+        backend = open_backend("gke", settings)
+        found = {one.name: one for one in backend.examine(backend.resolve(plan))}["service account"]
+    assert found.state == WARNING
+    assert found.found.startswith("pods run as default, which you may not look at: what it may do with gs://")
+    assert (
+        f"kubectl get serviceaccount default -n {namespace} -o yaml; gcloud storage buckets get-iam-policy gs://"
+        in found.fix
+    )
+
+
 def test_a_cluster_that_does_not_exist_is_told_with_those_that_do(google: Emulator, jobs: Any) -> None:
     with pytest.raises(BackendError, match=r"has no cluster test; it has tests\. Name one with cluster="):
         kinetic.run(accelerator="v5e-8", cluster="test")(jobs.of_host_0)()

@@ -43,6 +43,8 @@ class Account(namedtuple("Account", "kubernetes google member")):
 
 def own(orders: Mapping[str, Any]) -> Account | None:
     """Return the account of this pod, whose orders these are; None if no metadata server tells it."""
+    if not bootstrap.has_account():
+        return None
     kubernetes = str(orders["account"])
     google = (bootstrap.metadata(f"{bootstrap.SCOPE}/email", patience=PATIENCE) or "").strip()
     if not google:
@@ -91,7 +93,7 @@ def without_token(orders: Mapping[str, Any]) -> tuple[str, bool]:
     why = " ".join(reply.reason().split())
     if account is None:
         return f"this pod has no token of Google's: its metadata server does not give one: {why}", False
-    if reply.status not in (403, 404):
+    if account.google.endswith(POOL) or reply.status not in (403, 404):
         return f"the metadata server gives no token to {account}: {why}", False
     return f"{account}, is given no token of it: {why} {_binding(account)}", True
 

@@ -72,7 +72,6 @@ class Kubelet:
         self._seen: set[str] = set()  # UIDs of all pods that have a node
         self._addresses = 0
         self._beaten = 0.0
-        self._access = Access()  # of whoever is in its pods
         self._loop: Loop | None = None  # of their metadata servers, once there is one
 
     def tick(self, pool: Pool) -> None:
@@ -367,7 +366,8 @@ class Kubelet:
         return resolve(pod.seen, before, injected, stored)
 
     def _identify(self, pod: Pod) -> dict[str, str]:
-        """Start the metadata server of a pod, and return the variables that lead to it; none without identities."""
+        """Start the metadata server of a pod, and return the variables that lead to it, by a token that no other pod
+        has; none without identities."""
         node, account = self._nodes[pod.node], str(pod.seen["spec"].get("serviceAccountName") or "default")
         if not node.identities:
             return {}
@@ -377,7 +377,7 @@ class Kubelet:
             cloud = node.environment.get("KINETIC_EMULATOR", "")
             identity = metadata.Identity(node.identities, pod.namespace, account, google, cloud)
             self._loop = self._loop or Loop("metadata servers of pods")
-            pod.metadata = metadata.PodMetadata(self._loop, self._access, identity, after=node.identities_after)
+            pod.metadata = metadata.PodMetadata(self._loop, Access(), identity, after=node.identities_after)
         return dict.fromkeys(("GCE_METADATA_HOST", "GCE_METADATA_IP"), pod.metadata.address)
 
     def _root(self, pod: Pod) -> Path:

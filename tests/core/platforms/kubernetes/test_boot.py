@@ -104,6 +104,21 @@ def test_the_answer_with_the_agent_tells_a_pod_the_time(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
+def test_a_bucket_that_denies_the_agent_ends_the_attempt_at_once_and_for_good(tmp_path: Path) -> None:
+    """Nothing that is tried again would change it; an imitated pod without an account asks no metadata server for one."""
+    with StorageServer() as storage:
+        store = f"{storage.make_bucket('bucket')}/prod"
+        storage.forbid("get *")
+        began = time.monotonic()
+        done = started(tmp_path, store, {"STORAGE_EMULATOR_HOST": storage.url})
+        assert time.monotonic() - began < 4.0
+        verdicts = [call.where for call in storage.calls if call.verb == "insert"]
+    assert (done.returncode, done.stderr) == (wire.EXIT_CODES[wire.CONFIGURATION], "")
+    assert "does not have storage.objects.get access" in last_words_of(tmp_path).read_text()
+    assert verdicts == [f"bucket/prod/{names.verdict(JOB, 1)}"]
+
+
+@pytest.mark.slow
 @FIRST_BUILDS
 def test_an_agent_on_s3_that_may_not_be_removed_ends_the_attempt_as_any_that_was_changed(
     s3: S3Server, tmp_path: Path

@@ -310,23 +310,6 @@ def test_doctor_says_where_pods_are_whoever_their_node_is(google: Google) -> Non
     assert google.finding("identity", google.plan("l4")).state == OK
 
 
-@pytest.mark.parametrize(
-    ("account", "state", "told"),
-    [
-        ("trainer@ours.iam.gserviceaccount.com", OK, "'serviceAccount:emulated.svc.id.goog[{}/trainer]'"),
-        ("trainer", FAILED, "no service account of Google is called so"),
-    ],
-)
-def test_doctor_prints_the_grant_of_an_account_that_stands_for_another(
-    asking: Google, account: str, state: str, told: str
-) -> None:
-    asking.has(**IDENTITIES)
-    metadata = {"name": "trainer", "annotations": {"iam.gke.io/gcp-service-account": account}}
-    asking.api.create(f"/api/v1/namespaces/{asking.namespace}/serviceaccounts", {"metadata": metadata})
-    found = asking.finding("service account", asking.plan("l4", Kubernetes(service_account="trainer")))
-    assert found.state == state and told.format(asking.namespace) in found.found
-
-
 # ---- Autopilot
 
 

@@ -98,6 +98,52 @@ def test_spot_machines_tell_their_pods_before_they_go(cluster: Cluster, api: Api
     wait_until(lambda: condition(api.get(f"{PODS}/b"), "Ready"), "its pod runs", within=20)
 
 
+@pytest.mark.slow
+def test_each_pod_meets_a_metadata_server_of_its_own_until_it_ends(tmp_path: Path) -> None:
+    """That of another pod of the same machine does not answer it: their addresses differ in more than the port."""
+    pool = NodePool("spot", {"cloud.google.com/gke-spot": "true"}, allocatable={"cpu": "4"}, most=1)
+    with Cluster(
+        tmp_path / "cluster", {"PATH": "/usr/bin:/bin"}, pools=[pool], provision=0.0, identities="p.svc.id.goog"
+    ) as cluster:
+        path = cluster.write_kubeconfig(tmp_path / "kubeconfig")
+        with Api(kubeconfig.load({}, path=str(path)), patience=5.0) as api:
+            wait_until(lambda: api.list("/api/v1/namespaces/default/serviceaccounts"), "pods may be created")
+            api.create("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "trainer"}})
+            named = {name: tmp_path / name for name in ("a", "b")}
+            for name, file in named.items():
+                one = pod(name, f"echo $GCE_METADATA_HOST > {file}.new; mv {file}.new {file}; exec sleep 600")
+                account = {"serviceAccountName": "trainer"} if name == "b" else {}
+                api.create(PODS, {**one, "spec": {**one["spec"], **account}})  # type: ignore[dict-item]
+            wait_until(lambda: all(file.exists() for file in named.values()), "they have begun", within=20)
+            (a, a_token), (b, b_token) = (file.read_text().strip().split("/") for file in named.values())
+
+            def told(place: str, token: str) -> tuple[int, str]:
+                connection = http.client.HTTPConnection(place, timeout=20)
+                try:
+                    path = f"/{token}/computeMetadata/v1/instance/service-accounts/default/token"
+                    connection.request("GET", path, headers={"Metadata-Flavor": "Google"})
+                    answer = connection.getresponse()
+                    return answer.status, answer.read().decode()
+                finally:
+                    connection.close()
+
+            for place, token, account in ((a, a_token, "default"), (b, b_token, "trainer")):
+                status, found = told(place, token)
+                assert (status, f"p.svc.id.goog/default/{account}" in found) == (200, True), found
+            assert told(a, b_token)[0] == 403
+            api.delete(f"{PODS}/a")
+            wait_until(lambda: len(api.list(PODS)) == 1, "one pod goes", within=20)
+
+            def is_closed() -> bool:
+                try:
+                    return told(a, a_token)[0] != 200
+                except OSError:
+                    return True
+
+            wait_until(is_closed, "its metadata server is closed", within=20)
+            assert told(b, b_token)[0] == 200
+
+
 @pytest.mark.parametrize(
     ("path", "headers", "status"),
     [
