@@ -366,13 +366,13 @@ def test_a_host_of_which_a_process_is_killed_is_lost_and_another_attempt_follows
 
 
 def test_a_pod_that_may_not_use_its_bucket_says_so_in_its_status(cluster: Cluster, jobs: Any, bucket: Any) -> None:
-    """As one whose service account is bound to no account of Google."""
+    """And no other attempt would be let in: test_identity has those whose service accounts lack a grant."""
     cluster.single()
     bucket.storage.fail("get *blobs/*", 403)
     bucket.storage.fail("insert *verdict*", 403)
     job = run(jobs.attempt, accelerator=ONE_HOST, retry=NONE)
-    said = r"exit code 65; it said: host 0 could not start: the agent could not be fetched from gs://\S+/prod: \w+"
-    with pytest.raises(JobLost, match=said):
+    said = r"exit code 69; it said: host 0 could not start: the agent could not be fetched from gs://\S+/prod: \w+"
+    with pytest.raises(JobError, match=said):
         job.result(timeout=WITHIN)
 
 

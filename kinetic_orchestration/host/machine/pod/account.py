@@ -82,7 +82,8 @@ def refused(orders: Mapping[str, Any], reply: bootstrap.Reply) -> tuple[str, boo
     said = reply.reason().rstrip(".")
     account = own(orders)
     if account is not None and " does not have " in said:
-        return f"{said}. {_advice(account, _bucket_of(orders))}", True
+        first = said.partition(". Permission ")[0]  # the rest says it again, and few letters of a pod's words are shown
+        return f"{first}. {_advice(account, _bucket_of(orders))}", True
     return said, "ateLimitExceeded" not in said
 
 
