@@ -22,7 +22,6 @@ from kinetic_orchestration.testing.kubernetes.pods.nodes import Node, tpu_pool
 from tests.end_to_end.kubernetes.between import Between
 from tests.end_to_end.kubernetes.cases import NONE, ONE_HOST, Cluster, run, verdict_of
 from tests.support.jobs import WITHIN, changes, lines, placements, told, wait_running
-from tests.support.kubernetes.fixtures import only_emulated
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow]
@@ -39,7 +38,6 @@ def test_a_function_runs_on_every_host_and_its_value_comes_back(cluster: Cluster
     cluster.wait_until_empty()
 
 
-@only_emulated
 @pytest.mark.turn
 def test_the_command_status_looks_once_at_a_job_that_waits_or_runs(
     cluster: Cluster, jobs: Any, between: Between, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -204,14 +202,17 @@ def test_a_secret_is_in_no_manifest_and_goes_with_its_jobset(
 
 
 @pytest.mark.turn
-def test_a_secret_that_is_not_there_ends_the_job_with_its_name(
+def test_a_secret_that_is_gone_when_a_pod_starts_ends_the_job_with_its_name(
     cluster: Cluster, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reason = "CreateContainerConfigError"
     rows = tuple(row._replace(patience=2.0) for row in waiting._CONTAINER[reason])
     monkeypatch.setitem(waiting._CONTAINER, reason, rows)
-    cluster.pools()
+    secrets = f"/api/v1/namespaces/{cluster.namespace}/secrets"
+    cluster.api.create(secrets, {"metadata": {"name": "nowhere"}, "stringData": {"key": "x"}})
     job = run(jobs.fingerprint, ["API_KEY"], str(tmp_path / "go"), secrets={"API_KEY": "nowhere/key"})
+    cluster.api.delete(f"{secrets}/nowhere")
+    cluster.pools()
     assert "failed" in changes(told(job))[-1]
     verdict = verdict_of(job)
     assert verdict is not None
