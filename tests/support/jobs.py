@@ -10,6 +10,8 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.wire import Beat
 from tests.support.waits import wait_until
 
+PROGRAM = r"child\.py|\.zip --child"  # in the command line of a program's process, of a folder and of a zip
+ALL_OF_THE_AGENT = rf"^kinetic-(guard|agent)|{PROGRAM}"
 WITHIN = 150.0  # for whatever has to come: the machine may be busy
 
 

@@ -41,6 +41,7 @@ from tests.end_to_end.disasters.schedule import (
     stands_still,
 )
 from tests.support.faults import nothing_left
+from tests.support.jobs import PROGRAM
 from tests.support.leftovers import processes_of
 from tests.support.waits import wait_until
 
@@ -189,7 +190,7 @@ class Run:
                 machine.freeze()
                 self._end_later(fault, machine.thaw)
             else:
-                machine.kill(r"child\.py" if fault.what == "kill program" else r"^kinetic-agent")
+                machine.kill(PROGRAM if fault.what == "kill program" else r"^kinetic-agent")
         else:
             guard = chosen(list(self._guards()), fault)
             agent, *others = [found.pid for found in processes.descendants(guard)] or [0]

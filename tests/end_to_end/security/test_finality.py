@@ -29,7 +29,7 @@ from kinetic_orchestration.plan import planner
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Limits, Options
 from kinetic_orchestration.plan.identity import of
-from kinetic_orchestration.plan.values import PRESENT, Cursor, Glimpse, JobStatus, Observation
+from kinetic_orchestration.plan.values import PRESENT, Cursor, Glimpse, JobStatus, Observation, Plan
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
@@ -595,7 +595,11 @@ def limited(seconds: float, monkeypatch: pytest.MonkeyPatch) -> tuple[Job, Count
     """A job whose limit of cost pays for so many seconds."""
     make, counting = planner.make_plan, Counting()
     limits = Limits(run=7200.0, cost=5.0)
-    monkeypatch.setattr(planner, "make_plan", lambda *args: replace(make(*args), affordable=seconds, limits=limits))
+
+    def make_limited(*args: Any, **options: Any) -> Plan:
+        return replace(make(*args, **options), affordable=seconds, limits=limits)
+
+    monkeypatch.setattr(planner, "make_plan", make_limited)
     job = admitted(plain, trust.of(settings.load()))
     return replace(job, backend=counting), counting  # type: ignore[arg-type]
 

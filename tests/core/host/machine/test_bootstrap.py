@@ -23,6 +23,7 @@ from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing.model.state.machine import Machine
 from tests.support.faults import load_jobs
 from tests.support.interpreters import OLDEST, required
+from tests.support.jobs import ALL_OF_THE_AGENT
 from tests.support.on_vms import Site
 from tests.support.waits import wait_until
 
@@ -273,7 +274,7 @@ def test_the_deadline_survives_agent_and_script(site: Site, jobs: Any, tmp_path:
     for seconds in (6.0, 30.0):  # a machine may be too busy to come so far before the first
         attempt = site.admit(jobs.until, str(tmp_path / "never")).start(deadline=time.time() + seconds)
         wait_until(lambda of=attempt: "running" in of.log() or of.resource not in site.apis.on_delete)
-        if attempt.vms[0].kill(r"^kinetic-(guard|agent)|child\.py"):
+        if attempt.vms[0].kill(ALL_OF_THE_AGENT):
             break
     attempt.gone()
     assert site.records.read(names.verdict(attempt.job, 1)) is None

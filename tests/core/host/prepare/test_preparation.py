@@ -13,6 +13,7 @@ from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
 from tests.support.faults import load_jobs
+from tests.support.jobs import PROGRAM
 from tests.support.on_vms import Attempt, Site
 from tests.support.waits import wait_until
 from tests.support.wheels import sha256, wheel
@@ -67,7 +68,7 @@ def test_the_environment_the_first_import_and_the_program_do_not_wait_for_data(
     vm = attempt.vms[0]
     wait_until((vm.root / "imported").exists, within=60.0)
     wait_until(lambda: (vm.root / "imported").read_text() == "cpu\n")  # and never a chip
-    wait_until(lambda: vm.kill(r"/environments/\w+/bin/python .*child\.py", 0), within=60.0)  # waits for its orders
+    wait_until(lambda: vm.kill(rf"/environments/\w+/bin/python .*({PROGRAM})", 0), within=60.0)  # waits for its orders
     assert site.records.read(names.verdict(attempt.job, 1)) is None
     site.storage.heal()
     assert attempt.verdict(60.0).kind == wire.COMMITTED, attempt.verdict()

@@ -27,7 +27,7 @@ from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.cloud.cases import FOUR_HOSTS, nodes, run, vm
 from tests.end_to_end.cloud.conftest import ZONES
 from tests.support.faults import break_hosts
-from tests.support.jobs import WITHIN, beats, changes, lines, placements, told, wait_running
+from tests.support.jobs import ALL_OF_THE_AGENT, WITHIN, beats, changes, lines, placements, told, wait_running
 from tests.support.waits import wait_until
 
 # Each starts machines, and several processes on each.
@@ -333,7 +333,7 @@ def test_f27_the_deadline_passes_by_the_stores_clock_on_a_host_that_is_ten_minut
     cloud.furnish({"clock_skew": -600.0})
     job = run(jobs.until, str(tmp_path / "never"), limits=kinetic.Limits(provision=30.0, run=30.0))
     wait_running(job)
-    assert vm(cloud, job).kill(r"^kinetic-(guard|agent)|child\.py")
+    assert vm(cloud, job).kill(ALL_OF_THE_AGENT)
     cloud.wait_until_empty(WITHIN)
     intent = job.history()[0].began
     assert intent is not None

@@ -31,13 +31,12 @@ from kinetic_orchestration.testing.api_rules import refusals
 from kinetic_orchestration.testing.api_rules.refusals import Refusal
 from tests.end_to_end.cloud.cases import nodes, run, vm
 from tests.end_to_end.cloud.conftest import ZONES
-from tests.support.jobs import WITHIN, changes, is_running, told, wait_running
+from tests.support.jobs import ALL_OF_THE_AGENT, WITHIN, changes, is_running, told, wait_running
 from tests.support.waits import wait_until
 
 # Each starts machines, and several processes on each.
 pytestmark = [pytest.mark.slow, pytest.mark.turn, pytest.mark.timeout(600)]
 
-ALL_OF_THE_AGENT = r"^kinetic-(guard|agent)|child\.py"
 DEADLINE_PROCESS = r"^kinetic-end"
 LIMITS = {"provision": 60.0, "run": 60.0}
 TICK = 1.0  # within which the store's clock is known: its answers tell whole seconds
