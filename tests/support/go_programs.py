@@ -71,7 +71,7 @@ def _built(name: str, mark: str, build: Callable[[Path], object]) -> Path:
     folder = root() / f"{name}-{mark}"
     if folder.exists():
         return folder
-    with _locked(root() / f"{folder.name}.lock"):  # of two builders one waits
+    with locked(root() / f"{folder.name}.lock"):  # of two builders one waits
         if not folder.exists():
             with tempfile.TemporaryDirectory(dir=root(), prefix=f"{folder.name}-") as scratch:
                 print(f"building {name}", file=sys.stderr, flush=True)
@@ -82,7 +82,7 @@ def _built(name: str, mark: str, build: Callable[[Path], object]) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold the lock of this file, which waits for other processes that hold it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:

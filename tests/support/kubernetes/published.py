@@ -18,10 +18,11 @@ def documents() -> Documents | None:
     if built is None:
         return None
     kept = built.with_name(f"{built.name}.openapi.json")
-    if not kept.exists():
-        with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder, "plane"), built) as real:
-            found = real.documents()
-        fresh = kept.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps(found), encoding="utf-8")
-        fresh.replace(kept)
+    with go_programs.locked(kept.with_suffix(".lock")):  # of the workers of a first run, one asks
+        if not kept.exists():
+            with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder, "plane"), built) as real:
+                found = real.documents()
+            fresh = kept.with_suffix(f".{os.getpid()}")
+            fresh.write_text(json.dumps(found), encoding="utf-8")
+            fresh.replace(kept)
     return Documents(json.loads(kept.read_text(encoding="utf-8")))
