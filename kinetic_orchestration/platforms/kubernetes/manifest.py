@@ -120,7 +120,7 @@ def secret(asked: Submission, uid: str) -> dict[str, Any] | None:
 def reads_secret(found: Mapping[str, Any], name: str) -> bool:
     """Return True if a Job of a set, or a pod of one, reads the Secret that was made with it. `name`: the set's."""
     spec = found["spec"].get("template", found)["spec"]
-    sources = (each.get("valueFrom") or {} for one in spec["containers"] for each in one.get("env") or ())
+    sources = (each.get("valueFrom") or {} for one in spec.get("containers") or () for each in one.get("env") or ())
     return any((source.get("secretKeyRef") or {}).get("name") == name for source in sources)
 
 

@@ -87,7 +87,7 @@ def test_an_account_that_may_not_be_looked_at_is_never_ok(
     own: dict[str, Any] = {"endpoint": at["server"].removeprefix("https://")}
     own["masterAuth"] = {"clusterCaCertificate": at["certificate-authority-data"]}
     own["workloadIdentityConfig"] = {"workloadPool": f"{PROJECT}.svc.id.goog"}
-    google.neighbours.add_cluster(PROJECT, "us-central1", {"name": "prod", **own})
+    google.neighbours.add_cluster(PROJECT, "us-central1", {"name": "tests", **own})
     settings = load()
     plan = make_plan(JobSpec("a job", Options(accelerator="cpu:4")), settings)
     with handed_in(Credentials(config["users"][0]["user"]["token"])):
