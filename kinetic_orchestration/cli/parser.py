@@ -157,9 +157,9 @@ def _upkeep(commands: Any) -> None:
     command = _add(commands, "emulator", "run an emulated Google Cloud with TPUs until Ctrl-C", place=True)
     command.add_argument(
         "--backend",
-        choices=("tpu-vm", "gke", "kubernetes"),
+        choices=("tpu-vm", "compute", "gke", "kubernetes"),
         default="tpu-vm",
-        help="what the printed lines lead to: TPU VMs, its cluster of GKE, or the same by a kubeconfig (tpu-vm)",
+        help="what the printed lines lead to: TPU VMs, Compute Engine, a cluster of GKE or by a kubeconfig (tpu-vm)",
     )
     command.add_argument("--project", metavar="NAME", help="the project that the printed lines name")
     command.add_argument(

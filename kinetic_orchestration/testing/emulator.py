@@ -207,13 +207,14 @@ class Emulator(Cloud):
     ) -> dict[str, str]:
         """Return what a client's environment needs to run jobs here; the store's bucket is made, in `location`.
 
-        `backend`: tpu-vm, gke, or kubernetes, which is the same cluster by a kubeconfig. Of gke, that is for kubectl.
+        `backend`: tpu-vm, compute, gke, or kubernetes, which is the cluster of gke by a kubeconfig. Of gke, that is for
+        kubectl.
         """
         if store.startswith("gs://"):
             self.storage.make_bucket(store.removeprefix("gs://").split("/")[0], project, location)
         zones = ",".join(self._zones) if self._own_zones else ""
         shared = {"KINETIC_BACKEND": backend, "KINETIC_STORE": store, "KINETIC_DEPLOYMENT": deployment}
-        if backend == "tpu-vm":
+        if backend in ("tpu-vm", "compute"):
             place = {"KINETIC_PROJECT": project, **({"KINETIC_ZONES": zones} if zones else {}), **self.addresses()}
             return {**shared, **place}
         shared["KINETIC_SIGNING_KEY"] = self._signing_key
@@ -222,7 +223,7 @@ class Emulator(Cloud):
         if backend == "kubernetes":
             return {**shared, "STORAGE_EMULATOR_HOST": self.storage.url}
         if backend != "gke":
-            raise ValueError(f"there is no emulated {backend}: tpu-vm, gke or kubernetes")
+            raise ValueError(f"there is no emulated {backend}: tpu-vm, compute, gke or kubernetes")
         endpoint, authority = self.cluster.endpoint, self.cluster.authority
         self.add_cluster(CLUSTER, endpoint, authority, REGION, project, of=self.cluster, **_beyond())
         return {**shared, "KINETIC_PROJECT": project, "KINETIC_CLUSTER": CLUSTER, **self.addresses()}
@@ -230,8 +231,9 @@ class Emulator(Cloud):
     # Inspection and waiting
 
     def vms(self, node: str) -> list[Vm | None]:
-        """The machines of a node, by its name or id, once they were booted; None in place of one that never was."""
-        hosts = self.hosts(node)
+        """The machines of a node, by its name or id, once they were booted; None in place of one that never was. Of an
+        instance of Compute Engine its one machine."""
+        hosts = self.compute.hosts(node) or self.hosts(node)
         return [host.wait() if isinstance(host, _Pending) else None for host in hosts]
 
     def wait_until(self, predicate: Callable[[], object], timeout: float = 30.0, what: str = "") -> None:
@@ -420,6 +422,18 @@ class _Pending:
     def wait(self, timeout: float = 30.0) -> Vm | None:
         self._booted.wait(timeout)
         return self._vm
+
+    def console(self) -> str:
+        return self._vm.console() if self._vm is not None else ""
+
+    def warn(self) -> None:
+        self._do(lambda vm: vm.warn())
+
+    def shut_down(self, notice: float) -> None:
+        self._do(lambda vm: vm.shut_down(notice))
+
+    def cut(self) -> None:
+        self._do(lambda vm: vm.cut())
 
     def preempt(self, notice: float | None) -> None:
         self._do(lambda vm: vm.preempt(notice))

@@ -189,6 +189,7 @@ def fails_with_the_other(folder: str) -> int:
 
 def topology() -> dict[str, str]:
     prefixes = ("JAX_", "TPU_", "MEGASCALE", "TF_CONFIG", "RANK", "MASTER_", "WORLD_", "CLOUD_TPU", "NODE_RANK")
+    prefixes += ("NNODES", "NCCL_", "LD_LIBRARY_")
     return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
 
 

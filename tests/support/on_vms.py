@@ -29,7 +29,7 @@ from kinetic_orchestration.packaging.staging import stage
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.planner import make_plan
-from kinetic_orchestration.platforms.google.tpu.request import startup_script
+from kinetic_orchestration.platforms.google.vms import startup_script
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.platforms.shared import agent_zip
 from kinetic_orchestration.protocol import names, wire
@@ -92,9 +92,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         path = self.path.partition("?")[0]
-        assert self.path.endswith("?force=true")
+        assert self.path.endswith("?force=true") == ("/queuedResources/" in path)
         name = path.removeprefix("/v2/")
-        self.server.deleted.append((self.headers.get("Authorization", ""), time.monotonic()))
+        if "/nodes/" not in path:
+            self.server.deleted.append((self.headers.get("Authorization", ""), time.monotonic()))
         if refusals := self.server.refusals:
             status = refusals.pop(0)
             self._answer(status, {"error": {"code": status, "message": f"refused with {status}"}})
@@ -216,11 +217,15 @@ class Attempt:
             "resource": self.resource, "image": "", "emulated": True, **changes,
         }  # fmt: skip
 
+    def metadata(self, **told: Any) -> dict[str, str]:
+        """Return what a VM of it is created with."""
+        return {"startup-script": startup_script(), "kinetic": json.dumps(self.told(**told))}
+
     def start(self, *hosts: int, machine: Mapping[str, Any] | None = None, **told: Any) -> Attempt:
         """Boot the VMs, all of them by default."""
         per_slice = self.hosts // self.slices
         self.site.apis.on_delete[self.resource] = self.destroy
-        metadata = {"startup-script": startup_script(), "kinetic": json.dumps(self.told(**told))}
+        metadata = self.metadata(**told)
         for host in hosts or range(self.hosts):
             self.vms.append(
                 self.site.machines.create(

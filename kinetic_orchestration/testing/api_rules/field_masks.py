@@ -44,6 +44,8 @@ def select(value: Any, wanted: Tree) -> Any:
         return [select(item, wanted) for item in value]
     if not isinstance(value, dict):
         return value
+    if "*" in wanted:
+        wanted = dict.fromkeys(value, wanted["*"]) | wanted
     return {key: select(item, wanted[key]) for key, item in value.items() if key in wanted}
 
 
@@ -88,14 +90,17 @@ def _path(tokens: _Tokens, into: Tree) -> None:
 
 
 def _widened(wanted: Tree) -> Tree:
-    """Replace each tree that contains `*` by an empty one, which selects all fields."""
-    return {} if "*" in wanted else {name: _widened(below) for name, below in wanted.items()}
+    """Replace each tree that ends in `*` by an empty one, which selects all fields. A `*` on the way, as in
+    `items/*/name`, stands for every name of a map."""
+    return {} if wanted.get("*") == {} else {name: _widened(below) for name, below in wanted.items()}
 
 
 def _described(wanted: Tree, message: Any, mask: str, at: str) -> Tree:
     found: Tree = {}
     for name, below in wanted.items():
         path = f"{at}.{name}".removeprefix(".")
+        if name == "*":  # of a message, all fields
+            return {}
         field = next((field for field in message.fields if name in (field.name, field.json_name)), None)
         if field is None or (below and field.message_type is None):
             raise refusals.bad_mask(mask, path)

@@ -30,6 +30,7 @@ _API_NAMES = {
     "cloudresourcemanager.googleapis.com": "Cloud Resource Manager API",
     "serviceusage.googleapis.com": "Service Usage API",
     "storage.googleapis.com": "Cloud Storage API",
+    "compute.googleapis.com": "Compute Engine API",
 }
 # accelerator type → what stands for it in the name of a quota, with spot and without
 _QUOTA_NAMES = {

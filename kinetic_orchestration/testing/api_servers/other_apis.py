@@ -317,7 +317,12 @@ class OtherApis:
         permissions = asked.body.get("permissions", [])
         if not isinstance(permissions, list) or not all(isinstance(permission, str) for permission in permissions):
             raise refusals.typed("permissions", "TYPE_STRING", permissions)
-        granted = [permission for permission in permissions if not self._cloud.is_denied(permission, asked.caller)]
+        granted = [
+            permission
+            for permission in permissions
+            if not self._cloud.is_denied(permission, asked.caller)
+            and self._cloud.compute.has_on_project(permission, asked.caller)
+        ]
         return {"permissions": granted} if granted else {}
 
     def _list_skus(self, asked: Request) -> Json:

@@ -1,4 +1,4 @@
-"""The servers of the emulated cloud: the Cloud TPU API v2 over gRPC and REST, and the other APIs over REST.
+"""The servers of the emulated cloud: the Cloud TPU API v2 over gRPC and REST, Compute Engine and others over REST.
 
 They translate the messages of the unmodified client library to the model's proto-JSON and back, and refusals to the
 errors of each protocol. The access token identifies the caller: `emulator-token/<node>/<worker>` is a VM, one of
@@ -39,6 +39,8 @@ from kinetic_orchestration.testing.api_rules.journal import Exchange
 from kinetic_orchestration.testing.api_rules.parameters import Parameters
 from kinetic_orchestration.testing.api_rules.policies import TOKEN, members_of
 from kinetic_orchestration.testing.api_rules.refusals import LostAnswer, Refusal
+from kinetic_orchestration.testing.api_servers import compute_api
+from kinetic_orchestration.testing.api_servers.compute_api import ComputeApi
 from kinetic_orchestration.testing.api_servers.other_apis import OtherApis
 from kinetic_orchestration.testing.api_servers.signing import Signer
 from kinetic_orchestration.testing.model import deviations
@@ -214,6 +216,7 @@ class RestServer:
         self.cloud = cloud
         self.access = access
         self.neighbours = neighbours
+        self.compute = ComputeApi(cloud)
         self.signer = signer
         self._journal = journal.asked_for()
         self._server = _Server(self)
@@ -237,11 +240,11 @@ class RestServer:
             caller = _caller(headers.get("authorization") or f"Bearer {said.token}")
             return 200, said.page(self._found(method, path, said, query, body, caller)), said.kind
         except Refusal as refusal:
-            refused = refusal
+            refused = compute_api.refused(path, refusal)
         except LostAnswer:
             raise
         except Exception as error:  # a bug of the emulator: the caller gets it as the answer, and the thread continues
-            refused = refusals.failed(method, path, error)
+            refused = compute_api.refused(path, refusals.failed(method, path, error))
             _log.exception(refused.message)
         return refused.http, said.refused(refused), said.kind
 
@@ -255,11 +258,15 @@ class RestServer:
             return dict(self.signer.certificates())
         if path == "/certs/keys":
             return self.signer.keys()
-        sent = _parsed(body)
+        nothing = self.compute.serves(path) and body.strip() == compute_api.NOTHING
+        sent = {} if nothing else _parsed(body)
         for rpc in _RPCS:
             match = rpc.path.fullmatch(path) if rpc.http == method else None
             if match is not None:
                 return self._called(rpc, match["at"], said, query, sent, caller)
+        if self.compute.serves(path):
+            answered: Json = said.select(self.compute.answer(method, path, dict(query), sent, caller))
+            return answered
         handler = self.neighbours.handler(method, path)
         if handler is None:
             raise unserved.refusal(method, path)

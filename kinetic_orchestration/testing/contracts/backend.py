@@ -92,6 +92,7 @@ class BackendContract:
         several_hosts: An accelerator of several hosts.
         within: Seconds within which hosts are there, and gone.
         options: Further options of all jobs, as `run` takes them.
+        options_of_several: Further options of jobs on several hosts.
     """
 
     backend = ""
@@ -99,6 +100,7 @@ class BackendContract:
     several_hosts = "v5e-16"
     within = 120.0
     options: Mapping[str, Any] = {}
+    options_of_several: Mapping[str, Any] = {}
 
     @pytest.fixture
     def environment(self) -> Mapping[str, str]:
@@ -150,9 +152,8 @@ class BackendContract:
         return open_backend(self.backend, settings.load())
 
     def drafted(self, function: Callable[..., Any], *arguments: Any, hosts: int = 1, **options: Any) -> Draft:
-        accelerator = self.one_host if hosts == 1 else self.several_hosts
-        named = {**self.options, **options}
-        asked = Options(accelerator=accelerator, backend=self.backend, **named)
+        named = self._options(hosts, options)
+        asked = Options(backend=self.backend, **named)
         return draft(JobSpec(function.__name__, asked, function, arguments))
 
     def held(self, function: Callable[..., Any], *arguments: Any, hosts: int = 1, **options: Any) -> Held:
@@ -167,10 +168,13 @@ class BackendContract:
 
     def ran(self, function: Callable[..., Any], *arguments: Any, hosts: int = 1, **options: Any) -> Any:
         """Submit a job, as users do."""
-        accelerator = self.one_host if hosts == 1 else self.several_hosts
-        job = kinetic.run(accelerator=accelerator, **{**self.options, **options})(function).run_async(*arguments)
+        job = kinetic.run(**self._options(hosts, options))(function).run_async(*arguments)
         self._jobs.append(job)
         return job
+
+    def _options(self, hosts: int, options: Mapping[str, Any]) -> dict[str, Any]:
+        several = {"accelerator": self.several_hosts, **self.options_of_several}
+        return {**self.options, **({"accelerator": self.one_host} if hosts == 1 else several), **options}
 
     def submit(self, asked: Submission) -> None:
         """Make the create call until it is accepted, as a follower does."""

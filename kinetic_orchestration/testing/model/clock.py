@@ -59,6 +59,23 @@ class Clock:
     def advance(self) -> None:
         """Let everything happen that is due by now. (Every other step does so first.)"""
 
+    @property
+    def now(self) -> float:
+        """The time of the step that is being carried out."""
+        return self._now
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something after some time; called within a step."""
+        self._later(seconds, action)
+
+    def record(self, kind: str, name: str, what: str) -> None:
+        """Record an event of the step that is being carried out."""
+        self._record(kind, name, what)
+
+    def pause(self, seconds: float) -> bool:
+        """Let time pass outside of any step. Returns True if the cloud closes meanwhile."""
+        return bool(self._pause(seconds))
+
     def next_due(self) -> float | None:
         """The time of the next scheduled event, or None."""
         with self.changed:

@@ -18,14 +18,26 @@ from kinetic_orchestration.testing.api_rules.refusals import Refusal
 
 At = Literal["call", "provision", "operation"]
 
+_CREATE = (
+    "CreateQueuedResource",
+    "instances.insert",
+    "instanceGroupManagers.insert",
+    "regionInstanceGroupManagers.insert",
+)
+_DELETE = (
+    "DeleteQueuedResource",
+    "instances.delete",
+    "instanceGroupManagers.delete",
+    "regionInstanceGroupManagers.delete",
+)
 _CALLS: dict[str, tuple[At, tuple[str, ...]]] = {
     "unavailable": ("call", ("*",)),
-    "throttled": ("call", ("CreateQueuedResource", "DeleteQueuedResource", "ListQueuedResources", "ListNodes")),
-    "internal": ("call", ("CreateQueuedResource", "DeleteQueuedResource")),
-    "lost answer": ("call", ("CreateQueuedResource", "DeleteQueuedResource")),
+    "throttled": ("call", (*_CREATE, *_DELETE, "ListQueuedResources", "ListNodes", "instances.aggregatedList")),
+    "internal": ("call", (*_CREATE, *_DELETE)),
+    "lost answer": ("call", (*_CREATE, *_DELETE)),
     "slow": ("call", ("*",)),
-    "stockout": ("provision", ("CreateQueuedResource",)),
-    "internal at provisioning": ("provision", ("CreateQueuedResource",)),
+    "stockout": ("provision", _CREATE),
+    "internal at provisioning": ("provision", _CREATE),
 }
 _NODES = ("preemption with notice", "preemption", "reboot", "maintenance", "never boots", "gone", "power failure")
 KINDS = (*_CALLS, *_NODES)

@@ -16,6 +16,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from kinetic_orchestration.testing.api_rules import refusals
 from kinetic_orchestration.testing.api_rules.refusals import Refusal
 from kinetic_orchestration.testing.model.clock import step
+from kinetic_orchestration.testing.model.compute.groups.service import Compute
+from kinetic_orchestration.testing.model.compute.lifecycle import Means
 from kinetic_orchestration.testing.model.deviations import Deviation
 from kinetic_orchestration.testing.model.faults import CLIENT, Caller, Fault, Faults
 from kinetic_orchestration.testing.model.quotas import Quotas
@@ -86,6 +88,8 @@ class Lifecycle(Quotas):
         self._endless = Faults()
         self._bootless = Faults()
         self._furnished: list[tuple[str, int | None, Mapping[str, Any]]] = []
+        means = Means(self._boot_machine, self._random.getrandbits, lambda name: not projects or name in self._projects)
+        self.compute = Compute(self, means)
 
     # Failures of nodes and queued resources
 
@@ -273,11 +277,17 @@ class Lifecycle(Quotas):
             spot=node.spot,
             service_account=node.spec.get("serviceAccount", {}).get("email", ""),
         )
+        return self._boot_machine(f"{node.name}/{worker}", machine)
+
+    def _boot_machine(self, name: str, machine: Machine) -> Host | None:
+        """Boot a machine, furnished as tests want it; `name`: the ledger's. None in a cloud without machines."""
+        if self._machines is None:
+            return None
         for pattern, number, choices in self._furnished:
-            if pattern in ("*", where.id) and number in (None, worker):
+            if pattern in ("*", machine.node) and number in (None, machine.worker):
                 machine = dataclasses.replace(machine, **choices)
         handle = self._machines.create(machine)
-        self._handles.append((f"{node.name}/{worker}", handle))
+        self._handles.append((name, handle))
         return handle
 
     def _repair(self, node: Node, seconds: float, state: State = "REPAIRING") -> None:

@@ -38,6 +38,7 @@ class Quotas(Clock):
     ) -> None:
         super().__init__(clock, pause)
         self._zones: dict[str, int | None] = _zones(zones)
+        self.has_own_zones = zones is not None
         self._queued: dict[str, Queued] = {}
         self._nodes: dict[str, Node] = {}
         self._quotas: list[Quota] = []
@@ -46,6 +47,15 @@ class Quotas(Clock):
         self._denied: set[tuple[str, str]] = set()
         self._disabled: set[str] = set()
         self._waiting: list[Callable[[], None]] = []
+
+    @property
+    def zones(self) -> Mapping[str, int | None]:
+        """The zones there are, each with its chips (None: without end)."""
+        return self._zones
+
+    def free(self, zone: str) -> int | None:
+        """Return the chips of a zone that no node occupies; None: without end."""
+        return self._free(zone)
 
     def is_enabled(self, service: str) -> bool:
         return service not in self._disabled

@@ -195,6 +195,7 @@ class Script(Lifecycle):
         self._denied, self._disabled = set(), set()
         self._stuck_deletes = []
         self.unstick()
+        self.compute.clear_faults()
 
     @step
     def sweep(self) -> None:
@@ -207,3 +208,4 @@ class Script(Lifecycle):
             self._remove(node)
         for queued in list(self._queued.values()):
             self._try_to_forget(queued)
+        self.compute.sweep()

@@ -46,30 +46,17 @@ class VmMetadata(MetadataServer):
         machine = self.machine
         project = f"projects/{machine.project_number}"
         account = {"aliases": ["default"], "email": machine.account, "scopes": list(machine.scopes)}
-        interface = {
-            "access-configs": [{"external-ip": "", "type": "ONE_TO_ONE_NAT"}],
-            "ip": machine.addresses[machine.worker],
-            "network": f"{project}/networks/default",
-        }
         instance = {
+            **machine.told(),
             "attributes": dict(self.attributes),
             "description": "",
             "guest-attributes": {space: dict(keys) for space, keys in self.guest_attributes.items()},
             "hostname": machine.hostname,
             "id": machine.instance_id,
-            "image": f"projects/cloud-tpu-v2-images/global/images/{machine.runtime_version}",
-            "machine-type": f"{project}/machineTypes/{machine.accelerator_type}",
             "maintenance-event": self.maintenance_event,
             "name": machine.name,
-            "network-interfaces": [interface],
             "preempted": str(self.preempted).upper(),
-            "scheduling": {
-                "automatic-restart": str(not machine.spot).upper(),
-                "on-host-maintenance": "TERMINATE",
-                "preemptible": str(machine.spot).upper(),
-            },
-            "service-accounts": {machine.account: account, "default": account},
-            "tags": [],
+            "service-accounts": {machine.account: account, "default": account} if machine.account else {},
             "zone": f"{project}/zones/{machine.zone}",
         }
         if self.upcoming_maintenance is not None:
@@ -81,6 +68,10 @@ class VmMetadata(MetadataServer):
         return self.machine.account
 
     def token(self) -> Answer:
+        if not self.machine.account:
+            raise Refused(404)
+        if not self.machine.scopes:
+            raise Refused(403)
         return token_answer(self._token(self.machine.node, self.machine.worker))
 
     def identity(self, audience: str) -> Answer:

@@ -222,14 +222,30 @@ class Vm:
         """Set `instance/preempted` to TRUE; with a notice, also send SIGTERM, and end it after at most that many
         seconds."""
         with self._lock:
-            self.metadata.change(preempted=True)
-            process = self._process
-            if notice is None or process is None or not self.alive:
+            self.warn()
+            if notice is None or not self.alive:
                 self._end()
+            else:
+                self.shut_down(notice)
+
+    def warn(self) -> None:
+        """Set `instance/preempted` to TRUE; nothing else happens to it yet."""
+        self.metadata.change(preempted=True)
+
+    def shut_down(self, notice: float) -> None:
+        """SIGTERM for everything on it, and its end after at most that many seconds."""
+        with self._lock:
+            process = self._process
+            if process is None or not self.alive:
                 return
             first = self._init()
             processes.send(first, signal.SIGTERM)
             self._room.loop.later(notice, functools.partial(self._kill, process, first))
+
+    def cut(self) -> None:
+        """Everything killed at once; its disk stays."""
+        with self._lock:
+            self._end()
 
     def reboot(self) -> None:
         """Everything killed; then it boots again, with another boot id and the same disk."""
@@ -278,6 +294,10 @@ class Vm:
             (root / folder).mkdir(parents=True, exist_ok=True)
         for name in ("python3", f"python{python.version}"):
             (root / "bin" / name).symlink_to(python.path)
+        for name, text in machine.programs.items():
+            program = root / "bin" / name
+            program.write_text(text, encoding="utf-8")
+            program.chmod(0o755)
         if machine.clock_skew:
             site = root / "lib" / f"python{python.version}" / "site-packages"
             site.mkdir(parents=True)
@@ -305,9 +325,7 @@ class Vm:
 
     def _boot(self) -> None:
         self.boots += 1
-        # At first that of all hosts of its slice: JAX takes CPUs with different ones for those of different slices.
-        slice_ = f"{self.machine.project}/{self.machine.zone}/{self.machine.node}"
-        self.boot_id = str(uuid.uuid4() if self.boots > 1 else uuid.uuid5(uuid.NAMESPACE_OID, slice_))
+        self.boot_id = str(uuid.uuid4() if self.boots > 1 else uuid.uuid5(uuid.NAMESPACE_OID, self.machine.first_boot))
         boot_id = self.root / _BOOT_ID[1:]
         boot_id.write_text(f"{self.boot_id}\n", encoding="ascii")
         script = str(self._script) if self._script.exists() else ""

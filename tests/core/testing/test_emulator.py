@@ -29,6 +29,7 @@ from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator, random_faults
 from tests.core.platforms.kubernetes.attempts import plan_of, rendered
+from tests.support import instances
 from tests.support.waits import wait_until
 
 ZONE = "us-east5-a"
@@ -345,6 +346,24 @@ class _Elsewhere:
     def __init__(self, url: str) -> None:
         self.rest = self
         self.url = url
+
+
+def test_the_command_leads_to_compute_engine_and_bills_its_instances() -> None:
+    with _command("--backend", "compute", "--zone", ZONE, "--provision", "0.01") as command:
+        assert command.stdout is not None and command.stderr is not None
+        environ = _environment(command)
+        assert (environ["KINETIC_BACKEND"], environ["KINETIC_ZONES"]) == ("compute", ZONE)
+        url = f"{environ['KINETIC_EMULATOR']}/compute/v1/projects/p/zones/{ZONE}/instances"
+        made = requests.post(url, json=instances.body(zone=ZONE), timeout=60).json()
+        assert made["status"] == "RUNNING"
+        while not (line := command.stdout.readline()).endswith("RUNNING\n"):
+            assert line
+        assert f"instance         {ZONE}/ko-a" in line
+        command.send_signal(signal.SIGINT)
+        told = command.stderr.read()
+        assert "0 queued resources and 0 nodes and 1 instances were made, READY for" in told
+        assert f"instance projects/p/zones/{ZONE}/instances/ko-a" in told and "disk projects/p" in told
+        assert command.wait(WAIT) == 1
 
 
 @pytest.mark.parametrize("tidy", [True, False])

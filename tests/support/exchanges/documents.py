@@ -18,7 +18,7 @@ Schema = Mapping[str, Any]
 # Those of the faces that the emulated cloud has.
 NAMES = (
     "tpu.v2", "storage.v1", "secretmanager.v1", "cloudbilling.v1", "cloudresourcemanager.v1", "cloudresourcemanager.v3",
-    "container.v1", "serviceusage.v1", "serviceusage.v1beta1", "iam.v1", "iamcredentials.v1",
+    "container.v1", "serviceusage.v1", "serviceusage.v1beta1", "iam.v1", "iamcredentials.v1", "compute.v1",
 )  # fmt: skip
 
 
@@ -31,8 +31,13 @@ class Document(NamedTuple):
 
     @property
     def is_storage(self) -> bool:
-        """Tells the older kind of Google's APIs, with errors of another form and uploads of their own."""
+        """Tells the API with uploads of its own."""
         return self.name.startswith("storage.")
+
+    @property
+    def lists_errors(self) -> bool:
+        """Tells the older kind of Google's APIs, with errors of another form."""
+        return self.is_storage or self.name.startswith("compute.")
 
 
 class Method(NamedTuple):

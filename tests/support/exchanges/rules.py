@@ -305,14 +305,15 @@ def details(given: Sequence[Any]) -> list[Wrong]:
     return found
 
 
-def storage_error(body: Any, status: int) -> Wrongs:
+def listed_error(body: Any, status: int) -> Wrongs:
+    """The body of an error of an older API: Cloud Storage, or Compute Engine, of which some have details as well."""
     if wrongs := _members(body, {"error": dict}, {}):
         return wrongs
     error = body["error"]
-    found = _members(error, {"code": int, "message": str, "errors": list}, {})
+    found = _members(error, {"code": int, "message": str, "errors": list}, {"details": list})
     if not found:
         found += [] if error["code"] == status else [Wrong("code", error["code"], f"it is {status}, as of HTTP")]
-        found += _listed(error["errors"])
+        found += _listed(error["errors"]) + details(error.get("details", []))
     return [wrong.within("error") for wrong in found]
 
 

@@ -17,7 +17,7 @@ from google.longrunning import operations_pb2
 from google.protobuf import empty_pb2, json_format
 from google.rpc import status_pb2
 
-from kinetic_orchestration.platforms.google.call_listeners import unknown_fields
+from kinetic_orchestration.platforms.google.rest.call_listeners import unknown_fields
 from tests.support.exchanges.documents import Method
 
 _MODULES = {"tpu": cloud_tpu, "longrunning": operations_pb2, "location": locations_pb2, "protobuf": empty_pb2}

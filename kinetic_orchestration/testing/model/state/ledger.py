@@ -14,7 +14,7 @@ class Entry(NamedTuple):
     what: str
     """created, deleted, ready (the meter runs) or idle (it has stopped)."""
     kind: str
-    """queued resource, node, VM or secret."""
+    """queued resource, node, instance, disk, instance group, instance template, resource policy, VM or secret."""
     name: str
     chips: int = 0
 
@@ -45,16 +45,16 @@ class Ledger:
         if self._standing.pop((kind, name), ...) is not ...:
             self.entries.append(Entry(self._clock(), "deleted", kind, name))
 
-    def ready(self, node: str, chips: int) -> None:
-        """Charges accrue while a node is READY."""
+    def ready(self, node: str, chips: int, kind: str = "node") -> None:
+        """Charges accrue while a node is READY, and while an instance is RUNNING."""
         self._running[node] = (self._clock(), chips)
-        self.entries.append(Entry(self._clock(), "ready", "node", node, chips))
+        self.entries.append(Entry(self._clock(), "ready", kind, node, chips))
 
-    def idle(self, node: str) -> None:
+    def idle(self, node: str, kind: str = "node") -> None:
         since, chips = self._running.pop(node, (0.0, 0))
         if chips:
             self._used[node] = self._used.get(node, 0.0) + (self._clock() - since) * chips
-            self.entries.append(Entry(self._clock(), "idle", "node", node, chips))
+            self.entries.append(Entry(self._clock(), "idle", kind, node, chips))
 
     def chip_seconds(self, node: str = "") -> float:
         """Chip-seconds of one node, by its full name or id, or of all nodes so far."""

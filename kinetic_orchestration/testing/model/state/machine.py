@@ -1,4 +1,4 @@
-"""One emulated TPU VM: its position in the slice, its configuration, and the metadata that Cloud TPU writes for it.
+"""One emulated VM of Cloud TPU: its position in the slice, its configuration, and the metadata that is written for it.
 
 `Host` and `Hosts` are the interface between the model of the cloud and its machines: `vms` makes real process trees, a
 test of the model may keep them in memory. This module knows neither processes nor servers.
@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 EndpointFormat = Literal["addresses", "triples"]
 
@@ -47,6 +47,7 @@ class Machine:
     endpoint_format: EndpointFormat = "addresses"
     lacking: tuple[str, ...] = ()  # attributes that its makers did not write
     silent: tuple[str, ...] = ()  # paths of its metadata server that it answers with 503
+    programs: Mapping[str, str] = field(default_factory=dict)  # on its PATH: each by its name, as text
 
     @property
     def account(self) -> str:
@@ -70,6 +71,32 @@ class Machine:
     @property
     def hostname(self) -> str:
         return f"{self.name}.{self.zone}.c.{self.project}.internal"
+
+    def told(self) -> dict[str, Any]:
+        """`instance/*` of its metadata, without its attributes and its accounts."""
+        project = f"projects/{self.project_number}"
+        interface = {
+            "access-configs": [{"external-ip": "", "type": "ONE_TO_ONE_NAT"}],
+            "ip": self.addresses[self.worker],
+            "network": f"{project}/networks/default",
+        }
+        return {
+            "image": f"projects/cloud-tpu-v2-images/global/images/{self.runtime_version}",
+            "machine-type": f"{project}/machineTypes/{self.accelerator_type}",
+            "network-interfaces": [interface],
+            "scheduling": {
+                "automatic-restart": str(not self.spot).upper(),
+                "on-host-maintenance": "TERMINATE",
+                "preemptible": str(self.spot).upper(),
+            },
+            "tags": [],
+        }
+
+    @property
+    def first_boot(self) -> str:
+        """What its first boot id is derived from: that of all hosts of its slice is one, as JAX takes CPUs with
+        different ones for those of different slices."""
+        return f"{self.project}/{self.zone}/{self.node}"
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -127,6 +154,18 @@ class Host(Protocol):
     @property
     def guest_attributes(self) -> Mapping[str, Mapping[str, str]]:
         """Namespace → key → value, as programs on the VM have put them."""
+
+    def console(self) -> str:
+        """The output of its startup script, of all boots."""
+
+    def warn(self) -> None:
+        """Notify it of its preemption, of which nothing comes yet."""
+
+    def shut_down(self, notice: float) -> None:
+        """Press its power button, and cut its power after that many seconds."""
+
+    def cut(self) -> None:
+        """End everything on it; its disk stays, for a reboot."""
 
     def preempt(self, notice: float | None) -> None:
         """Notify it, and end it after that many seconds; None: immediately."""

@@ -198,6 +198,17 @@ def test_a_mask_is_a_tree_of_the_names_in_json(mask: str, tree: Any) -> None:
     assert field_masks.tree(mask, NODES) == tree
 
 
+def test_a_star_on_the_way_is_every_name_of_a_map() -> None:
+    found = {"items": {"a": {"one": [{"x": 1, "y": 2}], "other": 3}, "b": {"other": 4}}, "more": 5}
+    assert field_masks.select(found, field_masks.tree("items/*/one(x)")) == {
+        "items": {"a": {"one": [{"x": 1}]}, "b": {}}
+    }
+    assert field_masks.select(found, field_masks.tree("items(*/other,b)")) == {
+        "items": {"a": {"other": 3}, "b": {"other": 4}},
+    }  # fmt: skip
+    assert field_masks.tree("nodes.*.name", NODES) == {"nodes": {}}
+
+
 @pytest.mark.parametrize(
     "mask",
     [

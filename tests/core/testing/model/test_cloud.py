@@ -43,6 +43,18 @@ class InMemory:
         self.met: list[str] = []
         self.guest_attributes: Mapping[str, Mapping[str, str]] = {"kinetic": {"state": "up"}, "other": {"key": "v"}}
 
+    def console(self) -> str:
+        return ""
+
+    def warn(self) -> None:
+        self.met.append("warned")
+
+    def shut_down(self, notice: float) -> None:
+        self.met.append("shut down")
+
+    def cut(self) -> None:
+        self.met.append("cut")
+
     def preempt(self, notice: float | None) -> None:
         self.met.append(f"preempted {notice}")
 

@@ -280,6 +280,44 @@ def test_a_preempted_vm_is_off_as_soon_as_everything_on_it_has_ended(room: Machi
     assert "SIGTERM, preempted: TRUE" in vm.console()
 
 
+def test_a_vm_is_warned_of_its_preemption_before_anything_happens_to_it(room: Machines) -> None:
+    vm = room.create(machine(CHECKPOINT.replace("STUBBORN", "False")))
+    _says(vm, "up, preempted: FALSE")
+    vm.warn()
+    assert vm.alive and "SIGTERM" not in vm.console()
+    vm.shut_down(30.0)
+    wait_until(lambda: not vm.alive)
+    assert "SIGTERM, preempted: TRUE" in vm.console()
+
+
+def test_a_power_button_alone_says_nothing_of_a_preemption(room: Machines) -> None:
+    vm = room.create(machine(CHECKPOINT.replace("STUBBORN", "False")))
+    _says(vm, "up")
+    vm.shut_down(30.0)
+    wait_until(lambda: not vm.alive)
+    assert "SIGTERM, preempted: FALSE" in vm.console()
+    vm.shut_down(1.0)  # of one that is off does nothing
+
+
+def test_a_vm_without_power_keeps_its_disk_and_boots_again(room: Machines) -> None:
+    script = '#!/bin/sh\ncd "$KINETIC_ROOT"\n[ -e mark ] && echo found\ntouch mark\necho up\nsleep 600\n'
+    vm = room.create(machine(script))
+    _says(vm, "up")
+    pids = vm.processes()
+    vm.cut()
+    assert not vm.alive and vm.root.exists()
+    _gone(pids)
+    first = vm.boot_id
+    vm.reboot()
+    _says(vm, "found")
+    assert vm.boot_id != first and not vm.metadata.preempted
+
+
+def test_programs_of_an_image_are_on_the_path(room: Machines) -> None:
+    vm = room.create(machine("#!/bin/sh\nanswer one two\n", programs={"answer": '#!/bin/sh\necho "it says $2"\n'}))
+    _says(vm, "it says two")
+
+
 def test_a_preemption_without_notice_ends_all_at_once(room: Machines) -> None:
     vm = room.create(machine(CHECKPOINT.replace("STUBBORN", "False")))
     _says(vm, "up")
