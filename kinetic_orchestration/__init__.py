@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from kinetic_orchestration.api.batch import BatchError, BatchHandle, attach_batch
     from kinetic_orchestration.api.decorator import RemoteCallable, command, run
     from kinetic_orchestration.api.handle import JobHandle, attach, list_jobs
-    from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm
+    from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm
     from kinetic_orchestration.plan.declare.data import Data
     from kinetic_orchestration.plan.declare.limits import Limits, Retry
     from kinetic_orchestration.plan.declare.profile import Profile
+    from kinetic_orchestration.plan.hardware.accelerators import Gpu
     from kinetic_orchestration.plan.values import JobStatus
     from kinetic_orchestration.program.context import HostContext, current
     from kinetic_orchestration.program.keras_callback import KineticCallback
@@ -29,7 +30,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "BatchError": "api.batch",
     "BatchHandle": "api.batch",
+    "Compute": "plan.declare.cloud",
     "Data": "plan.declare.data",
+    "Gpu": "plan.hardware.accelerators",
     "HostContext": "program.context",
     "JobHandle": "api.handle",
     "JobStatus": "plan.values",
@@ -56,7 +59,9 @@ _MODULES = ("collections", "data", "job_status")  # modules of Keras Kinetic tha
 __all__ = [
     "BatchError",
     "BatchHandle",
+    "Compute",
     "Data",
+    "Gpu",
     "HostContext",
     "JobHandle",
     "JobStatus",

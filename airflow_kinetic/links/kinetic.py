@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperatorLink
 
 from kinetic_orchestration.api import links
-from kinetic_orchestration.plan.declare.spec import TPU_VM
+from kinetic_orchestration.plan.declare.spec import COMPUTE, TPU_VM
 from kinetic_orchestration.protocol import names
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ def urls_of(job_id: str, location: JobLocation) -> dict[str, str]:
         KineticJobLink.key: links.browse(store_url, names.job(job_id)),
         KineticLogLink.key: links.browse(store_url, f"{names.job(job_id)}out/"),
     }
-    if location.backend == TPU_VM:
-        urls[KineticConsoleLink.key] = links.tpus(location.project)
+    pages = {TPU_VM: links.tpus, COMPUTE: links.vms}
+    if location.backend in pages:
+        urls[KineticConsoleLink.key] = pages[location.backend](location.project)
     return urls
 
 
@@ -62,7 +63,7 @@ class KineticLogLink(_Link):
 
 
 class KineticConsoleLink(_Link):
-    name = "Cloud TPU console"
+    name = "Google Cloud console"
     key = "console_link"
 
 

@@ -76,7 +76,9 @@ class KineticReapOperator(BaseOperator):
             backend=self.backend, cluster=self.cluster, namespace=self.namespace, project=self.project_id,
         )  # fmt: skip
         with location.with_credentials():
-            store, backend, here = place_of(**location.settings())
+            # Without one of its own, on all backends on which jobs of the settings may be.
+            named = {"backend": location.backend if self.backend else None}
+            store, backend, here = place_of(**{**location.settings(), **named})
             found = reaper.reap(store, backend, here, dry_run=self.only_reports, patience=DELETION_PATIENCE)
         for item in found:
             where = f" in {item.zone}" if item.zone else ""

@@ -37,7 +37,8 @@ def draft_of(operator: KineticTPUOperator, context: Context) -> tuple[Draft, Job
         here = with_project(here, location.project)
     if location.cluster or location.namespace:  # the connection may have named them
         here = dataclasses.replace(here, cluster=location.cluster, namespace=location.namespace)
-    return draft(spec, here), location  # what is refused there is refused before anything is written down
+    drafted = draft(spec, here)  # what is refused there is refused before anything is written down
+    return drafted, location.on(drafted.plan.backend, here)
 
 
 def spec_of(operator: KineticTPUOperator, context: Context) -> JobSpec:

@@ -94,6 +94,10 @@ class JobLocation(NamedTuple):
         named = named_backend(backend, found, has_cluster=on_cluster or bool(found.cluster))
         return location._replace(project=found.project, backend=named or found.backend)._in_cluster(found)
 
+    def on(self, backend: str, loaded: Settings) -> JobLocation:
+        """Return the location of a job on that backend, which the rule of platforms may have chosen for it."""
+        return self if backend == self.backend else self._replace(backend=backend)._in_cluster(loaded)
+
     @property
     def _traits(self) -> Traits:
         return traits_of(self.backend) or Traits()

@@ -21,7 +21,7 @@ from dagster_kinetic.pipes import PipesKineticClient
 from dagster_kinetic.resource.config import TAG, KineticRunConfig, from_tag, refuse_unknown
 from dagster_kinetic.resource.kinetic_resource import KineticResource, options_of, plain_function, resource_of
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm
+from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
@@ -61,7 +61,8 @@ def _options(context: dg.ResolutionContext, given: Mapping[str, Any]) -> dict[st
             options[name] = kind(**part)
     if isinstance(volumes := options.get("volumes"), Mapping):
         options["volumes"] = {mount: Data(path) if isinstance(path, str) else path for mount, path in volumes.items()}
-    options_of("cpu", options)
+    several = getattr(options.get("cloud"), "hosts", 1) != 1  # of which only GPUs have several
+    options_of("l4" if several else "cpu", options)
     return options
 
 
@@ -70,9 +71,12 @@ def _kind_of_cloud(options: Mapping[str, Any]) -> type:
     traits = traits_of(options["backend"]) if options.get("backend") else None
     if traits is not None and traits.options is not None:
         return traits.options
-    given, of_tpus = options.get("cloud"), {entry.name for entry in fields(TpuVm)}
-    of_pods = {entry.name for entry in fields(Kubernetes)} - of_tpus
-    return Kubernetes if isinstance(given, Mapping) and not of_pods.isdisjoint(given) else TpuVm
+    given = options.get("cloud")
+    named = set(given) if isinstance(given, Mapping) else set()
+    found = {kind: {entry.name for entry in fields(kind)} for kind in (TpuVm, Kubernetes, Compute)}
+    if (fitting := next((kind for kind, names in found.items() if named <= names), None)) is not None:
+        return fitting
+    return TpuVm if named.isdisjoint(found[Kubernetes] - found[TpuVm]) else Kubernetes
 
 
 def _resource(context: dg.ResolutionContext, given: Mapping[str, Any]) -> KineticResource:

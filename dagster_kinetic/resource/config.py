@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from kinetic_orchestration.errors import KineticError, UsageError
 from kinetic_orchestration.plan.declare import profile
-from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm, refuse_gone
+from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm, refuse_gone
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
 from kinetic_orchestration.plan.declare.spec import Options, check_options
@@ -108,6 +108,27 @@ class TpuVmConfig(_Group):
 
     def to_core(self) -> TpuVm:
         return TpuVm(**_given(self))
+
+
+class ComputeConfig(_Group):
+    """Options of VMs of Compute Engine shared by a deployment's jobs."""
+
+    hosts: int = Field(default=1, description="How many VMs have the accelerator's GPUs each, joined over TCP.")
+    reservation: str = Field(default="", description="A reservation to take the VMs from.")
+    flex_start: bool = Field(default=False, description="Whether Google gives VMs when it has some, for 7 days.")
+    network: str = Field(default="", description="The network of the VMs; the project's default one if not given.")
+    subnetwork: str = Field(default="", description="Of a shared VPC: projects/HOST/regions/REGION/subnetworks/NAME.")
+    external_ips: bool = Field(default=True, description="Whether VMs have public addresses.")
+    secure_boot: bool = Field(default=False, description="Whether VMs boot with Secure Boot.")
+    image: str = Field(default="", description="Image of the boot disk; the one for the hardware if not given.")
+    disk_gib: int = Field(default=0, description="Size of the boot disk in GiB; 0 for what suits the hardware.")
+    service_account: str = Field(default="", description="Whose rights the VMs have.")
+    tags: list[str] = Field(default=[], description="Network tags of the VMs.")
+    labels: dict[str, str] = Field(default={}, description="Labels of the cloud's resources.")
+    quota_project: str = Field(default="", description="The project that API requests are counted against.")
+
+    def to_core(self) -> Compute:
+        return Compute(**_given(self))
 
 
 class KubernetesConfig(_Group):

@@ -18,6 +18,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from dagster_kinetic import _compat
 from dagster_kinetic.resource.config import (
     TAG,
+    ComputeConfig,
     KineticRunConfig,
     KubernetesConfig,
     LimitsConfig,
@@ -33,7 +34,7 @@ from kinetic_orchestration.api.decorator import RemoteCallable
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.plan.configuration import settings, store_address
 from kinetic_orchestration.plan.declare.backend_choice import asked_backend
-from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm
+from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm, as_compute
 from kinetic_orchestration.plan.declare.spec import (
     OPTION_NAMES,
     JobSpec,
@@ -55,6 +56,7 @@ R = TypeVar("R")
 
 DEPLOYMENT = "dagster"  # in a shared store, if neither Dagster nor the user names the installation
 _GROUPS = ("limits", "retry", "cloud")
+_FIELDS = {Kubernetes: "kubernetes", Compute: "compute"}  # where other classes of `cloud=` have fields of their own
 _PLACES = {"cluster": "clusters", "namespace": "namespaces"}  # an option, and the one of `cloud=` that names several
 _OWN_NAMES = {"dagster/job": "pipeline", "dagster/run-id": "run"}  # as jobs of all orchestrators have them
 _TEAM = "team:"  # leads an asset's owner that is no address
@@ -76,7 +78,9 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         f"the deployment or branch deployment; elsewhere {DEPLOYMENT!r} in a bucket.",
     )
     backend: str | None = Field(
-        default=None, description="Where jobs run: tpu-vm with a project and a gs:// store, else local."
+        default=None,
+        description="Where jobs run. By default, with a project and a gs:// store, what suits the accelerator: tpu-vm "
+        "or compute, or gke if a cluster is named; else local.",
     )
     require_hardware: bool = Field(
         default=False, description="Refuse every job that would only be emulated: for production."
@@ -87,6 +91,9 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     namespace: str | None = Field(default=None, description="The namespace of the cluster.")
     kubernetes: KubernetesConfig = Field(
         default=KubernetesConfig(), description="What only Kubernetes understands, in place of cloud."
+    )
+    compute: ComputeConfig = Field(
+        default=ComputeConfig(), description="What only Compute Engine understands, in place of cloud."
     )
     limits: LimitsConfig = Field(default=LimitsConfig(), description="Bounds in time and money.")
     retry: RetryConfig = Field(default=RetryConfig(), description="How many failures of each kind a job survives.")
@@ -113,8 +120,8 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def _checked(cls, given: Any, make: Callable[[Any], KineticResource]) -> KineticResource:
         """Check the settings that are known now; an EnvVar has its value when a run begins."""
         refuse_unknown(cls.__name__, cls.model_fields, given)
-        if isinstance(given, Mapping) and isinstance(given.get("cloud"), Kubernetes):
-            given = {**{name: value for name, value in given.items() if name != "cloud"}, "kubernetes": given["cloud"]}
+        if isinstance(given, Mapping) and (own := _FIELDS.get(type(given.get("cloud")))):
+            given = {**{name: value for name, value in given.items() if name != "cloud"}, own: given["cloud"]}
         made = make(given)
         if made.max_concurrent < 1:
             raise UsageError(f"max_concurrent is {made.max_concurrent}: at least one job must be able to run")
@@ -343,13 +350,18 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             own["profile"] = asked
         if self.zones:
             groups["cloud"] = replace(groups["cloud"], zones=tuple(self.zones))
-        if (pods := self.kubernetes.to_core()) != Kubernetes():
+        vms, pods = self.compute.to_core(), self.kubernetes.to_core()
+        if vms != Compute() and (zones := as_compute(groups["cloud"])) is not None and not zones.labels:
+            vms, groups["cloud"] = replace(vms, zones=zones.zones), TpuVm()  # which are of any VMs
+        for name, group in (("compute", vms), ("kubernetes", pods)):
+            if group == type(group)():
+                continue
             if groups["cloud"] != TpuVm():
+                others = "zones= or cloud=, which are of Cloud TPU," if name == "kubernetes" else "cloud="
                 raise ConflictingSettings(
-                    "zones= or cloud=, which are of Cloud TPU, and kubernetes= exclude each other: leave out what the "
-                    "backend of these jobs does not have"
+                    f"{others} and {name}= exclude each other: leave out what the backend of these jobs does not have"
                 )
-            groups["cloud"] = pods
+            groups["cloud"] = group
         return replace(_SILENT, **own, **{name: group for name, group in groups.items() if group != type(group)()})
 
     def _named(self, options: Options) -> Options:
@@ -413,8 +425,10 @@ def options_of(accelerator: str | None, given: Mapping[str, Any], decorated: Opt
 def _laid_over(options: Options, given: Mapping[str, Any]) -> Options:
     """Override options by the given ones; groups and labels are merged entry by entry."""
     merged: dict[str, Any] = {}
-    for name, value in given.items():
-        below = getattr(options, name)
+    for name, asked in given.items():
+        value, below = asked, getattr(options, name)
+        if name == "cloud" and Compute in (type(value), type(below)):  # zones alone are those of either class
+            value, below = as_compute(value) or value, as_compute(below) or below
         if name in _GROUPS and value is not None and type(value) is type(below):
             merged[name] = replace(below, **non_default(value))
         elif name in ("labels", "secrets") and below and value:
@@ -423,7 +437,7 @@ def _laid_over(options: Options, given: Mapping[str, Any]) -> Options:
             merged[name] = value
     if given.get("zone"):  # it fixes the zone, so other zones do not apply
         cloud = merged.get("cloud") or options.cloud
-        merged["cloud"] = replace(cloud if isinstance(cloud, TpuVm) else TpuVm(), zones=())
+        merged["cloud"] = replace(cloud if isinstance(cloud, TpuVm | Compute) else TpuVm(), zones=())
     for one, several in _PLACES.items():
         if given.get(one):  # as it names one, others do not apply
             cloud = merged.get("cloud", options.cloud)
@@ -431,7 +445,7 @@ def _laid_over(options: Options, given: Mapping[str, Any]) -> Options:
             own: dict[str, Any] = {several: getattr(given.get("cloud"), several, ())}
             merged |= {"cloud": replace(cloud, **own)} if isinstance(cloud, Kubernetes) else {}
     cloud = given.get("cloud")
-    if isinstance(cloud, TpuVm) and cloud.zones:
+    if isinstance(cloud, TpuVm | Compute) and cloud.zones:
         merged.setdefault("zone", None)
     for one, several in _PLACES.items():
         if getattr(cloud, several, ()):

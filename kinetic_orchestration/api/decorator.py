@@ -78,7 +78,7 @@ def run(options: Options) -> Decorate:
 
     Args:
         accelerator: Slice by generation and number of chips or topology (`"v5e-16"`, `"v5p-4x4x4"`), or `"cpu"`,
-            `"cpu:8"`, `"gpu:2"`, `"l4"`.
+            `"cpu:8"`, `"gpu:2"`, `"l4"`, `"h100x8"`.
         container_image: Image in which the program runs. None installs packages on the hosts instead; nothing is built.
         base_image_repo: Without effect, with a warning.
         zone: Zone of Google Cloud.
@@ -86,14 +86,15 @@ def run(options: Options) -> Decorate:
         capture_env_vars: Variables of this process that the job gets, such as `["NAME", "PREFIX_*"]`.
         cluster: Cluster of the backends `"kubernetes"` (a context of the kubeconfig) and `"gke"`; by default the
             setting.
-        backend: `"local"`, `"tpu-vm"`, `"kubernetes"` or `"gke"`; by default the setting. `"pathways"` is a word of
-            Keras Kinetic's for a cluster, which slices of several hosts do not need.
+        backend: `"local"`, `"tpu-vm"`, `"compute"`, `"kubernetes"` or `"gke"`; by default the setting, else what suits
+            the hardware. `"pathways"` is a word of Keras Kinetic's for a cluster, which slices of several hosts do not
+            need.
         namespace: Namespace in the cluster; by default the setting.
         volumes: Data by the absolute path at which hosts have them.
         spot: Request spot capacity.
         output_dir: Folder for outputs; by default one of the job's own in the store.
         debug: Wait for a debugger before the function is called.
-        cloud: Options that only Cloud TPU has.
+        cloud: Options that only Cloud TPU has (`TpuVm`), only Compute Engine (`Compute`) or only Kubernetes.
         limits: Limits of time and of money.
         retry: Failures of each kind that the job survives.
         requirements: Requirements file, list of requirements, or lock file for an environment of the job's own. None:

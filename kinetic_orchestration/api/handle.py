@@ -408,7 +408,7 @@ class JobHandle(Generic[R]):
         plan = self._job.plan()
         if not plan.project:
             return {}
-        return links.of_job(self._job.store.url, self.job_id, plan.project, in_cluster=not plan.traits.in_zones)
+        return links.of_job(self._job.store.url, self.job_id, plan.project, plan.traits.options)
 
     def picture(self) -> bytes | None:
         """Return the job report (SVG) with its metrics and devices, or None as long as there is none."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from kinetic_orchestration.plan.configuration.store_address import bucket_path
+from kinetic_orchestration.plan.declare.cloud import Compute, TpuVm
 from kinetic_orchestration.protocol import names
 
 CONSOLE = "https://console.cloud.google.com"
@@ -40,15 +41,22 @@ def address_of(page: str) -> str:
     return page
 
 
-def of_job(store_url: str, job_id: str, project: str, *, in_cluster: bool = False) -> dict[str, str]:
-    """The pages where a person finds a job's records, and its slices or the objects of the project's clusters."""
-    hosts = {"workloads_url": workloads(project)} if in_cluster else {"tpus_url": tpus(project)}
-    return {"records_url": browse(store_url, names.job(job_id)), **hosts}
+def of_job(store_url: str, job_id: str, project: str, options: type | None = TpuVm) -> dict[str, str]:
+    """The pages where a person finds a job's records, and its slices, its VMs, or the objects of the project's
+    clusters: `options` is the class of its backend's options."""
+    hosts = {TpuVm: {"tpus_url": tpus(project)}, Compute: {"vms_url": vms(project)}}
+    found = hosts.get(options or TpuVm, {"workloads_url": workloads(project)})
+    return {"records_url": browse(store_url, names.job(job_id)), **found}
 
 
 def workloads(project: str) -> str:
     """The page of all workloads in the clusters of a project."""
     return f"{CONSOLE}/kubernetes/workload/overview?project={quote(project)}"
+
+
+def vms(project: str) -> str:
+    """The page of all VMs of Compute Engine of a project."""
+    return f"{CONSOLE}/compute/instances?project={quote(project)}"
 
 
 def tpus(project: str) -> str:

@@ -14,9 +14,19 @@ from typing import Any
 from kinetic_orchestration.errors import NotEmulated, Unsupported, UsageError
 from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.declare.backend_choice import asked_backend
-from kinetic_orchestration.plan.declare.cloud import TpuVm
-from kinetic_orchestration.plan.declare.spec import LOCAL, TPU_VM, JobSpec, Options, not_on_cloud, slice_of
+from kinetic_orchestration.plan.declare.backend_choice import asked_backend, by_rule, chosen, fitting
+from kinetic_orchestration.plan.declare.cloud import Compute, TpuVm
+from kinetic_orchestration.plan.declare.spec import (
+    COMPUTE,
+    LOCAL,
+    TPU_VM,
+    JobSpec,
+    Options,
+    is_spot,
+    not_on_cloud,
+    slice_of,
+)
+from kinetic_orchestration.plan.hardware import machines
 from kinetic_orchestration.plan.values import TRAITS, Plan, traits_of
 
 # Settings that nothing but Google Cloud understands. GOOGLE_CLOUD_PROJECT alone is none of them: it is set on many
@@ -33,9 +43,20 @@ _KINETICS = ("project", "zone", "cluster", "spot")
 
 def check_slice(spec: JobSpec, settings: Settings) -> None:
     """Refuse a slice that Google Cloud cannot run, for a job that would run there. Makes no request."""
-    there = (asked_backend(spec.options, settings) or settings.backend) == TPU_VM
-    if there and (reason := not_on_cloud(slice_of(spec.options))):
+    if reason := refusal_of(chosen(spec.options, settings).backend, spec.options):
         raise Unsupported(reason)
+
+
+def refusal_of(backend: str, options: Options) -> str:
+    """Return why a backend of VMs cannot have the slice in the way that is asked for; "" if it can, or is another."""
+    slice_ = slice_of(options)
+    if backend == TPU_VM:
+        return not_on_cloud(slice_)
+    if backend != COMPUTE:
+        return ""
+    given = options.cloud if isinstance(options.cloud, Compute) else Compute()
+    model = machines.model_of(spot=is_spot(options), flex_start=given.flex_start, reservation=given.reservation)
+    return machines.refusal(slice_, model)
 
 
 def check(spec: JobSpec, settings: Settings) -> None:
@@ -43,8 +64,8 @@ def check(spec: JobSpec, settings: Settings) -> None:
     missing; and one that Google Cloud cannot run.
     """
     check_slice(spec, settings)
-    named = asked_backend(spec.options, settings)
-    _check_class(spec.options, named if named is not None and traits_of(named) else settings.backend, settings)
+    named, on = asked_backend(spec.options, settings), chosen(spec.options, settings).backend
+    _check_class(fitting(spec.options, on), on if traits_of(on) else settings.backend, settings)
     elsewhere = settings.backend != LOCAL or (named not in (None, TPU_VM) and traits_of(named) is not None)
     if elsewhere or is_asked_for(spec.options, settings):
         return
@@ -61,7 +82,7 @@ def check(spec: JobSpec, settings: Settings) -> None:
     if not found:
         return
     means = f"{spec.name} was not run: {', '.join(found)} {'mean' if len(found) > 1 else 'means'} Google Cloud"
-    if reason := not_on_cloud(slice_of(spec.options)):
+    if reason := refusal_of(TPU_VM if named == TPU_VM else by_rule(spec.options, settings).backend, spec.options):
         raise Unsupported(f"{means}, and {reason}")
     missing = [
         *(() if settings.project else ("KINETIC_PROJECT=my-project (or project=)",)),
@@ -80,7 +101,7 @@ def _check_class(options: Options, backend: str, settings: Settings) -> None:
     if options.cloud is None or traits is None or isinstance(options.cloud, traits.options or ()):
         return
     given = type(options.cloud)
-    if is_asked_for(options, settings) or (given is TpuVm and backend == LOCAL):  # see `check`
+    if is_asked_for(options, settings) or (given in (TpuVm, Compute) and backend == LOCAL):  # see `check`
         return
     wanted = [name for name, known in TRAITS.items() if known.options is given]
     named = " or ".join(f"backend={name!r}" for name in wanted) or "theirs with backend="
@@ -137,6 +158,8 @@ def named_cloud_options(options: Options) -> tuple[str, ...]:
 
 
 def _of_options(options: Options) -> list[str]:
+    if options.cloud == Compute():  # whose name alone says it
+        return ["cloud=Compute()"]
     return [_written(name, _plain(getattr(options.cloud, name))) for name in named_cloud_options(options)]
 
 

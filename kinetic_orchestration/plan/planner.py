@@ -14,10 +14,11 @@ from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration import cluster_names
 from kinetic_orchestration.plan.configuration.settings import VARIABLES, Settings, duration, seconds
 from kinetic_orchestration.plan.declare import profile, resource_labels
-from kinetic_orchestration.plan.declare.backend_choice import GKE, KUBERNETES, asked_backend
-from kinetic_orchestration.plan.declare.cloud import OF_ANY_BACKEND, Kubernetes, TpuVm, fields_of, queues_of
+from kinetic_orchestration.plan.declare.backend_choice import GKE, KUBERNETES, asked_backend, chosen, fitting
+from kinetic_orchestration.plan.declare.cloud import OF_ANY_BACKEND, Compute, Kubernetes, TpuVm, fields_of, queues_of
 from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import (
+    COMPUTE,
     LOCAL,
     JobSpec,
     Options,
@@ -25,9 +26,10 @@ from kinetic_orchestration.plan.declare.spec import (
     image_of,
     processes_of,
     refuse,
+    region_of_subnetwork,
     slice_of,
 )
-from kinetic_orchestration.plan.hardware import nodes, regions
+from kinetic_orchestration.plan.hardware import machines, nodes, regions
 from kinetic_orchestration.plan.hardware.accelerators import Slice, by_process, on_hosts
 from kinetic_orchestration.plan.hardware.accelerators import zones as zones_of
 from kinetic_orchestration.plan.hardware.cost import affordable, check_usd
@@ -39,6 +41,7 @@ from kinetic_orchestration.plan.values import Plan, Traits, backends, traits_of
 DAY = 86400.0
 PROVISION = 6 * 3600.0  # a slice that costs money has limits: without them, these
 RUN = DAY
+LONGEST_RUN = 119 * DAY  # of a VM of Compute Engine, whose own limit of 120 days counts its boot and its end, too
 
 # A wildcard never captures what would break the job's own process.
 NEVER_BY_WILDCARD = frozenset(
@@ -60,16 +63,18 @@ def make_plan(
 
     Unless zones are named, they are all that have the slice, until `near_bucket` narrows them.
     """
-    options = spec.options
     emulation.check(spec, settings)
-    backend = backend_of(options, settings)
+    backend = backend_of(spec.options, settings)
+    options = fitting(spec.options, backend)
     traits = traits_of(backend)
     assert traits is not None
     slice_ = slice_of(options)
     processes = processes_of(options, slice_)
-    if traits.options is Kubernetes and isinstance(options.cloud, Kubernetes) and options.cloud.hosts > 1:
-        slice_ = on_hosts(slice_, options.cloud.hosts)
-        if told := nodes.between_hosts(slice_):
+    given = options.cloud if isinstance(options.cloud, traits.options or ()) else None
+    if isinstance(given, Kubernetes | Compute) and given.hosts > 1:
+        slice_ = on_hosts(slice_, given.hosts)
+        joins = machines.between_hosts if isinstance(given, Compute) else nodes.between_hosts
+        if told := joins(slice_):
             warn_once(told)
     if traits.share_machine and processes > 1:
         slice_ = by_process(slice_)
@@ -95,6 +100,8 @@ def make_plan(
         for name, limit in (("provision", limits.provision), ("run", limits.run)):
             if limit == math.inf:
                 raise UsageError(f"limits.{name} has no end, and a slice costs money until it has: say '30d', or so")
+        if traits.options is Compute:
+            _check_vms(options, limits)
         cloud = _cloud(options, settings, slice_, traits, environ or {}, interpreter)
         env.setdefault("KERAS_BACKEND", (environ or {}).get("KERAS_BACKEND") or "jax")  # for which the lock is made
     env = _with_keras_backend({**env, **spec.env}, options, spec.env)
@@ -176,14 +183,64 @@ def _check_remote(options: Options, settings: Settings, backend: str, traits: Tr
             f"the {backend} backend needs a Google Cloud project: name it with project= or KINETIC_PROJECT"
         )
     if options.processes not in (None, 1):
-        raise refuse("processes=", backend, "a host of a TPU slice is one process; it is for GPUs of this machine")
+        raise refuse("processes=", backend, "a host of it is one process; it is for GPUs of this machine")
     if options.debug:
         raise refuse("debug=True", backend, "an editor cannot reach its hosts; debug on the local backend")
 
 
+def _check_vms(options: Options, limits: Limits) -> None:
+    """Refuse what no VM of Compute Engine can be; the hardware itself is checked by `emulation`."""
+    cloud = options.cloud if isinstance(options.cloud, Compute) else Compute()
+    run = limits.run
+    assert isinstance(run, float)
+    if cloud.flex_start:
+        machines.check_flex_start(run, duration(run))
+    if run > LONGEST_RUN:
+        raise UsageError(
+            f"limits.run is {duration(run)}, and Compute Engine ends a VM after 120 days at most: choose "
+            f"{duration(LONGEST_RUN)} or less"
+        )
+    if image_of(options) and not cloud.image:
+        raise refuse(
+            "container_image=",
+            COMPUTE,
+            "its default image has no docker. Leave it out, and the hosts get locked packages; or name an image that "
+            "has docker and, for GPUs, NVIDIA's runtime, with cloud=Compute(image=…)",
+        )
+
+
+def _vm_zones(options: Options, settings: Settings, slice_: Slice, subnetwork: str) -> tuple[str, ...]:
+    """Return the zones to try for VMs of Compute Engine.
+
+    Raises:
+        UsageError: None is named, and none is published for the hardware; or the subnetwork is in another region.
+    """
+    named = zones_named(options, settings)
+    zones, region = named or zones_of(slice_), region_of_subnetwork(subnetwork)
+    if not zones:
+        machine = machines.machine_of(slice_)
+        what = (
+            ("accelerator-types", machine.accelerator)
+            if machine.accelerator
+            else ("machine-types", machine.machine_type)
+        )
+        raise UsageError(
+            f"no zone is named, and none is known to have {slice_.name}: name some, in the order in which they are "
+            "tried, with KINETIC_ZONES=us-central1-a,… or cloud=Compute(zones=[…]). "
+            f"`gcloud compute {what[0]} list --filter=name={what[1]}` shows those that have it"
+        )
+    elsewhere = [zone for zone in zones if region and regions.region_of(zone) != region]
+    if elsewhere and (named or len(elsewhere) == len(zones)):
+        raise UsageError(
+            f"the subnetwork {subnetwork} is of {region}, and no VM in {', '.join(elsewhere)} can use it: name zones "
+            "of its region, or another subnetwork"
+        )
+    return tuple(zone for zone in zones if zone not in elsewhere)
+
+
 def zones_named(options: Options, settings: Settings) -> tuple[str, ...]:
     """The zones that the user has chosen. A reservation that is given by its whole path contains its own."""
-    cloud = options.cloud if isinstance(options.cloud, TpuVm) else TpuVm()
+    cloud = options.cloud if isinstance(options.cloud, TpuVm | Compute) else TpuVm()
     parts = cloud.reservation.split("/")
     own = (parts[3],) if len(parts) > 4 else ()
     return tuple(cloud.zones) or ((options.zone,) if options.zone else settings.zones) or own
@@ -225,8 +282,12 @@ def _cloud(
             "zone_patience": settings.zone_patience if traits.options is Kubernetes else 0.0,
             "affordable": _affordable(options.limits.cost, slice_, (), slices, settings, spot=spot),
         }
-    cloud = options.cloud if isinstance(options.cloud, TpuVm) else TpuVm()
-    zones = zones_named(options, settings) or zones_of(slice_)
+    of_zones = Compute if traits.options is Compute else TpuVm
+    cloud = options.cloud if isinstance(options.cloud, of_zones) else of_zones()
+    if of_zones is Compute:
+        zones = _vm_zones(options, settings, slice_, cloud.subnetwork or settings.subnetwork)
+    else:
+        zones = zones_named(options, settings) or zones_of(slice_)
     own = {
         "network": cloud.network or settings.network,
         "subnetwork": cloud.subnetwork or settings.subnetwork,
@@ -302,14 +363,13 @@ def _affordable(
 
 
 def backend_of(options: Options, settings: Settings) -> str:
-    asked = asked_backend(options, settings)
-    if options.backend and asked is None and settings.backend not in (GKE, KUBERNETES):
+    backend = chosen(options, settings).backend
+    if options.backend and asked_backend(options, settings) is None and backend not in (GKE, KUBERNETES):
         warn_once(
-            f"backend={options.backend!r}: no cluster of GKE is named, so this job runs on {settings.backend}. "
+            f"backend={options.backend!r}: no cluster of GKE is named, so this job runs on {backend}. "
             "GKE takes KINETIC_PROJECT, KINETIC_CLUSTER (or cluster=; Keras Kinetic's default is kinetic-cluster) and "
             "a store in a bucket"
         )
-    backend = asked or settings.backend
     if traits_of(backend) is not None:
         return backend
     raise UsageError(f"there is no backend {backend!r}; there is {', '.join(backends())}")
@@ -374,16 +434,20 @@ def _warn_of_secrets(spec: JobSpec) -> None:
         )
 
 
-def describe(plan: Plan) -> str:
-    """The dry run, as text for users."""
+def describe(plan: Plan, reason: str = "") -> str:
+    """The dry run, as text for users.
+
+    reason: why the plan has its backend, if no option and no setting names one.
+    """
+    why = [text for text in (_emulation(plan.hosts) if plan.stands_in else "", reason) if text]
     by = "by Secret Manager" if plan.traits.secret_service else "by pipe"
     rows = [
         ("job", " ".join(plan.argv) if plan.argv else f"{plan.name}()"),
         ("accelerator", plan.hardware),
-        ("backend", f"{plan.backend} ({_emulation(plan.hosts)})" if plan.stands_in else plan.backend),
+        ("backend", f"{plan.backend} ({'; '.join(why)})" if why else plan.backend),
         ("project", plan.project),
         ("zones" if plan.traits.in_zones else "places", ", ".join(plan.zones)),
-        ("capacity", "spot" if plan.spot else ""),
+        ("capacity", _capacity(plan)),
         ("image", plan.image),
         ("store", f"{plan.store}, deployment {plan.deployment}"),
         ("limits", ", ".join(_limits(plan)) or "none"),
@@ -401,6 +465,16 @@ def describe(plan: Plan) -> str:
         ("also", ", ".join(_exceptions(plan))),
     ]
     return "\n".join(f"{name:<12} {text}" for name, text in rows if text)
+
+
+def _capacity(plan: Plan) -> str:
+    if plan.traits.options is not Compute:
+        return "spot" if plan.spot else ""
+    reservation = plan.cloud["reservation"]
+    model = machines.model_of(spot=plan.spot, flex_start=plan.cloud["flex_start"], reservation=reservation)
+    return (
+        f"reservation {reservation}" if model == machines.RESERVATION else "" if model == machines.ON_DEMAND else model
+    )
 
 
 def _emulation(hosts: int) -> str:

@@ -92,6 +92,8 @@ CLOUD = Fields(
         **dict.fromkeys(("env_from", "image_pull_secrets"), many(schema.resource, 100)),
         "python": line(schema.WORD),
         "run_as_user": schema.whole(0, (1 << 31) - 1),
+        "image": line(),
+        "disk_gib": schema.whole(0, 1 << 16),
     },
 )
 PLAN = Fields(

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.plan.configuration import plugins
-from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm, fields_of
+from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm, fields_of
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.protocol.wire import Beat, Verdict
@@ -51,6 +51,7 @@ class Words(NamedTuple):
 
 
 PODS = Words("JobSet", "running", "")
+VMS = Words("VM", "running")
 
 
 class Traits(NamedTuple):
@@ -98,6 +99,16 @@ TRAITS = {
         in_zones=True,
         options=TpuVm,
         service="Cloud TPU",
+        stores=("gs",),
+        ignored=("base_image_repo", "cluster", "namespace"),
+    ),
+    "compute": Traits(
+        secret_service=True,
+        in_project=True,
+        in_zones=True,
+        options=Compute,
+        service="Compute Engine",
+        words=VMS,
         stores=("gs",),
         ignored=("base_image_repo", "cluster", "namespace"),
     ),
@@ -198,7 +209,7 @@ class Plan:
     def where(self) -> str:
         """Return where it runs, in the one wording that logs, metadata and tables share."""
         if not self.traits.share_machine:
-            name = (self.traits.in_zones and self.slice.accelerator_type) or self.slice.name
+            name = (self.traits.options is TpuVm and self.slice.accelerator_type) or self.slice.name
             cloud = f"{self.traits.service or self.backend} {name}"
             return f"{cloud} of an {EMULATED_CLOUD}" if self.emulated else cloud
         if self.slice.kind == "cpu":

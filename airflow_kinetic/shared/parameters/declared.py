@@ -14,7 +14,7 @@ from typing import Any, Final
 from airflow_kinetic.shared.location import listed
 from airflow_kinetic.shared.parameters.arguments import is_final, untemplated
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
-from kinetic_orchestration.plan.declare.cloud import TpuVm
+from kinetic_orchestration.plan.declare.cloud import Compute, TpuVm
 from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, Options, check_function, check_options
 
 UNKNOWN: Final = object()  # what another task gives, or is another one for each index
@@ -34,10 +34,10 @@ def options_of(given: Mapping[str, Any], zones: str | Sequence[str]) -> Options:
     """The parameters of a task by the core's names for them."""
     cloud = given["cloud"]
     if named := listed(zones):
-        if not isinstance(cloud, TpuVm | None):
+        if not isinstance(cloud, TpuVm | Compute | None):
             raise ConflictingSettings(
-                f"zones= and cloud={type(cloud).__name__}(…) exclude each other: zones are those of Cloud TPU. Leave "
-                "one of them out"
+                f"zones= and cloud={type(cloud).__name__}(…) exclude each other: zones are those of VMs. Leave one of "
+                "them out"
             )
         cloud = dataclasses.replace(cloud or TpuVm(), zones=named)
     same = {name: given[name] for name in given.keys() & OPTION_NAMES}

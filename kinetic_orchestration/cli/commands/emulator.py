@@ -133,6 +133,7 @@ def _settle(cloud: Emulator) -> dict[str, Any]:
         "chip_seconds": round(ledger.chip_seconds(), 3),
         "queued_resources": ledger.count("created", "queued resource"),
         "nodes": ledger.count("created", "node"),
+        "instances": ledger.count("created", "instance"),
         "left": left,
     }
 
@@ -143,10 +144,10 @@ def _show_bill(bill: dict[str, Any], lines: _Lines, arguments: Namespace) -> Non
         lines.add(_json(bill), _PATIENCE)
     elif not arguments.print_env:
         left = "\n  ".join(escaping.text(item) for item in bill["left"])
-        notes.add(
-            f"kinetic: {bill['queued_resources']} queued resources and {bill['nodes']} nodes were made, "
-            f"READY for {bill['chip_seconds']:,g} chip-seconds"
-        )
+        made = f"{bill['queued_resources']} queued resources and {bill['nodes']} nodes"
+        if bill["instances"]:
+            made = f"{made} and {bill['instances']} instances"
+        notes.add(f"kinetic: {made} were made, READY for {bill['chip_seconds']:,g} chip-seconds")
         notes.add(f"kinetic: left, and costing on in a real cloud:\n  {left}" if left else "kinetic: nothing was left")
     lines.end()
     notes.end()

@@ -12,7 +12,7 @@ from kinetic_orchestration.cli.output import dollars, note, show_json, show_tabl
 from kinetic_orchestration.cli.slice_drawing import draw
 from kinetic_orchestration.plan.configuration.settings import Settings, load
 from kinetic_orchestration.plan.hardware import accelerators as table
-from kinetic_orchestration.plan.hardware import price_list
+from kinetic_orchestration.plan.hardware import machines, price_list
 from kinetic_orchestration.plan.hardware.cost import Price, price
 from kinetic_orchestration.plan.messages import command
 from kinetic_orchestration.platforms.local import backend
@@ -30,6 +30,8 @@ def accelerators(arguments: Namespace) -> int:
         print(draw(slice_), end="")
         if slice_.kind == "tpu":
             print(f"\n{NOT_REACHED if slice_.api == 'gke' else MAINTAINED}")
+        if slice_.kind != "cpu":
+            print(_served(slice_))
         if slice_.kind == "gpu":
             print("\nOn this machine:" + ("" if (gpus := _gpus(settings)) else " no GPU"))
             for gpu in gpus:
@@ -47,12 +49,12 @@ def accelerators(arguments: Namespace) -> int:
         rows.append(
             (
                 slice_.name, str(slice_.chips), slice_.topology or "-", str(slice_.hosts),
-                slice_.accelerator_type or ("GKE only" if slice_.kind == "tpu" else "-"),
+                slice_.accelerator_type or "-", ", ".join(machines.platforms(slice_)) or "-",
                 f"{slice_.hbm_gib_per_chip} GiB" if slice_.hbm_gib_per_chip else "-",
                 dollars(cost.usd_per_chip_hour * slice_.chips) if cost is not None else "-",
             )
         )  # fmt: skip
-    columns = ("name", "chips", "topology", "hosts", "Cloud TPU", "memory/chip", "$/hour")
+    columns = ("name", "chips", "topology", "hosts", "Cloud TPU", "backends", "memory/chip", "$/hour")
     show_table(columns, rows, right=("chips", "hosts", "memory/chip", "$/hour"))
     dates = settings.listed.dates()
     print(f"$/hour: estimates by list prices of {dates}, in the first region that has one (`ko prices`).")
@@ -64,8 +66,21 @@ def accelerators(arguments: Namespace) -> int:
 ANY_MODEL = "Whatever their model: a model's name, such as 'l4', takes GPUs of that model alone."
 ONE_MODEL = "Only those of model {}: 'gpu' takes any."
 TOO_FEW = "Where there are too few, a job is refused; with backend='local' it is emulated on the processor."
-NOT_REACHED = "reached through GKE only: with backend='kubernetes' and a context of such a cluster."
-MAINTAINED = "The Cloud TPU API, which jobs use, ends at v6e, and Google gives it fixes only."
+NOT_REACHED = "no Cloud TPU API: one host (tpu7x-4) as a VM with backend='compute', more with backend='gke'."
+MAINTAINED = "The Cloud TPU API ends at v6e, and Google gives it fixes only."
+
+
+def _served(slice_: table.Slice) -> str:
+    """Say which backends on Google Cloud have the slice, and which of them a job gets that names none."""
+    found = machines.platforms(slice_)
+    if not found:
+        return f"No backend on Google Cloud has it: {machines.refusal(slice_, machines.ON_DEMAND)}"
+    told = f"On Google Cloud: {', '.join(found)}."
+    if not machines.serves(slice_):
+        return told
+    machine = machines.machine_of(slice_)
+    ways = ", ".join(machine.models)
+    return f"{told} On compute each host is a VM of {machine.machine_type} ({ways})."
 
 
 def _gpus(settings: Settings) -> list[dict[str, Any]]:
@@ -87,6 +102,7 @@ def _record(slice_: table.Slice, settings: Settings) -> dict[str, Any]:
         "devices": slice_.devices,
         "devices_per_host": slice_.devices_per_host,
         "zones": list(table.zones(slice_)),
+        "backends": list(machines.platforms(slice_)),
         "usd_per_hour": cost.usd_per_chip_hour * slice_.chips if cost is not None else None,
         "price": cost.source if cost is not None else None,
     }

@@ -28,9 +28,11 @@ from kinetic_orchestration.packaging.source.tree import Snapshot
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.declare.cloud import Kubernetes
-from kinetic_orchestration.plan.declare.spec import TPU_VM, JobSpec, Options, check_function, name_of
+from kinetic_orchestration.plan.declare.backend_choice import by_rule, chosen
+from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_function, name_of, slice_of
 from kinetic_orchestration.plan.hardware import cost, regions
+from kinetic_orchestration.plan.hardware.accelerators import zones as zones_of
 from kinetic_orchestration.plan.hardware.regions import Location
 from kinetic_orchestration.plan.messages import size, warn
 from kinetic_orchestration.plan.planner import backend_of, describe, near_bucket, zones_named
@@ -51,7 +53,7 @@ def plan(arguments: Namespace) -> int:
         spec = spec_of(arguments)
         with working(f"packaging {spec.name}"):
             settings = request.settings_of(spec)
-            planned, bundle, egress = _dry_run(spec, settings)
+            planned, bundle, egress, reason = _dry_run(spec, settings)
     told = list(dict.fromkeys(str(entry.message) for entry in caught if issubclass(entry.category, UserWarning)))
     backend = open_backend(planned.backend, settings)
     if arguments.admission and planned.traits.options is not Kubernetes:
@@ -61,9 +63,10 @@ def plan(arguments: Namespace) -> int:
     if arguments.json:
         found = _admission(backend, planned) if arguments.admission else None
         asked = {"admission": None if found is None else [finding._asdict() for finding in found]}
-        show_json(_document(planned, bundle, told, files=arguments.files) | {"egress": egress or None} | asked)
+        why = {"reason": reason or None}
+        show_json(_document(planned, bundle, told, files=arguments.files) | {"egress": egress or None} | asked | why)
         return _code(found or ())
-    print(describe(planned))
+    print(describe(planned, reason))
     told_egress = [("egress     ", egress)] if egress else []
     prices = _prices(planned, settings) if backend.charges else []
     show_fields([*prices, *told_egress, *_contents(bundle)])
@@ -121,9 +124,12 @@ def spec_of(arguments: Namespace) -> JobSpec:
     return JobSpec(name_of(function), replace(options, **place), function)
 
 
-def _dry_run(spec: JobSpec, own: Settings) -> tuple[Plan, Bundle, str]:
-    """The way of `launch`, as far as nothing is sent; and what is billed for data that crosses regions."""
+def _dry_run(spec: JobSpec, own: Settings) -> tuple[Plan, Bundle, str, str]:
+    """The way of `launch`, as far as nothing is sent; what is billed for data that crosses regions; and why the job has
+    its backend, if nothing names one.
+    """
     settings = _complete(own, spec)
+    reason = chosen(spec.options, settings).reason
     planned, egress = request.draft(spec, settings).plan, ""
     if planned.traits.in_zones and planned.zones:
         named = zones_named(spec.options, settings)
@@ -137,7 +143,7 @@ def _dry_run(spec: JobSpec, own: Settings) -> tuple[Plan, Bundle, str]:
         bundle = package(spec, planned, settings, Path(folder), copies.environ())
     if "python" in planned.cloud:  # as the interpreter itself says
         planned = replace(planned, cloud={**planned.cloud, "python": bundle.environment.python})
-    return planned, bundle, egress
+    return planned, bundle, egress, reason
 
 
 def _bucket(settings: Settings, named: Sequence[str], *, real: bool) -> tuple[Location | None, str]:
@@ -158,11 +164,14 @@ def _complete(settings: Settings, spec: JobSpec) -> Settings:
         emulation.check(spec, settings)
     except NotEmulated as error:  # it is planned for the hardware, and the reason why a job would be refused is shown
         warn(str(error))
-        settings = replace(settings, backend=TPU_VM)
+        settings = replace(settings, backend=by_rule(spec.options, settings).backend)
     traits = traits_of(backend_of(spec.options, settings)) or Traits()
     if traits.in_zones and not settings.project:
         warn("no project is named (KINETIC_PROJECT): your-project stands for it here, and a job needs one")
         settings = replace(settings, project="your-project")
+    if traits.options is Compute and not zones_named(spec.options, settings) and not zones_of(slice_of(spec.options)):
+        warn("no zone is named (KINETIC_ZONES): your-zone stands for one here, and a job needs one")
+        settings = replace(settings, zones=("your-zone",))
     if "gs" in traits.stores and store_address.is_folder(settings.store):
         warn("no bucket is named (KINETIC_STORE): gs://your-bucket/kinetic stands for it here, and a job needs one")
         settings = replace(settings, store="gs://your-bucket/kinetic")
@@ -238,9 +247,9 @@ def _prices(planned: Plan, settings: Settings) -> list[tuple[str, str]]:
 
 
 def _drawing(planned: Plan) -> str:
-    """The slice, on a cluster without the name by which Cloud TPU knows it."""
-    in_cluster = planned.traits.options is Kubernetes
-    return draw(planned.slice, f"{planned.slice.shape}, {planned.where}" if in_cluster else "")
+    """The slice, elsewhere than on Cloud TPU without the name by which that knows it."""
+    by_another_name = planned.traits.options not in (TpuVm, None)
+    return draw(planned.slice, f"{planned.slice.shape}, {planned.where}" if by_another_name else "")
 
 
 def _contents(bundle: Bundle) -> list[tuple[str, str]]:

@@ -39,6 +39,7 @@ def for_host(lines: Iterable[str], slice_: Slice, *, emulated: bool) -> Builds:
     if emulated:
         return NO_BUILDS
     parsed = [requirement for line in lines if (requirement := _parsed(line)) is not None]
+    _refuse_cuda_13(parsed, slice_)
     asked: dict[str, Requirement] = {canonicalize_name(requirement.name): requirement for requirement in parsed}
     for row in _TABLE:
         if row.kind == slice_.kind:
@@ -122,6 +123,18 @@ def _tensorflow_tpu(asked: Requirement, _: frozenset[str]) -> Builds:
         needed=("tensorflow-tpu",),
         advice="tensorflow-tpu is complete in package indexes from 2.19.1 on.",
     )
+
+
+_BEFORE_TURING = ("v100", "p100", "p4")  # for which CUDA 13 has no code: it begins with SM 7.5
+
+
+def _refuse_cuda_13(asked: Iterable[Requirement], slice_: Slice) -> None:
+    for requirement in asked if slice_.generation in _BEFORE_TURING else ():
+        if canonicalize_name(requirement.name) == "jax" and any(extra[:6] == "cuda13" for extra in requirement.extras):
+            raise ConflictingSettings(
+                f"the requirement {str(requirement)!r} has no code for {slice_.name}: CUDA 13 begins with the T4. Name "
+                "jax alone, which gets the build for CUDA 12, or another accelerator"
+            )
 
 
 def _jax_cuda(asked: Requirement, _: frozenset[str]) -> Builds:

@@ -1,14 +1,85 @@
-"""The backend that a call means by its option, its cluster and the settings. Pure."""
+"""The backend that a call means by its option, its cluster and the settings, and why. Pure.
+
+named by the call ▶ named by the settings ▶ this machine, without project and bucket ▶ the rule, by the hardware
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NamedTuple
+
 from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.declare.cloud import Kubernetes
-from kinetic_orchestration.plan.declare.spec import Options
+from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm, as_compute
+from kinetic_orchestration.plan.declare.spec import COMPUTE, LOCAL, TPU_VM, Options, slice_of
+from kinetic_orchestration.plan.hardware import machines
+from kinetic_orchestration.plan.hardware.accelerators import Slice
 
 KINETIC_BACKENDS = ("gke", "pathways")
 GKE, KUBERNETES = "gke", "kubernetes"
+
+
+class Choice(NamedTuple):
+    """A backend, and why it is that one.
+
+    Attributes:
+        backend: Its name.
+        reason: The reason for users; "" if it was named.
+    """
+
+    backend: str
+    reason: str = ""
+
+
+def chosen(options: Options, settings: Settings) -> Choice:
+    """Return the backend of a call."""
+    asked = asked_backend(options, settings)
+    if asked is not None:
+        return Choice(asked)
+    return by_rule(options, settings) if leaves_open(settings) else Choice(settings.backend)
+
+
+def leaves_open(settings: Settings) -> bool:
+    """Return True if jobs run on Google Cloud and no setting names the backend, so that the rule chooses one."""
+    return settings.backend != LOCAL and settings.sources.get("backend", "default") == "default"
+
+
+def may_run_on(settings: Settings) -> tuple[str, ...]:
+    """Return the backends on which jobs of calls that name none run with these settings."""
+    if not leaves_open(settings):
+        return (settings.backend,)
+    return (TPU_VM, COMPUTE, *((GKE,) if settings.cluster else ()))
+
+
+def by_rule(options: Options, settings: Settings) -> Choice:
+    """Return the backend on Google Cloud of a call that names none, nor do its settings."""
+    cloud, found = options.cloud, by_hardware(slice_of(options))
+    if isinstance(cloud, TpuVm) and found.backend == COMPUTE and as_compute(cloud) is not None:
+        return found
+    if isinstance(cloud, TpuVm | Compute):
+        return Choice(TPU_VM if isinstance(cloud, TpuVm) else COMPUTE, f"cloud={type(cloud).__name__}(…) is given")
+    if cluster := settings.cluster or ", ".join(getattr(cloud, "clusters", ())):
+        return Choice(GKE, f"the cluster {cluster} is named")
+    return found
+
+
+def fitting(options: Options, backend: str) -> Options:
+    """Return the options with those of `cloud=` in the class of the backend's, if they mean the same there."""
+    given = as_compute(options.cloud) if backend == COMPUTE else None
+    return options if given is None else replace(options, cloud=given)
+
+
+def by_hardware(slice_: Slice) -> Choice:
+    """Return the backend on Google Cloud that has a slice without a cluster."""
+    if slice_.kind == "gpu" or not _of_cloud_tpu(slice_):
+        what = "GPUs have" if slice_.kind == "gpu" else "TPU7x has"
+        return Choice(COMPUTE, f"{what} no Cloud TPU API; backend='gke' with a cluster also serves them")
+    also = "; backend='compute' also serves it" if machines.serves(slice_) else ""
+    return Choice(TPU_VM, f"{slice_.generation} has the Cloud TPU API{also}")
+
+
+def _of_cloud_tpu(slice_: Slice) -> bool:
+    return slice_.kind == "cpu" or bool(slice_.runtime_version)  # that backend says why a CPU is none
 
 
 def asked_backend(options: Options, settings: Settings) -> str | None:

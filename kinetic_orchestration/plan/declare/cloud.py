@@ -144,6 +144,53 @@ class Kubernetes(CloudOptions):
     run_as_user: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Compute(CloudOptions):
+    """Options that only VMs of Compute Engine have.
+
+    Attributes:
+        zones: Zones to try, in order; by default those that are published for the hardware.
+        hosts: Number of VMs that have the accelerator's GPUs each, requested together and joined over TCP.
+        reservation: Reservation to take the VMs from, by name or whole path. Without one, none is used.
+        flex_start: Take the VMs by flex-start: Google gives them when it has some, for 7 days at most.
+        network: Network of the VMs.
+        subnetwork: Subnetwork of the VMs.
+        external_ips: False creates VMs without public addresses.
+        secure_boot: Create shielded VMs with secure boot, which loads no unsigned driver.
+        image: Image of the boot disk, as `family/NAME` or `NAME` of the project, or by its path; by default the one for
+            the hardware.
+        disk_gib: Size of the boot disk in GiB; by default one for the hardware.
+        service_account: Account of the VMs.
+        tags: Network tags, for firewall rules.
+        labels: Further labels of everything that is created, for the billing export.
+        quota_project: Project that API requests are counted against.
+    """
+
+    zones: Sequence[str] = ()
+    hosts: int = 1
+    reservation: str = ""
+    flex_start: bool = False
+    network: str = ""
+    subnetwork: str = ""  # of a shared VPC: projects/HOST/regions/REGION/subnetworks/NAME
+    external_ips: bool = True
+    secure_boot: bool = False
+    image: str = ""  # "": the one that suits the hardware
+    disk_gib: int = 0  # 0: what suits the hardware
+    service_account: str = ""
+    tags: Sequence[str] = ()
+    quota_project: str = ""
+
+
+def as_compute(cloud: CloudOptions | None) -> Compute | None:
+    """Return options as those of VMs of Compute Engine; None if they are of another cloud.
+
+    `TpuVm` counts if it names no more than zones and labels, as orchestrators write it, whatever the hardware.
+    """
+    if isinstance(cloud, TpuVm) and cloud == TpuVm(zones=cloud.zones, labels=cloud.labels):
+        return Compute(zones=cloud.zones, labels=cloud.labels)
+    return cloud if isinstance(cloud, Compute) else None
+
+
 def queues_of(asked: str | Sequence[str]) -> tuple[str, ...]:
     """Return the queues that the option `queue` names, in the order in which they are tried."""
     names = asked.split(",") if isinstance(asked, str) else asked
@@ -152,11 +199,13 @@ def queues_of(asked: str | Sequence[str]) -> tuple[str, ...]:
 
 _EVERYWHERE = ("zones", "clusters", *OF_ANY_BACKEND)  # fields of a plan of their own
 _OF_KUBERNETES = ("namespaces", "hosts")
+_OF_COMPUTE = ("hosts",)
 
 
 def fields_of(cloud: Any) -> dict[str, Any]:
     """Return the options of `cloud=` as JSON, without those that a plan has for every backend."""
     own = (*_EVERYWHERE, *(_OF_KUBERNETES if isinstance(cloud, Kubernetes) else ()))
+    own += _OF_COMPUTE if isinstance(cloud, Compute) else ()
     found = {entry.name: getattr(cloud, entry.name) for entry in fields(cloud) if entry.name not in own}
     if isinstance(cloud, Kubernetes):
         found["queue"] = ",".join(queues_of(cloud.queue))

@@ -46,14 +46,14 @@ _CLUSTER = (
 )
 _NAMESPACE = f"on `gke` and `kubernetes`, where a context may have a default of its own; {_ELSEWHERE}"
 _BACKEND = (
-    "also `local`, `tpu-vm`, `kubernetes`. `gke` and `pathways` mean GKE if a cluster, a project and a bucket are "
-    "named, or the cluster of `KINETIC_BACKEND=kubernetes`, which `pathways` always means where that is set; without "
-    "one they warn. Several hosts are no other backend: one process each, joined, in one JobSet"
+    "also `local`, `tpu-vm`, `compute`, `kubernetes`. `gke` and `pathways` mean GKE if a cluster, a project and a "
+    "bucket are named, or the cluster of `KINETIC_BACKEND=kubernetes`, which `pathways` always means where that is "
+    "set; without one they warn. Several hosts are no other backend: one process each, joined, in one JobSet"
 )
 _IMAGE = "only an image that you name, of pods or on VMs: none is built; on this machine without effect"
 _WHERE = (
     "on `gke` where the cluster of that name is looked for, by default anywhere (there in `us-central1-a`); on "
-    "`tpu-vm` where the slice is; elsewhere without effect, with a warning"
+    "`tpu-vm` and `compute` where the hosts are; elsewhere without effect, with a warning"
 )
 _ZONE = "of its newest attempt, on a cluster CLUSTER/NAMESPACE; empty before there is one, and on this machine"
 _PLACED = "`zone` is CLUSTER/NAMESPACE of a job on a cluster"
@@ -135,7 +135,7 @@ GROUPS = (
     Group(
         "`JobHandle`",
         other={
-            "JobHandle.backend": ("", "`local`, `tpu-vm`, `kubernetes` or `gke`"),
+            "JobHandle.backend": ("", "`local`, `tpu-vm`, `compute`, `kubernetes` or `gke`"),
             "JobHandle.zone": ("", _ZONE),
             "JobHandle.bucket_name": ("", "of the store; empty where that is a folder"),
             "JobHandle.image_uri": ("", "`container_image`, or empty: no image is built"),
@@ -199,7 +199,8 @@ GROUPS = (
             "KINETIC_PACKAGE_ROOT": "the folder with a `.kineticignore`, which may be empty, is the project",
             "KINETIC_PAYLOAD_SIZE_WARN_MB": "give what is large as `Data`",
             "KINETIC_PROFILES_FILE": "`KINETIC_PROFILE_FILE` names a TOML file of profiles",
-            "KINETIC_RESERVATION": "`TpuVm(reservation=…)` names one, on GKE `Kubernetes(reservation=…)`",
+            "KINETIC_RESERVATION": "`TpuVm(reservation=…)` or `Compute(reservation=…)` names one, on GKE "
+            "`Kubernetes(reservation=…)`",
         },
     ),
     Group(

@@ -13,7 +13,7 @@ from typing import Any
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, Unsupported, UsageError
 from kinetic_orchestration.plan.configuration import cluster_names, settings, store_address
 from kinetic_orchestration.plan.declare import profile, resource_labels
-from kinetic_orchestration.plan.declare.cloud import CloudOptions, Kubernetes, TpuVm, queues_of
+from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kubernetes, TpuVm, queues_of
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
@@ -23,6 +23,7 @@ from kinetic_orchestration.protocol.schema import MOST_HOSTS
 DEFAULT_ACCELERATOR = "tpu-v5e-1"
 LOCAL = "local"
 TPU_VM = "tpu-vm"
+COMPUTE = "compute"
 EACH_GPU = "gpu"
 KINETIC_IMAGES = ("bundled", "prebuilt")  # as container_image, Keras Kinetic's words for images that it builds
 KERAS_BACKENDS = ("jax", "tensorflow", "torch")  # on which it trains; "numpy" and "openvino" only infer
@@ -143,7 +144,7 @@ def _check_types(options: Options) -> None:
     for name, types in _TYPES.items():
         value = getattr(options, name)
         if not isinstance(value, types):
-            known = (TpuVm, Kubernetes, type(None)) if name == "cloud" else types
+            known = (TpuVm, Compute, Kubernetes, type(None)) if name == "cloud" else types
             wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in known)
             raise UsageError(f"{name} is {value!r}, and should be {wanted}")
     for key, value in (options.labels or {}).items():
@@ -212,31 +213,33 @@ def _check_conflicts(options: Options) -> None:
             "python= chooses the interpreter of an isolated environment, and requirements=None means this one: "
             "name the requirements too, or leave python out"
         )
-    if options.backend == TPU_VM and options.store and store_address.is_folder(options.store):
+    if options.backend in (TPU_VM, COMPUTE) and options.store and store_address.is_folder(options.store):
         raise ConflictingSettings(
             f"backend={options.backend!r} runs on other machines, and the store {options.store} is a folder of this "
             "one, which they cannot reach: name a bucket, as store='gs://my-bucket/kinetic', or leave backend out"
         )
     if isinstance(options.cloud, Kubernetes):
         _check_pods(options, options.cloud)
-    if isinstance(options.cloud, TpuVm):
-        if options.cloud.accelerator_type and options.accelerator != DEFAULT_ACCELERATOR:
-            raise ConflictingSettings(
-                f"both accelerator={options.accelerator!r} and cloud=TpuVm(accelerator_type="
-                f"{options.cloud.accelerator_type!r}) name the slice: keep one"
-            )
-        if options.zone and options.cloud.zones:
-            raise ConflictingSettings(
-                f"both zone={options.zone!r} and cloud=TpuVm(zones={list(options.cloud.zones)!r}) say where: keep one"
-            )
-    if isinstance(options.cloud, TpuVm | Kubernetes) and options.cloud.reservation and _is_spot(options):
+    if isinstance(options.cloud, Compute):
+        _check_vms(options, options.cloud)
+    named = options.cloud.accelerator_type if isinstance(options.cloud, TpuVm) else ""
+    if named and options.accelerator != DEFAULT_ACCELERATOR:
+        raise ConflictingSettings(
+            f"both accelerator={options.accelerator!r} and cloud=TpuVm(accelerator_type={named!r}) name the slice: "
+            "keep one"
+        )
+    if isinstance(options.cloud, TpuVm | Compute) and options.zone and options.cloud.zones:
+        given = f"cloud={type(options.cloud).__name__}(zones={list(options.cloud.zones)!r})"
+        raise ConflictingSettings(f"both zone={options.zone!r} and {given} say where: keep one")
+    if isinstance(options.cloud, TpuVm | Compute | Kubernetes) and options.cloud.reservation and is_spot(options):
         raise ConflictingSettings(
             f"spot=True and the reservation {options.cloud.reservation!r} exclude each other: reserved hardware is "
             "never a spot slice; keep one"
         )
 
 
-def _is_spot(options: Options) -> bool:
+def is_spot(options: Options) -> bool:
+    """Return True if spot capacity is asked for, by the option or behind the accelerator's name."""
     return options.spot or slice_of(options).spot
 
 
@@ -264,12 +267,77 @@ def _check_pods(options: Options, cloud: Kubernetes) -> None:
             f"cloud=Kubernetes(hosts={cloud.hosts}) is for nodes with GPUs, and {asked.name} has {asked.crew()}{also}: "
             f"leave hosts out{other}"
         )
-    given = {"spot=True": _is_spot(options), f"reservation={cloud.reservation!r}": cloud.reservation}
+    given = {"spot=True": is_spot(options), f"reservation={cloud.reservation!r}": cloud.reservation}
     if cloud.flex_start and any(given.values()):
         other = next(name for name, value in given.items() if value)
         raise ConflictingSettings(f"flex_start=True and {other} name two kinds of capacity: keep one")
     if cloud.queued_provisioning and not cloud.flex_start:
         raise UsageError("queued_provisioning=True is a way of flex-start: add flex_start=True")
+
+
+_ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z0-9]+")
+_SUBNETWORK = re.compile(r"(?:projects/[^/]+/)?regions/(?P<region>[^/]+)/subnetworks/[^/]+")
+_TAG = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
+LEAST_DISK, LARGEST_DISK = 10, 65536  # GiB: of the images, and of any disk
+
+
+def region_of_subnetwork(subnetwork: str) -> str:
+    """Return the region of a subnetwork that is given by its path; "" for a name."""
+    found = _SUBNETWORK.fullmatch(subnetwork)
+    return found["region"] if found is not None else ""
+
+
+def _check_vms(options: Options, cloud: Compute) -> None:
+    for name in ("zones", "tags"):
+        several = getattr(cloud, name)
+        if isinstance(several, str):
+            raise UsageError(f"cloud=Compute({name}={several!r}) is a list: write [{several!r}]")
+    for zone in cloud.zones:
+        if not _ZONE.fullmatch(zone):
+            near = ": it is a region, so name zones of it, such as " + repr(f"{zone}-a") if zone.count("-") == 1 else ""
+            raise UsageError(f"cloud=Compute(zones=…) has {zone!r}, which is no zone{near}")
+    for tag in cloud.tags:
+        if not _TAG.fullmatch(tag):
+            raise UsageError(
+                f"cloud=Compute(tags=…) has {tag!r}: a tag has small letters, digits and '-', begins with a letter, "
+                "and is 63 letters long at most"
+            )
+    _check_machines(options, cloud)
+    given = {"spot=True": is_spot(options), f"reservation={cloud.reservation!r}": cloud.reservation}
+    if cloud.flex_start and any(given.values()):
+        other = next(name for name, value in given.items() if value)
+        raise ConflictingSettings(f"flex_start=True and {other} name two kinds of capacity: keep one")
+    if "/" in cloud.subnetwork and not region_of_subnetwork(cloud.subnetwork):
+        raise UsageError(
+            f"cloud=Compute(subnetwork={cloud.subnetwork!r}) is neither a name nor a path: write "
+            "projects/HOST/regions/REGION/subnetworks/NAME"
+        )
+
+
+def _check_machines(options: Options, cloud: Compute) -> None:
+    asked = slice_of(options)
+    if type(cloud.hosts) is not int or not 1 <= cloud.hosts <= MOST_HOSTS:
+        raise UsageError(f"cloud=Compute(hosts={cloud.hosts!r}): it is a number of VMs, from 1 to {MOST_HOSTS}")
+    if cloud.hosts > 1 and asked.kind != "gpu":
+        raise UsageError(
+            f"cloud=Compute(hosts={cloud.hosts}) is for VMs with GPUs, and {asked.name} has {asked.crew()}: leave "
+            "hosts out"
+        )
+    if cloud.num_slices != 1:
+        how = "hosts= joins VMs with GPUs" if asked.kind == "gpu" else "cloud=TpuVm(num_slices=…) joins TPU slices"
+        raise UsageError(f"cloud=Compute(num_slices={cloud.num_slices!r}): it makes one slice; {how}")
+    if type(cloud.disk_gib) is not int or (cloud.disk_gib and not LEAST_DISK <= cloud.disk_gib <= LARGEST_DISK):
+        raise UsageError(
+            f"cloud=Compute(disk_gib={cloud.disk_gib!r}): the image alone takes {LEAST_DISK} GiB, with the packages on "
+            f"top, and no disk has more than {LARGEST_DISK}: give a whole number of GiB, or leave it out"
+        )
+    why = {"gpu": "NVIDIA's modules are not signed", "tpu7x": "the image for TPU7x refuses it"}
+    told = why.get(asked.kind) or why.get(asked.generation)
+    if cloud.secure_boot and not cloud.image and told:
+        raise UsageError(
+            f"cloud=Compute(secure_boot=True): {told}, so {asked.name} would not work: leave it out, or name an image "
+            "of your own with image="
+        )
 
 
 def _check_cluster_names(cloud: Kubernetes) -> None:
@@ -320,9 +388,10 @@ def not_on_cloud(slice_: accelerators.Slice) -> str:
     if slice_.kind != "tpu":
         gpus = "GPU" if slice_.chips == 1 else "GPUs"
         where = "this machine's CPU" if slice_.kind == "cpu" else f"a machine that has the {gpus}"
+        vms = "" if slice_.kind == "cpu" else f"on VMs with backend='{COMPUTE}', "
         return (
-            f"{slice_.name} is no TPU, and the cloud backend ({TPU_VM}) runs TPUs alone: name a TPU, such as v5e-8, or "
-            f"run it on a cluster with backend='gke' or 'kubernetes', or on {where} with backend='local'"
+            f"{slice_.name} is no TPU, and the {TPU_VM} backend runs TPUs alone: name a TPU, such as v5e-8, or run it "
+            f"{vms}on a cluster with backend='gke' or 'kubernetes', or on {where} with backend='local'"
         )
     if slice_.api == TPU_VM:
         return ""
@@ -332,9 +401,9 @@ def not_on_cloud(slice_: accelerators.Slice) -> str:
             "Choose a smaller one, or several with cloud=TpuVm(num_slices=…)"
         )
     return (
-        f"{slice_.name} cannot be made by the {TPU_VM} backend: the Cloud TPU API stops at v6e, and TPU7x is "
-        "reached through GKE only, with backend='gke' or 'kubernetes'. Use v6e or v5p here (see "
-        "`kinetic-orchestration accelerators`)"
+        f"{slice_.name} cannot be made by the {TPU_VM} backend: the Cloud TPU API stops at v6e. TPU7x comes as one VM "
+        f"(tpu7x-4) with backend='{COMPUTE}', and in all sizes with backend='gke' or 'kubernetes'. Use v6e or v5p here "
+        "(see `kinetic-orchestration accelerators`)"
     )
 
 

@@ -248,21 +248,48 @@ _TPU_BY_CHIPS |= {512: "v4", 1024: "v4", 2048: "v4", 4096: "v4"}
 
 _PREFIX = re.compile(r"(?:(tpu|gpu)[-:]|(cpu):)(.*)")
 _GPUS_TIMES = re.compile(r"(.+)x([0-9]{1,9})")
+_SPACED_TIMES = re.compile(r"\s+x\s*(?=[0-9]+$)|\s*x\s+(?=[0-9]+$)")
 _TPU_CHIPS = re.compile(r"([a-z0-9]+)-([0-9]{1,9})")
 _TPU_TOPOLOGY = re.compile(r"([a-z0-9]+)-([0-9]{1,9}x[0-9]{1,9}(?:x[0-9]{1,9})?)")
+
+
+class Gpu(str):
+    """The name of GPUs of one host, from a model and their number: `Gpu("h100", 8)` is `"h100x8"`.
+
+    It is that text wherever a text is wanted.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, model: str, count: int = 1) -> Gpu:
+        """Make the name.
+
+        Args:
+            model: Name of the model, such as `"l4"`, or of GPUs, such as `"l4x4"`.
+            count: Number of GPUs.
+
+        Raises:
+            UnknownAccelerator: There is no such model, or no machine with that number. The message lists similar ones.
+        """
+        if type(count) is not int or count < 1:
+            raise UnknownAccelerator(f"Gpu({model!r}, {count!r}): the number of GPUs is a whole number from 1.")
+        found = parse(model if count == 1 else f"{model}x{count}")
+        if found.kind != "gpu":
+            raise UnknownAccelerator(f"Gpu({model!r}): {found.name} is no GPU. Write accelerator={found.name!r}.")
+        return super().__new__(cls, f"{found.name}{':spot' if found.spot else ''}")
 
 
 def parse(name: str) -> Slice:
     """Read a name Kinetic's way: the number counts chips.
 
     `v5e-16`, `v5litepod-4x4`, `tpu-v5p-8`, `tpu:8`, `v6e` (its default size), `a100x4`, `gpu:l4`,
-    `nvidia-l4`, `tpu`, `gpu`, `cpu`, `cpu:8`; `:spot` behind any of them asks for spot capacity.
+    `a100 x 4`, `nvidia-l4`, `tpu`, `gpu`, `cpu`, `cpu:8`; `:spot` behind any of them asks for spot capacity.
     """
     if not isinstance(name, str):
         raise UnknownAccelerator(f"An accelerator is a name such as 'v5e-8', not {name!r}.")
     text = name.strip().lower()
     spot = text.endswith(":spot")
-    text = text.removesuffix(":spot").rstrip()
+    text = _SPACED_TIMES.sub("x", text.removesuffix(":spot").rstrip())
     kind, rest = _split(text)
     found = None
     if kind == "cpu":

@@ -141,14 +141,18 @@ def estimate(
     slices: int = 1,
     uncharged: bool = False,
     listed: PriceList = BUILT_IN,
+    service: str = "",
 ) -> Estimate:
-    """Estimate the cost of holding a slice for `seconds`, whether or not its chips compute."""
+    """Estimate the cost of holding a slice for `seconds`, whether or not its chips compute.
+
+    service: what has it under its own name here; "" for Cloud TPU, which has names of its own for slices.
+    """
     per_hour = price(slice, zone, spot, overrides, listed)
     chips = 0 if slice.kind == "cpu" else slice.chips * slices
     chip_hours = chips * max(seconds, 0.0) / 3600
     return Estimate(
         accelerator=slice.name,
-        hardware=f"Cloud TPU {slice.accelerator_type}" if slice.accelerator_type else slice.name,
+        hardware=_hardware(slice, service),
         region=_region(zone) or (per_hour.region if per_hour else ""),
         chip_hours=chip_hours,
         usd=per_hour.usd_per_chip_hour * chip_hours if per_hour else None,
@@ -159,6 +163,12 @@ def estimate(
         spot=spot or slice.spot,
         ready_seconds=max(seconds, 0.0),
     )
+
+
+def _hardware(slice: Slice, service: str) -> str:
+    if service:
+        return f"{service} {slice.name}"
+    return f"Cloud TPU {slice.accelerator_type}" if slice.accelerator_type else slice.name
 
 
 def together(

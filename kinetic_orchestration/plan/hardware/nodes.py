@@ -216,7 +216,7 @@ def _gpu_node(slice: Slice) -> Node:
     )
 
 
-_GPUDIRECT: dict[GpuDirect, str] = {"tcpx": "GPUDirect-TCPX", "tcpxo": "GPUDirect-TCPXO", "rdma": "GPUDirect RDMA"}
+GPUDIRECT: Mapping[GpuDirect, str] = {"tcpx": "GPUDirect-TCPX", "tcpxo": "GPUDirect-TCPXO", "rdma": "GPUDirect RDMA"}
 
 
 def between_hosts(slice: Slice) -> str:
@@ -225,7 +225,7 @@ def between_hosts(slice: Slice) -> str:
     if not direct:
         return ""
     return (
-        f"the {slice.machines} hosts of {slice.name} are joined over plain TCP. {_GPUDIRECT[direct]}, which their "
+        f"the {slice.machines} hosts of {slice.name} are joined over plain TCP. {GPUDIRECT[direct]}, which their "
         "machines have on GKE, takes networks and an installer in the cluster, which this package does not set up, so "
         "steps that wait for the network are slower than they could be"
     )

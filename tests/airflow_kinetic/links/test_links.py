@@ -14,6 +14,7 @@ from airflow_kinetic.shared.location import JobLocation
 from airflow_kinetic.shared.outcome import data_in, lineage_of, place_of
 from kinetic_orchestration import Data
 from kinetic_orchestration.api.links import browse
+from kinetic_orchestration.plan.configuration.settings import load
 from tests.airflow_kinetic.conftest import environ_of
 
 OPENLINEAGE = (
@@ -31,6 +32,27 @@ def test_a_job_in_the_cloud_has_three_links() -> None:
         "log_link": f"{browser}out/",
         "console_link": "https://console.cloud.google.com/compute/tpus?project=a-project",
     }
+
+
+def test_a_job_on_vms_has_the_page_of_vms() -> None:
+    place = JobLocation("gs://bucket/kinetic", "production", "compute", "a-project")
+    page = urls_of("job-1", place)["console_link"]
+    assert page == "https://console.cloud.google.com/compute/instances?project=a-project"
+
+
+def test_the_location_of_a_job_is_on_the_backend_that_the_rule_chose_for_it(home: Path) -> None:
+    """A task's own is by its settings, before it is known which hardware it asks for."""
+    environ = {
+        "KINETIC_STORE": "gs://b/k",
+        "KINETIC_DEPLOYMENT": "d",
+        "KINETIC_PROJECT": "p",
+        "KINETIC_CLUSTER": "prod",
+    }
+    here = load({"KINETIC_HOME": str(home), **environ})
+    place = JobLocation("gs://b/k", "d", "tpu-vm", "p")
+    assert place.on("tpu-vm", here) is place
+    assert place.on("compute", here) == JobLocation("gs://b/k", "d", "compute", "p")
+    assert place.on("gke", here) == JobLocation("gs://b/k", "d", "gke", "p", cluster="prod")
 
 
 def test_a_job_of_a_cluster_has_no_page_of_tpus() -> None:

@@ -110,7 +110,7 @@ def test_a_stockout_and_a_preemption_are_told_in_the_tasks_log_and_spend_no_retr
         begins = {
             "Kinetic job": f"{console}/storage/browser/emulated/kinetic/live/jobs/job-",
             "Kinetic log": f"{console}/storage/browser/emulated/kinetic/live/jobs/job-",
-            "Cloud TPU console": f"{console}/compute/tpus?project={PROJECT}",
+            "Google Cloud console": f"{console}/compute/tpus?project={PROJECT}",
         }
         for name, begin_of_link in begins.items():
             assert links[name].startswith(begin_of_link), name

@@ -60,7 +60,7 @@ def test_a_pipeline_runs_wherever_the_profile_and_the_connection_of_its_airflow_
     with Emulator(python=sys.executable) as cloud:
         write(profile, cloud.environ())
         ran = succeeded(airflow, "tpu-vm")
-        assert ran.links("fit")["Cloud TPU console"]
+        assert ran.links("fit")["Google Cloud console"]
         assert cloud.ledger.count("created", "node") == 1
         cloud.wait_until_empty(60)
 
@@ -70,7 +70,7 @@ def test_a_pipeline_runs_wherever_the_profile_and_the_connection_of_its_airflow_
         airflow.ask("POST", "connections", {**connection, "extra": json.dumps(extra)})
         write(profile, settings)
         ran = succeeded(airflow, "gke")
-        assert not ran.links("fit").get("Cloud TPU console")
+        assert not ran.links("fit").get("Google Cloud console")
         assert cloud.ledger.count("created", "node") == 1, "no slice of Cloud TPU was made"
         cloud.wait_until_empty(60)
         cloud.ledger.assert_nothing_left()

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.cli import main
-from kinetic_orchestration.plan.declare.spec import not_on_cloud
+from kinetic_orchestration.plan.declare.backend_choice import by_hardware
+from kinetic_orchestration.plan.declare.spec import Options
+from kinetic_orchestration.plan.emulation import refusal_of
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from tests.airflow_kinetic.conftest import Airflow
 
@@ -72,10 +74,12 @@ def test_a_job_is_listed_by_its_dag_task_run_index_and_try_and_watched_by_its_id
 
 
 def test_a_task_says_of_what_the_cloud_cannot_run_what_everybody_says(airflow: Airflow, home: Path) -> None:
-    names = ["gpu", "gpu:3", "l4", "h100x8", "cpu:4", "tpu7x-8"]
+    names = ["gpu", "gpu:3", "v100", "h100", "cpu:4", "tpu7x-8"]
     cloud = {"KINETIC_PROJECT": "p", "KINETIC_STORE": "gs://no-bucket-is-asked-for/kinetic", "KINETIC_DEPLOYMENT": "d"}
     done = airflow("refused_elsewhere", home, environ=cloud, accelerators=names)
-    assert done["told"] == {name: f"Unsupported: {not_on_cloud(parse(name))}" for name in names}
+    assert done["told"] == {
+        name: f"Unsupported: {refusal_of(by_hardware(parse(name)).backend, Options(name))}" for name in names
+    }
 
 
 def test_keras_kinetics_words_for_its_own_images_name_none(airflow: Airflow, home: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kinetic_orchestration.api import links
+from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes
 
 pytestmark = pytest.mark.fast
 
@@ -16,8 +17,15 @@ def test_a_job_in_the_cloud_has_pages_of_its_records_and_of_its_slices():
     }
 
 
+def test_a_job_on_vms_has_the_page_of_the_projects_vms():
+    assert links.of_job("gs://bucket/kinetic/prod", "job-1", "my-project", Compute) == {
+        "records_url": "https://console.cloud.google.com/storage/browser/bucket/kinetic/prod/jobs/job-1/",
+        "vms_url": "https://console.cloud.google.com/compute/instances?project=my-project",
+    }
+
+
 def test_a_job_in_a_cluster_of_google_has_pages_of_its_records_and_of_the_clusters_workloads():
-    assert links.of_job("gs://bucket/kinetic/prod", "job-1", "my-project", in_cluster=True) == {
+    assert links.of_job("gs://bucket/kinetic/prod", "job-1", "my-project", Kubernetes) == {
         "records_url": "https://console.cloud.google.com/storage/browser/bucket/kinetic/prod/jobs/job-1/",
         "workloads_url": "https://console.cloud.google.com/kubernetes/workload/overview?project=my-project",
     }

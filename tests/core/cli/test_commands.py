@@ -231,8 +231,11 @@ def test_a_terminal_that_knows_ascii_alone_still_gets_its_drawing(home: Path) ->
 
 def test_accelerators_are_listed_with_their_hosts_and_prices(ko: Ko) -> None:
     rows = {line.split()[0]: line.split() for line in ko("accelerators").out.splitlines()}
-    assert rows["v5e-16"] == ["v5e-16", "16", "4x4", "4", "v5litepod-16", "16", "GiB", "$19.20"]
+    assert rows["v5e-16"] == ["v5e-16", "16", "4x4", "4", "v5litepod-16", "tpu-vm,", "gke", "16", "GiB", "$19.20"]
+    assert rows["h100x8"][4:] == ["-", "compute,", "gke", "80", "GiB", "-"] and rows["gb200x4"][5] == "gke"
     assert {"v6e-256", "cpu", "NAME"} <= rows.keys()
+    one = ko("accelerators", "h100").out
+    assert "On Google Cloud: compute, gke. On compute each host is a VM of a3-highgpu-1g (spot, flex-start)." in one
 
 
 def test_ids_and_numbers_are_whole_on_a_narrow_terminal(home: Path) -> None:
@@ -243,7 +246,7 @@ def test_ids_and_numbers_are_whole_on_a_narrow_terminal(home: Path) -> None:
         shown = read_out(ours)
         assert command.wait(PATIENCE) == 0
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
-    assert re.fullmatch(r"v3-512 +512 +16x32 +128 +v3-1024 +32 GiB +\$1,024\.00", lines[13].strip())
+    assert re.fullmatch(r"v3-512 +512 +16x32 +128 +v3-1024 +tpu-vm, gke +32 GiB +\$1,024\.00", lines[13].strip())
     assert lines[0].split()[:3] == ["name", "chips", "topology"]  # no empty line above
 
 
@@ -664,6 +667,30 @@ def test_plan_needs_nobody_to_be_for_google_cloud(home: Path, project: Path, nam
     assert "host 3" in shown.out
     assert ("KINETIC_PROJECT" in shown.err, "KINETIC_STORE" in shown.err) == (not named, not named)
     assert "nothing was run or sent" in shown.err
+
+
+CLOUD = {"KINETIC_PROJECT": "p", "KINETIC_STORE": "gs://nobodys/x", "KINETIC_DEPLOYMENT": "d"}
+
+
+def test_plan_says_which_platform_a_job_gets_and_why(home: Path, project: Path) -> None:
+    nobody = {**CLOUD, "GOOGLE_APPLICATION_CREDENTIALS": str(home / "none")}
+    shown = real("plan", "train.py:train", "--accelerator", "v6e-8", **nobody)
+    assert re.search(
+        r"^backend +tpu-vm \(v6e has the Cloud TPU API; backend='compute' also serves it\)$", shown.out, re.M
+    )
+    shown = real("plan", "train.py:train", "--accelerator", "v6e-8", **nobody, KINETIC_BACKEND="tpu-vm")
+    assert re.search(r"^backend +tpu-vm$", shown.out, re.M)
+    shown = real("plan", "train.py:train", "--accelerator", "v6e-8", "--json", **nobody)
+    assert json.loads(shown.out)["reason"].startswith("v6e has the Cloud TPU API")
+
+
+def test_plan_of_gpus_is_that_of_vms_and_needs_no_zone_yet(home: Path, project: Path) -> None:
+    nobody = {"KINETIC_PROJECT": "p", "GOOGLE_APPLICATION_CREDENTIALS": str(home / "none")}
+    shown = real("plan", "train.py:train", "--accelerator", "l4x4", **nobody)
+    assert shown.code == 0, shown.err
+    assert re.search(r"^backend +compute \(GPUs have no Cloud TPU API; backend='gke' with a cluster", shown.out, re.M)
+    assert re.search(r"^zones +your-zone$", shown.out, re.M) and "g2-standard-48" in shown.out
+    assert "no zone is named (KINETIC_ZONES): your-zone stands for one here, and a job needs one" in shown.err
 
 
 def test_plan_for_programs(home: Path, project: Path) -> None:

@@ -19,6 +19,7 @@ from kinetic_orchestration.plan import emulation, messages
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, not_on_cloud
+from kinetic_orchestration.plan.hardware import machines
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import TRAITS, Traits
@@ -78,8 +79,9 @@ def test_keras_kinetics_words_with_a_cluster_mean_gke_and_its_gpus_though_the_se
     for more in ({"cloud": Kubernetes()}, {"cluster": "prod"}):
         plan = planned_with(IN_GOOGLE, home, Options(accelerator="gpu-l4x4", backend=word, **more))
         assert (plan.backend, plan.slice.name) == ("gke", "l4x4")
-    with pytest.raises(Unsupported, match="l4x4 is no TPU"):
-        planned_with(IN_GOOGLE, home, Options(accelerator="gpu-l4x4", backend=word))
+    with pytest.warns(UserWarning, match="no cluster of GKE is named, so this job runs on compute"):
+        plan = planned_with(IN_GOOGLE, home, Options(accelerator="gpu-l4x4", backend=word, zone="us-central1-a"))
+    assert (plan.backend, plan.slice.name) == ("compute", "l4x4")
 
 
 @pytest.mark.parametrize("word", ["gke", "pathways"])
@@ -307,19 +309,26 @@ def test_doctor_says_that_jobs_cannot_run_where_they_are_meant_to(home: Path) ->
     refused = backend(KINETIC_PROJECT="p")
     assert refused.state == doctor.FAILED and "KINETIC_STORE=gs://my-bucket/kinetic" in refused.fix
     assert "refuses that" in backend(KINETIC_REQUIRE_HARDWARE="true").found
+    cloud = {"KINETIC_PROJECT": "p", "KINETIC_STORE": "gs://no-bucket-is-asked-for/k", "KINETIC_DEPLOYMENT": "d"}
+    assert backend(**cloud).found == "by the hardware of a job: tpu-vm, compute"
+    assert backend(**cloud, KINETIC_BACKEND="tpu-vm").found == "tpu-vm"
 
 
 NO_TPU = (
-    "{} is no TPU, and the cloud backend (tpu-vm) runs TPUs alone: name a TPU, such as v5e-8, or run it on a cluster with "
+    "{} is no TPU, and the tpu-vm backend runs TPUs alone: name a TPU, such as v5e-8, or run it {}on a cluster with "
     "backend='gke' or 'kubernetes', or on {} with backend='local'"
 )
 NOT_THERE = {
-    "gpu": NO_TPU.format("gpu", "a machine that has the GPU"),
-    "gpu:3": NO_TPU.format("gpu:3", "a machine that has the GPUs"),
-    "l4": NO_TPU.format("l4", "a machine that has the GPU"),
-    "h100x8": NO_TPU.format("h100x8", "a machine that has the GPUs"),
-    "cpu:4": NO_TPU.format("cpu:4", "this machine's CPU"),
+    "gpu": NO_TPU.format("gpu", "on VMs with backend='compute', ", "a machine that has the GPU"),
+    "gpu:3": NO_TPU.format("gpu:3", "on VMs with backend='compute', ", "a machine that has the GPUs"),
+    "v100": NO_TPU.format("v100", "on VMs with backend='compute', ", "a machine that has the GPU"),
+    "h100": NO_TPU.format("h100", "on VMs with backend='compute', ", "a machine that has the GPU"),
+    "cpu:4": NO_TPU.format("cpu:4", "", "this machine's CPU"),
     "tpu7x-8": not_on_cloud(parse("tpu7x-8")),
+}
+# Without backend=, GPUs and TPU7x are meant for VMs, which have most of them: these not.
+BY_RULE = {
+    name: machines.refusal(parse(name), machines.ON_DEMAND) for name in ("gpu", "gpu:3", "v100", "h100", "tpu7x-8")
 }
 
 
@@ -346,6 +355,7 @@ def test_plan_and_launch_say_the_same_of_what_the_cloud_cannot_run(
         return str(refused.value)
 
     assert launched_as(backend="tpu-vm") == told
+    told = BY_RULE.get(accelerator, told)
     monkeypatch.setenv("KINETIC_PROJECT", "p")
     means = " was not run: KINETIC_PROJECT means Google Cloud, and "
     assert (planned_as(), launched_as()) == (f"train{means}{told}", f"len{means}{told}")

@@ -24,8 +24,8 @@ from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.plan import records
 from kinetic_orchestration.plan.configuration.settings import load
-from kinetic_orchestration.plan.declare.cloud import Kubernetes
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import Event, Output, Plan, Staged
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
@@ -490,6 +490,23 @@ def test_a_plan_with_every_option_of_kubernetes_is_read() -> None:
     environ = {"KINETIC_BACKEND": "kubernetes", "KINETIC_STORE": "s3://bucket/prefix", "KINETIC_DEPLOYMENT": "prod"}
     plan = make_plan(JobSpec("train", options), load(environ=environ | {"KINETIC_NAMESPACE": "training"}))
     records.PLAN(json.loads(json.dumps(plan.to_json())))
+
+
+def test_a_plan_with_every_option_of_vms_is_read() -> None:
+    cloud = Compute(
+        zones=["us-central1-a"], hosts=2, reservation="projects/p/zones/us-central1-a/reservations/r", network="lab",
+        subnetwork="projects/host/regions/us-central1/subnetworks/lab", external_ips=False, secure_boot=True,
+        image="projects/p/global/images/family/mine", disk_gib=300, tags=["ml"],
+        service_account="vm@p.iam.gserviceaccount.com", labels={"team": "vision"}, quota_project="billed",
+    )  # fmt: skip
+    options = Options(accelerator="h100x8", backend="compute", cloud=cloud)
+    environ = {"KINETIC_PROJECT": "my-project", "KINETIC_STORE": "gs://bucket/prefix", "KINETIC_DEPLOYMENT": "prod"}
+    with pytest.warns(UserWarning, match="joined over plain TCP"):
+        plan = make_plan(JobSpec("train", check_options(options)), load(environ=environ))
+    records.PLAN(json.loads(json.dumps(plan.to_json())))
+    for wrong in ({"disk_gib": "300"}, {"disk_gib": 1 << 20}, {"image": "a\nb"}):
+        with pytest.raises(schema.Wrong):
+            records.CLOUD({**plan.cloud, **wrong})
 
 
 @pytest.mark.parametrize("queue", ["", "a", "a,b", ["a", "b"]])

@@ -15,7 +15,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 
 from dagster_kinetic import KineticJobComponent
 from dagster_kinetic.assets.component import _options
-from kinetic_orchestration import Kubernetes, TpuVm
+from kinetic_orchestration import Compute, Kubernetes, TpuVm
 from tests.dagster_kinetic.stored import made_of
 
 pytestmark = [
@@ -276,6 +276,8 @@ def test_dg_lists_scaffolds_and_checks_it(project, tmp_path):
     [
         ({"cloud": {"network": "lan"}}, TpuVm(network="lan")),
         ({"cloud": {"queue": "tpus"}}, Kubernetes(queue="tpus")),
+        ({"cloud": {"disk_gib": 300, "zones": ["us-east5-a"]}}, Compute(disk_gib=300, zones=["us-east5-a"])),
+        ({"backend": "compute", "cloud": {"hosts": 2}}, Compute(hosts=2)),
         ({"backend": "kubernetes", "cloud": {"labels": {"team": "ml"}}}, Kubernetes(labels={"team": "ml"})),
         ({"cloud": {"labels": {"team": "ml"}}}, TpuVm(labels={"team": "ml"})),
     ],

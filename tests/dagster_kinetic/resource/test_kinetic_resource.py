@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 import kinetic_orchestration as kinetic
 from dagster_kinetic import KineticResource, kinetic_asset
-from dagster_kinetic.resource.config import KubernetesConfig, LimitsConfig, RetryConfig, TpuVmConfig
-from kinetic_orchestration import JobStatus, Kubernetes, Limits, Retry, TpuVm
+from dagster_kinetic.resource.config import ComputeConfig, KubernetesConfig, LimitsConfig, RetryConfig, TpuVmConfig
+from kinetic_orchestration import Compute, JobStatus, Kubernetes, Limits, Retry, TpuVm
 from kinetic_orchestration.errors import ConflictingSettings, JobNotFound, UsageError
 from kinetic_orchestration.jobs.request import settings_of
 from kinetic_orchestration.plan.planner import make_plan
@@ -101,11 +101,16 @@ def test_keras_kinetics_words_for_its_own_images_name_none(word):
 
 
 @pytest.mark.parametrize(
-    "group, core", [(LimitsConfig, Limits), (RetryConfig, Retry), (TpuVmConfig, TpuVm), (KubernetesConfig, Kubernetes)]
-)
+    "group, core",
+    [
+        (LimitsConfig, Limits), (RetryConfig, Retry), (TpuVmConfig, TpuVm), (KubernetesConfig, Kubernetes),
+        (ComputeConfig, Compute),
+    ],
+)  # fmt: skip
 def test_a_group_of_config_has_the_names_and_defaults_of_the_cores(group, core):
     stated = {entry.name: getattr(core(), entry.name) for entry in fields(core)}
-    left_out = {"zones", "num_slices", "accelerator_type"} if core is TpuVm else {"num_slices"}  # set elsewhere
+    of_vms = {"zones", "accelerator_type"} if core in (TpuVm, Compute) else set()
+    left_out = {"num_slices", *of_vms}  # set elsewhere
     assert group.model_fields.keys() == stated.keys() - left_out
     for name, field in group.model_fields.items():
         default = stated[name]
@@ -118,6 +123,23 @@ def test_the_cores_own_values_are_taken():
     found = options(KineticResource(**given), accelerator="v5e-8")
     assert found.cloud == TpuVm(network="lan", external_ips=False, labels={"team": "ml"}, tags=["a", "b"])
     assert (found.limits, found.retry) == (Limits(run="3600", cost=2.0), Retry(infra=0))
+
+
+def test_options_of_vms_come_from_their_group_or_from_the_cores_own_value_and_zones_are_of_any_vms():
+    place = {"project": "p", "store": "gs://bucket/kinetic", "zones": ["us-east5-a"]}
+    for group in (
+        {"compute": {"disk_gib": 300, "flex_start": True}},
+        {"cloud": Compute(disk_gib=300, flex_start=True)},
+    ):
+        found = options(KineticResource(**place, **group), accelerator="l4")
+        assert found.cloud == Compute(zones=("us-east5-a",), disk_gib=300, flex_start=True)
+    resource = KineticResource(**place, compute={"disk_gib": 300})
+    mine = options(resource, accelerator="l4", cloud=Compute(hosts=2))
+    assert mine.cloud == Compute(zones=("us-east5-a",), disk_gib=300, hosts=2)
+    others = options(resource, accelerator="l4", cloud=TpuVm(zones=["us-east5-b"]))
+    assert others.cloud == Compute(zones=["us-east5-b"], disk_gib=300)
+    with pytest.raises(ValidationError, match="cloud= and compute= exclude each other"):
+        options(KineticResource(**place, cloud={"network": "lan"}, compute={"disk_gib": 300}), accelerator="l4")
 
 
 def test_options_of_kubernetes_come_from_their_group_or_from_the_cores_own_value():

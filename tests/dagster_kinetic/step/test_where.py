@@ -13,7 +13,9 @@ import pytest
 from dagster_kinetic import HostContext, KineticResource, PipesKineticClient, kinetic_asset, kinetic_multi_asset
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.errors import NotEmulated, Unsupported
-from kinetic_orchestration.plan.declare.spec import not_on_cloud
+from kinetic_orchestration.plan.declare.backend_choice import by_hardware
+from kinetic_orchestration.plan.declare.spec import Options
+from kinetic_orchestration.plan.emulation import refusal_of
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from tests.dagster_kinetic import pipelines
 from tests.dagster_kinetic.assets.test_component import materialized
@@ -98,7 +100,7 @@ def test_a_step_that_means_the_cloud_is_not_trained_on_its_worker(
     assert not (home / "store").exists()
 
 
-NAMES = ["gpu", "gpu:3", "l4", "h100x8", "cpu:4", "tpu7x-8"]
+NAMES = ["gpu", "gpu:3", "v100", "h100", "cpu:4", "tpu7x-8"]
 
 
 def test_a_step_says_of_what_the_cloud_cannot_run_what_everybody_says(home: Path) -> None:
@@ -114,7 +116,7 @@ def test_a_step_says_of_what_the_cloud_cannot_run_what_everybody_says(home: Path
 
     cloud = KineticResource(project="p", store="gs://no-bucket-is-asked-for/kinetic")
     dg.materialize([sweep], resources={"kinetic": cloud})
-    assert told == {name: not_on_cloud(parse(name)) for name in NAMES}
+    assert told == {name: refusal_of(by_hardware(parse(name)).backend, Options(name)) for name in NAMES}
 
 
 @pytest.mark.filterwarnings("ignore:.*no meaning")

@@ -27,7 +27,7 @@ from kinetic_orchestration.cli.verify.recording import MISSING, Recorder
 from kinetic_orchestration.cli.verify.redaction import Redactor
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.platforms.google import call_listeners
+from kinetic_orchestration.platforms.google.rest import call_listeners
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, client
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.model.lifecycle import Timing

@@ -19,7 +19,7 @@ from kinetic_orchestration.cli.verify.steps import STEPS_IN_ORDER
 from kinetic_orchestration.errors import BackendError, NoPlace, UsageError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, ON_DEMAND, PRICES_DATE, Rate
-from kinetic_orchestration.platforms.google import call_listeners
+from kinetic_orchestration.platforms.google.rest import call_listeners
 from kinetic_orchestration.testing import Emulator
 
 pytestmark = pytest.mark.fast

@@ -12,7 +12,7 @@ from kinetic_orchestration.cli.verify.recording import Recorder
 from kinetic_orchestration.cli.verify.redaction import GONE, Redactor, known_of
 from kinetic_orchestration.cli.verify.report import document, page, write
 from kinetic_orchestration.cli.verify.runner import FAILED, Report, Result
-from kinetic_orchestration.platforms.google import call_listeners
+from kinetic_orchestration.platforms.google.rest import call_listeners
 
 pytestmark = pytest.mark.fast
 

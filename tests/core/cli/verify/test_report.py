@@ -14,7 +14,7 @@ from kinetic_orchestration.cli.verify.recording import Entry, Recorder
 from kinetic_orchestration.cli.verify.redaction import Redactor
 from kinetic_orchestration.cli.verify.runner import FAILED, NOT_RUN, PASSED, Report, Result
 from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.platforms.google import call_listeners
+from kinetic_orchestration.platforms.google.rest import call_listeners
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, client
 from kinetic_orchestration.testing import Emulator
 

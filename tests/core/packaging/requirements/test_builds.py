@@ -68,6 +68,13 @@ def test_a_build_for_other_hardware_is_named_before_anything_is_sent(line: str, 
     assert repr(line) in str(caught.value)
 
 
+def test_cuda_13_is_refused_for_gpus_that_it_has_no_code_for() -> None:
+    with pytest.raises(ConflictingSettings, match=r"has no code for v100x2: CUDA 13 begins with the T4"):
+        for_host(["jax[cuda13]"], parse("v100x2"), emulated=False)
+    assert for_host(["jax[cuda13]"], parse("t4"), emulated=False).added == ("jax[cuda13]",)
+    assert for_host(["jax"], parse("v100x2"), emulated=False).added == ("jax[cuda12]",)
+
+
 def test_what_nobody_knows_is_refused_and_not_invented() -> None:
     with pytest.raises(Unsupported, match=r"no TPU build is known for 'torch==2\.10\.0'"):
         for_host(["torch==2.10.0"], TPU, emulated=False)

@@ -1,0 +1,249 @@
+"""Which platform serves a call: what is named, and else a rule by the hardware that says its reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic_orchestration.errors import ConflictingSettings, UsageError
+from kinetic_orchestration.plan import planner
+from kinetic_orchestration.plan.configuration.settings import Settings, load
+from kinetic_orchestration.plan.declare.backend_choice import chosen, may_run_on
+from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options
+from kinetic_orchestration.plan.values import Plan
+
+pytestmark = pytest.mark.fast
+
+CLOUD = {"KINETIC_PROJECT": "p", "KINETIC_STORE": "gs://b/k", "KINETIC_DEPLOYMENT": "d"}
+
+
+def settings(home: Path, **environ: str) -> Settings:
+    return load({"KINETIC_HOME": str(home), "KINETIC_PROFILE_FILE": "/none", **environ})
+
+
+def planned(home: Path, options: Options, **environ: str) -> Plan:
+    spec = JobSpec("train", check_options(options))
+    return planner.make_plan(spec, settings(home, **{**CLOUD, "KINETIC_ZONES": "us-central1-a", **environ}), {})
+
+
+BY_RULE = {
+    "v5e-8": ("tpu-vm", "v5e has the Cloud TPU API"),
+    "v6e-8": ("tpu-vm", "v6e has the Cloud TPU API; backend='compute' also serves it"),
+    "v6e-16": ("tpu-vm", "v6e has the Cloud TPU API"),
+    "l4": ("compute", "GPUs have no Cloud TPU API; backend='gke' with a cluster also serves them"),
+    "h100x8": ("compute", "GPUs have no Cloud TPU API; backend='gke' with a cluster also serves them"),
+    "tpu7x-4": ("compute", "TPU7x has no Cloud TPU API; backend='gke' with a cluster also serves them"),
+}
+
+
+@pytest.mark.parametrize("accelerator", BY_RULE)
+def test_the_hardware_decides_if_nothing_else_does(accelerator: str, home: Path) -> None:
+    assert tuple(chosen(Options(accelerator), settings(home, **CLOUD))) == BY_RULE[accelerator]
+    assert planned(home, Options(accelerator)).backend == BY_RULE[accelerator][0]
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "backend", "reason"),
+    [
+        ({"accelerator": "l4", "backend": "tpu-vm"}, {}, "tpu-vm", ""),
+        ({"accelerator": "v6e-8", "backend": "compute"}, {}, "compute", ""),
+        ({"accelerator": "v6e-8"}, {"KINETIC_BACKEND": "compute"}, "compute", ""),
+        ({"accelerator": "l4"}, {"KINETIC_BACKEND": "gke"}, "gke", ""),
+        ({"accelerator": "v6e-8", "cloud": Compute()}, {}, "compute", "cloud=Compute(…) is given"),
+        ({"accelerator": "v6e-8", "cloud": TpuVm()}, {"KINETIC_CLUSTER": "c"}, "tpu-vm", "cloud=TpuVm(…) is given"),
+        ({"accelerator": "l4"}, {"KINETIC_CLUSTER": "prod"}, "gke", "the cluster prod is named"),
+        ({"accelerator": "v5e-8"}, {"KINETIC_CLUSTER": "prod"}, "gke", "the cluster prod is named"),
+        ({"accelerator": "l4", "cloud": Kubernetes(clusters=["a", "b"])}, {}, "gke", "the cluster a, b is named"),
+        ({"accelerator": "l4"}, {"KINETIC_STORE": "", "KINETIC_PROJECT": "", "KINETIC_DEPLOYMENT": ""}, "local", ""),
+    ],
+)  # fmt: skip
+def test_what_is_named_counts_more_than_the_hardware(
+    options: dict[str, Any], environ: dict[str, str], backend: str, reason: str, home: Path
+) -> None:
+    assert tuple(chosen(Options(**options), settings(home, **{**CLOUD, **environ}))) == (backend, reason)
+
+
+def test_leftovers_are_looked_for_wherever_the_rule_may_have_put_a_job(home: Path) -> None:
+    assert may_run_on(settings(home, **CLOUD)) == ("tpu-vm", "compute")
+    assert may_run_on(settings(home, **CLOUD, KINETIC_CLUSTER="c")) == ("tpu-vm", "compute", "gke")
+    assert may_run_on(settings(home, **CLOUD, KINETIC_BACKEND="compute")) == ("compute",)
+    assert may_run_on(settings(home)) == ("local",)
+
+
+# ---- options of VMs ----------------------------------------------------------------------------------------------
+
+
+def test_a_plan_for_vms_has_what_only_they_know(home: Path) -> None:
+    given = Compute(hosts=2, disk_gib=300, tags=["ml"], labels={"team": "rank"})
+    with pytest.warns(UserWarning, match=r"the 2 hosts of l4x4 are joined over plain TCP"):
+        plan = planned(home, Options("l4x4", cloud=given, spot=True), KINETIC_NETWORK="lab", USER="me")
+    assert (plan.hosts, plan.slice.chips, plan.zones, plan.spot) == (2, 8, ("us-central1-a",), True)
+    assert plan.cloud == {
+        "reservation": "", "flex_start": False, "network": "lab", "subnetwork": "", "external_ips": True,
+        "secure_boot": False, "image": "", "disk_gib": 300, "service_account": "", "tags": ["ml"],
+        "quota_project": "", "owner": "",
+    }  # fmt: skip
+    assert plan.labels == {"team": "rank"}
+    assert Plan.from_json(plan.to_json()) == plan
+    assert "Compute Engine l4x4" in plan.hardware
+
+
+def test_the_dry_run_says_how_vms_are_got(home: Path) -> None:
+    for cloud, spot, told in (
+        (Compute(flex_start=True), False, "capacity     flex-start"),
+        (Compute(reservation="mine"), False, "capacity     reservation mine"),
+        (Compute(), True, "capacity     spot"),
+    ):
+        assert told in planner.describe(planned(home, Options("l4", cloud=cloud, spot=spot)))
+    shown = planner.describe(planned(home, Options("l4")), "GPUs have no Cloud TPU API")
+    assert "backend      compute (emulated by one process; GPUs have no Cloud TPU API)" in shown
+
+
+REFUSED: dict[str, tuple[Options, str]] = {
+    "two ways": (
+        Options("l4", spot=True, cloud=Compute(flex_start=True)),
+        "flex_start=True and spot=True name two kinds of capacity: keep one",
+    ),
+    "two other ways": (
+        Options("l4", cloud=Compute(flex_start=True, reservation="r")),
+        "flex_start=True and reservation='r' name two kinds of capacity: keep one",
+    ),
+    "spot of a reservation": (
+        Options("l4", spot=True, cloud=Compute(reservation="r")),
+        "spot=True and the reservation 'r' exclude each other",
+    ),
+    "hosts of a TPU": (
+        Options("v6e-8", cloud=Compute(hosts=2)),
+        "cloud=Compute(hosts=2) is for VMs with GPUs, and v6e-8 has 1 host: leave hosts out",
+    ),
+    "no host": (Options("l4", cloud=Compute(hosts=0)), "cloud=Compute(hosts=0): it is a number of VMs, from 1 to"),
+    "slices": (
+        Options("v6e-8", cloud=Compute(num_slices=2)),
+        "cloud=Compute(num_slices=2): it makes one slice; cloud=TpuVm(num_slices=…) joins TPU slices",
+    ),
+    "a disk smaller than the image": (
+        Options("l4", cloud=Compute(disk_gib=5)),
+        "cloud=Compute(disk_gib=5): the image alone takes 10 GiB",
+    ),
+    "secure boot of GPUs": (
+        Options("l4", cloud=Compute(secure_boot=True)),
+        "cloud=Compute(secure_boot=True): NVIDIA's modules are not signed, so l4 would not work",
+    ),
+    "secure boot of TPU7x": (
+        Options("tpu7x-4", cloud=Compute(secure_boot=True)),
+        "cloud=Compute(secure_boot=True): the image for TPU7x refuses it, so tpu7x-4 would not work",
+    ),
+    "a region for a zone": (
+        Options("l4", cloud=Compute(zones=["us-central1"])),
+        ("cloud=Compute(zones=…) has 'us-central1', which is no zone: it is a region, so name zones of it, such as "
+        "'us-central1-a'"),
+    ),
+    "a text for a list": (
+        Options("l4", cloud=Compute(zones="us-central1-a")),
+        "cloud=Compute(zones='us-central1-a') is a list: write ['us-central1-a']",
+    ),
+    "two places": (
+        Options("l4", zone="us-central1-a", cloud=Compute(zones=["us-central1-b"])),
+        "both zone='us-central1-a' and cloud=Compute(zones=['us-central1-b']) say where: keep one",
+    ),
+    "a tag": (Options("l4", cloud=Compute(tags=["ML nodes"])), "cloud=Compute(tags=…) has 'ML nodes': a tag has"),
+    "half a path": (
+        Options("l4", cloud=Compute(subnetwork="lab/train")),
+        "cloud=Compute(subnetwork='lab/train') is neither a name nor a path",
+    ),
+    "a folder for a store": (
+        Options("l4", backend="compute", store="/tmp/store"),
+        "backend='compute' runs on other machines, and the store /tmp/store is a folder of this one",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_options_of_vms_that_cannot_be_are_refused_when_they_are_written(case: str) -> None:
+    options, told = REFUSED[case]
+    with pytest.raises((UsageError, ConflictingSettings)) as refused:
+        check_options(options)
+    assert told in str(refused.value)
+
+
+ELSEWHERE = "projects/host/regions/us-east5/subnetworks/lab"
+NOT_PLANNED: dict[str, tuple[Options, dict[str, str], str]] = {
+    "a subnet of another region": (
+        Options("l4", cloud=Compute(subnetwork=ELSEWHERE)), {},
+        f"the subnetwork {ELSEWHERE} is of us-east5, and no VM in us-central1-a can use it: name zones of its region",
+    ),
+    "that of the settings": (
+        Options("l4"), {"KINETIC_SUBNETWORK": ELSEWHERE},
+        f"the subnetwork {ELSEWHERE} is of us-east5, and no VM in us-central1-a can use it: name zones of its region",
+    ),
+    "no zone": (
+        Options("l4"), {"KINETIC_ZONES": ""},
+        ("no zone is named, and none is known to have l4: name some, in the order in which they are tried, with "
+        "KINETIC_ZONES=us-central1-a,… or cloud=Compute(zones=[…]). `gcloud compute machine-types list "
+        "--filter=name=g2-standard-4` shows those that have it"),
+    ),
+    "no zone of N1": (
+        Options("t4"), {"KINETIC_ZONES": ""}, "`gcloud compute accelerator-types list --filter=name=nvidia-tesla-t4`"
+    ),
+    "too long for flex-start": (
+        Options("l4", cloud=Compute(flex_start=True), limits=planner.Limits(run="8d")), {},
+        "limits.run is 8d, and flex-start gives a VM for 10 minutes to 7 days",
+    ),
+    "too short for flex-start": (
+        Options("l4", cloud=Compute(flex_start=True), limits=planner.Limits(run="5m")), {},
+        "limits.run is 5m, and flex-start gives a VM for 10 minutes to 7 days",
+    ),
+    "too long for any VM": (
+        Options("l4", limits=planner.Limits(run="120d")), {}, "limits.run is 120d, and Compute Engine ends a VM after 120"
+    ),
+    "a container without docker": (
+        Options("l4", container_image="r/train:1"), {},
+        "container_image= is not possible on the compute backend: its default image has no docker",
+    ),
+    "an h100 on demand": (Options("h100"), {}, "h100 (a3-highgpu-1g) does not come on demand: add spot=True or"),
+    "t4 by flex-start": (
+        Options("t4", cloud=Compute(flex_start=True)), {}, "t4 (n1-standard-4) does not come by cloud=Compute(flex_start"
+    ),
+    "options of Cloud TPU": (
+        Options("l4", backend="compute", cloud=TpuVm(reservation="r")), {},
+        "cloud=TpuVm(…) has options of tpu-vm, and this job runs on compute",
+    ),
+    "options of VMs on Cloud TPU": (
+        Options("v6e-8", backend="tpu-vm", cloud=Compute()), {},
+        "cloud=Compute(…) has options of compute, and this job runs on tpu-vm: name backend='compute'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NOT_PLANNED)
+def test_what_no_vm_can_be_is_refused_before_anything_is_sent(case: str, home: Path) -> None:
+    options, environ, told = NOT_PLANNED[case]
+    with pytest.raises(UsageError) as refused:
+        planned(home, options, **environ)
+    assert told in str(refused.value)
+
+
+def test_known_zones_are_those_of_the_subnetworks_region(home: Path) -> None:
+    given = Compute(subnetwork="regions/us-east5/subnetworks/lab")
+    assert planned(home, Options("v6e-8", cloud=given), KINETIC_ZONES="").zones == ("us-east5-a", "us-east5-b")
+    image = Compute(image="projects/p/global/images/with-docker")
+    assert planned(home, Options("l4", cloud=image, container_image="r/train:1")).image == "r/train:1"
+
+
+def test_zones_mean_the_same_wherever_the_rule_leads(home: Path) -> None:
+    """An orchestrator's zones are TpuVm's, before it is known which accelerator a job has."""
+    zones = TpuVm(zones=["us-east5-a"], labels={"team": "rank"})
+    for accelerator, backend in (("l4", "compute"), ("tpu7x-4", "compute"), ("v6e-8", "tpu-vm")):
+        plan = planned(home, Options(accelerator, cloud=zones))
+        assert (plan.backend, plan.zones, plan.labels) == (backend, ("us-east5-a",), {"team": "rank"})
+    assert planned(home, Options("v6e-8", backend="compute", cloud=zones)).zones == ("us-east5-a",)
+    with pytest.raises(UsageError, match="l4 is no TPU"):
+        planned(home, Options("l4", cloud=TpuVm(zones=["us-east5-a"], network="lab")))
+
+
+def test_a_reservation_by_its_path_says_where_it_is(home: Path) -> None:
+    given = Compute(reservation="projects/p/zones/us-east5-a/reservations/r")
+    assert planned(home, Options("l4", cloud=given), KINETIC_ZONES="").zones == ("us-east5-a",)
