@@ -265,7 +265,7 @@ class Host:
         if exit_.code == 0 or exit_.cause != wire.USER or not self.machine.is_own:
             return exit_
         self.preempted = self.preempted or self.machine.notice()
-        return outcome.blame_driver(exit_, self._report(), self.supervisor.tail)
+        return outcome.blame_driver(exit_, self._report(), self.supervisor.tail, self.task)
 
     def _report(self) -> attempt_rules.Report | None:
         return self.supervisor.report()

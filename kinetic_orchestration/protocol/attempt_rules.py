@@ -50,6 +50,15 @@ UNREPORTED = 74  # sysexits.h: EX_IOERR. `child` uses it if the function's outco
 DRIVER = (
     ("/dev/vfio", "Device or resource busy"), ("/dev/accel", "Device or resource busy"), ("Couldn't open iommu group",),
     ("Failed to initialize TPU system",), ("TPU initialization failed",), ("No accelerator found",),
+    ("GRPC_ERROR", "START_SESSION failed"),
+    ("NVIDIA-SMI has failed",), ("Driver/library version mismatch",), ("uncorrectable ECC error",),
+    ("fallen off the bus",), ("GPU is lost",),
+)  # fmt: skip
+# On a machine that was made with GPUs; elsewhere a program asked for what there is not. One whose CUDA is too new for
+# the driver ("CUDA driver version is insufficient") would meet the same driver on new hosts.
+DRIVER_OF_GPUS = (
+    ("no CUDA-capable device is detected",), ("Found no NVIDIA driver on your system",), ("CUDA_ERROR_NO_DEVICE",),
+    ("CUDA_ERROR_SYSTEM_NOT_READY",), ("system not yet initialized",), ("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",),
 )  # fmt: skip
 
 
@@ -210,9 +219,10 @@ def exit_of_report(report: Report) -> Exit:
     return Exit(report.code, report.cause, reason)
 
 
-def is_driver(text: str) -> bool:
-    """Return True for a driver's failure, which a program may not meet on new hosts."""
-    return any(all(words in text for words in pattern) for pattern in DRIVER)
+def is_driver(text: str, *, gpus: bool = False) -> bool:
+    """Return True for a driver's failure, which a program may not meet on new hosts. `gpus`: the machine has some."""
+    patterns = DRIVER + DRIVER_OF_GPUS if gpus else DRIVER
+    return any(all(words in text for words in pattern) for pattern in patterns)
 
 
 def is_echo(text: str) -> bool:

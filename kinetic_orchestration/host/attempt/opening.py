@@ -42,16 +42,22 @@ class Restarted(Exception):
 
 
 def machine_of(at: Assignment) -> Machine:
-    """Return the machine that a host was given: this one, a pod or a VM, of which only that one is imported."""
+    """Return the machine that a host was given: this one, a pod, or a VM by the service that has it. Only that one is
+    imported.
+    """
     if at.pod:
         from kinetic_orchestration.host.machine.pod.pod import Pod
 
         return Pod(at)
     if not at.resource:
         return Machine(at)
-    from kinetic_orchestration.host.machine.vm import Vm
+    if "/locations/" in at.resource:
+        from kinetic_orchestration.host.machine.vm.node import TpuNode
 
-    return Vm(at)
+        return TpuNode(at)
+    from kinetic_orchestration.host.machine.vm.instance import Instance
+
+    return Instance(at)
 
 
 class Opening:

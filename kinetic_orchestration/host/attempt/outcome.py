@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kinetic_orchestration.host.machine.machine import Machine
     from kinetic_orchestration.host.view.view import View
     from kinetic_orchestration.protocol.assignment import Assignment
+    from kinetic_orchestration.protocol.wire.task import Task
 
 PROOF_PATIENCE = 120.0  # without a proof a pickled value is worth little to others
 PROOF_PACE = 5.0
@@ -43,9 +44,7 @@ class Outcome:
         name = names.verdict(self.at.job, self.at.attempt)
         record = verdict.encode()
         if self._key:
-            from kinetic_orchestration.host.machine import bootstrap
-
-            record = wire.summed(bootstrap.seal(self._key, record))
+            record = wire.summed(_sealed(self._key, record))
         records = self._view.records
         if records.create(name, record) is not None:
             self.verdict = verdict
@@ -139,6 +138,18 @@ def _verdict(data: bytes | None) -> wire.Verdict | None:
         return wire.Verdict(wire.CLOSED, "", 0.0, cause=wire.INFRASTRUCTURE, reason=str(error))
 
 
+def _sealed(key: str, record: bytes) -> bytes:
+    """Return a record of this attempt with a seal over all its content, made with the attempt's key."""
+    import json
+
+    from kinetic_orchestration.host.machine import bootstrap
+
+    fields = json.loads(record)
+    fields.pop("sum", None)  # which is that of a record without a seal
+    seal = bootstrap.sealed(key, bootstrap.gist(fields))
+    return json.dumps({**fields, "seal": seal}, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
 def refused_beat(view: View) -> attempt_rules.Exit | None:
     """Return the failure of a host whose beats the store refuses; None if it takes them."""
     denied, cause = view.denied()
@@ -148,13 +159,16 @@ def refused_beat(view: View) -> attempt_rules.Exit | None:
     return attempt_rules.Exit(1, cause, reason)
 
 
-def blame_driver(exit_: attempt_rules.Exit, report: attempt_rules.Report | None, tail: bytes) -> attempt_rules.Exit:
+def blame_driver(
+    exit_: attempt_rules.Exit, report: attempt_rules.Report | None, tail: bytes, task: Task
+) -> attempt_rules.Exit:
     """Return the failure as the machine's, if its accelerator's driver failed: new hosts may not meet it.
 
     tail: the last of what the program printed.
     """
     traceback = report.traceback if report is not None else ""
-    if not attempt_rules.is_driver(f"{exit_.reason}\n{traceback}\n{tail.decode('utf-8', 'replace')}"):
+    gpus = task.accelerator.kind == "gpu" and not task.emulated and "CUDA_VISIBLE_DEVICES" not in task.env
+    if not attempt_rules.is_driver(f"{exit_.reason}\n{traceback}\n{tail.decode('utf-8', 'replace')}", gpus=gpus):
         return exit_
     return exit_._replace(cause=wire.INFRASTRUCTURE, reason=f"the accelerator's driver failed: {exit_.reason}")
 

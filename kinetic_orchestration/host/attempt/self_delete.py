@@ -43,7 +43,7 @@ def delete_own_slice(at: Assignment) -> None:
         # The slice is deleted even if the others' state is unknown.
         with contextlib.suppress(Exception), contextlib.closing(open_records(at.store)) as records:
             _wait_for_others(at, records)
-    bootstrap.end_slice(at.resource, taken=lambda: _tell(at))
+    bootstrap.end_slice(at.resource, at.hosts, at.host, taken=lambda: _tell(at))
 
 
 def exit_code(at: Assignment, *, denied: bool = False) -> int:

@@ -18,6 +18,7 @@ import hmac
 import json
 import os
 from typing import Any
+from urllib.parse import quote
 
 from kinetic_orchestration.host.machine import bootstrap
 
@@ -30,7 +31,12 @@ _SHA256 = bytes.fromhex("3031300d060960864801650304020105000420")
 
 def attest(text: str) -> str:
     """Return this machine's signature of the text; "" where no metadata server gives one."""
-    return bootstrap.identity(f"kinetic/{text}")
+    return identity(f"kinetic/{text}")
+
+
+def identity(audience: str) -> str:
+    """Return the identity token of this VM, signed by Google; "" where none is given."""
+    return bootstrap.metadata(f"{bootstrap.SCOPE}/identity?audience={quote(audience, safe='')}&format=full") or ""
 
 
 def is_attested(token: str, text: str) -> bool:

@@ -32,6 +32,7 @@ PIECE = 1 << 20
 LARGEST = 64 << 20  # bytes of an answer: nothing that is asked for here has as many, the agent included
 PULL_PATIENCE = 300.0
 RETRY = 30.0
+TRIES = 10  # to delete other hosts before this one goes alone
 LAST_WORDS = 15.0  # of the other hosts, when one has lost its container in mid-run
 CLOCK_AGE = 900.0
 FIRST_WORD = 300.0  # for that long a machine asks for the store's time before it trusts its own clock
@@ -52,6 +53,10 @@ class Reply(namedtuple("Reply", "status headers data")):
 
     def json(self) -> Any:
         return json.loads(self.data or b"{}")
+
+    def passes(self) -> bool:
+        """Return True if another try may have another answer. Compute Engine says 403 where others say 429."""
+        return self.status in PASSING or (self.status == 403 and b"ateLimitExceeded" in self.data)
 
     def reason(self) -> str:
         """Return the API's error message, or the start of its answer, or the status."""
@@ -88,7 +93,7 @@ def name_process(name: str) -> None:
 
 
 def endpoint(service: str) -> str:
-    """Return the URL of a Google API: `storage`, `tpu`, `secretmanager`, `cloudresourcemanager`."""
+    """Return the URL of a Google API: `storage`, `tpu`, `compute`, `secretmanager`, `cloudresourcemanager`."""
     given = os.environ.get("STORAGE_EMULATOR_HOST" if service == "storage" else "KINETIC_EMULATOR", "").rstrip("/")
     if given:
         return given if "://" in given else f"http://{given}"
@@ -193,20 +198,6 @@ def has_token() -> bool:
     return bool(_token[0])
 
 
-def identity(audience: str) -> str:
-    """Return the identity token of this VM, signed by Google; "" where none is given."""
-    return metadata(f"{SCOPE}/identity?audience={quote(audience, safe='')}&format=full") or ""
-
-
-def seal(key: str, record: bytes) -> bytes:
-    """Return a record of this attempt with a seal over all its content, made with the attempt's key."""
-    fields = json.loads(record)
-    fields.pop("sum", None)  # which is that of a record without a seal
-    return json.dumps({**fields, "seal": sealed(key, gist(fields))}, ensure_ascii=False).encode(
-        "utf-8", "backslashreplace"
-    )
-
-
 def gist(fields: Mapping[str, Any]) -> str:
     """Return the digest of a record's content, independent of its formatting and without its seal."""
     said = {name: value for name, value in fields.items() if name not in ("seal", "sum")}
@@ -236,7 +227,7 @@ def request(
     for _ in tries(patience):
         reply = exchange(method, url, body, {**(headers or {}), **authorization(fresh=stale)})
         stale = reply.status == 401 and not stale
-        if reply.status not in PASSING and not stale:
+        if not reply.passes() and not stale:
             break
     return reply
 
@@ -270,68 +261,95 @@ def store_time() -> float:
 # ---- the end ---------------------------------------------------------------------------------------------------
 
 
-def delete_slice(resource: str) -> int:
-    """Request the deletion of this VM's own slice; return the status of the answer, of which 404 is the best."""
-    reply = request("DELETE", f"{endpoint('tpu')}/v2/{resource}?force=true")
-    if reply.status == 403:
-        say(f"this VM may not delete its slice: {reply.reason()}. Grant its service account roles/tpu.admin. UNTIL "
-            f"SOMEBODY DELETES {resource}, IT COSTS MONEY")  # fmt: skip
+def parts(resource: str, hosts: int = 1, host: int = 0, node: str = "") -> list[str]:
+    """Return the URLs of what is deleted with a resource, in that order: what this host runs on is the last.
+
+    A queued resource has this host's `node`, and an instance of several hosts is `NAME-0`, `NAME-1`, ….
+    """
+    parent, kind, name = resource.rsplit("/", 2)
+    if kind == "queuedResources":
+        return [f"{endpoint('tpu')}/v2/{resource}?force=true", f"{endpoint('tpu')}/v2/{parent}/nodes/{node or name}"]
+    url = f"{endpoint('compute')}/compute/v1/{resource}"
+    if kind != "instances" or hosts == 1:
+        return [url]
+    return [f"{url}-{number}" for number in [*range(host), *range(host + 1, hosts), host]]
+
+
+def grant(resource: str, account: str = "EMAIL") -> str:
+    """Return what its host's account needs to delete a resource, as commands."""
+    _, project, *_, kind, _ = resource.split("/")
+    if "/locations/" in resource:
+        return "Grant its service account roles/tpu.admin"
+    return (
+        f"Grant its service account a role: gcloud iam roles create kineticHost --project={project} --permissions="
+        f"compute.{kind}.get,compute.{kind}.delete; gcloud projects add-iam-policy-binding {project} "
+        f"--member=serviceAccount:{account} --role=projects/{project}/roles/kineticHost --condition='title=kinetic,"
+        f'expression=resource.name.extract("{kind}/{{name}}").startsWith("kinetic-")\''
+    )
+
+
+def delete(url: str) -> int:
+    """Request the deletion of a part of this VM's own slice; return the status of the answer."""
+    reply, name = request("DELETE", url), url.partition("?")[0]
+    if reply.status == 403 and not reply.passes():
+        name = name[name.index("projects/") :]
+        say(f"this VM may not delete its slice: {reply.reason()}. {grant(name)}. UNTIL SOMEBODY DELETES {name}, IT "
+            "COSTS MONEY")  # fmt: skip
     elif reply.status not in (200, 404):
-        say(f"{resource} was not deleted: {reply.reason()}")
+        say(f"{name} was not deleted: {reply.reason()}")
     return reply.status
 
 
-def end_slice(resource: str, longest: float = 60.0, taken: Callable[[], object] = lambda: None) -> None:
-    """Delete this VM's own slice, and do not stop before it is gone, which this process does not live to see.
+def end_slice(
+    resource: str, hosts: int = 1, host: int = 0, longest: float = 60.0, taken: Callable[[], object] = lambda: None
+) -> None:
+    """Delete all of this VM's own slice, and do not stop before it is gone, which this process does not live to see.
 
-    Gone are both the queued resource and this VM's node: one answer to a delete call does not say so. `taken` is called
-    once, after the first delete call that was accepted.
+    One answer to a delete call does not say so. This host goes last, or alone after many tries. `taken` is called once,
+    after the first delete call that was accepted.
     """
-    parent, _, name = resource.replace("/queuedResources/", "/nodes/").rpartition("/")
-    node = f"{parent}/{_tpu_env(metadata('instance/attributes/tpu-env', patience=1.0)).get('NODE_ID') or name}"
-    pause = 2.0
-    told = [taken]
-    while not _is_gone(resource, node, told):
+    node = ""
+    if "/queuedResources/" in resource:
+        node = _tpu_env(metadata("instance/attributes/tpu-env", patience=1.0)).get("NODE_ID", "")
+    *others, own = parts(resource, hosts, host, node)
+    pause, told, tried = 2.0, [taken], 0
+    while True:
+        left = [url for url in others if not _is_gone(url, told)]
+        tried += "/instances/" in resource
+        if (not left or tried > TRIES) and _is_gone(own, told):
+            return
         time.sleep(pause)
         pause = min(1.5 * pause, longest)
 
 
-def _is_gone(resource: str, node: str, taken: list[Callable[[], object]]) -> bool:
-    """Try once more to delete both. Returns True if both are gone; no answer, however strange, ends the tries."""
+def _is_gone(url: str, taken: list[Callable[[], object]]) -> bool:
+    """Try once more to delete it. Returns True if it is gone, or an instance on its way; no answer, however strange,
+    ends the tries.
+    """
     try:
-        status, ends = delete_slice(resource), False
-        if status == 404 and not _is_there(resource):
-            if ends := not _is_there(node):
-                status = 200
-            else:
-                say(f"{resource} is gone, and its node is not: {node} is deleted")
-                status = request("DELETE", f"{endpoint('tpu')}/v2/{node}", patience=10.0).status
+        status = delete(url)
         if status == 200 and taken:
             taken.pop()()
-        return ends
+        if status == 404 or (status == 200 and "/instances/" in url):
+            found = request("GET", url.partition("?")[0], patience=10.0)
+            # Without the right to read it (403) the answer to the delete call decides.
+            going = found.status == 200 and b'"STOPPING"' in found.data
+            return going or (status == 404 and found.status != 200 and not found.passes())
     except Exception as error:
         try:
-            say(f"{resource} could not be deleted yet: {type(error).__name__}: {error}")
+            say(f"{url} could not be deleted yet: {type(error).__name__}: {error}")
         except OSError:  # the console has no reader any longer
             pass
     return False
 
 
-def _is_there(name: str) -> bool:
-    """Return True if the resource exists or the answer may pass. Without the right to read it (403) the answer to the
-    delete call decides.
-    """
-    reply = request("GET", f"{endpoint('tpu')}/v2/{name}", patience=10.0)
-    return reply.status == 200 or reply.status in PASSING
-
-
-def arm(resource: str, deadline: float) -> None:
-    """Start a separate process that deletes the resource at the deadline, whatever happens to all others."""
+def arm(slice_: tuple[str, int, int], deadline: float) -> None:
+    """Start a separate process that deletes the slice at the deadline, whatever happens to all others."""
     import fcntl
 
     if os.fork():
         if os.wait()[1]:
-            raise Failed(f"the deletion of {resource} could not be armed: this machine starts no process for it")
+            raise Failed(f"the deletion of {slice_[0]} could not be armed: this machine starts no process for it")
         return
     try:
         os.setsid()
@@ -348,17 +366,17 @@ def arm(resource: str, deadline: float) -> None:
         os._exit(0)
     except OSError:
         pass  # a disk that is full keeps no slice alive
-    while not _is_deleted(resource, deadline):
+    while not _is_deleted(slice_, deadline):
         time.sleep(10.0)
     os._exit(0)
 
 
-def _is_deleted(resource: str, deadline: float) -> bool:
+def _is_deleted(slice_: tuple[str, int, int], deadline: float) -> bool:
     try:
         while (left := deadline - store_time()) > 0:
             time.sleep(min(max(left, 1.0), CLOCK_AGE))  # that clock has whole seconds
-        say(f"the deadline has passed: {resource} is deleted")
-        end_slice(resource)
+        say(f"the deadline has passed: {slice_[0]} is deleted")
+        end_slice(*slice_)
     except Exception:  # any error: there may be no other process left to delete the slice
         return False
     return True
@@ -401,12 +419,14 @@ class Ended(Failed):
     what = "has lost its container"
 
     def __init__(self, image: str, code: int, said: str) -> None:
-        hint = _EXITS.get(code, "")
+        lacks = "could not select device driver" in said
+        hint = f" (with cloud=Compute(image=…) name one with {_RUNTIME})" if lacks else _EXITS.get(code, "")
         super().__init__(f"docker run {image} ended with exit code {code}{hint}: {said or 'it said nothing'}")
-        if code in (126, 127):
+        if code in (126, 127) or lacks:
             self.cause = Unusable.cause
 
 
+_RUNTIME = "docker and NVIDIA's toolkit for it, such as family common-cu129-ubuntu-2204-nvidia-580 of ml-images"
 # Exit codes of `docker run`, https://docs.docker.com/engine/containers/run/#exit-status
 _EXITS = {
     125: " (docker itself failed)",
@@ -417,7 +437,9 @@ _EXITS = {
 
 
 def host_number(told: Mapping[str, Any]) -> int:
-    """Return this VM's number among all hosts, counted through the slices."""
+    """Return this VM's number among the hosts of all slices."""
+    if "host" in told:
+        return int(told["host"])
     environment = _tpu_env(metadata("instance/attributes/tpu-env"))
     worker = metadata("instance/attributes/agent-worker-number") or environment.get("WORKER_ID") or ""
     if not worker.strip():  # an older image: by this VM's own address
@@ -536,7 +558,7 @@ def python_of(version: str) -> str:
     return ""
 
 
-# Errors of a registry for an image that no retry will bring.
+# Errors that no retry cures.
 _REFUSED = (
     ("unauthorized", "denied", "forbidden", "authentication required", "no basic auth"),
     ("manifest unknown", "not found", "name unknown", "invalid reference format", "repository does not exist",
@@ -570,21 +592,21 @@ def _pull(command: list[str], image: str) -> None:
 
 
 def is_googles(registry: str) -> bool:
-    """Return True if a registry is Google's, spoken to by HTTPS: `us-docker.pkg.dev`, `gcr.io`, `eu.gcr.io`."""
+    """Return True if a registry is Google's, spoken to by HTTPS."""
     host, colon, port = registry.lower().partition(":")
     known = [domain for domain in ("pkg.dev", "gcr.io") if host == domain or host.endswith(f".{domain}")]
     return bool(known) and all(host.split(".")) and (not colon or port == "443")
 
 
-def in_container(image: str, command: list[str]) -> list[str]:
+def in_container(image: str, command: list[str], gpus: int = 0) -> list[str]:
     """Return the same command inside the named image, with this machine's devices and network."""
     import shutil
 
     docker = shutil.which("docker")
     if docker is None:
         raise Unusable(
-            f"there is no docker on this VM to run {image} with: choose a runtime version that has it, with "
-            "cloud=TpuVm(runtime_version=…), or leave container_image out"
+            f"there is no docker on this VM to run {image} with: with cloud=TpuVm(runtime_version=…) choose a version "
+            f"that has it, with cloud=Compute(image=…) one with {_RUNTIME}, or leave container_image out"
         )
     registry = image.partition("/")[0]
     login = ["--config", os.path.join(home(), "docker")]
@@ -602,7 +624,7 @@ def in_container(image: str, command: list[str]) -> list[str]:
     finally:
         os.unlink(secret)
     told = [f"--env={name}" for name in sorted(os.environ) if name.startswith(("KINETIC_", "GCE_", "STORAGE_"))]
-    flags = ["--rm", "--interactive", "--privileged", "--network=host", "--ipc=host"]
+    flags = ["--rm", "--interactive", "--privileged", "--network=host", "--ipc=host", *["--gpus=all"][: bool(gpus)]]
     return [docker, "run", *flags, f"--volume={home()}:{home()}", *told, "--entrypoint=python3", image, *command[1:]]
 
 
@@ -613,17 +635,22 @@ def main() -> NoReturn:
             sys.exit(1)
         say(f"the metadata server does not say what this VM is to do, and is asked again: {found.reason()}")
         time.sleep(RETRY)
-    host = 0
+    host, slice_ = 0, (told["resource"], int(told.get("hosts", 1)), int(told.get("host", 0)))
     try:
         os.makedirs(home(), exist_ok=True)
-        arm(told["resource"], float(told["deadline"]))
+        arm(slice_, float(told["deadline"]))
         say(f"the deletion of {told['resource']} is armed for {time.strftime('%FT%TZ', time.gmtime(told['deadline']))}")
         host = host_number(told)
         agent = fetch(told["store"], told["agent"])
         say(f"this is host {host} of {told['hosts']} of {told['job']}, attempt {told['attempt']}; the agent is here")
         command = [sys.executable, "-I", agent, *agent_arguments(told, host)]
+        if told.get("gpus"):
+            gpus: dict[str, Any] = {"__name__": "gpus"}
+            exec(zipimport.zipimporter(os.path.join(agent, "site", *NAME.split(".")[:3], "vm")).get_code("gpus"), gpus)
+            if lack := gpus["prepare"](told["gpus"] if told["image"] else 0, root(), say):
+                raise Failed(lack)
         if told["image"]:
-            command = in_container(told["image"], command)
+            command = in_container(told["image"], command, gpus=told.get("gpus", 0))
         private, end = os.pipe()
         os.write(end, json.dumps({"seal": {"key": told["key"]}} if told.get("key") else {}).encode())
         os.close(end)
@@ -642,7 +669,7 @@ def main() -> NoReturn:
             if isinstance(error, Ended) and told["hosts"] > 1:
                 time.sleep(LAST_WORDS)
         finally:
-            end_slice(told["resource"])
+            end_slice(*slice_)
         sys.exit(1)
 
 
@@ -650,8 +677,9 @@ def _orders(reply: Reply) -> dict[str, Any] | None:
     """Return this VM's orders once they suffice to arm its deletion, else None."""
     try:
         told = reply.json() if _is_metadata(reply) else {}
-        str(told["resource"]), float(told["deadline"])
-    except (ValueError, LookupError, TypeError, RecursionError):  # nothing, or nonsense
+        told["resource"].rsplit("/", 2)[1], float(told["deadline"])
+        int(told.get("hosts", 1)), int(told.get("host", 0))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # nothing, or nonsense
         return None
     found: dict[str, Any] = told
     return found

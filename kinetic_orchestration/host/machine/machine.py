@@ -11,7 +11,7 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import read_bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kinetic_orchestration.host.view.view import Records
     from kinetic_orchestration.protocol.assignment import Assignment
@@ -78,6 +78,22 @@ class Machine:
     def addresses(self, task: Task) -> list[str]:
         """Return those of all hosts, in their order. Raises Unauthorized, Unanswered."""
         return ["127.0.0.1"] * self._at.hosts
+
+    def meet(self, addresses: Sequence[str], has_started: Callable[[int], bool]) -> None:
+        """Try the network between the hosts on machines of their own, where it may not let programs meet.
+
+        has_started: Tells whether a host has. Raises Unauthorized.
+        """
+
+    def network(self, task: Task) -> dict[str, str]:
+        """Return the variables by which programs use the network between hosts on machines of their own."""
+        return {}
+
+    def devices(self, task: Task, note: Callable[[str], None]) -> None:
+        """Wait for the machine's devices to be ready for a program.
+
+        note: is told what is waited for. Raises Unanswered.
+        """
 
     def begin(self, task: Task) -> None:
         """Begin the requests that `secrets` waits for."""

@@ -118,6 +118,7 @@ class Preparation:
 
     def _prepared(self) -> Ready:
         others = Ahead(self._find_others, in_background=self._machine.is_own)
+        devices = Ahead(self._machine.devices, self._task, self._note, in_background=self._machine.is_own)
         self._secrets |= self._machine.secrets(self._note)
         if self._machine.shares_cache:
             self._open_compile_cache()
@@ -126,6 +127,7 @@ class Preparation:
         ready = prepare.prepare(
             self._view.records, self._task, self._scratch, self._at.home, uv, self._note, self._found_python
         )
+        devices.result()
         others.result()
         self.compile_cache()  # waits for it here, with a bound, and not in the loop
         return ready
@@ -133,6 +135,7 @@ class Preparation:
     def _find_others(self) -> None:
         if not self._alone:
             self.addresses = self._machine.addresses(self._task)
+            self._machine.meet(self.addresses, lambda host: self._view.started(host) is not None)
 
     def _open_compile_cache(self) -> None:
         wanted = self._task.environment

@@ -39,6 +39,7 @@ def start_message(
     """
     env = {
         **_of_chips(environ, machine),
+        **(machine.network(task) if at.hosts > 1 and not topology.is_loopback(addresses[0]) else {}),
         **{name: value for name, value in task.env.items() if not topology.is_stale(name)},
         **topology.environment(
             at.host, at.hosts, addresses, ports,

@@ -35,6 +35,7 @@ STALE = (
 )
 STALE_NAMES = frozenset(
     {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"}
+    | {"NNODES"}
     | {"GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "JAX_PARTITION_INDEX", "JAX_SLICE_INDEX"}
     | {"TF_CONFIG", "CLOUD_TPU_TASK_ID", "CLUSTER_SPEC", "JOB_COMPLETION_INDEX", JOIN, EXPECT, TRACE, OWN}
     | {"JAX_CUDA_VISIBLE_DEVICES", "JAX_ROCM_VISIBLE_DEVICES"}
@@ -129,11 +130,14 @@ def environment(
 
 
 def _of_torch(index: int, hosts: int, processes: int) -> dict[str, str]:
-    """Return the variables that torchrun sets, and NODE_RANK for Lightning. TORCHELASTIC_… is left out: it would
-    announce torch's own agent, which provides the store and restarts processes.
+    """Return the variables that torchrun sets, and those of its command line: NODE_RANK, which Lightning reads, and
+    NNODES. TORCHELASTIC_… is left out: it would announce torch's own agent, which provides the store and restarts
+    processes.
     """
     everywhere = {"RANK": index, "WORLD_SIZE": hosts, "LOCAL_RANK": index % processes, "LOCAL_WORLD_SIZE": processes}
-    groups = {"GROUP_RANK": index // processes, "NODE_RANK": index // processes, "GROUP_WORLD_SIZE": hosts // processes}
+    nodes = hosts // processes
+    groups = dict.fromkeys(("GROUP_RANK", "NODE_RANK"), index // processes)
+    groups |= dict.fromkeys(("GROUP_WORLD_SIZE", "NNODES"), nodes)
     role = {"ROLE_RANK": index, "ROLE_WORLD_SIZE": hosts}
     return {name: str(value) for name, value in (everywhere | groups | role).items()} | {"ROLE_NAME": "default"}
 

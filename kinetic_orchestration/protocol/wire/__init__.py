@@ -187,6 +187,7 @@ PLACEMENT = schema.Fields(
         "autopilot": schema.flag,
         "queue": schema.maybe(schema.resource, ""),
         "patience": schema.seconds,
+        "model": schema.token,
         "name": schema.resource,
         "hosts": schema.whole(0, schema.MOST_HOSTS),
         "slices": schema.slices,

@@ -142,12 +142,34 @@ def test_a_failure_that_looks_like_an_echo_is_that_of_a_host_which_is_silent_sin
         ("RuntimeError: Failed to initialize TPU system", True),
         ("TPU initialization failed", True),
         ("RuntimeError: No accelerator found. Please run on a TPU or GPU.", True),
+        ("INTERNAL: GRPC_ERROR: rpc failed: START_SESSION failed", True),
+        ("Failed to initialize NVML: Driver/library version mismatch", True),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", True),
+        ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", True),
+        ("RuntimeError: CUDA error: no CUDA-capable device is detected", False),
         ("OSError: [Errno 16] Device or resource busy: '/mnt/disk'", False),
         ("ValueError: the learning rate is negative", False),
     ],
 )
 def test_what_a_driver_says_is_told_from_what_a_program_says(text: str, driver: bool) -> None:
     assert attempt_rules.is_driver(text) is driver
+
+
+@pytest.mark.parametrize(
+    ("text", "driver"),
+    [
+        ("RuntimeError: CUDA error: no CUDA-capable device is detected", True),
+        ("RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU", True),
+        ("CUDA initialization: Error 802: system not yet initialized", True),
+        ("failed call to cuInit: CUDA_ERROR_SYSTEM_NOT_READY: system not yet initialized", True),
+        ("TPU initialization failed", True),
+        ("RuntimeError: CUDA driver version is insufficient for CUDA runtime version", False),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", False),
+    ],
+)
+def test_on_a_machine_with_gpus_a_driver_that_shows_none_is_the_machines_failure(text: str, driver: bool) -> None:
+    """On others the program has asked for what there is not; and a CUDA that is newer than the driver stays so."""
+    assert attempt_rules.is_driver(text, gpus=True) is driver
 
 
 # ---- from outside --------------------------------------------------------------------------------------------

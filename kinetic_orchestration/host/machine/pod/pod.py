@@ -15,7 +15,7 @@ from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.host.machine.machine import Machine, Unanswered
 from kinetic_orchestration.host.machine.pod import account
 from kinetic_orchestration.host.machine.pod import start as pod_start
-from kinetic_orchestration.host.machine.vm import secrets_of
+from kinetic_orchestration.host.machine.vm.vm import secrets_of
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.system.parallel import Ahead
 

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -33,11 +32,13 @@ def records(storage: StorageServer, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def seconds_of(records: CloudRecords, monkeypatch: pytest.MonkeyPatch, host: int = 0, hosts: int = 3) -> float:
     """The seconds for which a host waits with its delete."""
     deleted: list[str] = []
-    monkeypatch.setattr(bootstrap, "end_slice", lambda resource, **_: deleted.append(resource))
-    at = Assignment(records.url, JOB, 1, host, hosts, "", "", "", "", "", "A=b", "projects/p/queuedResources/q")
+    monkeypatch.setattr(bootstrap, "end_slice", lambda resource, *_, **__: deleted.append(resource))
+    at = Assignment(
+        records.url, JOB, 1, host, hosts, "", "", "", "", "", "A=b", "projects/p/locations/z/queuedResources/q"
+    )
     began = time.monotonic()
     self_delete.delete_own_slice(at)
-    assert deleted == ["projects/p/queuedResources/q"]
+    assert deleted == ["projects/p/locations/z/queuedResources/q"]
     return time.monotonic() - began
 
 
@@ -100,17 +101,17 @@ def test_that_a_delete_call_was_taken_is_told_once(records: CloudRecords, monkey
     answers = [403, 200, 200, 404]
     at_delete: list[float | None] = []
 
-    def delete(_resource: str) -> int:
+    def delete(_url: str) -> int:
         found = records.read(names.left(JOB, 1))
         at_delete.append(None if found is None else found.updated)
-        return answers[len(at_delete) - 1]
+        return answers.pop(0) if len(answers) > 1 else answers[0]
 
-    monkeypatch.setattr(bootstrap, "delete_slice", delete)
-    monkeypatch.setattr(bootstrap, "_is_there", lambda _name: False)
+    monkeypatch.setattr(bootstrap, "delete", delete)
+    monkeypatch.setattr(bootstrap, "request", lambda *_, **__: bootstrap.Reply(404, {}, b""))
     monkeypatch.setattr(bootstrap, "metadata", lambda *_, **__: "")
     monkeypatch.setattr(time, "sleep", lambda _seconds: None)
     self_delete.delete_own_slice(
-        Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q")
+        Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/locations/z/queuedResources/q")
     )
     assert at_delete[:2] == [None, None] and None not in at_delete[2:] and len(set(at_delete[2:])) == 1
 
@@ -120,18 +121,18 @@ def test_a_node_that_is_left_without_its_queued_resource_is_charged_for_until_it
 ) -> None:
     answers, asked = [403, 503, 200, 200], list[bool]()
 
-    def request(method: str, _url: str, **_how: object) -> SimpleNamespace:
-        assert method == "DELETE"
+    def delete(url: str) -> int:
+        if "/nodes/" not in url or len(asked) == len(answers):
+            return 404
         asked.append(records.read(names.left(JOB, 1)) is not None)
-        return SimpleNamespace(status=answers[len(asked) - 1])
+        return answers[len(asked) - 1]
 
-    monkeypatch.setattr(bootstrap, "delete_slice", lambda _resource: 404)
-    monkeypatch.setattr(bootstrap, "request", request)
-    monkeypatch.setattr(bootstrap, "_is_there", lambda name: "/nodes/" in name and len(asked) < len(answers))
+    monkeypatch.setattr(bootstrap, "delete", delete)
+    monkeypatch.setattr(bootstrap, "request", lambda *_, **__: bootstrap.Reply(404, {}, b""))
     monkeypatch.setattr(bootstrap, "metadata", lambda *_, **__: "")
     monkeypatch.setattr(time, "sleep", lambda _seconds: None)
     self_delete.delete_own_slice(
-        Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q")
+        Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/locations/z/queuedResources/q")
     )
     assert asked == [False, False, False, True]
 
@@ -139,13 +140,13 @@ def test_a_node_that_is_left_without_its_queued_resource_is_charged_for_until_it
 def test_a_store_that_cannot_be_told_keeps_no_slice_alive(
     records: CloudRecords, storage: StorageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bootstrap, "delete_slice", lambda _resource: 404)
-    monkeypatch.setattr(bootstrap, "_is_there", lambda _name: False)
+    monkeypatch.setattr(bootstrap, "delete", lambda _url: 404)
+    monkeypatch.setattr(bootstrap, "request", lambda *_, **__: bootstrap.Reply(404, {}, b""))
     monkeypatch.setattr(bootstrap, "metadata", lambda *_, **__: "")
     storage.refuse("*", "no bucket")
     try:
         self_delete.delete_own_slice(
-            Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q")
+            Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/locations/z/queuedResources/q")
         )
     finally:
         storage.heal()

@@ -172,8 +172,9 @@ def test_a_metadata_server_that_talks_nonsense_ends_neither_the_deadline_nor_the
         raise ValueError("this is no JSON")
 
     monkeypatch.setattr(bootstrap, "authorization", confused)
-    assert not bootstrap._is_deleted("projects/p/locations/z/queuedResources/q", 0.0)
-    assert not bootstrap._is_gone("projects/p/locations/z/queuedResources/q", "projects/p/locations/z/nodes/q", [])
+    resource = "projects/p/locations/z/queuedResources/q"
+    assert not bootstrap._is_deleted((resource, 1, 0), 0.0)
+    assert [bootstrap._is_gone(url, []) for url in bootstrap.parts(resource)] == [False, False]
 
 
 class Metadata(ThreadingHTTPServer):
@@ -408,7 +409,7 @@ def test_a_program_starts_ahead_in_the_python_that_it_needs_if_the_machine_has_i
 
 
 def test_a_vm_that_is_told_nothing_does_nothing(site: Site) -> None:
-    from kinetic_orchestration.platforms.google.tpu.request import startup_script
+    from kinetic_orchestration.platforms.google.vms import startup_script
 
     vm = site.machines.create(
         Machine("emulated", "z", "n", "v4-8", "2x2x1", "base", metadata={"startup-script": startup_script()})
@@ -629,6 +630,209 @@ def test_a_slice_is_gone_when_both_the_queued_resource_and_the_node_answer_404(m
         bootstrap.end_slice("projects/p/locations/z/queuedResources/q", longest=0.1)
         api.shutdown()
     calls = [call for call in asked if "tpu-env" not in call and "token" not in call]
-    assert calls[:4] == ["DELETE queuedResources/q", "GET queuedResources/q", "GET nodes/q", "DELETE nodes/q"]
+    assert calls[:3] == ["DELETE queuedResources/q", "GET queuedResources/q", "DELETE nodes/q"]
     assert calls[-1] == "GET nodes/q"
     assert not there
+
+
+# ---- instances of Compute Engine -------------------------------------------------------------------------------
+
+INSTANCE = "projects/p/zones/z/instances/kinetic-1"
+OF_COMPUTE = "https://compute.googleapis.com/compute/v1"
+
+
+@pytest.mark.parametrize(
+    ("resource", "hosts", "host", "expected"),
+    [
+        (INSTANCE, 1, 0, [f"{OF_COMPUTE}/{INSTANCE}"]),
+        (INSTANCE, 3, 0, [f"{OF_COMPUTE}/{INSTANCE}-{number}" for number in (1, 2, 0)]),
+        (INSTANCE, 3, 1, [f"{OF_COMPUTE}/{INSTANCE}-{number}" for number in (0, 2, 1)]),
+        ("projects/p/zones/z/instanceGroupManagers/kinetic-1", 4, 2,
+         [f"{OF_COMPUTE}/projects/p/zones/z/instanceGroupManagers/kinetic-1"]),
+        ("projects/p/locations/z/queuedResources/q", 4, 2,
+         ["https://tpu.googleapis.com/v2/projects/p/locations/z/queuedResources/q?force=true",
+          "https://tpu.googleapis.com/v2/projects/p/locations/z/nodes/q"]),
+    ],
+)  # fmt: skip
+def test_what_a_resource_is_made_of_is_deleted_with_this_host_last(
+    monkeypatch: pytest.MonkeyPatch, resource: str, hosts: int, host: int, expected: list[str]
+) -> None:
+    monkeypatch.delenv("KINETIC_EMULATOR", raising=False)
+    assert bootstrap.parts(resource, hosts, host) == expected
+
+
+def test_an_instance_of_several_knows_its_number_by_its_orders_and_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "metadata", None)  # which is not called
+    assert bootstrap.host_number({"host": 3, "slices": 1, "hosts_per_slice": 4, "resource": INSTANCE}) == 3
+
+
+@pytest.mark.parametrize("orders", [{"hosts": "many"}, {"host": None}, {"resource": "this VM"}, {"resource": 7}])
+def test_orders_by_which_a_vm_could_not_be_deleted_are_none(orders: dict[str, Any]) -> None:
+    whole = {"resource": INSTANCE, "deadline": 1.5e9, "hosts": 2, "host": 1}
+    google = {"Metadata-Flavor": "Google"}
+    assert bootstrap._orders(bootstrap.Reply(200, google, json.dumps(whole).encode())) == whole
+    assert bootstrap._orders(bootstrap.Reply(200, google, json.dumps({**whole, **orders}).encode())) is None
+
+
+class Instances(ThreadingHTTPServer):
+    """As Compute Engine deletes instances: an answer to a delete call comes at once, and the instance goes later."""
+
+    daemon_threads = True
+
+    def __init__(self, *names: str, looks: int = 1, refusals: dict[str, list[tuple[int, str]]] | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), _Instances)
+        self.states = dict.fromkeys(names, "RUNNING")
+        self.looks = looks  # at an instance, for which it goes on as if nothing had been asked for
+        self.refusals = refusals or {}
+        self.calls: list[str] = []
+
+    def __enter__(self) -> Instances:
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Instances(BaseHTTPRequestHandler):
+    server: Instances
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def answer(self) -> None:
+        if "/compute/v1/" not in self.path:  # the token
+            self._answer(404, {})
+            return
+        server, name = self.server, self.path.rpartition("/")[2]
+        server.calls.append(f"{self.command} {name}")
+        if self.command == "DELETE" and server.refusals.get(name):
+            status, reason = server.refusals[name].pop(0)
+            self._answer(status, {"error": {"code": status, "message": reason, "errors": [{"reason": reason}]}})
+        elif name not in server.states:
+            self._answer(404, {"error": {"code": 404, "message": f"'{name}' was not found"}})
+        elif self.command == "DELETE":
+            server.states[name] = "STOPPING"
+            self._answer(200, {"kind": "compute#operation", "status": "RUNNING"})
+        elif server.states[name] == "STOPPING" and server.looks > 0:
+            server.looks -= 1
+            self._answer(200, {"name": name, "status": "RUNNING"})
+        else:
+            self._answer(200, {"name": name, "status": server.states[name]})
+
+    do_GET = do_DELETE = answer
+
+
+@pytest.fixture
+def swift(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
+
+
+def at(api: Instances, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "_token", ("", 0.0))
+    monkeypatch.setenv("KINETIC_EMULATOR", f"http://127.0.0.1:{api.server_port}/secret")
+    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{api.server_port}")
+
+
+def test_a_host_of_several_deletes_the_others_first_and_itself_once_those_are_on_their_way(
+    monkeypatch: pytest.MonkeyPatch, swift: None
+) -> None:
+    """Whoever of them is left frees all, and is not gone before it has done so."""
+    taken: list[int] = []
+    with Instances("kinetic-1-0", "kinetic-1-1", "kinetic-1-2", looks=3) as api:
+        at(api, monkeypatch)
+        bootstrap.end_slice(INSTANCE, 3, 1, taken=lambda: taken.append(len(api.calls)))
+        assert set(api.states.values()) == {"STOPPING"}
+    own = api.calls.index("DELETE kinetic-1-1")
+    before = api.calls[:own]
+    assert api.calls[:2] == ["DELETE kinetic-1-0", "GET kinetic-1-0"]
+    assert {"DELETE kinetic-1-0", "DELETE kinetic-1-2"} < set(before)
+    assert before.count("DELETE kinetic-1-0") >= 2, "an instance that still runs is not on its way"
+    assert taken == [1]
+
+
+def test_instances_that_are_gone_already_or_never_came_keep_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch, swift: None
+) -> None:
+    with Instances("kinetic-1-0", looks=0) as api:
+        at(api, monkeypatch)
+        bootstrap.end_slice(INSTANCE, 3, 0)
+    assert api.calls == [
+        "DELETE kinetic-1-1", "GET kinetic-1-1", "DELETE kinetic-1-2", "GET kinetic-1-2",
+        "DELETE kinetic-1-0", "GET kinetic-1-0",
+    ]  # fmt: skip
+
+
+def test_a_host_that_cannot_free_another_one_frees_itself_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, swift: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusals = {"kinetic-1-1": [(400, "The resource is not ready")] * 1000}
+    with Instances("kinetic-1-0", "kinetic-1-1", looks=0, refusals=refusals) as api:
+        at(api, monkeypatch)
+        bootstrap.end_slice(INSTANCE, 2, 0)
+    assert api.calls.count("DELETE kinetic-1-1") == bootstrap.TRIES + 1
+    assert api.states == {"kinetic-1-0": "STOPPING", "kinetic-1-1": "RUNNING"}
+    assert "kinetic-1-1 was not deleted: The resource is not ready" in capsys.readouterr().out
+
+
+def test_a_403_of_compute_engine_may_mean_slow_down_and_else_names_the_role_with_its_condition(
+    monkeypatch: pytest.MonkeyPatch, swift: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    denied = "Required 'compute.instances.delete' permission"
+    refusals = {"kinetic-1": [(403, "rateLimitExceeded"), (403, denied)]}
+    with Instances("kinetic-1", looks=0, refusals=refusals) as api:
+        at(api, monkeypatch)
+        bootstrap.end_slice(INSTANCE)
+    said = capsys.readouterr().out
+    assert said.count("may not delete") == 1
+    assert f"this VM may not delete its slice: {denied}. Grant its service account a role: " in said
+    assert "gcloud iam roles create kineticHost --project=p --permissions=compute.instances.get," in said
+    assert "gcloud projects add-iam-policy-binding p --member=serviceAccount:" in said
+    assert (
+        """--condition='title=kinetic,expression=resource.name.extract("instances/{name}").startsWith("kinetic-")'"""
+        in said
+    )
+    assert f"UNTIL SOMEBODY DELETES {INSTANCE}, IT COSTS MONEY" in said
+    assert "secret" not in said
+
+
+NO_RUNTIME = 'could not select device driver "" with capabilities: [[gpu]]'
+
+
+def test_a_container_gets_the_gpus_of_its_vm_once_they_are_there_and_a_docker_that_knows_none_is_refused(
+    site: Site, jobs: Any, tmp_path: Path
+) -> None:
+    attempt = site.admit(jobs.attempt)
+    told = json.dumps(attempt.told(image="r/i:1", gpus=2))
+    vm = site.machines.create(
+        Machine("emulated", "us-central2-b", attempt.name, "v4-8", "2x2x1", "base", metadata={"kinetic": told})
+    )
+    docker, smi = tmp_path / "docker", tmp_path / "nvidia-smi"
+    docker.write_text(
+        f'#!/bin/sh\n[ "$1" = run ] || exit 0\necho "$@" > {tmp_path}/told\necho \'{NO_RUNTIME}\' >&2\nexit 125\n'
+    )
+    smi.write_text(
+        f"#!/bin/sh\n[ -e {tmp_path}/loaded ] && echo 'GPU 1: L4' || touch {tmp_path}/loaded\necho 'GPU 0: L4'\n"
+    )
+    for program in (docker, smi):
+        program.chmod(0o755)
+    environ = {**vm._environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [sys.executable, "-I", bootstrap.__file__], env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    for process in processes.marked(f"KINETIC_ROOT={vm.root}"):
+        processes.send(process.pid, 9)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "nvidia-smi lists 1 of 2 GPUs yet, which are waited for: GPU 0: L4" in done.stdout
+    assert " --gpus=all " in (tmp_path / "told").read_text()
+    verdict = attempt.verdict()
+    assert verdict.cause == wire.CONFIGURATION
+    assert NO_RUNTIME in verdict.reason
+    assert "NVIDIA's toolkit" in verdict.reason
+    assert "cloud=Compute(image=" in verdict.reason

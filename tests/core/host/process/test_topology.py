@@ -104,6 +104,7 @@ def test_each_framework_finds_its_usual_variables_on_each_host() -> None:
         "GROUP_RANK": "2",
         "NODE_RANK": "2",
         "GROUP_WORLD_SIZE": "4",
+        "NNODES": "4",
         "ROLE_RANK": "2",
         "ROLE_WORLD_SIZE": "4",
         "ROLE_NAME": "default",
@@ -128,7 +129,7 @@ def test_one_host_needs_nothing_but_torchs_group_of_one() -> None:
     assert variables(index=0, hosts=1, several=True) == several, "Lightning starts the other processes itself"
     assert variables(index=0, hosts=1) == several | {
         "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "NODE_RANK": "0", "GROUP_WORLD_SIZE": "1",
-        "ROLE_RANK": "0", "ROLE_WORLD_SIZE": "1", "ROLE_NAME": "default",
+        "NNODES": "1", "ROLE_RANK": "0", "ROLE_WORLD_SIZE": "1", "ROLE_NAME": "default",
     }  # fmt: skip
 
 

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.host.attempt import self_delete
-from kinetic_orchestration.host.machine import bootstrap, bucket_records, vm
+from kinetic_orchestration.host.machine import bootstrap, bucket_records
 from kinetic_orchestration.host.machine.machine import Unauthorized
 from kinetic_orchestration.host.machine.pod import account
+from kinetic_orchestration.host.machine.vm import vm
 from kinetic_orchestration.host.view import bucket, segments
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.platforms.shared import agent_zip

@@ -1,6 +1,7 @@
 """A machine that was made for one host, a VM of the cloud, with an account and an identity of its own.
 
 It may be taken away. What it is told comes from its metadata server, and its requests are made as its own account.
+`node` and `instance` are the two kinds.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from kinetic_orchestration.protocol import schema
 from kinetic_orchestration.protocol.system.parallel import Ahead, Several
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
     from kinetic_orchestration.protocol.assignment import Assignment
     from kinetic_orchestration.protocol.wire.task import Task
 
 WAIT = 60  # seconds for which the metadata server may hold back an answer without news
 SILENCE = 60.0  # seconds of a metadata server that a host waits for
-COMPANY = 300.0  # seconds within which the API has the addresses of other slices' hosts
+COMPANY = 300.0  # seconds within which the API has the addresses of other hosts
+HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 SECRETS_AT_ONCE = 8
-PERMISSIONS = ("tpu.nodes.delete",)  # of queued resources, too: roles/tpu.admin has no others
 
 # Events that end this VM, by the path of the notice: the value to wait for, and its description.
 NOTICES = {
@@ -38,7 +40,7 @@ NOTICES = {
 
 
 class Vm(Machine):
-    """A VM of the cloud. Its requests are made as its own account."""
+    """A VM of the cloud. Its requests are made as its own account. The kinds of them know their service's API."""
 
     is_own = attests = shares_cache = True
 
@@ -60,13 +62,15 @@ class Vm(Machine):
 
     def addresses(self, task: Task) -> list[str]:
         try:
-            return _addresses(self._at, task.slices)
+            return self._addresses(task.slices)
         except OSError as error:
             raise Unanswered(str(error)) from None
 
     def begin(self, task: Task) -> None:
         """Ask for the account's rights and the secrets, each on a thread of its own."""
-        self._rights = Ahead(check_rights, task.project), Ahead(secrets_of, task.secrets)
+        self._rights = Ahead(self._check_rights, task.project), Ahead(secrets_of, task.secrets)
+        if task.accelerator.kind == "tpu":
+            _want_huge_pages()
 
     def secrets(self, note: Callable[[str], None]) -> dict[str, str]:
         assert self._rights is not None
@@ -104,6 +108,27 @@ class Vm(Machine):
 
         return attestation.attest(claim)
 
+    def _addresses(self, slices: int) -> list[str]:
+        """Return the addresses of all hosts, in their order. Raises Unauthorized, OSError.
+
+        Addresses that hosts wrote to the store are not used: a process that can write there could have all programs
+        join its own machine.
+        """
+        raise NotImplementedError
+
+    def _check_rights(self, project: str) -> str:
+        """Raise Unauthorized if this VM could not delete its own slice in the end. Return what could not be checked."""
+        raise NotImplementedError
+
+
+def _want_huge_pages() -> None:
+    """Have the kernel give large pages without being asked, where it may be told so: JAX on TPUs wants it."""
+    try:
+        with open(os.path.join(bootstrap.root(), HUGE_PAGES), "w", encoding="ascii") as file:
+            file.write("always")
+    except OSError:
+        pass
+
 
 def _age(home: str) -> float:
     """Return the seconds since the machine's first boot, at which the startup script armed its deadline."""
@@ -130,70 +155,50 @@ def _watch(path: str, report: Callable[[str], None]) -> None:
     report(text)
 
 
-def _addresses(at: Assignment, slices: int) -> list[str]:
-    """Return the addresses of all hosts, in their order: of this slice from its metadata, of others from the Cloud TPU
-    API.
-
-    Addresses that hosts wrote to the store are not used: a process that can write there could have all programs join
-    its own machine.
-    """
-    each = at.hosts // slices
-    mine = bootstrap.addresses(bootstrap.metadata("instance/attributes/worker-network-endpoints") or "")
-    parent, _, name = at.resource.replace("/queuedResources/", "/nodes/").rpartition("/")
-    found: list[str] = []
-    for number in range(slices):
-        if number == at.host // each and len(mine) == each:
-            found += mine
-        else:
-            found += _addresses_of(f"{parent}/{name}-{number}" if slices > 1 else f"{parent}/{name}", each)
-    return found
-
-
-def _addresses_of(node: str, workers: int) -> list[str]:
-    """Return the addresses of a node's workers. Waits while the node has not all of them yet."""
-    reply = bootstrap.Reply(0, {}, b"")
-    for _ in bootstrap.tries(COMPANY):
-        reply = bootstrap.request("GET", f"{bootstrap.endpoint('tpu')}/v2/{node}", patience=0.0)
-        if reply.status == 403:
-            raise Unauthorized(
-                f"where the hosts of {node} are could not be read: {reply.reason()}. {_account()} needs the role "
-                "roles/tpu.viewer, and roles/tpu.admin to delete its slice"
-            )
-        try:
-            endpoints = reply.json().get("networkEndpoints", ()) if reply.status == 200 else ()
-            found = [str(endpoint.get("ipAddress", "")) for endpoint in endpoints]
-        except (ValueError, TypeError, AttributeError):  # an unreadable answer may be transient
-            found = []
-        if len(found) == workers and all(found):
-            return found
-    said = reply.reason() if reply.status != 200 else "it has not all of its addresses"
-    raise OSError(f"where the hosts of {node} are was not told within {COMPANY:.0f} s: {said}")
+def account_name() -> str:
+    """Return who this VM's requests are made as."""
+    return (bootstrap.metadata(f"{bootstrap.SCOPE}/email", patience=5.0) or "of this VM").strip()
 
 
 def _account() -> str:
-    email = bootstrap.metadata(f"{bootstrap.SCOPE}/email", patience=5.0) or "of this VM"
-    return f"the service account {email.strip()}"
+    return f"the service account {account_name()}"
 
 
-def check_rights(project: str) -> str:
-    """Raise Unauthorized if this VM could not delete its own slice at the end. Returns what could not be checked."""
-    url = f"{bootstrap.endpoint('cloudresourcemanager')}/v1/projects/{project}:testIamPermissions"
-    body = json.dumps({"permissions": PERMISSIONS}).encode()
+def addresses_when_all_there(
+    url: str, count: int, read: Callable[[Any], list[str]], denied: Callable[[str], str]
+) -> list[str]:
+    """Return the addresses in an answer of an API, once there are so many. Raises Unauthorized, OSError.
+
+    read: Takes them from the answer's JSON. denied: Returns the sentence for an account that may not read it, with the
+    API's reason.
+    """
+    reply = bootstrap.Reply(0, {}, b"")
+    for _ in bootstrap.tries(COMPANY):
+        reply = bootstrap.request("GET", url, patience=0.0)
+        if reply.status == 403 and not reply.passes():
+            raise Unauthorized(denied(reply.reason()))
+        try:
+            found = read(reply.json()) if reply.status == 200 else []
+        except (ValueError, LookupError, TypeError, AttributeError):  # an unreadable answer may be transient
+            found = []
+        if len(found) == count and all(found):
+            return found
+    said = reply.reason() if reply.status != 200 else "it has not all of its addresses"
+    name = url.partition("/projects/")[2]
+    raise OSError(f"where the hosts of projects/{name} are was not told within {COMPANY:.0f} s: {said}")
+
+
+def missing_rights(url: str, wanted: Sequence[str]) -> tuple[list[str], str]:
+    """Return which rights this VM's account lacks there, and what could not be checked."""
+    body = json.dumps({"permissions": wanted}).encode()
     reply = bootstrap.request("POST", url, body, {"Content-Type": "application/json"}, patience=10.0)
+    unknown = "whether this VM may delete its slice could not be checked: "
     if reply.status != 200:
-        return f"whether this VM may delete its slice could not be checked: {reply.reason()}"
+        return [], unknown + reply.reason()
     try:
-        missing = sorted(set(PERMISSIONS) - set(reply.json().get("permissions", ())))
+        return sorted(set(wanted) - set(reply.json().get("permissions", ()))), ""
     except (ValueError, TypeError, AttributeError):
-        return f"whether this VM may delete its slice could not be checked: the answer cannot be read: {reply.reason()}"
-    if missing:
-        account = (bootstrap.metadata(f"{bootstrap.SCOPE}/email") or "of this VM").strip()
-        raise Unauthorized(
-            f"the service account {account} lacks {' and '.join(missing)} in {project}, so that nobody on this slice "
-            "could delete it and it might cost money for ever. Nothing was run. Grant it the role: gcloud projects "
-            f"add-iam-policy-binding {project} --member=serviceAccount:{account} --role=roles/tpu.admin"
-        )
-    return ""
+        return [], f"{unknown}the answer cannot be read: {reply.reason()}"
 
 
 def secrets_of(wanted: Mapping[str, str], account: Callable[[], str] = _account) -> dict[str, str]:
