@@ -26,6 +26,7 @@ from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration import home, plugins, store_address
 from kinetic_orchestration.plan.configuration.settings import SETTINGS, Settings, duration, load, profile_file, text_of
 from kinetic_orchestration.plan.declare import keras_kinetic
+from kinetic_orchestration.plan.declare.backend_choice import may_run_on
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.declare.spec import LOCAL, JobSpec, Options
 from kinetic_orchestration.plan.planner import backend_of, make_plan
@@ -97,7 +98,7 @@ def examine(environ: Mapping[str, str], spec: JobSpec | None = None, **arguments
     probes: tuple[Callable[[], Check], ...] = (
         _python,
         lambda: _home(settings),
-        *(() if settings.backend == "tpu-vm" else (lambda: _store(settings),)),  # that backend checks its bucket itself
+        *(() if settings.backend in _OF_VMS else (lambda: _store(settings),)),  # they check their bucket themselves
         lambda: _backend(settings),
         lambda: _disk(settings),
         lambda: _machine(settings),
@@ -209,12 +210,14 @@ def _backend(settings: Settings) -> Check:
     except KineticError as error:
         return Check("backend", FAILED, str(error), "set KINETIC_BACKEND=local")
     try:
-        emulation.check(JobSpec("a job", Options()), settings)
+        emulation.check(_some_job(settings.backend), settings)
     except NotEmulated as error:
         return Check("backend", FAILED, "Google Cloud is meant, and jobs cannot run there", str(error))
     if settings.backend != LOCAL:
         emulated = bool(settings.emulator or settings.emulator_grpc)
-        found = f"{settings.backend}, on an emulated cloud" if emulated else settings.backend
+        several = may_run_on(settings)
+        found = settings.backend if len(several) == 1 else f"by the hardware of a job: {', '.join(several)}"
+        found = f"{found}, on an emulated cloud" if emulated else found
     else:
         emulated = True
         found = f"{settings.backend}: what this machine does not have is emulated on its CPU"
@@ -241,30 +244,43 @@ def _cloud(settings: Settings, spec: JobSpec | None) -> Iterator[Check]:
 
         for finding in preflight.examine(settings):
             yield Check(*finding)
-    elif name in ("gke", "kubernetes"):
-        yield from _cluster(settings, spec or JobSpec("a job", Options(accelerator="cpu")), name)
+    elif name in _SMALLEST:
+        yield from _planned(settings, spec or _some_job(name), name)
 
 
-def _cluster(settings: Settings, spec: JobSpec, name: str) -> Iterator[Check]:
+_OF_VMS = ("tpu-vm", "compute")
+# What is asked for where the user names no job.
+_SMALLEST = {"compute": "l4", "gke": "cpu", "kubernetes": "cpu"}
+
+
+def _some_job(backend: str) -> JobSpec:
+    """Return a small job that the backend can have."""
+    return JobSpec("a job", Options(accelerator=_SMALLEST[backend]) if backend in _SMALLEST else Options())
+
+
+def _planned(settings: Settings, spec: JobSpec, name: str) -> Iterator[Check]:
+    """Check a backend for a job that is planned for it."""
     from kinetic_orchestration.jobs.request import interpreter_of
+    from kinetic_orchestration.platforms.google.compute.backend import ComputeBackend
     from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 
     backend = open_backend(name, settings)
-    assert isinstance(backend, KubernetesBackend)
+    assert isinstance(backend, KubernetesBackend | ComputeBackend)
+    service = (traits_of(name) or Traits()).service
     try:
         plan = backend.resolve(make_plan(spec, settings, interpreter=interpreter_of(spec)))
     except KineticError as error:
-        yield Check("plan", FAILED, f"{spec.name} cannot be planned for Kubernetes", str(error))
+        yield Check("plan", FAILED, f"{spec.name} cannot be planned for {service}", str(error))
         return
     try:
         backend.check(plan)
-    except KineticError as error:  # the cluster can be asked all the same
+    except KineticError as error:  # the platform can be asked all the same
         yield Check("plan", FAILED, f"{spec.name} would be refused", str(error))
     try:
         for finding in backend.examine(plan):
             yield Check(*finding)
     except KineticError as error:
-        yield Check("cluster", FAILED, "there is no way to it", str(error))
+        yield Check(service, FAILED, "there is no way to it", str(error))
 
 
 def _disk(settings: Settings) -> Check:

@@ -97,6 +97,7 @@ class Close(NamedTuple):
     cause: str
     reason: str
     unplaced: bool = False  # no place was ever promised to the attempt
+    unheard: bool = False  # hosts are there of which none has ever spoken
 
 
 class Release(NamedTuple):
@@ -411,9 +412,9 @@ def _mute(seen: Glimpse, policy: Policy) -> Close | None:
     held = seen.now - seen.charged if seen.charged else 0.0
     if limit and held > limit and not any(seen.beats):  # hosts that speak keep it themselves
         told = f"its slices were held for {held:.0f} s, and none of their hosts has started"
-        return Close(wire.DEADLINE, f"{told}: its cost limit of ${policy.usd:,.2f}")
+        return Close(wire.DEADLINE, f"{told}: its cost limit of ${policy.usd:,.2f}", unheard=True)
     reason = _speechless(seen, policy)
-    return Close(wire.INFRASTRUCTURE, reason) if reason else None
+    return Close(wire.INFRASTRUCTURE, reason, unheard=not any(seen.beats)) if reason else None
 
 
 def _clock(moment: float) -> str:

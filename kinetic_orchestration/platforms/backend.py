@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.values import Freed, Intent, Observation, Past, Plan, Staged
@@ -220,4 +220,16 @@ class Backend(Protocol):
 
         Returns:
             DONE if nothing is left, UNDER_WAY if the deletion has begun, REFUSED if it has to be requested again.
+        """
+
+
+@runtime_checkable
+class KeepsBootLog(Protocol):
+    """A backend whose platform keeps what a machine has shown while it booted, whatever became of its software."""
+
+    def last_words(self, placement: Mapping[str, Any]) -> str:
+        """Return the end of that for users, or "" if there is nothing. Bounded, and never raises.
+
+        Args:
+            placement: The placement of hosts of which none has ever spoken.
         """

@@ -9,6 +9,7 @@ from functools import partial
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.configuration import plugins, store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.backend_choice import may_run_on
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store
 
@@ -22,6 +23,12 @@ def open_backend(name: str, settings: Settings) -> Backend:
     if platform is None:
         raise UsageError(f"there is no backend {name!r}")
     return platform.open_backend(settings)
+
+
+def others(backend: Backend, settings: Settings) -> list[Backend]:
+    """Returns the other backends on which jobs of the same settings may run, where no setting names one."""
+    kinds = may_run_on(settings)
+    return [open_backend(name, settings) for name in kinds if name != backend.kind] if backend.kind in kinds else []
 
 
 def open_store(url: str | os.PathLike[str], deployment: str) -> Store:
@@ -57,6 +64,12 @@ def _tpu_vm(settings: Settings) -> Backend:
     return TpuVmBackend(settings)
 
 
+def _compute(settings: Settings) -> Backend:
+    from kinetic_orchestration.platforms.google.compute.backend import ComputeBackend
+
+    return ComputeBackend(settings)
+
+
 def _kubernetes(settings: Settings) -> Backend:
     from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
     from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
@@ -75,6 +88,7 @@ def _gke(settings: Settings) -> Backend:
 BACKENDS: dict[str, Callable[[Settings], Backend]] = {
     "local": _local,
     "tpu-vm": _tpu_vm,
+    "compute": _compute,
     "gke": _gke,
     "kubernetes": _kubernetes,
 }

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.cli.verify.recording import MISSING, Echo, Entry, Seen, flat, state_of
 from kinetic_orchestration.cli.verify.redaction import REGION, ZONE
-from kinetic_orchestration.platforms.google.call_listeners import OK
+from kinetic_orchestration.platforms.google.rest.call_listeners import OK
 
 ALWAYS, SOMETIMES = "always", "sometimes"
 NEVER = "nothing"

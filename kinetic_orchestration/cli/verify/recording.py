@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.cli.verify.redaction import Redactor
-from kinetic_orchestration.platforms.google.call_listeners import OK, Call
+from kinetic_orchestration.platforms.google.rest.call_listeners import OK, Call
 
 MISSING = "404"
 _LISTS = ("queuedResources", "nodes")

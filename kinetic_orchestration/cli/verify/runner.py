@@ -39,7 +39,7 @@ from kinetic_orchestration.plan.configuration.settings import Settings, load
 from kinetic_orchestration.plan.hardware import accelerators, regions
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.messages import warn
-from kinetic_orchestration.platforms.google import call_listeners
+from kinetic_orchestration.platforms.google.rest import call_listeners
 from kinetic_orchestration.platforms.google.storage.location import location_of
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
 from kinetic_orchestration.platforms.registry import open_store

@@ -14,7 +14,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +44,7 @@ from kinetic_orchestration.plan.values import (
     Plan,
 )
 from kinetic_orchestration.platforms.backend import Backend
+from kinetic_orchestration.platforms.registry import others
 from kinetic_orchestration.platforms.store import Store, staging_parents
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import tree
@@ -80,10 +81,15 @@ def reap(
     store: Store, backend: Backend, settings: Settings, *, dry_run: bool = False, patience: float = 0.0
 ) -> list[Reaped]:
     """Remove all that may go and return what was found; with `dry_run`, only name it. `patience`: seconds to wait until
-    a deletion is seen.
+    a deletion is seen. If no setting names a backend, hosts are looked for on all on which jobs may have been put.
     """
+    believed = trust.of(settings)
+
+    def on(one: Backend) -> Iterator[Reaped]:
+        return _placements(store, one, dry_run, settings, patience, believed)
+
     found = [
-        *_placements(store, backend, dry_run, settings, patience, believed=trust.of(settings)),
+        *_everywhere(backend, settings, on),
         *_secrets(store, backend, dry_run),
         *_beats(store, dry_run),
         *_records(store, settings, dry_run),
@@ -128,7 +134,12 @@ def _pass(store: Store, backend: Backend, settings: Settings, marker: Path) -> N
     try:
         claimed = _claim(store) if backend.shared else True
         if claimed:
-            for reaped in _placements(store, backend, dry_run=False, believed=trust.of(settings)):
+            believed = trust.of(settings)
+
+            def on(one: Backend) -> Iterator[Reaped]:
+                return _placements(store, one, dry_run=False, believed=believed)
+
+            for reaped in _everywhere(backend, settings, on, now_and_then=True):
                 if reaped.result == UNREAD:
                     what = reaped.name if reaped.what == PLACE else f"{reaped.what} {reaped.name}"
                     warn_once(f"{what} could not be looked at for leftovers: {reaped.why}")
@@ -215,6 +226,32 @@ def _placements(
             yield reaped._replace(result=DELETING if state == "DELETING" else LEFT)
         else:
             yield reaped
+
+
+def _everywhere(
+    backend: Backend,
+    settings: Settings,
+    look: Callable[[Backend], Iterable[Reaped]],
+    *,
+    now_and_then: bool = False,
+) -> Iterator[Reaped]:
+    """Yield what `look` finds on a backend, and on the others on which jobs of the same settings may run. Of several,
+    one that nobody may use here hides nothing of the others: it is told of, unless the look is one of those that a
+    submit happens to make.
+    """
+    there = [backend, *others(backend, settings)]
+    if len(there) == 1:
+        yield from look(backend)
+        return
+    for one in there:
+        try:
+            yield from look(one)
+        except BackendError as error:
+            if now_and_then and error.cause == wire.CONFIGURATION:  # it may be used by nobody here: `reap` says so
+                continue
+            used = next(other.kind for other in there if other is not one)
+            says = f"{error}. If no job runs on {one.kind}, set KINETIC_BACKEND={used}"
+            yield Reaped(PLACE, one.kind, says, one.kind, result=UNREAD)
 
 
 def _found(store: Store, backend: Backend, believed: trust.Trust) -> tuple[list[dict[str, Any]], list[Reaped]]:

@@ -27,7 +27,7 @@ from kinetic_orchestration.plan.values import (
     Plan,
     Staged,
 )
-from kinetic_orchestration.platforms.backend import Backend, Submission
+from kinetic_orchestration.platforms.backend import Backend, KeepsBootLog, Submission
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import Record
@@ -55,6 +55,9 @@ def perform(action: lifecycle.Action, job: Job, attempt: int, seen: Glimpse, env
         reason = action.reason
         if seen.intent is not None and seen.intent.damage:
             reason += f". {keep_damaged(job, names.intent(job.job_id, attempt))}"
+        if action.unheard and seen.intent is not None and isinstance(job.backend, KeepsBootLog):
+            # The reason itself comes last: it is what a line about the attempt shows.
+            reason = "\n".join(filter(None, (job.backend.last_words(seen.intent.placement), reason)))
         return close(job, attempt, action.cause, reason, unplaced=action.unplaced)
     return ""
 

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.errors import Corrupt
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.watching import attempts
+from kinetic_orchestration.plan.declare.cloud import Compute
 from kinetic_orchestration.plan.hardware.cost import Estimate, estimate, together
 from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, PriceList
 from kinetic_orchestration.plan.records import READY, fields_of, intent_of, verdict_at
@@ -106,6 +107,7 @@ def estimate_of(
     of = partial(
         estimate, plan.slice,
         spot=plan.spot, overrides=prices, slices=plan.slices, uncharged=uncharged, listed=listed,
+        service=plan.traits.service if plan.traits.options is Compute else "",
     )  # fmt: skip
     parts = [of(stay.ready, zone=stay.zone) for stay in found if stay.had_hosts]
     held = [(stay.queued, stay.ready, stay.took) for stay in found]

@@ -1,8 +1,8 @@
 """The meaning of Google Cloud API errors, as a table: pure, from an error's code, message and details.
 
-The rows come from reports of Cloud TPU users. An error without a row is reported in the API's own words, and judged by
-its code alone. The sentence of a row contains the API's message, so that a later reader of it, as the reason of a past
-attempt, finds the same row again.
+Rows that any API may answer are `COMMON` and `BY_CODE`; the others are the Cloud TPU API's, and come from reports of
+its users. An error without a row is reported in the API's own words, and judged by its code alone. The sentence of a
+row contains the API's message, so that a later reader of it, as the reason of a past attempt, finds the same row again.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ AGAIN = "the same call"  # it is unknown whether the call was carried out
 ADOPT = "it is there"
 FRESH = "new hosts"
 FATAL = "nothing but a change by a person helps"
+EVERYWHERE = "all"  # a scope
 
 # As google.rpc.Code has them.
 CANCELLED, UNKNOWN, INVALID, DEADLINE, NOT_FOUND, EXISTS, DENIED, EXHAUSTED, PRECONDITION, ABORTED = range(1, 11)
@@ -60,6 +61,7 @@ class CallContext(NamedTuple):
     zone: str = ""
     account: str = ""  # the account of the hosts
     reserved: bool = False
+    service: str = "tpu"  # the API that was called
 
 
 NO_CONTEXT = CallContext()
@@ -75,7 +77,7 @@ class Row(NamedTuple):
 
 
 def _advise_enable(found: Mapping[str, str], context: CallContext) -> str:
-    service = found.get("service") or "tpu.googleapis.com"
+    service = found.get("service") or f"{context.service}.googleapis.com"
     project = context.project or found.get("consumer") or "PROJECT"
     said = f"enable it: gcloud services enable {service} --project {project}"
     if (consumer := found.get("consumer", project)) != project:  # its number, or that of another one
@@ -85,12 +87,12 @@ def _advise_enable(found: Mapping[str, str], context: CallContext) -> str:
 
 def _advise_permission(found: Mapping[str, str], context: CallContext) -> str:
     permission = found.get("permission", "")
-    role = ROLES.get(permission.split(".", maxsplit=1)[0], "roles/tpu.admin")
+    role = role_of(permission, context.service)
     missing = f"the permission {permission} is missing" if permission else "a permission is missing"
     return f"{missing}: {grant(role, context.project)}"
 
 
-def _advise_act_as(found: Mapping[str, str], context: CallContext) -> str:
+def advise_act_as(found: Mapping[str, str], context: CallContext) -> str:
     account = found.get("account") or context.account or "SERVICE_ACCOUNT"
     return (
         f"the permission iam.serviceAccounts.actAs on {account} is missing: gcloud iam service-accounts "
@@ -101,6 +103,7 @@ def _advise_act_as(found: Mapping[str, str], context: CallContext) -> str:
 def _advise_constraint(found: Mapping[str, str], context: CallContext) -> str:
     constraint = f"constraints/{found['constraint']}" if found.get("constraint") else "a constraint"
     fix = CONSTRAINTS.get(found.get("constraint", ""), "ask whoever administers the organisation for an exception")
+    fix = fix.format(options=OPTIONS.get(context.service, ""), service=context.service)
     return f"the organisation's policy {constraint} forbids it: {fix}"
 
 
@@ -120,12 +123,23 @@ def _advise_quota_project(found: Mapping[str, str], context: CallContext) -> str
     )
 
 
+def role_of(permission: str, service: str = "tpu") -> str:
+    """Return the least role that has a permission, for whoever calls that API to create VMs."""
+    part, _, rest = permission.partition(".")
+    if part == "compute" and service == "compute" and rest.partition(".")[0] not in ("networks", "subnetworks"):
+        return INSTANCE_ADMIN
+    return ROLES.get(part, INSTANCE_ADMIN if service == "compute" else "roles/tpu.admin")
+
+
 def grant(role: str, project: str) -> str:
     return (
         f"gcloud projects add-iam-policy-binding {project or 'PROJECT'} --member=user:YOU --role={role} "
         "(serviceAccount:NAME for a service account)"
     )
 
+
+INSTANCE_ADMIN = "roles/compute.instanceAdmin.v1"
+OPTIONS = {"tpu": "TpuVm", "compute": "Compute"}  # the class of `cloud=`, by the API
 
 # The part of a permission before its first dot → the least role that has all we need of it.
 ROLES = {
@@ -138,14 +152,14 @@ ROLES = {
 }
 
 CONSTRAINTS = {
-    "compute.vmExternalIpAccess": "use cloud=TpuVm(external_ips=False) on a subnetwork with Private Google Access",
-    "compute.requireShieldedVm": "use cloud=TpuVm(secure_boot=True)",
-    "compute.restrictSharedVpcSubnetworks": "name an allowed one with cloud=TpuVm(subnetwork=…)",
+    "compute.vmExternalIpAccess": "use cloud={options}(external_ips=False) on a subnetwork with Private Google Access",
+    "compute.requireShieldedVm": "use cloud={options}(secure_boot=True)",
+    "compute.restrictSharedVpcSubnetworks": "name an allowed one with cloud={options}(subnetwork=…)",
     "compute.restrictSharedVpcHostProjects": "name a subnetwork of an allowed host project",
-    "gcp.resourceLocations": "name zones of allowed locations with cloud=TpuVm(zones=[…])",
-    "gcp.restrictServiceUsage": "have tpu.googleapis.com added to the allowed services",
+    "gcp.resourceLocations": "name zones of allowed locations with cloud={options}(zones=[…])",
+    "gcp.restrictServiceUsage": "have {service}.googleapis.com added to the allowed services",
     "iam.disableCrossProjectServiceAccountUsage": "use a service account of the same project",
-    "compute.skipDefaultNetworkCreation": "name a network with cloud=TpuVm(network=…)",
+    "compute.skipDefaultNetworkCreation": "name a network with cloud={options}(network=…)",
 }
 
 LOGIN = "log in anew: gcloud auth application-default login"
@@ -153,7 +167,7 @@ RATE = "the rate of calls is limited"
 RESERVED = "the reservation has not enough free: wait for its other users, ask for less, or leave the reservation out"
 
 # The first matching row applies. Rows about permissions come first: 403 and 400 have many reasons.
-ROWS: tuple[Row, ...] = (
+COMMON: tuple[Row, ...] = (
     Row((), r"vpcServiceControlsUniqueIdentifier", ("SECURITY_POLICY_VIOLATED", "VPC_SERVICE_CONTROLS"),
         wire.CONFIGURATION, FATAL, _advise_perimeter),
     Row((), r"\bconstraints/[a-z]+\.\w+", ("ORG_POLICY_VIOLATION", "CUSTOM_ORG_POLICY_VIOLATION"),
@@ -167,11 +181,25 @@ ROWS: tuple[Row, ...] = (
     Row((UNAVAILABLE,), r"from plugin failed.*(invalid_grant|invalid_client|unauthorized_client|[Rr]eauthenti)", (),
         wire.CONFIGURATION, FATAL, LOGIN),  # gRPC's error for expired credentials
     Row((UNAUTHENTICATED,), "", (), wire.CONFIGURATION, FATAL, LOGIN),
+    Row((DENIED, INVALID), r"access to (the )?service account|iam\.serviceAccounts\.actAs", (),
+        wire.CONFIGURATION, FATAL, advise_act_as),
+    Row((DENIED,), "", ("IAM_PERMISSION_DENIED",), wire.CONFIGURATION, FATAL, _advise_permission),
+)  # fmt: skip
+# Without any other sign.
+BY_CODE: tuple[Row, ...] = (
+    Row((EXISTS,), "", (), wire.CONFIGURATION, ADOPT),
+    Row((INTERNAL,), "", (), wire.INTERNAL, HERE),
+    Row((UNAVAILABLE, DEADLINE, UNKNOWN, ABORTED, CANCELLED, DATA_LOSS), "", (), wire.INTERNAL, AGAIN),
+    # What was asked for.
+    Row((DENIED,), "", (), wire.CONFIGURATION, FATAL, _advise_permission),
+    Row((INVALID, NOT_FOUND, PRECONDITION, RANGE, UNIMPLEMENTED), "", (), wire.CONFIGURATION, FATAL),
+)  # fmt: skip
+# Of the Cloud TPU API.
+ROWS: tuple[Row, ...] = (
+    *COMMON[:-2],
     Row((DENIED, NOT_FOUND, INVALID), r"Location \S+ is not found or access is unauthorized", (),
         wire.QUOTA, DROP),
-    Row((DENIED, INVALID), r"access to (the )?service account|iam\.serviceAccounts\.actAs", (),
-        wire.CONFIGURATION, FATAL, _advise_act_as),
-    Row((DENIED,), "", ("IAM_PERMISSION_DENIED",), wire.CONFIGURATION, FATAL, _advise_permission),
+    *COMMON[-2:],
     # How much there is.
     Row((), r"\b[Ll]imit:? 0(\.0)?\b", (), wire.QUOTA, DROP,
         "there is none at all: ask for quota at console.cloud.google.com/iam-admin/quotas"),
@@ -186,17 +214,12 @@ ROWS: tuple[Row, ...] = (
         wire.QUOTA, DROP),
     # What happened to the hosts.
     Row((), r"not supported while in state PREEMPTED|was preempted", (), wire.PREEMPTION, FRESH),
-    Row((EXISTS,), "", (), wire.CONFIGURATION, ADOPT),
-    Row((INTERNAL,), "", (), wire.INTERNAL, HERE),
-    Row((UNAVAILABLE, DEADLINE, UNKNOWN, ABORTED, CANCELLED, DATA_LOSS), "", (), wire.INTERNAL, AGAIN),
-    # What was asked for.
-    Row((DENIED,), "", (), wire.CONFIGURATION, FATAL, _advise_permission),
-    Row((INVALID, NOT_FOUND, PRECONDITION, RANGE, UNIMPLEMENTED), "", (), wire.CONFIGURATION, FATAL),
+    *BY_CODE,
 )  # fmt: skip
 
 _RESERVED = re.compile(r"[Ii]nsufficient reserved capacity")
 _FACTS = {  # facts for the advice that only the message has
-    "permission": re.compile(r"[Pp]ermission '?([a-z]+\.[A-Za-z.]+)'?"),
+    "permission": re.compile(r"(?:[Pp]ermission '?|[Rr]equired ')([a-z]+\.[A-Za-z.]+\w)'?"),
     "constraint": re.compile(r"constraints/([a-z]+\.\w+)"),
     "perimeter": re.compile(r"vpcServiceControlsUniqueIdentifier:? ?([\w-]+)"),
     "account": re.compile(r"service account '?([\w.@-]+\w)'?"),
@@ -211,19 +234,23 @@ _SCOPES = (
 
 def classify(status: Status, context: CallContext = NO_CONTEXT) -> Trouble:
     """Map an API error to its meaning and advice."""
-    _, facts = _details(status.details)
-    for name, pattern in _FACTS.items():
-        if name not in facts and (match := pattern.search(status.message)):
-            facts[name] = match[1]
     row = row_of(status)
     if row is None:
         return Trouble(wire.INFRASTRUCTURE, FRESH, _sentence(status, ""))
-    cause, action = row.cause, row.action
-    advice = row.advice if isinstance(row.advice, str) else row.advice(facts, context)
+    cause, action, advice = row.cause, row.action, advice_of(row, status, context)
     if context.reserved and _RESERVED.search(status.message):
         cause, action, advice = wire.CONFIGURATION, FATAL, RESERVED
     scope = _scope(status.message) or context.zone if action == DROP else ""
     return Trouble(cause, action, _sentence(status, advice), scope)
+
+
+def advice_of(row: Row, status: Status, context: CallContext) -> str:
+    """Return what a row advises about this error."""
+    _, facts = _details(status.details)
+    for name, pattern in _FACTS.items():
+        if name not in facts and (match := pattern.search(status.message)):
+            facts[name] = match[1]
+    return row.advice if isinstance(row.advice, str) else row.advice(facts, context)
 
 
 def recall(reason: str) -> Trouble | None:
@@ -232,16 +259,22 @@ def recall(reason: str) -> Trouble | None:
     return classify(Status(CODES[match[1]], reason)) if match is not None else None
 
 
-def refusal_of(zones: Sequence[str], previous: Past) -> Refusal:
-    """Return what the Cloud TPU API's answer to the previous attempt means for its zone, or for a whole region."""
-    trouble = recall(previous.reason)
+def refusal_of(zones: Sequence[str], previous: Past, read: Callable[[str], Trouble | None] = recall) -> Refusal:
+    """Return what an API's answer to the previous attempt means for its zone, for a whole region, or for all zones.
+
+    Args:
+        zones: All zones that may be tried.
+        previous: The attempt before.
+        read: Finds the trouble in a stored reason.
+    """
+    trouble = read(previous.reason)
     if trouble is None or trouble.action not in (LATER, DROP):
         return Refusal()
     if trouble.action == LATER:
         return Refusal(later=True)
     zone = str(previous.placement["zone"])
     scope, dropped = trouble.scope or zone, previous.placement.get("dropped", ())
-    gone = tuple(other for other in zones if other not in dropped and scope in (other, region_of(other)))
+    gone = tuple(other for other in zones if other not in dropped and scope in (EVERYWHERE, other, region_of(other)))
     return Refusal(gone=gone or (zone,))
 
 
@@ -255,9 +288,10 @@ def name_of(code: int) -> str:
     return next((name for name, known in CODES.items() if known == code), str(code))
 
 
-def row_of(status: Status) -> Row | None:
+def row_of(status: Status, rows: Sequence[Row] = ROWS) -> Row | None:
+    """Return the first of some rows that applies to an error, or None."""
     reasons, _ = _details(status.details)
-    return next((row for row in ROWS if _applies(row, status, reasons)), None)
+    return next((row for row in rows if _applies(row, status, reasons)), None)
 
 
 def _applies(row: Row, status: Status, reasons: Iterable[str]) -> bool:
@@ -299,6 +333,10 @@ def _scope(message: str) -> str:
 
 def _sentence(status: Status, advice: str) -> str:
     """The API's own words and the advice, on one line."""
-    name = name_of(status.code)
-    said = " ".join(status.message.split()) or "no message"
-    return f"{said.rstrip('.')} ({name}){f': {advice}' if advice else ''}"
+    return sentence(status.message, name_of(status.code), advice)
+
+
+def sentence(message: str, word: str, advice: str) -> str:
+    """What an API said, its word for it, and the advice, on one line."""
+    said = " ".join(message.split()) or "no message"
+    return f"{said.rstrip('.')} ({word}){f': {advice}' if advice else ''}"

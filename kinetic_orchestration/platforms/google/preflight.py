@@ -45,18 +45,26 @@ SECRETS = (
 )
 
 
+Check = Callable[[Settings, Google], Finding]
+
 _passed: dict[tuple[Any, ...], float] = {}
 _lock = threading.Lock()
 
 
-def require(settings: Settings) -> None:
-    """Refuse to submit what cannot be made, or could not be removed again. What passed is asked again a while later."""
+def require(settings: Settings, checks: Sequence[Check] = (), about: tuple[Any, ...] = ()) -> None:
+    """Refuse to submit what cannot be made, or could not be removed again. What passed is asked again a while later.
+
+    Args:
+        settings: Those in force.
+        checks: Those of the API that creates the VMs; by default, Cloud TPU's.
+        about: What those checks depend on besides the settings.
+    """
     place = settings.project, settings.store, settings.deployment, settings.emulator
-    key = (os.getpid(), *place, settings.impersonate, settings.quota_project, settings.service_account)
+    key = (os.getpid(), *place, settings.impersonate, settings.quota_project, settings.service_account, about)
     with _lock:
         if time.monotonic() - _passed.get(key, -LASTS) < LASTS:
             return
-    failed = [finding for finding in _needed(settings) if finding.state == FAILED]
+    failed = [finding for finding in _needed(settings, checks) if finding.state == FAILED]
     if failed:
         text = "\n".join(f"  {finding.name}: {finding.found}. {finding.fix}".rstrip() for finding in failed)
         raise BackendError(
@@ -66,17 +74,24 @@ def require(settings: Settings) -> None:
         _passed[key] = time.monotonic()
 
 
-def examine(settings: Settings) -> Iterator[Finding]:
-    """Run all checks, even after a failure: those of `require`, then informative ones."""
-    found = list(_needed(settings, PATIENCE))
+def examine(settings: Settings, checks: Sequence[Check] = (), further: Sequence[Check] = ()) -> Iterator[Finding]:
+    """Run all checks, even after a failure: those of `require`, then informative ones.
+
+    Args:
+        settings: Those in force.
+        checks: Those of the API that creates the VMs; by default, Cloud TPU's.
+        further: Informative ones about that API; by default, about Cloud TPU's.
+    """
+    found = list(_needed(settings, checks, PATIENCE))
     yield from found
     if any(finding.name in ("credentials", "project") and finding.state == FAILED for finding in found):
         return
     with google(settings) as api:
-        yield from _concurrently([partial(check, settings, api) for check in (_zones, _secrets, _quota, _keys)])
+        informative = (_zones, _secrets, *(further or (_quota, _keys)))
+        yield from _concurrently([partial(check, settings, api) for check in informative])
 
 
-def _needed(settings: Settings, patience: float | None = None) -> Iterator[Finding]:
+def _needed(settings: Settings, own: Sequence[Check], patience: float | None = None) -> Iterator[Finding]:
     who = _credentials(settings)
     yield who
     if who.state == FAILED:
@@ -86,7 +101,7 @@ def _needed(settings: Settings, patience: float | None = None) -> Iterator[Findi
         return
     try:
         with google(settings) as api:
-            checks = [partial(check, settings, api) for check in (_tpu_api, _permissions, _act_as)]
+            checks = [partial(check, settings, api) for check in (*(own or (_tpu_api, _permissions)), _act_as)]
             yield from _concurrently([*checks, partial(_bucket, settings, patience)])
     except CredentialsError as error:  # they exist, but give no token
         yield Finding("credentials", FAILED, "they give no token", str(error))
@@ -127,10 +142,10 @@ def _tpu_api(settings: Settings, api: Google) -> Finding:
 
 
 def _permissions(settings: Settings, api: Google) -> Finding:
-    answer = _test(settings, api, PERMISSIONS)
+    answer = test_permissions(settings, api, PERMISSIONS)
     if not answer.ok:
-        return _unchecked("permissions", answer, settings)
-    missing = _missing(answer, PERMISSIONS)
+        return unchecked("permissions", answer, settings)
+    missing = missing_of(answer, PERMISSIONS)
     if not missing:
         return Finding("permissions", OK, "TPU VMs may be made, seen and deleted")
     lack = "they could be made and not be deleted" if "tpu.nodes.delete" in missing else "TPU VMs cannot be managed"
@@ -141,15 +156,15 @@ def _permissions(settings: Settings, api: Google) -> Finding:
 def _act_as(settings: Settings, api: Google) -> Finding:
     """Check the permission to act as the VMs' account, on the project or on the account itself."""
     account = settings.service_account
-    answer = _test(settings, api, (ACT_AS,))
-    if answer.ok and not _missing(answer, (ACT_AS,)):
+    answer = test_permissions(settings, api, (ACT_AS,))
+    if answer.ok and not missing_of(answer, (ACT_AS,)):
         return Finding("service account", OK, f"VMs may run as {account or 'the default account of Compute Engine'}")
     if not account:
         fix = f"Name one with KINETIC_SERVICE_ACCOUNT, or {api_errors.grant(ACCOUNT_USER, settings.project)}"
         return Finding("service account", WARNING, f"{ACT_AS} is not granted on the whole project", fix)
     path = f"v1/projects/-/serviceAccounts/{account}:testIamPermissions"
     own = api.call("POST", "iam", path, {"permissions": [ACT_AS]})
-    if own.ok and not _missing(own, (ACT_AS,)):
+    if own.ok and not missing_of(own, (ACT_AS,)):
         return Finding("service account", OK, f"VMs may run as {account}")
     fix = (
         f"Grant it: gcloud iam service-accounts add-iam-policy-binding {account} --member=user:YOU "
@@ -189,10 +204,10 @@ def _zones(settings: Settings, api: Google) -> Finding:
 
 
 def _secrets(settings: Settings, api: Google) -> Finding:
-    answer = _test(settings, api, SECRETS)
+    answer = test_permissions(settings, api, SECRETS)
     if not answer.ok:
-        return _unchecked("Secret Manager", answer, settings)
-    missing = _missing(answer, SECRETS)
+        return unchecked("Secret Manager", answer, settings)
+    missing = missing_of(answer, SECRETS)
     if missing and SECRETS[0] not in missing:  # a project does not show the grants of a condition on their names
         found = f"secrets may be made; that {', '.join(missing)} are granted for kinetic-* cannot be asked beforehand"
         return Finding("Secret Manager", OK, found)
@@ -237,12 +252,14 @@ def _keys(settings: Settings, api: Google) -> Finding:
     return Finding("encryption", OK, f"{said}; {boot}")
 
 
-def _test(settings: Settings, api: Google, permissions: tuple[str, ...]) -> Answer:
+def test_permissions(settings: Settings, api: Google, permissions: Sequence[str]) -> Answer:
+    """Ask which permissions the caller has on the project."""
     path = f"v1/projects/{settings.project}:testIamPermissions"
     return api.call("POST", "cloudresourcemanager", path, {"permissions": list(permissions)})
 
 
-def _missing(answer: Answer, permissions: tuple[str, ...]) -> list[str]:
+def missing_of(answer: Answer, permissions: Sequence[str]) -> list[str]:
+    """Return those that the caller has not."""
     granted = answer.body.get("permissions", ())
     return [permission for permission in permissions if permission not in granted]
 
@@ -253,7 +270,7 @@ def _refused(name: str, answer: Answer, settings: Settings) -> Finding:
     return Finding(name, FAILED, f"{said})" if advice else said, advice[:1].upper() + advice[1:])
 
 
-def _unchecked(name: str, answer: Answer, settings: Settings) -> Finding:
+def unchecked(name: str, answer: Answer, settings: Settings) -> Finding:
     """The finding of a check that neither succeeded nor was denied."""
     refused = _refused(name, answer, settings)
     fatal = api_errors.classify(answer.status_of(), CallContext(settings.project))

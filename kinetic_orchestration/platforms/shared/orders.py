@@ -33,8 +33,14 @@ def orders_of(asked: Submission) -> dict[str, Any]:
         "image": plan.image,
         "python": _python_ahead(plan, staged),
         "emulated": plan.emulated,
+        **({"gpus": _gpus(plan)} if _gpus(plan) else {}),
         **({"key": asked.key} if asked.key else {}),
     }
+
+
+def _gpus(plan: Plan) -> int:
+    """The GPUs of a machine that has to wait for their driver itself; of a pod the cluster does."""
+    return plan.slice.chips_per_host if plan.slice.kind == "gpu" and plan.backend == "compute" else 0
 
 
 def _python_ahead(plan: Plan, staged: Staged) -> str | None:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from kinetic_orchestration.errors import Corrupt, Denied, StoreError, Unreachable
-from kinetic_orchestration.platforms.google import api_errors, retries
+from kinetic_orchestration.platforms.google import api_errors
+from kinetic_orchestration.platforms.google.rest import retries
 
 _SLOW_DOWN: Final = {"rateLimitExceeded", "userRateLimitExceeded"}
 _CORRUPT: Final = "corrupt"

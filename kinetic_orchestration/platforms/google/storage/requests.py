@@ -19,8 +19,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 from kinetic_orchestration.errors import KineticError
-from kinetic_orchestration.platforms.google import call_listeners, retries
 from kinetic_orchestration.platforms.google.credentials import refused
+from kinetic_orchestration.platforms.google.rest import call_listeners, retries
 from kinetic_orchestration.platforms.google.storage.refusals import ApiError, read_error, refusal
 from kinetic_orchestration.platforms.store import too_large
 from kinetic_orchestration.protocol.names import RECORD_LIMIT

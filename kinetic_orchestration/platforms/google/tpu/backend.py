@@ -20,8 +20,9 @@ from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.records import reserved_zone
 from kinetic_orchestration.plan.values import UNKNOWN, Freed, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
-from kinetic_orchestration.platforms.google import api_errors, preflight, retries
+from kinetic_orchestration.platforms.google import api_errors, preflight
 from kinetic_orchestration.platforms.google.api_errors import CallContext, Status
+from kinetic_orchestration.platforms.google.rest import retries
 from kinetic_orchestration.platforms.google.rest.kept_secrets import KeptSecrets
 from kinetic_orchestration.platforms.google.tpu import request, states
 from kinetic_orchestration.platforms.google.tpu.client import Page, Tpus, status_of

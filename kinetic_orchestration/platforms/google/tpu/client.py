@@ -18,9 +18,10 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.platforms.google import api_errors, call_listeners, credentials
+from kinetic_orchestration.platforms.google import api_errors, credentials
 from kinetic_orchestration.platforms.google.api_errors import Status
-from kinetic_orchestration.platforms.google.retries import client_retry
+from kinetic_orchestration.platforms.google.rest import call_listeners
+from kinetic_orchestration.platforms.google.rest.retries import client_retry
 from kinetic_orchestration.platforms.google.tpu.states import Node, Queued
 
 PAGE = 1000

@@ -8,27 +8,27 @@ attempt alone, and any program on the VM may report the attempt's result anyway.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import uuid
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.plan.configuration.settings import duration
 from kinetic_orchestration.plan.declare.spec import not_on_cloud
-from kinetic_orchestration.plan.hardware.regions import region_of
-from kinetic_orchestration.plan.values import Intent, Plan, Staged
+from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms.backend import Submission
+from kinetic_orchestration.platforms.google.vms import (
+    CLOUD_PLATFORM,
+    network_of,
+    request_id,
+    shown,
+    shown_metadata,
+    startup_script,
+    valid_for,
+    would_submit,
+)
 from kinetic_orchestration.platforms.shared.orders import orders_of
 from kinetic_orchestration.platforms.shared.ownership import labels_of
-
-CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
-METADATA_LIMIT = 256 << 10  # bytes of one metadata value
-SHORTEST_QUEUE = 1.0  # seconds; the API rejects less
-
-_END_OF_PROGRAM = "END_OF_KINETIC_BOOT"
 
 
 def check(plan: Plan) -> None:
@@ -85,32 +85,15 @@ def render_queued_resource(asked: Submission) -> dict[str, Any]:
     }
 
 
-def request_id(intent: Intent) -> str:
-    """The same for every call that the same intent leads to, so that the API makes one of them."""
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{intent.boot}/{intent.placement['name']}"))
-
-
-def valid_for(plan: Plan, intent: Intent) -> float:
-    """The seconds for which the request may wait in its zone's queue; 0: unlimited.
-
-    No longer than the job may still wait for hardware, and with other zones left, no longer than the limit of one zone.
-    """
-    left = [float(plan.zone_patience)] if plan.zone_patience and _elsewhere(plan, intent.placement) else []
-    if plan.limits.provision:
-        left.append(float(plan.limits.provision) - (intent.created + intent.wait - intent.since))
-    return max(SHORTEST_QUEUE, min(left)) if left else 0.0
-
-
-def _elsewhere(plan: Plan, placement: Mapping[str, Any]) -> bool:
-    return not plan.cloud.get("reservation") and len(plan.zones) > 1 + len(placement.get("dropped", ()))
-
-
 def _node(asked: Submission) -> dict[str, Any]:
     plan, intent, cloud = asked.plan, asked.intent, asked.plan.cloud
     node: dict[str, Any] = {
         "acceleratorType": plan.slice.accelerator_type,
         "runtimeVersion": cloud.get("runtime_version") or plan.slice.runtime_version,
-        "networkConfig": _network(cloud, intent.placement),
+        "networkConfig": {
+            "enableExternalIps": bool(cloud.get("external_ips", True)),
+            **network_of(cloud, intent.placement),
+        },
         "serviceAccount": {"scope": [CLOUD_PLATFORM]},
         "labels": labels_of(plan, intent, asked.job_id, asked.spec_digest),
         "metadata": {
@@ -127,70 +110,21 @@ def _node(asked: Submission) -> dict[str, Any]:
     return node
 
 
-def _network(cloud: Mapping[str, Any], placement: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"enableExternalIps": bool(cloud.get("external_ips", True))}
-    project = placement["project"]
-    if network := cloud.get("network"):
-        found["network"] = network if "/" in network else f"projects/{project}/global/networks/{network}"
-    if subnetwork := cloud.get("subnetwork"):
-        whole = f"projects/{project}/regions/{region_of(placement['zone'])}/subnetworks/{subnetwork}"
-        found["subnetwork"] = subnetwork if "/" in subnetwork else whole
-    return found
-
-
 def _reservation(name: str, placement: Mapping[str, Any]) -> str:
     return name if "/" in name else f"{parent_of(placement)}/reservations/{name}"
 
 
-def startup_script() -> str:
-    """The script that each host runs as root at every boot: a program of its own, which arms the deadline before all
-    else."""
-    program = (Path(__file__).parents[3] / "host" / "machine" / "bootstrap.py").read_text(encoding="utf-8")
-    assert _END_OF_PROGRAM not in program
-    script = f"""\
-#!/bin/sh
-# Starts the agent of a kinetic-orchestration job. Runs at every boot, and again at any time without harm.
-# Where the disk is full it lies in memory: it has a slice to delete.
-for at in "${{KINETIC_ROOT:-}}/var/lib/kinetic" "${{KINETIC_ROOT:-}}/dev/shm/kinetic"; do
-mkdir -p "$at"
-cat > "$at/boot.py.new" <<'{_END_OF_PROGRAM}' && mv "$at/boot.py.new" "$at/boot.py" && exec python3 -I "$at/boot.py"
-{program.rstrip()}
-{_END_OF_PROGRAM}
-done
-exit 1
-"""
-    assert len(script.encode()) < METADATA_LIMIT
-    return script
-
-
 def describe_request(request: Mapping[str, Any]) -> str:
     """The create call for users: complete, except that a program is replaced by its size."""
-    shown = json.loads(json.dumps(request))
-    for spec in shown["queuedResource"]["tpu"]["nodeSpec"]:
-        metadata = spec["node"]["metadata"]
-        script = metadata["startup-script"].encode()
-        metadata["startup-script"] = f"({len(script)} bytes, sha256 {hashlib.sha256(script).hexdigest()[:12]})"
-        metadata["kinetic"] = json.loads(metadata["kinetic"])
-    return "\n".join(_lines(shown, ""))
-
-
-def _lines(value: Any, indent: str) -> Iterable[str]:
-    items = value.items() if isinstance(value, dict) else [("-", entry) for entry in value]
-    for key, entry in items:
-        head = f"{indent}{key}" if key == "-" else f"{indent}{key}:"
-        if isinstance(entry, dict | list) and entry:
-            yield head
-            yield from _lines(entry, indent + "  ")
-        else:
-            yield f"{head} {json.dumps(entry, ensure_ascii=False)}"
+    whole = json.loads(json.dumps(request))
+    for spec in whole["queuedResource"]["tpu"]["nodeSpec"]:
+        spec["node"]["metadata"] = shown_metadata(spec["node"]["metadata"])
+    return shown(whole)
 
 
 def dry_run(plan: Plan, placement: Mapping[str, Any]) -> str:
     """The output of `plan`: the first attempt's create call, with a job that does not exist yet."""
-    limit = sum(float(value or 0.0) for value in (plan.limits.provision, plan.limits.run))
-    intent = Intent(1, "0" * 16, dict(placement), limit, 0.0)
-    staged = Staged(None, "", "", (), (), (), (), None, "")
-    request = render_queued_resource(Submission(plan, staged, "job-000000000000", "0" * 64, intent, {}))
+    request = render_queued_resource(would_submit(plan, placement))
     waits = request["queuedResource"].get("queueingPolicy", {}).get("validUntilDuration", "")
     note = f"the create call in {placement['zone']}, waiting in its queue for up to {duration(float(waits[:-1]))}"
     return f"{note}\n{describe_request(request)}" if waits else describe_request(request)

@@ -25,7 +25,9 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.platforms.google import retries
+from kinetic_orchestration.platforms import registry
+from kinetic_orchestration.platforms.google.rest import retries
+from kinetic_orchestration.platforms.google.tpu.backend import TpuVmBackend
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import open_local
 from kinetic_orchestration.platforms.store import staging_parents
@@ -530,6 +532,65 @@ def test_one_client_in_ten_minutes_looks_for_leftovers_for_all(
     assert passes(here) - before == 2
 
 
+class OfSecondProject(TpuVmBackend):
+    """A second backend on which the rule may put jobs: real, of another project, under the name of one of the rule's."""
+
+    kind = "compute"
+
+    def __init__(self, settings: settings.Settings) -> None:
+        super().__init__(replace(settings, project="second"))
+
+
+class MayNotBeUsed(OfSecondProject):
+    def leftovers(self) -> Iterator[dict[str, Any]]:
+        raise errors.BackendError("compute.instances.list is missing", cause=wire.CONFIGURATION)
+
+
+def left_elsewhere(here: Here, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a slice of a cancelled job on the second backend, as a killed client leaves it."""
+    monkeypatch.setitem(registry.BACKENDS, "compute", OfSecondProject)
+    second = OfSecondProject(here.settings)
+    monkeypatch.setattr(here, "backend", second)
+    monkeypatch.setattr(here, "plan", replace(here.plan, project="second"))
+    job = here.admit()
+    name = here.submit(job)
+    here.judge(job)
+    monkeypatch.setattr(here, "backend", registry.open_backend("tpu-vm", here.settings))
+    return name
+
+
+def unnamed(here: Here) -> settings.Settings:
+    return replace(here.settings, sources={**here.settings.sources, "backend": "default"})
+
+
+def test_leftovers_are_found_on_each_backend_that_the_rule_may_have_chosen(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = left_elsewhere(here, monkeypatch)
+    assert here.reap() == []  # KINETIC_BACKEND=tpu-vm says that there are no others
+    (reaped,) = reap(here.store, here.backend, unnamed(here), patience=60.0)
+    assert (reaped.name, reaped.result) == (name, reaper.REMOVED)
+    here.cloud.ledger.assert_nothing_left()
+
+
+def test_a_submit_looks_there_too_now_and_then(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    left_elsewhere(here, monkeypatch)
+    reaper.reap_now_and_then(here.store, here.backend, unnamed(here))
+    here.cloud.wait_until_empty()
+
+
+def test_a_backend_that_may_not_be_used_is_told_of_by_reap_alone(
+    here: Here, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setitem(registry.BACKENDS, "compute", MayNotBeUsed)
+    (unread,) = reap(here.store, here.backend, unnamed(here))
+    assert (unread.name, unread.result) == ("compute", reaper.UNREAD)
+    assert unread.why.endswith("is missing. If no job runs on compute, set KINETIC_BACKEND=tpu-vm")
+    before = passes(here)
+    reaper.reap_now_and_then(here.store, here.backend, unnamed(here))
+    assert passes(here) == before + 1 and not recwarn.list
+
+
 def test_a_look_whose_process_was_killed_is_soon_made_again(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     here.store.create(names.REAPED, wire.encode({"writer": "killed", "ended": False}))
     before = passes(here)
@@ -648,3 +709,16 @@ def test_what_a_remaining_job_is_made_of_is_asked_for_in_few_requests(here: Here
     before = len(here.cloud.storage.calls)
     assert list(reaper._records(here.store, here.settings, dry_run=False)) == []
     assert len(here.cloud.storage.calls) - before <= 8
+
+
+def test_a_first_backend_that_may_not_be_used_hides_nothing_of_the_second(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A project of VMs alone has no Cloud TPU API, and `ko reap` finds its VMs all the same."""
+    name = left_elsewhere(here, monkeypatch)
+    first = MayNotBeUsed(here.settings)
+    first.kind = "tpu-vm"
+    unread, reaped = reap(here.store, first, unnamed(here), patience=60.0)
+    assert (unread.name, unread.result) == ("tpu-vm", reaper.UNREAD)
+    assert unread.why.endswith("If no job runs on tpu-vm, set KINETIC_BACKEND=compute")
+    assert (reaped.name, reaped.result) == (name, reaper.REMOVED)

@@ -283,7 +283,7 @@ def heard(settings: Settings) -> Status:
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit all retries to a moment."""
-    monkeypatch.setattr("kinetic_orchestration.platforms.google.retries.CLIENT_SECONDS", 0.05)
+    monkeypatch.setattr("kinetic_orchestration.platforms.google.rest.retries.CLIENT_SECONDS", 0.05)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "rest"])

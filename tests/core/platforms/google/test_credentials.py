@@ -17,8 +17,8 @@ from google.oauth2 import service_account
 
 from kinetic_orchestration.errors import CredentialsError, Denied
 from kinetic_orchestration.platforms.google import credentials as module
-from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.platforms.google.credentials import as_now, credentials, handed_in, project
+from kinetic_orchestration.platforms.google.rest import retries
 from kinetic_orchestration.platforms.google.storage.store import open_gcs
 from kinetic_orchestration.testing.storage_server.server import StorageServer
 from tests.support.google_tokens import Tokens, token_server

@@ -53,7 +53,7 @@ def lists(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lists]:
         def log_message(self, *_: Any) -> None:
             """It says nothing."""
 
-    monkeypatch.setattr("kinetic_orchestration.platforms.google.retries.PAUSES", ())
+    monkeypatch.setattr("kinetic_orchestration.platforms.google.rest.retries.PAUSES", ())
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()

@@ -31,7 +31,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinetic_orchestration.platforms.google.retries.PAUSES", (0.01,))
+    monkeypatch.setattr("kinetic_orchestration.platforms.google.rest.retries.PAUSES", (0.01,))
 
 
 def here(cloud: Emulator, home: Path, **environ: str) -> Settings:

@@ -32,7 +32,7 @@ def cloud(tmp_path: Path) -> Iterator[Emulator]:
 
 @pytest.fixture
 def here(cloud: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr("kinetic_orchestration.platforms.google.retries.PAUSES", (0.01, 0.01))
+    monkeypatch.setattr("kinetic_orchestration.platforms.google.rest.retries.PAUSES", (0.01, 0.01))
     return settings.load({**cloud.environ(), "KINETIC_HOME": str(tmp_path / "home")})
 
 
@@ -110,7 +110,7 @@ def on_this_machine(secret: str, **options: Any) -> Any:
 @pytest.fixture
 def pointed(cloud: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch) -> Emulator:
     """Use the emulated Secret Manager, with a store on this machine."""
-    monkeypatch.setattr("kinetic_orchestration.platforms.google.retries.PAUSES", (0.01, 0.01))
+    monkeypatch.setattr("kinetic_orchestration.platforms.google.rest.retries.PAUSES", (0.01, 0.01))
     for name in ("KINETIC_EMULATOR", "KINETIC_PROJECT"):
         monkeypatch.setenv(name, cloud.environ()[name])
     monkeypatch.setenv("KINETIC_BACKEND", "local")

@@ -61,7 +61,7 @@ def settings(address: str, home: Path) -> Settings:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinetic_orchestration.platforms.google.retries.PAUSES", (0.01, 0.01))
+    monkeypatch.setattr("kinetic_orchestration.platforms.google.rest.retries.PAUSES", (0.01, 0.01))
 
 
 GARBLED = [b'z"name": "one"}', b'["one"]', b"7"]
@@ -74,7 +74,7 @@ def test_the_tpu_api_is_asked_again(garbled: bytes, tmp_path: Path, monkeypatch:
         node = Tpus(settings(address, tmp_path)).node(NODE)
     assert node is not None
     assert node.name == "one"
-    monkeypatch.setattr("kinetic_orchestration.platforms.google.retries.CLIENT_SECONDS", 0.05)
+    monkeypatch.setattr("kinetic_orchestration.platforms.google.rest.retries.CLIENT_SECONDS", 0.05)
     with answering(garbled) as address, pytest.raises(Exception) as caught:
         Tpus(settings(address, tmp_path)).node(NODE)
     assert (status_of(caught.value) or (0,))[0] == 14
@@ -124,7 +124,7 @@ def test_a_vm_is_not_sent_to_work_by_what_cannot_be_read(body: bytes) -> None:
     """Nothing is parsed outside of the loop that asks: before the deadline is armed nothing may raise."""
     flavour = {"Metadata-Flavor": "Google"}
     assert bootstrap._orders(bootstrap.Reply(200, flavour, body)) is None
-    whole = {"resource": "r", "deadline": 7.0}
+    whole = {"resource": "projects/p/zones/z/instances/r", "deadline": 7.0}
     assert bootstrap._orders(bootstrap.Reply(200, flavour, json.dumps(whole).encode())) == whole
     assert bootstrap._orders(bootstrap.Reply(404, flavour, json.dumps(whole).encode())) is None
 

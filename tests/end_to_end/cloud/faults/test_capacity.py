@@ -9,7 +9,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import JobError, JobTimedOut
 from kinetic_orchestration.plan.values import JobStatus
-from kinetic_orchestration.platforms.google import retries
+from kinetic_orchestration.platforms.google.rest import retries
 from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.cloud.cases import run, vm

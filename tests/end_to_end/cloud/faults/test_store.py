@@ -13,7 +13,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import Denied, Unreachable
 from kinetic_orchestration.jobs.following import follower
 from kinetic_orchestration.plan.values import Event, JobStatus
-from kinetic_orchestration.platforms.google import retries
+from kinetic_orchestration.platforms.google.rest import retries
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.cloud.cases import FOUR_HOSTS, run

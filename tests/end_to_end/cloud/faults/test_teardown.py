@@ -24,7 +24,7 @@ from kinetic_orchestration.jobs.following import actions, follower
 from kinetic_orchestration.jobs.watching.watchers import polling
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Freed, JobStatus
-from kinetic_orchestration.platforms.google import retries
+from kinetic_orchestration.platforms.google.rest import retries
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.api_rules import refusals

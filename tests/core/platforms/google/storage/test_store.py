@@ -17,7 +17,7 @@ import pytest
 
 from kinetic_orchestration.errors import Corrupt, Denied, NewerWire, StoreError, Unreachable, UsageError
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
-from kinetic_orchestration.platforms.google import retries
+from kinetic_orchestration.platforms.google.rest import retries
 from kinetic_orchestration.platforms.google.storage import requests as gcs_requests
 from kinetic_orchestration.platforms.google.storage import store as gcs
 from kinetic_orchestration.platforms.google.storage.store import GcsStore, open_gcs

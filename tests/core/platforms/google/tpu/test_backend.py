@@ -35,7 +35,8 @@ from kinetic_orchestration.plan.values import (
     Staged,
 )
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.google import api_errors, retries
+from kinetic_orchestration.platforms.google import api_errors
+from kinetic_orchestration.platforms.google.rest import retries
 from kinetic_orchestration.platforms.google.tpu import backend as tpu_vm
 from kinetic_orchestration.platforms.google.tpu import client
 from kinetic_orchestration.platforms.google.tpu import request as tpu_request

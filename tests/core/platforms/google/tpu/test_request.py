@@ -17,6 +17,7 @@ from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import Intent, Limits, Plan, Retry, Staged
 from kinetic_orchestration.platforms.backend import Submission
+from kinetic_orchestration.platforms.google import vms
 from kinetic_orchestration.platforms.google.tpu import request as tpu_request
 from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.protocol.names import slice_of
@@ -149,8 +150,8 @@ def test_the_same_spec_and_intent_give_the_same_request_in_every_process() -> No
 def test_the_request_id_belongs_to_the_intent_so_that_a_repeated_create_is_one() -> None:
     plan = CASES["v5e"]
     first, other = intent_of(plan), intent_of(plan)._replace(boot="another")
-    assert tpu_request.request_id(first) == tpu_request.request_id(intent_of(plan))
-    assert tpu_request.request_id(first) != tpu_request.request_id(other)
+    assert vms.request_id(first) == vms.request_id(intent_of(plan))
+    assert vms.request_id(first) != vms.request_id(other)
 
 
 def test_names_are_what_the_api_takes_and_differ_between_stores_deployments_jobs_and_attempts() -> None:
@@ -232,27 +233,27 @@ def test_what_does_not_say_whose_it_is_is_not_ours(labels: dict[str, str]) -> No
 
 def test_a_request_waits_in_a_zone_no_longer_than_that_zone_is_worth_while_there_are_others() -> None:
     plan = plan_of("v6e-8")
-    assert tpu_request.valid_for(plan, intent_of(plan)) == 900.0
+    assert vms.valid_for(plan, intent_of(plan)) == 900.0
     others_dropped = intent_of(plan, dropped=list(plan.zones[1:]))
-    assert tpu_request.valid_for(plan, others_dropped) == 6 * HOUR
-    assert tpu_request.valid_for(replace(plan, cloud={"reservation": "r"}), intent_of(plan)) == 6 * HOUR
+    assert vms.valid_for(plan, others_dropped) == 6 * HOUR
+    assert vms.valid_for(replace(plan, cloud={"reservation": "r"}), intent_of(plan)) == 6 * HOUR
 
 
 def test_a_request_waits_no_longer_than_the_job_may_still_wait_for_hardware() -> None:
     plan = replace(plan_of("v4-4"), limits=Limits(provision=2 * HOUR))
     intent = intent_of(plan)
-    assert tpu_request.valid_for(plan, intent) == 2 * HOUR
+    assert vms.valid_for(plan, intent) == 2 * HOUR
     late = intent_of(plan, since=intent.created - HOUR, wait=60.0)
-    assert tpu_request.valid_for(plan, late) == HOUR - 60.0
+    assert vms.valid_for(plan, late) == HOUR - 60.0
     too_late = intent_of(plan, since=intent.created - 3 * HOUR)
-    assert tpu_request.valid_for(plan, too_late) == tpu_request.SHORTEST_QUEUE
+    assert vms.valid_for(plan, too_late) == vms.SHORTEST_WAIT
     assert "queueingPolicy" not in render(replace(plan, limits=Limits()))["queuedResource"]
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("tpu7x-8", "stops at v6e, and TPU7x is reached through GKE only, with backend='gke' or 'kubernetes'"),
+        ("tpu7x-8", r"stops at v6e. TPU7x comes as one VM \(tpu7x-4\) with backend='compute'"),
         ("l4", "no TPU"),
         ("cpu", "no TPU"),
     ],
@@ -274,8 +275,8 @@ def test_spot_and_a_reservation_exclude_each_other() -> None:
 
 
 def test_the_startup_script_is_small_and_good_for_any_shell(tmp_path: Path) -> None:
-    script = tpu_request.startup_script()
-    assert len(script.encode()) < tpu_request.METADATA_LIMIT / 2
+    script = vms.startup_script()
+    assert len(script.encode()) < vms.METADATA_LIMIT / 2
     path = tmp_path / "script ä"
     path.write_text(script, encoding="utf-8")
     subprocess.run(["/bin/sh", "-n", str(path)], check=True)
@@ -287,7 +288,7 @@ def test_the_startup_script_runs_the_program_that_it_carries_and_again_at_the_ne
     full.mkdir()
     (full / "var").touch()
     path = tmp_path / "script"
-    path.write_text(tpu_request.startup_script(), "utf-8")
+    path.write_text(vms.startup_script(), "utf-8")
     with ThreadingHTTPServer(("127.0.0.1", 0), _KnowsNothing) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         environ = {"PATH": os.environ["PATH"], "GCE_METADATA_HOST": f"127.0.0.1:{server.server_port}"}

@@ -45,9 +45,9 @@ def client_retry(*, reading: bool) -> Any:
     )
 
 
-def throttle(project: tuple[str, str]) -> None:
-    """Make no create call in this project for a while: longer with each refusal in a row."""
-    pause = min(2 * _throttled.get(project, (0.0, THROTTLE / 2))[1], LONGEST_THROTTLE)
+def throttle(project: tuple[str, str], pause: float = 0.0) -> None:
+    """Make no call of that kind in this project for a while: longer with each refusal in a row, unless it is named."""
+    pause = pause or min(2 * _throttled.get(project, (0.0, THROTTLE / 2))[1], LONGEST_THROTTLE)
     _throttled[project] = (time.monotonic() + pause, pause)
 
 

@@ -1,0 +1,230 @@
+"""What a job on Compute Engine needs, checked before it is submitted: rights, machine, image, network.
+
+Of quotas only one is checked, which lets a project have no accelerator at all: those of newer GPUs are shown nowhere,
+and the operation that creates a VM names the one that is short. What passed is not asked again for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.hardware.machines import ON_DEMAND, RESERVATION, Machine, machine_of
+from kinetic_orchestration.plan.hardware.regions import region_of
+from kinetic_orchestration.plan.values import Plan
+from kinetic_orchestration.platforms.google import api_errors, preflight
+from kinetic_orchestration.platforms.google.api_errors import CallContext
+from kinetic_orchestration.platforms.google.compute import causes, request
+from kinetic_orchestration.platforms.google.compute.client import Instances, Refused
+from kinetic_orchestration.platforms.google.rest.client import Google
+from kinetic_orchestration.platforms.google.vms import network_of
+from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
+
+# One that may create a VM must be able to find it, to say why it is gone, and to remove it.
+PERMISSIONS = (
+    *("compute.instances.create", "compute.instances.delete", "compute.instances.get", "compute.instances.list"),
+    *("compute.instances.setMetadata", "compute.instances.setLabels", "compute.instances.setServiceAccount"),
+    *("compute.disks.create", "compute.disks.delete", "compute.disks.get", "compute.disks.list"),
+    *("compute.zoneOperations.get", "compute.zoneOperations.list"),
+)
+USE_SUBNETWORK = "compute.subnetworks.use"
+USE_ADDRESS = "compute.subnetworks.useExternalIp"
+SET_TAGS = "compute.instances.setTags"
+USE_IMAGE = ("compute.images.get", "compute.images.getFromFamily", "compute.images.useReadOnly")
+GPUS_ALL_REGIONS = "GPUS_ALL_REGIONS"  # of TPUs, too
+_SHOWN = ("t4", "l4", "a100", "a100-80gb")  # GPUs whose quota a region shows: of newer ones it is one by families
+
+
+def require(settings: Settings, api: Instances, plan: Plan) -> None:
+    """Refuse to submit what cannot be made.
+
+    Raises:
+        BackendError: Something is missing; the message says what, and how to get it.
+    """
+    preflight.require(_as_planned(settings, plan), checks_of(api, plan), _about(plan))
+
+
+def _as_planned(settings: Settings, plan: Plan) -> Settings:
+    """Return the settings with what the job's own options name in their place."""
+    return replace(settings, service_account=str(plan.cloud.get("service_account") or ""), zones=plan.zones)
+
+
+def examine(settings: Settings, api: Instances, plan: Plan) -> Iterator[Finding]:
+    """Run all checks, even after a failure, and those that only inform."""
+    own = _as_planned(settings, plan)
+    return preflight.examine(own, checks_of(api, plan), (lambda settings, google: _regional_quota(api, plan),))
+
+
+def checks_of(api: Instances, plan: Plan) -> tuple[preflight.Check, ...]:
+    """Return the checks of a plan, each of which finds one thing."""
+
+    def on(check: Callable[[Instances, Plan], Finding]) -> preflight.Check:
+        return lambda settings, google: check(api, plan)
+
+    return (partial(_permissions, plan), on(_machine), on(_image), on(_network), on(_quota))
+
+
+def permissions_of(plan: Plan) -> list[str]:
+    """Return the permissions that a submitter of the plan needs on its project."""
+    cloud = plan.cloud
+    found = list(PERMISSIONS)
+    if request.image_of(plan, machine_of(plan.slice), plan.project).startswith(f"projects/{plan.project}/"):
+        found += USE_IMAGE  # those of other projects are public, or shared there
+    subnetwork = str(cloud.get("subnetwork") or "")
+    if "/" not in subnetwork or subnetwork.startswith(f"projects/{plan.project}/"):  # else granted in the host project
+        found += [USE_SUBNETWORK, *([USE_ADDRESS] if cloud.get("external_ips", True) else [])]
+    return [*found, *([SET_TAGS] if cloud.get("tags") else [])]
+
+
+def _about(plan: Plan) -> tuple[Any, ...]:
+    machine = machine_of(plan.slice)
+    image, disk = request.image_of(plan, machine, plan.project), _disk_of(plan, machine)
+    network = (plan.cloud.get("network"), plan.cloud.get("subnetwork"))
+    return (plan.zones, machine.machine_type, image, disk, network, tuple(permissions_of(plan)))
+
+
+def _permissions(plan: Plan, settings: Settings, google: Google) -> Finding:
+    needed = permissions_of(plan)
+    answer = preflight.test_permissions(settings, google, needed)
+    if not answer.ok:
+        return preflight.unchecked("permissions", answer, settings)
+    missing = preflight.missing_of(answer, needed)
+    if not missing:
+        return Finding("permissions", OK, "VMs may be made, seen and deleted")
+    roles = dict.fromkeys(api_errors.role_of(permission, "compute") for permission in missing)
+    fix = "Grant them: " + "; ".join(api_errors.grant(role, settings.project) for role in roles)
+    lack = "they could be made and not be deleted" if "compute.instances.delete" in missing else "VMs cannot be managed"
+    return Finding("permissions", FAILED, f"{', '.join(missing)} missing in {settings.project}: {lack}", fix)
+
+
+def _machine(api: Instances, plan: Plan) -> Finding:
+    """Check that one zone at least has the machine, in the order in which they are tried."""
+    kind = machine_of(plan.slice).machine_type
+    zones = plan.zones
+    for zone in zones:
+        try:
+            api.machine_type(f"projects/{plan.project}/zones/{zone}", kind)
+        except Refused as refused:
+            if refused.missing or _is_no_zone(refused):
+                continue
+            return _refused("machine type", refused, plan)
+        return Finding("machine type", OK, f"{kind} is offered in {zone}")
+    fix = f"Name zones that have it: gcloud compute machine-types list --filter=name={kind}"
+    found = f"none of {', '.join(zones)} offers {kind}, the machine of {plan.slice.name}"
+    return Finding("machine type", FAILED, found, fix)
+
+
+def _is_no_zone(refused: Refused) -> bool:
+    return any("Unknown zone" in problem.message for problem in refused.problems)
+
+
+def _image(api: Instances, plan: Plan) -> Finding:
+    """Check that the image is there, for the machine, and no larger than the disk."""
+    machine = machine_of(plan.slice)
+    path = request.image_of(plan, machine, plan.project)
+    try:
+        found = api.image(path)
+    except Refused as refused:
+        if refused.missing:
+            family = "family " if "/family/" in path else ""
+            return Finding("image", FAILED, f"there is no image {family}{path}", _sentence_of(causes.IMAGE))
+        return _refused("image", refused, plan)
+    size, disk = int(found.get("diskSizeGb") or 0), _disk_of(plan, machine)
+    if size > disk:
+        fix = f"Name a disk of {size} GiB or more with cloud=Compute(disk_gib=…), or leave it out"
+        return Finding("image", FAILED, f"the image {found.get('name')} takes {size} GiB, and the disk has {disk}", fix)
+    return Finding("image", OK, f"{found.get('name')}, for a disk of {disk} GiB")
+
+
+def _disk_of(plan: Plan, machine: Machine) -> int:
+    return int(plan.cloud.get("disk_gib") or machine.disk_gib)
+
+
+def _network(api: Instances, plan: Plan) -> Finding:
+    """Check the subnetwork, if one is named, in the region of every zone that may be tried."""
+    found: dict[str, str] = {}  # path → a zone that leads to it
+    for zone in plan.zones:
+        path = network_of(plan.cloud, {"project": plan.project, "zone": zone}).get("subnetwork", "")
+        if not path:
+            return Finding("subnetwork", OK, "that of the network in each zone's region")
+        region = path.split("/")[3] if path.count("/") >= 5 else ""
+        if region and region_of(zone) != region:
+            said = f"{path} is in {region}, and {zone} is elsewhere"
+            return Finding("subnetwork", FAILED, said, _sentence_of(causes.NETWORK))
+        found.setdefault(path, zone)
+    for path, zone in found.items():
+        try:
+            api.subnetwork(path)
+        except Refused as refused:
+            if refused.missing:
+                said = f"there is no {path}, which a VM in {zone} would need"
+                return Finding("subnetwork", FAILED, said, _sentence_of(causes.NETWORK))
+            trouble = causes.classify(refused.problems, CallContext(plan.project, service="compute"))
+            return Finding("subnetwork", WARNING, trouble.sentence)  # who may use one need not be able to look at it
+    return Finding("subnetwork", OK, ", ".join(found))
+
+
+def _quota(api: Instances, plan: Plan) -> Finding:
+    """Check that the project may have accelerators at all. Of new projects that quota is 0, whatever the others are."""
+    try:
+        known = api.quotas(f"projects/{plan.project}").get(GPUS_ALL_REGIONS)
+    except Refused:
+        return Finding("quota", OK, "not readable from here: a VM beyond it is refused by name")
+    if known is None:
+        return Finding("quota", OK, f"{plan.project} shows no {GPUS_ALL_REGIONS}: a VM beyond it is refused by name")
+    limit, used = known
+    told = f"{GPUS_ALL_REGIONS} of {plan.project} is {limit:g}"
+    if limit <= 0:
+        fix = f"Ask for some at {causes.QUOTAS} (service: Compute Engine API, name: GPUs (all regions))"
+        return Finding("quota", FAILED, f"{told}, so that it can have neither GPUs nor TPUs", fix)
+    return Finding("quota", OK, f"{told}, of which {used:g} are used")
+
+
+def _regional_quota(api: Instances, plan: Plan) -> Finding:
+    """Report the quota of the GPUs in each region, where it is shown: it is a hint, and no gate."""
+    metric = metric_of(plan)
+    if not metric:
+        return Finding(
+            "regional quota", OK, f"that of {plan.slice.generation} is shown nowhere: a VM beyond it is refused by name"
+        )
+    told, lacking = [], []
+    for region in dict.fromkeys(map(region_of, plan.zones)):
+        try:
+            known = api.quotas(f"projects/{plan.project}/regions/{region}").get(metric)
+        except Refused:
+            known = None
+        if known is None:
+            told.append(f"not readable in {region}")
+            continue
+        limit, used = known
+        told.append(f"{limit:g} in {region}, {used:g} used")
+        if limit - used < plan.slice.chips:
+            lacking.append(region)
+    found = f"{metric}: {'; '.join(told)}"
+    if not lacking:
+        return Finding("regional quota", OK, found)
+    fix = f"{plan.slice.name} needs {plan.slice.chips} in {', '.join(lacking)}: ask for more at {causes.QUOTAS}"
+    return Finding("regional quota", WARNING, found, fix)
+
+
+def metric_of(plan: Plan) -> str:
+    """Return the metric of the regional quota of the plan's GPUs; "" of hardware whose quota no region shows."""
+    if plan.slice.generation not in _SHOWN:
+        return ""
+    name = f"NVIDIA_{plan.slice.generation.upper().replace('-', '_')}_GPUS"
+    return name if request.model_of(plan) in (ON_DEMAND, RESERVATION) else f"PREEMPTIBLE_{name}"
+
+
+def _refused(name: str, refused: Refused, plan: Plan) -> Finding:
+    """A check to which the API gave no answer: it fails only for what a person has to change."""
+    trouble = causes.classify(refused.problems, CallContext(plan.project, service="compute"))
+    said, _, advice = trouble.sentence.partition("): ")
+    state = FAILED if trouble.action == api_errors.FATAL else WARNING
+    return Finding(name, state, f"{said})" if advice else said, _sentence_of(advice))
+
+
+def _sentence_of(advice: str) -> str:
+    return advice[:1].upper() + advice[1:]

@@ -1,0 +1,109 @@
+"""What Google's VMs are created with, whichever of its APIs creates them, and how a create call is printed. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kinetic_orchestration.plan.hardware.regions import region_of
+from kinetic_orchestration.plan.values import Intent, Plan, Staged
+from kinetic_orchestration.platforms.backend import Submission
+
+CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
+METADATA_LIMIT = 256 << 10  # bytes of one metadata value
+SHORTEST_WAIT = 1.0  # seconds; the API of queued resources rejects less
+
+_END_OF_PROGRAM = "END_OF_KINETIC_BOOT"
+
+
+def request_id(intent: Intent, name: str = "") -> str:
+    """The same for every call that the same intent leads to, so that the API makes one of them.
+
+    Args:
+        intent: The attempt.
+        name: What the call creates; by default, what the placement names.
+    """
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{intent.boot}/{name or intent.placement['name']}"))
+
+
+def valid_for(plan: Plan, intent: Intent) -> float:
+    """The seconds for which the request may wait in its zone's queue; 0: unlimited.
+
+    No longer than the job may still wait for hardware, and with other zones left, no longer than the limit of one zone.
+    """
+    left = [float(plan.zone_patience)] if plan.zone_patience and _elsewhere(plan, intent.placement) else []
+    if plan.limits.provision:
+        left.append(float(plan.limits.provision) - (intent.created + intent.wait - intent.since))
+    return max(SHORTEST_WAIT, min(left)) if left else 0.0
+
+
+def _elsewhere(plan: Plan, placement: Mapping[str, Any]) -> bool:
+    return not plan.cloud.get("reservation") and len(plan.zones) > 1 + len(placement.get("dropped", ()))
+
+
+def network_of(cloud: Mapping[str, Any], placement: Mapping[str, Any]) -> dict[str, str]:
+    """The paths of the network and the subnetwork that a job's options name."""
+    found: dict[str, str] = {}
+    project = placement["project"]
+    if network := cloud.get("network"):
+        found["network"] = network if "/" in network else f"projects/{project}/global/networks/{network}"
+    if subnetwork := cloud.get("subnetwork"):
+        whole = f"projects/{project}/regions/{region_of(placement['zone'])}/subnetworks/{subnetwork}"
+        found["subnetwork"] = subnetwork if "/" in subnetwork else whole
+    return found
+
+
+def startup_script() -> str:
+    """The script that each host runs as root at every boot: a program of its own, which arms the deadline before all
+    else."""
+    program = (Path(__file__).parents[2] / "host" / "machine" / "bootstrap.py").read_text(encoding="utf-8")
+    assert _END_OF_PROGRAM not in program
+    script = f"""\
+#!/bin/sh
+# Starts the agent of a kinetic-orchestration job. Runs at every boot, and again at any time without harm.
+# Where the disk is full it lies in memory: it has a slice to delete.
+for at in "${{KINETIC_ROOT:-}}/var/lib/kinetic" "${{KINETIC_ROOT:-}}/dev/shm/kinetic"; do
+mkdir -p "$at"
+cat > "$at/boot.py.new" <<'{_END_OF_PROGRAM}' && mv "$at/boot.py.new" "$at/boot.py" && exec python3 -I "$at/boot.py"
+{program.rstrip()}
+{_END_OF_PROGRAM}
+done
+exit 1
+"""
+    assert len(script.encode()) < METADATA_LIMIT
+    return script
+
+
+def would_submit(plan: Plan, placement: Mapping[str, Any]) -> Submission:
+    """The first attempt of a job that does not exist yet, for a dry run."""
+    limit = sum(float(value or 0.0) for value in (plan.limits.provision, plan.limits.run))
+    intent = Intent(1, "0" * 16, dict(placement), limit, 0.0)
+    staged = Staged(None, "", "", (), (), (), (), None, "")
+    return Submission(plan, staged, "job-000000000000", "0" * 64, intent, {})
+
+
+def shown_metadata(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Metadata for users: complete, except that the program is replaced by its size."""
+    script = metadata["startup-script"].encode()
+    said = f"({len(script)} bytes, sha256 {hashlib.sha256(script).hexdigest()[:12]})"
+    return {**metadata, "startup-script": said, "kinetic": json.loads(metadata["kinetic"])}
+
+
+def shown(request: Mapping[str, Any]) -> str:
+    """A request for users, a line for each of its values."""
+    return "\n".join(_lines(request, ""))
+
+
+def _lines(value: Any, indent: str) -> Iterable[str]:
+    items = value.items() if isinstance(value, Mapping) else [("-", entry) for entry in value]
+    for key, entry in items:
+        head = f"{indent}{key}" if key == "-" else f"{indent}{key}:"
+        if isinstance(entry, dict | list) and entry:
+            yield head
+            yield from _lines(entry, indent + "  ")
+        else:
+            yield f"{head} {json.dumps(entry, ensure_ascii=False)}"

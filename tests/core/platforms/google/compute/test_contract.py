@@ -1,0 +1,40 @@
+"""The compute backend keeps the contract of backends, on the emulated cloud."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.testing import BackendContract, Emulator
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.turn(1),
+    pytest.mark.filterwarnings("ignore:the 2 hosts of l4 are joined over plain TCP"),
+]
+
+
+class TestComputeBackend(BackendContract):
+    backend = "compute"
+    one_host = "l4"
+    several_hosts = "l4"
+    options_of_several = {"cloud": kinetic.Compute(hosts=2)}  # noqa: RUF012 - of the test
+
+    @pytest.fixture
+    def environment(self, home: Path) -> Iterator[Mapping[str, str]]:
+        with Emulator(zones=("us-central1-a", "us-west4-a"), python=sys.executable) as self.cloud:
+            yield self.cloud.environ(deployment="prod", backend="compute")
+            self.cloud.ledger.assert_nothing_left()
+
+    def kill_host(self, placement: Mapping[str, Any], host: int) -> None:
+        """The machine under one VM fails."""
+        self.cloud.compute.host_error(f"{placement['name']}-{host}")
+
+    def left(self) -> Sequence[str]:
+        return [str(item) for item in self.cloud.ledger.leaks()]

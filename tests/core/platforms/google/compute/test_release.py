@@ -1,0 +1,54 @@
+"""How VMs of Compute Engine are freed, against the emulated one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.planner import make_plan
+from kinetic_orchestration.plan.values import Freed, Intent, Plan, Staged
+from kinetic_orchestration.platforms.backend import Submission
+from kinetic_orchestration.platforms.google.compute.backend import ComputeBackend
+from kinetic_orchestration.testing import Emulator
+
+JOB = "job-000000000001"
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
+    monkeypatch.setattr("kinetic_orchestration.platforms.google.rest.retries.PAUSES", (0.01,))
+    monkeypatch.setenv("KINETIC_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KINETIC_ZONES", "us-central1-a")
+    with Emulator(tmp_path / "cloud", hosts=False) as running:
+        for name, value in running.environ(backend="compute").items():
+            monkeypatch.setenv(name, value)
+        yield running
+        running.wait_until_empty(10.0)
+
+
+def made(cloud: Emulator) -> tuple[ComputeBackend, dict[str, Any]]:
+    """A backend, and the placement of a VM that runs."""
+    here = settings.load()
+    backend, plan = ComputeBackend(here), make_plan(JobSpec("train", Options(accelerator="l4")), here)
+    placement = backend.place(plan, JOB, 1)
+    assert backend.submit(submission(plan, placement)) == ""
+    cloud.wait_until(lambda: cloud.compute.chosen(placement["name"]).status == "RUNNING", 10.0)
+    return backend, placement
+
+
+def submission(plan: Plan, placement: dict[str, Any]) -> Submission:
+    staged = Staged(None, "", "", (), (), (), (), None, "")
+    return Submission(plan, staged, JOB, "0" * 64, Intent(1, "0" * 16, placement, 2_000_000_000.0, 0.0), {})
+
+
+def test_a_vm_that_stops_by_itself_is_deleted_and_not_taken_for_deleted(cloud: Emulator) -> None:
+    """It would stay TERMINATED, with a disk that is billed."""
+    backend, placement = made(cloud)
+    cloud.compute.shut_down(placement["name"], 0.5)
+    assert backend.release(placement) is Freed.UNDER_WAY
+    cloud.wait_until_empty(10.0)

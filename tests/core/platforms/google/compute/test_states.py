@@ -1,0 +1,240 @@
+"""What instances and the operations of those that are gone mean for an attempt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kinetic_orchestration.plan.hardware import machines
+from kinetic_orchestration.plan.values import (
+    ABSENT,
+    ELSEWHERE,
+    GONE,
+    PARTIAL,
+    PRESENT,
+    PROVISIONING,
+    QUEUED,
+    WOUNDED,
+    Observation,
+)
+from kinetic_orchestration.platforms.google.api_errors import UNKNOWN, CallContext
+from kinetic_orchestration.platforms.google.compute import states
+from kinetic_orchestration.platforms.google.compute.causes import Problem
+from kinetic_orchestration.platforms.google.compute.request import UNTIL
+from kinetic_orchestration.platforms.google.compute.states import Event, Member, Vm
+from kinetic_orchestration.protocol import wire
+
+pytestmark = pytest.mark.fast
+
+ZONE = "us-central1-a"
+NOW = 1_800_000_000.0
+ACCOUNT = "trainer@ours.iam.gserviceaccount.com"
+ASKED = CallContext("ours", ZONE, ACCOUNT, service="compute")
+
+
+def vm(status: str = "RUNNING", name: str = "k-0", **more: Any) -> Vm:
+    started = 0.0 if status in ("PENDING", "PROVISIONING", "STAGING") else NOW - 100
+    return Vm(name, ZONE, status, **{"created": NOW - 200, "started": started, "account": ACCOUNT, **more})
+
+
+def event(kind: str, user: str = "ada@example.com", **more: Any) -> Event:
+    return Event("projects/ours/zones/z/operations/o", kind, "k-0", user, NOW - 150, more.pop("ended", True), **more)
+
+
+def seen(*members: Member, model: str = machines.ON_DEMAND, context: CallContext = ASKED) -> Observation:
+    return states.observation(members, context, model, NOW)
+
+
+def gone(*events: Event, before: Vm | None = None, model: str = machines.ON_DEMAND) -> Observation:
+    return seen(Member("k-0", None, before, events), model=model)
+
+
+def problem(word: str, message: str = "no") -> tuple[Problem, ...]:
+    return (Problem(word, message, UNKNOWN),)
+
+
+# ---- what is there
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ("PENDING", QUEUED),
+        ("PROVISIONING", PROVISIONING),
+        ("STAGING", PROVISIONING),
+        ("RUNNING", PRESENT),
+        ("REPAIRING", PRESENT),
+        ("PENDING_STOP", PRESENT),
+        ("STOPPING", PRESENT),
+        ("SUSPENDING", PRESENT),
+        ("DEPROVISIONING", PRESENT),
+        ("TERMINATED", GONE),
+        ("STOPPED", GONE),
+        ("SUSPENDED", GONE),
+        ("TRANSMOGRIFYING", ELSEWHERE),
+    ],
+)
+def test_each_state_of_an_instance(status: str, state: str) -> None:
+    assert seen(Member("k-0", vm(status))).state == state
+
+
+def test_a_vm_that_waits_for_capacity_says_until_when() -> None:
+    told = seen(Member("k-0", vm("PENDING", labels={UNTIL: "1800000000"})))
+    assert told.message == f"PENDING in {ZONE}, waiting for capacity until 2027-01-15 08:00:00 UTC at the latest"
+
+
+def test_vms_that_run_are_charged_since_the_first_started_and_have_a_log() -> None:
+    told = seen(Member("k-0", vm(started=NOW - 50)), Member("k-1", vm(name="k-1", started=NOW - 70)))
+    assert told == Observation(
+        PRESENT, charged=NOW - 70,
+        hint=f"gcloud compute instances get-serial-port-output k-0 --zone {ZONE} --project ours",
+    )  # fmt: skip
+    waiting = seen(Member("k-0", vm()), Member("k-1", vm("STAGING", "k-1")))
+    assert (waiting.state, waiting.charged) == (PROVISIONING, NOW - 100), "one of them costs already"
+
+
+def test_a_repair_is_waited_for_and_not_for_ever() -> None:
+    assert seen(Member("k-0", vm("REPAIRING", repairing=899.0))).message == "k-0 REPAIRING"
+    told = seen(Member("k-0", vm("REPAIRING", repairing=901.0)))
+    assert (told.state, told.cause) == (GONE, wire.INFRASTRUCTURE)
+    assert "REPAIRING for more than 15 min" in told.message
+
+
+# ---- what is not there
+
+
+def test_a_vm_that_nobody_made_is_absent() -> None:
+    assert gone() == Observation(ABSENT, hint=states.WHOM_TO_ASK)
+
+
+def test_a_vm_whose_insert_goes_on_is_being_made() -> None:
+    assert gone(event("insert", ended=False)).state == PROVISIONING
+
+
+@pytest.mark.parametrize(
+    ("word", "cause"),
+    [
+        ("ZONE_RESOURCE_POOL_EXHAUSTED", wire.STOCKOUT),
+        ("QUOTA_EXCEEDED", wire.QUOTA),
+        ("INVALID_USAGE", wire.CONFIGURATION),
+        ("INTERNAL_ERROR", wire.INTERNAL),
+    ],
+)
+def test_an_insert_that_failed_behind_a_200_says_why_also_while_the_vm_is_shown(word: str, cause: str) -> None:
+    failed = event("insert", problems=problem(word, "none left"))
+    told = gone(failed)
+    assert (told.state, told.cause) == (ABSENT, cause)
+    assert told.message.startswith(f"{ZONE}: none left ({word})")
+    shown = seen(Member("k-0", vm("STOPPING", started=0.0), None, [failed]))
+    assert (shown.state, shown.cause) == (GONE, cause)
+
+
+def test_an_insert_whose_error_leaves_open_what_was_made_ends_nothing() -> None:
+    assert gone(event("insert", problems=problem("RESOURCE_NOT_FOUND"))).state == ABSENT
+    assert gone(event("insert", problems=problem("RESOURCE_NOT_FOUND"))).cause == ""
+
+
+@pytest.mark.parametrize(
+    ("happened", "model", "cause", "says"),
+    [
+        (event("compute.instances.preempted", "system"), machines.SPOT, wire.PREEMPTION, "it was preempted"),
+        (event("compute.instances.preempted", "system"), machines.ON_DEMAND, wire.INFRASTRUCTURE, "defragment"),
+        (event("compute.instances.preempted", "system"), machines.RESERVATION, wire.INFRASTRUCTURE, "defragment"),
+        (event("compute.instances.hostError", "system"), machines.SPOT, wire.INFRASTRUCTURE, "(hostError)"),
+        (
+            event("compute.instances.terminateOnHostMaintenance", "system"), machines.ON_DEMAND, wire.INFRASTRUCTURE,
+            "for maintenance",
+        ),
+        (event("compute.instances.guestTerminate", "system"), machines.ON_DEMAND, wire.INFRASTRUCTURE, "from inside"),
+        (event("delete"), machines.ON_DEMAND, wire.CANCELLED, "ada@example.com deleted it"),
+        (event("stop"), machines.ON_DEMAND, wire.CANCELLED, "ada@example.com stopped it"),
+        (event("delete", ACCOUNT), machines.ON_DEMAND, wire.INFRASTRUCTURE, f"its own account deleted it ({ACCOUNT})"),
+        (event("delete", "system"), machines.ON_DEMAND, wire.INFRASTRUCTURE, "Google deleted it"),
+    ],
+)  # fmt: skip
+def test_the_operations_say_what_became_of_a_vm(happened: Event, model: str, cause: str, says: str) -> None:
+    insert = event("insert")
+    for told, state in (
+        (gone(happened, insert, before=vm(), model=model), ABSENT),
+        (seen(Member("k-0", vm("TERMINATED"), vm(), [happened, insert]), model=model), GONE),
+        (seen(Member("k-1", vm(name="k-1")), Member("k-0", None, vm(), [happened, insert]), model=model), WOUNDED),
+    ):
+        assert (told.state, told.cause) == (state, cause)
+        assert says in told.message
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "model", "cause"),
+    [
+        ("compute.instances.hostError", event("delete"), machines.ON_DEMAND, wire.INFRASTRUCTURE),
+        ("compute.instances.preempted", event("delete", "system"), machines.SPOT, wire.PREEMPTION),
+        ("compute.instances.preempted", event("delete", ACCOUNT), machines.SPOT, wire.PREEMPTION),
+    ],
+)
+def test_the_first_end_of_a_vm_is_its_reason_and_not_who_cleaned_up(
+    first: str, then: Event, model: str, cause: str
+) -> None:
+    told = gone(then, event(first, "system"), event("insert"), before=vm(), model=model)
+    assert (told.state, told.cause) == (ABSENT, cause)
+
+
+def test_a_flex_start_vm_that_nobody_has_seen_is_waited_for_before_it_counts_as_vanished() -> None:
+    member = Member("k-0", None, None, [event("insert")])
+    assert seen(member, model=machines.FLEX_START).cause == ""
+    late = seen(member._replace(missed=states.UNSHOWN + 1.0), model=machines.FLEX_START)
+    assert late.cause == wire.STOCKOUT
+
+
+def test_a_delete_that_failed_deleted_nothing() -> None:
+    told = gone(event("delete", problems=problem("INTERNAL_ERROR")), event("insert"), before=vm())
+    assert (told.state, told.message) == (ABSENT, "")
+
+
+def test_a_flex_start_vm_that_vanished_after_its_wait_was_a_stockout() -> None:
+    told = gone(event("insert"), before=vm("PENDING"), model=machines.FLEX_START)
+    assert (told.cause, told.message) == (
+        wire.STOCKOUT, f"nothing became free in {ZONE} while the request for k-0 was valid",
+    )  # fmt: skip
+    assert gone(event("insert"), before=vm(), model=machines.FLEX_START).cause == "", "it ran"
+
+
+def test_a_vm_that_has_run_for_as_long_as_it_may_ended_at_its_deadline() -> None:
+    told = gone(event("insert"), before=vm(ends=NOW - 1))
+    assert (told.state, told.cause) == (ABSENT, wire.DEADLINE)
+    assert gone(event("insert"), before=vm(ends=NOW + 1)).cause == ""
+    by_google = event("delete", user="system"), event("insert")
+    assert gone(*by_google, before=vm(ends=NOW - 1)).cause == wire.DEADLINE
+
+
+def test_a_vm_that_died_before_its_limit_did_not_end_by_it_however_late_it_is_looked_at() -> None:
+    dead = vm("TERMINATED", ends=NOW - 3600)
+    told = seen(Member("k-0", dead, None, [event("compute.instances.hostError", user="system"), event("insert")]))
+    assert (told.state, told.cause) == (GONE, wire.INFRASTRUCTURE)
+    preempted = event("compute.instances.preempted", user="system")
+    told = gone(preempted, event("insert"), before=vm(ends=NOW - 3600), model=machines.SPOT)
+    assert (told.state, told.cause) == (ABSENT, wire.PREEMPTION)
+
+
+def test_of_several_the_missing_ones_are_asked_for_again_unless_they_were_there() -> None:
+    other = Member("k-1", vm(name="k-1"))
+    assert seen(other, Member("k-0", None, None, [])).state == PARTIAL
+    lost = seen(other, Member("k-0", None, vm(), []))
+    assert (lost.state, lost.cause) == (WOUNDED, wire.INFRASTRUCTURE)
+    assert "ask the project's audit log" in lost.message.lower()
+
+
+def test_of_several_that_could_not_be_had_is_told_rather_than_what_followed() -> None:
+    short = Member("k-0", None, None, [event("insert", problems=problem("GPU_STOCKOUT", "none"))])
+    deleted = Member("k-1", None, vm(name="k-1"), [event("delete")])
+    assert seen(deleted, short).cause == wire.STOCKOUT
+
+
+def test_whose_account_deleted_a_vm_that_was_never_seen_is_not_guessed() -> None:
+    """A process that only now looks does not know a VM's account, and takes no service account for a user's wish."""
+    unseen = CallContext("p", "us-central1-a", service="compute")
+    for user, cause in ((ACCOUNT, wire.INFRASTRUCTURE), ("somebody@example.com", wire.CANCELLED)):
+        member = Member("k-0", None, None, [event("delete", user), event("insert")])
+        told = states.observation([member], unseen, machines.ON_DEMAND, NOW)
+        assert (told.state, told.cause) == (ABSENT, cause)
+        assert user in told.message

@@ -1,0 +1,246 @@
+"""Jobs on VMs of an emulated Compute Engine: submit, follow, collect, and nothing left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.errors import JobCancelled, JobError
+from kinetic_orchestration.jobs import lifecycle
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.values import JobStatus
+from kinetic_orchestration.platforms.google.compute.client import Instances
+from kinetic_orchestration.platforms.google.rest import retries
+from kinetic_orchestration.testing import Emulator
+from tests.end_to_end.compute.conftest import ZONES, instances, run
+from tests.support.jobs import changes, lines, placements, told, wait_running
+from tests.support.waits import wait_until
+
+JOINED = "ignore:the 2 hosts of l4 are joined over plain TCP"
+
+
+def where(job: Any) -> list[str]:
+    return [placement["zone"] for placement in placements(job)]
+
+
+def test_a_function_runs_on_a_vm_with_a_gpu_and_its_value_comes_back(cloud: Emulator, jobs: Any) -> None:
+    job = run(jobs.until, "/")
+    events = told(job)
+    assert lines(events) == "running\n"
+    assert job.result(timeout=60) == 1
+    assert job.status() is JobStatus.SUCCEEDED
+    cloud.wait_until_empty(60)
+    assert cloud.ledger.chip_seconds() > 0
+
+
+@pytest.mark.filterwarnings(JOINED)
+def test_two_hosts_are_two_vms_and_every_hosts_lines_arrive(cloud: Emulator, jobs: Any) -> None:
+    job = run(jobs.writes_lines, 20, cloud=kinetic.Compute(hosts=2))
+    events = told(job)
+    for host in range(2):
+        assert lines(events, host) == "".join(f"line {number} of host {host}\n" for number in range(20))
+    assert job.result(timeout=30) == 20
+
+
+def test_the_users_exception_comes_back_as_itself(cloud: Emulator, jobs: Any, tmp_path: Path) -> None:
+    job = run(jobs.echoes, str(tmp_path), 0, 0.0)
+    with pytest.raises(ValueError, match="the learning rate is negative"):
+        job.result(timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.turn(1)
+def test_a_job_that_runs_is_cancelled(cloud: Emulator, jobs: Any, tmp_path: Path) -> None:
+    job = run(jobs.until, str(tmp_path / "never"))
+    wait_running(job)
+    job.cancel()
+    with pytest.raises(JobCancelled):
+        job.result(timeout=60)
+
+
+# ---- capacity
+
+
+@pytest.mark.parametrize("shows", [False, True])
+def test_f05_two_zones_without_capacity_and_the_third_has_some(cloud: Emulator, jobs: Any, shows: bool) -> None:
+    """Nothing is left in the first two, nothing is spent, and people see one attempt."""
+    for zone in ZONES[:2]:
+        cloud.compute.stockout(zone, shows=shows)
+    job = run(jobs.attempt)
+    events = told(job)
+    assert job.result(timeout=60) == 1
+    assert where(job) == list(ZONES)
+    assert any("does not have enough resources" in line for line in changes(events))
+    assert not any("attempt" in line for line in changes(events))
+
+
+def test_f05_a_zone_that_the_api_says_has_some_is_tried_next(cloud: Emulator, jobs: Any) -> None:
+    cloud.compute.stockout(ZONES[0], available=[ZONES[2]])
+    job = run(jobs.attempt)
+    assert job.result(timeout=60) == 1
+    assert where(job) == [ZONES[0], ZONES[2]]
+
+
+@pytest.mark.filterwarnings(JOINED)
+def test_f05_of_two_vms_one_alone_is_not_kept(cloud: Emulator, jobs: Any) -> None:
+    """The second finds no capacity: the first is freed, and both are made in the next zone."""
+    cloud.compute.quota("NVIDIA_L4_GPUS", 1, "us-central1")
+    job = run(jobs.attempt, cloud=kinetic.Compute(hosts=2))
+    told(job)
+    assert job.result(timeout=60) == 1
+    assert where(job)[-1] == ZONES[2]
+    assert not [path for path in cloud.compute.instances if "/us-central1-" in path]
+
+
+def test_f06_a_quota_of_0_drops_its_region_and_names_the_metric(cloud: Emulator, jobs: Any) -> None:
+    cloud.compute.quota("NVIDIA_L4_GPUS", 0, "us-central1")
+    job = run(jobs.attempt)
+    events = told(job)
+    assert job.result(timeout=60) == 1
+    assert where(job) == [ZONES[0], ZONES[2]]
+    assert any("NVIDIA_L4_GPUS" in line for line in changes(events))
+
+
+def test_f06_without_any_gpu_in_all_regions_the_job_ends_and_names_the_quota(cloud: Emulator, jobs: Any) -> None:
+    """Beforehand it could not be read: then the job is refused at once."""
+    cloud.deny("client", "compute.projects.get")
+    cloud.compute.quota("GPUS_ALL_REGIONS", 0)
+    job = run(jobs.attempt)
+    with pytest.raises(
+        JobError, match=r"(?s)no place is left to try.*GPUS_ALL_REGIONS.*is limited to 0 in all regions"
+    ):
+        job.result(timeout=60)
+    assert where(job) == [ZONES[0]]
+
+
+@pytest.mark.slow
+@pytest.mark.turn(2)
+def test_f09_a_flex_start_request_that_vanishes_after_its_wait_is_made_in_the_next_zone(
+    cloud: Emulator, jobs: Any
+) -> None:
+    cloud.compute.speed_up(300.0)
+    cloud.compute.stockout(ZONES[0])
+    job = run(jobs.attempt, cloud=kinetic.Compute(flex_start=True), limits=kinetic.Limits(run=3600))
+    events = told(job)
+    assert job.result(timeout=60) == 1
+    assert where(job) == list(ZONES[:2])
+    said = changes(events)
+    assert any("waiting for capacity until" in line for line in said)
+    assert any("nothing became free in us-central1-a while the request" in line for line in said)
+
+
+# ---- hosts
+
+
+@pytest.mark.slow
+@pytest.mark.turn(3)
+@pytest.mark.parametrize("notice", [0.0, 2.0])
+def test_f17_a_spot_vm_that_is_preempted_is_followed_by_another_attempt(
+    cloud: Emulator, jobs: Any, tmp_path: Path, notice: float
+) -> None:
+    end = tmp_path / "end"
+    job = run(jobs.until, str(end), spot=True)
+    wait_running(job)
+    (name,) = instances(cloud, job)
+    cloud.compute.preempt(name, notice=notice)
+    wait_until(lambda: not instances(cloud, job), "the VM is gone", within=60)
+    end.touch()
+    events = told(job)
+    assert job.result(timeout=60) == 2
+    first = job.history()[0]
+    assert first.verdict is not None and first.verdict.cause == "preemption"
+    assert any("preempt" in line for line in changes(events))
+
+
+@pytest.mark.slow
+@pytest.mark.turn(4)
+@pytest.mark.parametrize("kind", ["compute.instances.hostError", "compute.instances.terminateOnHostMaintenance"])
+def test_f11_a_machine_that_fails_is_told_by_name_and_new_hosts_follow(
+    cloud: Emulator, jobs: Any, tmp_path: Path, kind: str
+) -> None:
+    end = tmp_path / "end"
+    job = run(jobs.until, str(end))
+    wait_running(job)
+    (name,) = instances(cloud, job)
+    cloud.compute.host_error(name, kind)
+    end.touch()
+    assert job.result(timeout=60) == 2
+    first = job.history()[0]
+    assert first.verdict is not None and first.verdict.cause == "infrastructure"
+    assert kind.rpartition(".")[2] in first.verdict.reason
+
+
+@pytest.mark.slow
+@pytest.mark.turn(0)
+def test_f31_whoever_deletes_the_vm_of_a_running_job_ends_it_and_is_named(
+    cloud: Emulator, jobs: Any, tmp_path: Path
+) -> None:
+    job = run(jobs.until, str(tmp_path / "never"))
+    wait_running(job)
+    (name,) = instances(cloud, job)
+    (path,) = [path for path in cloud.compute.instances if path.endswith(name)]
+    cloud.compute.power_off(name)  # else its agent says first that the machine goes
+    Instances(settings.load()).delete(path)
+    with pytest.raises(JobCancelled, match=r"user@emulated\.example deleted it"):
+        job.result(timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.turn(1)
+@pytest.mark.parametrize("told_by", ["unreachables", "warning"])
+def test_f32_a_zone_that_does_not_answer_ends_no_attempt(
+    cloud: Emulator, jobs: Any, tmp_path: Path, told_by: Any
+) -> None:
+    end = tmp_path / "end"
+    batch = [run(jobs.until, str(end)) for _ in range(2)]
+    for job in batch:
+        wait_running(job)
+    cloud.compute.silence(ZONES[0], told_by)
+    with pytest.raises(TimeoutError):
+        batch[0].result(timeout=3)
+    cloud.compute.hear(ZONES[0])
+    end.touch()
+    assert [job.result(timeout=60) for job in batch] == [1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.turn(2)
+def test_f06_a_rate_limit_waits_until_the_next_minute_and_never_changes_the_zone(cloud: Emulator, jobs: Any) -> None:
+    cloud.compute.request_rate(0)
+    job = run(jobs.attempt)
+    wait_until(lambda: retries._throttled, "the rate was refused", within=60)
+    cloud.compute.request_rate(None)
+    retries._throttled.clear()  # as if the minute were over
+    assert job.result(timeout=60) == 1
+    assert where(job) == [ZONES[0]]
+
+
+@pytest.mark.slow
+@pytest.mark.turn(4)
+def test_f13_a_vm_that_never_boots_is_given_up_with_the_end_of_its_serial_log(
+    cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "SILENT_START", 3.0)
+    cloud.compute.never_boots()
+    job = run(jobs.attempt)
+    assert job.result(timeout=60) == 2
+    first = job.history()[0]
+    assert first.verdict is not None and first.verdict.cause == "infrastructure"
+    assert "none of them has started its agent" in first.verdict.reason
+    assert "the serial log of kinetic-" in first.verdict.reason
+    assert "Booting from Hard Disk 0..." in first.verdict.reason
+
+
+# ---- the submitter
+
+
+@pytest.mark.slow
+@pytest.mark.turn(3)
+def test_f02_the_answer_of_the_create_call_is_lost_and_there_is_one_vm(cloud: Emulator, jobs: Any) -> None:
+    cloud.lose_answer("instances.insert")
+    job = run(jobs.attempt)
+    assert job.result(timeout=60) == 1
+    assert len(where(job)) == 1
