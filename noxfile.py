@@ -72,6 +72,7 @@ def simulate(session: nox.Session) -> None:
     session.run(*play, "--seeds", "2000", *session.posargs)
     session.run(*play, "--seeds", "250", "--cloud", *session.posargs)
     session.run(*play, "--seeds", "250", "--cluster", *session.posargs)
+    session.run(*play, "--seeds", "250", "--compute", *session.posargs)
 
 
 @nox.session

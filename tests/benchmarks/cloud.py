@@ -18,17 +18,20 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from tests.benchmarks import measure
 from tests.benchmarks.measure import ROOT, Figure
 
+if TYPE_CHECKING:
+    from kinetic_orchestration.testing import Emulator
+
 PROCESSES, JOBS = 3, 4  # each process' first job is a cold one
-ZONE, ZONES = "us-west4-a", ("us-west4-a", "us-central1-a")
+ZONES = "us-west4-a", "us-central1-a"
 ONE, FOUR = "v5e-1", "v5e-16"
 FOLLOWED = (10, 100, 1000)
 COUNTED = 30.0  # seconds of requests
@@ -53,28 +56,32 @@ def talks(until):
 """
 
 
+TARGETS = {"cold": 2.0, "warm": 0.5}  # seconds added to a job
+
+
 def figures() -> Iterator[Figure]:
     from tests.benchmarks import environment
 
     yield measure.bounded("cloud.load", os.getloadavg()[0], "processes", None)
-    yield from added_time()
+    yield from added_time(Site, TARGETS)
     yield from delete_call()
     yield from environment.on_other_machines()
     yield from dollars()
-    yield from followed()
+    yield from followed(Site)
 
 
 # ---- time added to a job ---------------------------------------------------------------------------------------
 
 
-def added_time() -> Iterator[Figure]:
+def added_time(kind: type[Site], targets: Mapping[str, float]) -> Iterator[Figure]:
+    name = kind.section
     parts: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
-    with site(provision_seconds=0.2) as here:
+    with site(kind, provision_seconds=0.2) as here:
         boots = [here.boot() for _ in range(5)]
         boot = statistics.median(boots)
         passing = measure.interleaved(5, lambda: measure.python("-c", "pass"))[0]
         for number in range(PROCESSES):
-            with here.client("noop", str(JOBS), deployment=f"time{number}") as client:
+            with here.client("noop", here.accelerator, str(JOBS), deployment=f"time{number}") as client:
                 assert client.stdout is not None
                 assert client.stdin is not None
                 for job in range(JOBS):
@@ -83,11 +90,12 @@ def added_time() -> Iterator[Figure]:
                     here.cloud.wait_until_empty()
                     client.stdin.write("next\n")
                     client.stdin.flush()
-    yield measure.bounded("cloud.boot_of_a_vm", boot, "s", None, floor=passing)
-    for kind, target in (("cold", 2.0), ("warm", 0.5)):
-        yield measure.bounded(f"cloud.added.{kind}", _median(parts[kind], "added"), "s", target, floor=passing)
+    yield measure.bounded(f"{name}.boot_of_a_vm", boot, "s", None, floor=passing)
+    for start, target in targets.items():
+        yield measure.bounded(f"{name}.added.{start}", _median(parts[start], "added"), "s", target, floor=passing)
         for part in ("before_create", "boot_to_agent", "agent_to_verdict", "verdict_to_value"):
-            yield measure.bounded(f"cloud.added.{kind}.{part}", _median(parts[kind], part), "s", None, floor=passing)
+            seconds = _median(parts[start], part)
+            yield measure.bounded(f"{name}.added.{start}.{part}", seconds, "s", None, floor=passing)
 
 
 def _median(rows: list[dict[str, float]], name: str) -> float:
@@ -106,11 +114,11 @@ def delete_call() -> Iterator[Figure]:
                 deployment = f"delete{hosts}x{number}"
                 with here.client("submit", accelerator, "", deployment=deployment) as client:
                     job = client.communicate()[0].strip()
-                here.cloud.wait_until(lambda job=job: here.when(job, "DELETING"), 60.0, "the delete call")  # type: ignore[misc]
+                here.cloud.wait_until(lambda job=job: here.when(job, here.deleted), 60.0, "the delete call")  # type: ignore[misc]
                 written = here.written(deployment, f"jobs/{job}/out/1/hosts/")
                 done = [at for name, at in written.items() if name.endswith("/done.json")]
                 assert len(done) == hosts
-                late.append(here.when(job, "DELETING") - max(done))
+                late.append(here.when(job, here.deleted) - max(done))
                 here.cloud.wait_until_empty(90.0)
             yield measure.bounded(f"cloud.delete_call.{hosts}_hosts", statistics.median(late), "s", 1.0)
 
@@ -162,9 +170,10 @@ def _hourly(hosts: int, cadence: float, pace: float) -> float:
 # ---- many jobs, one process ------------------------------------------------------------------------------------
 
 
-def followed() -> Iterator[Figure]:
+def followed(kind: type[Site]) -> Iterator[Figure]:
     """Jobs of one host each that run, in two zones. Their hosts' part is written here; the process is a new one."""
-    with site(zones=ZONES, hosts=False, creates_per_minute=None) as here:
+    name = kind.section
+    with site(kind, zones=kind.zones, hosts=False, creates_per_minute=None) as here:
         jobs: list[tuple[str, str]] = []
         template = here.template()
         first = None
@@ -172,32 +181,41 @@ def followed() -> Iterator[Figure]:
             jobs += [here.add(template, number) for number in range(len(jobs), count)]
             counts, cpu = here.follow(jobs)
             first = counts if first is None else first
-            yield measure.bounded(f"cloud.tick.{count}_jobs.store", counts["store"], "requests", None)
-            yield measure.bounded(f"cloud.tick.{count}_jobs.tpu", counts["tpu"], "requests", None)
-            yield measure.bounded(f"cloud.tick.{count}_jobs.pause", counts["pause"], "s", None)
+            yield measure.bounded(f"{name}.tick.{count}_jobs.store", counts["store"], "requests", None)
+            yield measure.bounded(f"{name}.tick.{count}_jobs.{kind.api}", counts["api"], "requests", None)
+            yield measure.bounded(f"{name}.tick.{count}_jobs.pause", counts["pause"], "s", None)
         memory = here.traced(jobs)
-    yield measure.bounded("cloud.followed.memory", memory, "bytes/job", 4096.0)
-    yield measure.bounded("cloud.followed.cpu", cpu * 100, "% of a core", 1.0)
+    yield measure.bounded(f"{name}.followed.memory", memory, "bytes/job", 4096.0)
+    yield measure.bounded(f"{name}.followed.cpu", cpu * 100, "% of a core", 1.0)
 
 
 # ---- the site --------------------------------------------------------------------------------------------------
 
 
 class Site:
-    """An emulated cloud with what happened in it, and a small project of which clients submit jobs."""
+    """An emulated cloud with what happened in it, and a small project of which clients submit jobs.
 
-    def __init__(self, cloud: Any, folder: Path) -> None:
+    What its jobs run on are TPU VMs: another class has other machines.
+    """
+
+    section, backend, api = "cloud", "tpu-vm", "tpu"
+    accelerator = ONE
+    zones = ZONES
+    asked, deleted = ("queued resource", "CREATING"), ("queued resource", "DELETING")
+    made = ("node", "READY")
+
+    def __init__(self, cloud: Emulator, folder: Path) -> None:
         self.cloud = cloud
         self.folder = folder
         self.happened: list[tuple[float, str, str, str]] = []
-        cloud.told = lambda event: self.happened.append((time.time(), event.kind, event.name, event.what))
+        cloud.listener = lambda event: self.happened.append((time.time(), event.kind, event.name, event.what))
         project = folder / "project"
         project.mkdir()
         (project / "pyproject.toml").write_text('[project]\nname = "benchmark"\nversion = "1"\n')
         (project / "measured.py").write_text(PROJECT)
 
     def environ(self, deployment: str) -> dict[str, str]:
-        given = self.cloud.environ(deployment=deployment)
+        given = self.cloud.environ(deployment=deployment, backend=self.backend)
         path = os.pathsep.join([str(ROOT), str(self.folder / "project")])
         return measure.environment(**given, KINETIC_HOME=str(self.folder / f"home-{deployment}"), PYTHONPATH=path)
 
@@ -245,34 +263,49 @@ class Site:
         listed.write_text(json.dumps(jobs))
         return str(listed)
 
-    def when(self, job: str, what: str, kind: str = "queued resource") -> float:
+    def when(self, job: str, event: tuple[str, str]) -> float:
         """The time of the first such event of the job; 0 if there was none."""
         short = job.removeprefix("job-")
-        return next((at for at, k, name, w in self.happened if short in name and (k, w) == (kind, what)), 0.0)
+        return next((at for at, kind, name, what in self.happened if short in name and (kind, what) == event), 0.0)
 
     def boot(self) -> float:
-        """Seconds from READY to the first line of the startup script, of a VM that has nothing else to do."""
+        """Seconds from the start of a machine to the first line of its startup script, which does nothing else."""
         name = f"boot-{time.time_ns()}"
         script = (
             '#!/bin/sh\ndate +%s.%N > "$KINETIC_ROOT/began.new" && mv "$KINETIC_ROOT/began.new" "$KINETIC_ROOT/began"\n'
         )
-        self.ask_for(name, ZONE, {"startup-script": script})
-        self.cloud.wait_until(lambda: self.when(name, "READY", "node"))
-        node = f"projects/emulated/locations/{ZONE}/nodes/{name}"
-        (machine,) = self.cloud.vms(node)
-        file = machine.root / "began"
+        self.ask_for(name, self.zones[0], self.bare({"startup-script": script}))
+        self.cloud.wait_until(lambda: self.when(name, self.made))
+        file = self.machine(name).root / "began"
         self.cloud.wait_until(file.exists)
         began = float(file.read_text())
-        self.cloud.call("DeleteQueuedResource", {"name": node.replace("/nodes/", "/queuedResources/"), "force": True})
+        self.delete(name)
         self.cloud.wait_until_empty()
-        return began - self.when(name, "READY", "node")
+        return began - self.when(name, self.made)
 
-    def ask_for(self, name: str, zone: str, metadata: dict[str, str], **more: Any) -> None:
+    def bare(self, metadata: dict[str, str]) -> dict[str, Any]:
+        """What a machine of no job is asked for with."""
+        return {"acceleratorType": "v5litepod-1", "runtimeVersion": "v2-alpha-tpuv5-lite", "metadata": metadata}
+
+    def ask_for(self, name: str, zone: str, node: dict[str, Any]) -> None:
         parent = f"projects/emulated/locations/{zone}"
-        node = {"acceleratorType": "v5litepod-1", "runtimeVersion": "v2-alpha-tpuv5-lite", "metadata": metadata, **more}
         spec = {"parent": parent, "nodeId": name, "node": node}
         request = {"parent": parent, "queuedResourceId": name, "queuedResource": {"tpu": {"nodeSpec": [spec]}}}
         self.cloud.call("CreateQueuedResource", request)
+
+    def machine(self, name: str) -> Any:
+        (found,) = self.cloud.vms(f"projects/emulated/locations/{self.zones[0]}/nodes/{name}")
+        return found
+
+    def delete(self, name: str) -> None:
+        path = f"projects/emulated/locations/{self.zones[0]}/queuedResources/{name}"
+        self.cloud.call("DeleteQueuedResource", {"name": path, "force": True})
+
+    def only(self) -> tuple[str, dict[str, Any]]:
+        """The name of the one that was asked for, and what with."""
+        (queued,) = self.cloud.queued_resources()
+        spec = queued["tpu"]["nodeSpec"][0]
+        return spec["nodeId"], spec["node"]
 
     def written(self, deployment: str, prefix: str) -> dict[str, float]:
         """The write time of each object. The server's generations are microseconds of that moment."""
@@ -285,7 +318,7 @@ class Site:
         job = told["job"]
         out = f"kinetic/{deployment}/jobs/{job}/out/1/hosts/0"
         written = self.written(deployment, f"jobs/{job}/")
-        made, ready = self.when(job, "CREATING"), self.when(job, "READY", "node")
+        made, ready = self.when(job, self.asked), self.when(job, self.made)
         verdict = written[f"kinetic/{deployment}/jobs/{job}/attempts/1/verdict.json"]
         return {
             "added": told["ended"] - told["began"] - (ready - made) - boot,
@@ -350,7 +383,7 @@ class Site:
         time.sleep(2.0)  # the last look's other half
         found = self.listings()
         return {
-            "store": len(self.cloud.storage.calls) / found, "tpu": len(self.cloud.requests) / found,
+            "store": len(self.cloud.storage.calls) / found, "api": len(self.cloud.requests) / found,
             "pause": elapsed / looks,
         }  # fmt: skip
 
@@ -362,15 +395,14 @@ class Site:
 
     def template(self) -> dict[str, Any]:
         """All that one submitted job is: its records, and what was asked of the cloud."""
-        with self.client("submit", ONE, "", deployment="many") as client:
+        with self.client("submit", self.accelerator, "", deployment="many") as client:
             job = client.communicate()[0].strip()
         root = f"kinetic/many/jobs/{job}/in"
-        (queued,) = self.cloud.queued_resources()
-        node = queued["tpu"]["nodeSpec"][0]
+        name, asked = self.only()
         return {
             "job": job, "spec": self.unsummed(f"{root}/spec.json"),
             "intent": self.unsummed(f"{root}/attempts/1/intent.json"),
-            "name": node["nodeId"], "node": json.dumps(node["node"]),
+            "name": name, "asked": json.dumps(asked),
         }  # fmt: skip
 
     def add(self, template: dict[str, Any], number: int) -> tuple[str, str]:
@@ -379,32 +411,31 @@ class Site:
         from kinetic_orchestration.protocol import names
         from kinetic_orchestration.protocol.content import digest
 
-        short, zone = f"{number:012x}", ZONES[number % len(ZONES)]
+        short, zone = f"{number:012x}", self.zones[number % len(self.zones)]
         store = open_store("gs://emulated/kinetic", "many")
 
         def own(text: str) -> str:
-            return text.replace(template["job"].removeprefix("job-"), short).replace(ZONE, zone)
+            return text.replace(template["job"].removeprefix("job-"), short).replace(self.zones[0], zone)
 
         spec = own(template["spec"]).encode()
         job = f"job-{short}"
         store.create(names.spec(job), spec)
         store.create(names.intent(job, 1), own(template["intent"]).encode())
         self.speak([job])
-        node = json.loads(own(template["node"]))
-        self.ask_for(own(template["name"]), zone, node.pop("metadata"), labels=node.get("labels", {}))
+        self.ask_for(own(template["name"]), zone, json.loads(own(template["asked"])))
         return job, digest.of_bytes(spec)
 
 
 @contextmanager
-def site(**options: Any) -> Iterator[Site]:
+def site(kind: type[Site] = Site, **options: Any) -> Iterator[Site]:
     from kinetic_orchestration.testing import Emulator
 
-    given = {"zones": (ZONE,), **options}
+    given = {"zones": kind.zones[:1], **options}
     with tempfile.TemporaryDirectory(prefix="kinetic-benchmark-") as name, Emulator(**given) as cloud:
         before = dict(os.environ)
-        os.environ.update(cloud.environ(deployment="many"))
+        os.environ.update(cloud.environ(deployment="many", backend=kind.backend))
         try:
-            yield Site(cloud, Path(name))
+            yield kind(cloud, Path(name))
         finally:
             os.environ.clear()
             os.environ.update(before)
@@ -413,12 +444,12 @@ def site(**options: Any) -> Iterator[Site]:
 # ---- the clients -----------------------------------------------------------------------------------------------
 
 
-def _noops(count: str) -> None:
+def _noops(accelerator: str, count: str) -> None:
     import measured  # type: ignore[import-not-found]
 
     import kinetic_orchestration as kinetic
 
-    function = kinetic.run(accelerator=ONE)(measured.noop)
+    function = kinetic.run(accelerator=accelerator)(measured.noop)
     for _ in range(int(count)):
         began = time.time()
         job = function.run_async()

@@ -27,6 +27,7 @@ SECTIONS = {
     "environment": "environment",
     "training": "training",
     "cloud": "cloud",
+    "compute": "compute",
     "kubernetes": "kubernetes",
     "dagster": "dagster",
     "airflow": "airflow",

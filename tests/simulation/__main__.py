@@ -20,6 +20,7 @@ from datetime import UTC, date, datetime
 
 from tests.simulation.cloud_scenario import CloudSchedule
 from tests.simulation.cluster_scenario import ClusterSchedule
+from tests.simulation.compute_scenario import ComputeSchedule
 from tests.simulation.edges import simulated_edges
 from tests.simulation.many import played_by
 from tests.simulation.scenario import Failed, Schedule, command_of, play, trace_of
@@ -36,13 +37,19 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--by-date", action="store_true", help="the first of them is today's, by UTC")
     parser.add_argument("--cloud", action="store_true", help="on the simulated Cloud TPU API")
+    parser.add_argument("--compute", action="store_true", help="on the simulated Compute Engine")
     parser.add_argument("--cluster", action="store_true", help="on the simulated API of Kubernetes")
     parser.add_argument("--stop", action="store_true", help="at the first seed that breaks a promise")
     parser.add_argument(
         "--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one for each core"
     )
     arguments = parser.parse_args()
-    kind = ClusterSchedule if arguments.cluster else CloudSchedule if arguments.cloud else Schedule
+    kinds = (
+        (arguments.cluster, ClusterSchedule),
+        (arguments.compute, ComputeSchedule),
+        (arguments.cloud, CloudSchedule),
+    )
+    kind = next((kind for is_asked, kind in kinds if is_asked), Schedule)
     if arguments.seed is not None and len(arguments.seed) == 1:
         return _play_one(arguments.seed[0], kind)
     first = first_of(datetime.now(UTC).date()) if arguments.by_date else arguments.first

@@ -8,8 +8,8 @@ that it asks the judge before anything of theirs is taken away.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from google.api_core import exceptions as google
 
@@ -19,6 +19,19 @@ from kinetic_orchestration.platforms.google.tpu import states
 from kinetic_orchestration.platforms.google.tpu.client import Page, Tpus
 from kinetic_orchestration.platforms.google.tpu.states import Node, Queued
 from tests.simulation.world import Violation, World
+from tests.simulation.zones import (
+    DRY,
+    FAILING,
+    NEVER,
+    NEVER_REGION,
+    QUEUE,
+    QUOTAS,
+    REFUSED,
+    UNKNOWN_ZONE,
+    Odds,
+    Zone,
+    Zones,
+)
 
 NO_CAPACITY = (
     'There is no more capacity in the zone "{zone}"; you can try in another zone where Cloud TPU Nodes are offered '
@@ -33,11 +46,6 @@ RATE = "Quota exceeded for quota metric 'Maximum number of CreateNode requests p
 FORBIDDEN = "Location {zone} is not found or access is unauthorized."
 RESERVED = "Insufficient reserved capacity. Contact customer support to increase your reservation."
 
-FREE, REFUSED, DRY, QUEUE, QUOTAS, FAILING = "free", "refused", "dry", "queue", "quotas", "failing"
-NEVER, NEVER_REGION, UNKNOWN_ZONE = "no quota", "no quota in the region", "forbidden"
-PASSING = (REFUSED, DRY, QUEUE, QUOTAS, FAILING)
-LASTING = (NEVER, NEVER_REGION, UNKNOWN_ZONE)
-
 REFUSALS: dict[str, tuple[Any, str]] = {
     REFUSED: (google.ResourceExhausted, NO_CAPACITY),
     QUOTAS: (google.ResourceExhausted, QUOTA),
@@ -47,14 +55,6 @@ REFUSALS: dict[str, tuple[Any, str]] = {
 }
 
 STRANGE = 42  # a state that nobody knows
-
-
-class Zone:
-    def __init__(self, name: str, weather: str, until: float, times: int = 2) -> None:
-        self.name = name
-        self.weather = weather
-        self.until = until
-        self.times = times  # so many internal errors
 
 
 class QueuedResource:
@@ -108,51 +108,13 @@ class TpuNode:
         return Node(self.id, self.zone, self.state, self.health, "", (), 0.0, self.created, self.labels)
 
 
-class Odds(NamedTuple):
-    """The probabilities of faults in the slices of one seed."""
-
-    harm: float = 0.0
-    lag: float = 0.0
-    stuck: float = 0.0
-    refuses: float = 0.0  # a delete is answered 429 or 403
-    unreachable: float = 0.0  # a listing says that it does not know of a zone
-    orphans: float = 0.0  # a queued resource is deleted, and not this node of its
-    narrow: bool = False  # zones are listed one by one only
-    forgetful: bool = False  # a create call that is made again is not recognised, and finds its name taken
-
-
-class Cloud:
+class Cloud(Zones):
     def __init__(self, world: World, zones: dict[str, Zone], odds: Odds) -> None:
-        self.world = world
-        self.zones = zones
-        self.odds = odds
-        self.calm = False
+        super().__init__(world, zones, odds)
         self.queued: dict[str, QueuedResource] = {}
         self.nodes: dict[str, TpuNode] = {}
         self.operations: dict[str, tuple[bool, Status | None]] = {}
         self.answers: dict[str, str] = {}
-        self.shown: dict[str, list[tuple[float, Any]]] = {}
-        self.rate_until = 0.0
-        self.may_create: Callable[[QueuedResource], object] = lambda _queued: None
-        self.may_delete: Callable[[str, QueuedResource | TpuNode], object] = lambda _name, _what: None
-        self.boot: Callable[[TpuNode], object] = lambda _node: None
-        self.made: Callable[[str], object] = lambda _job: None
-        self.harm: Callable[[QueuedResource, str], object] = lambda _queued, _kind: None
-
-    # ---- what is shown, a little later than it is ------------------------------------------------------------
-
-    def show(self, what: QueuedResource | TpuNode, *, gone: bool = False) -> None:
-        self.shown.setdefault(what.name, [(0.0, None)]).append((self.world.now, None if gone else what.shown()))
-        self.world.note("gone" if gone else "state", what.name.rsplit("/", 2)[1], what.id, what.state)
-
-    def view(self, name: str) -> Any:
-        history = self.shown.get(name)
-        if history is None:
-            return None
-        until = self.world.now
-        if self.odds.lag and not self.calm:
-            until -= self.world.random.random() * self.odds.lag
-        return next(shown for when, shown in reversed(history) if when <= until)
 
     def views(self, kind: str, zone: str) -> list[Any]:
         part = f"/locations/{zone}/{kind}/" if zone != "-" else f"/{kind}/"
@@ -193,11 +155,6 @@ class Cloud:
         if queued.valid != float("inf"):
             world.at(now + queued.valid, lambda: self._expire(queued))
         return operation
-
-    def weather(self, zone: Zone) -> str:
-        if zone.weather in LASTING:
-            return zone.weather
-        return zone.weather if self.world.now < zone.until and not self.calm else FREE
 
     def _refusal(self, queued: QueuedResource, zone: Zone, weather: str) -> Exception | None:
         if weather == REFUSED and queued.reserved:
@@ -333,13 +290,6 @@ class Cloud:
 
         self.world.at(self.world.now + self.world.random.uniform(0.0, 20.0), suspended)
 
-    def nodes_of(self, queued: QueuedResource) -> list[TpuNode]:
-        return [node for node in list(self.nodes.values()) if node.queued is queued]
-
-    def end_machines(self, node: TpuNode) -> None:
-        for machine in node.machines:
-            machine.destroy()
-
     def _forget(self, what: TpuNode | QueuedResource) -> None:
         known: dict[str, Any] = self.nodes if isinstance(what, TpuNode) else self.queued
         if known.get(what.name) is what:
@@ -380,19 +330,6 @@ class Cloud:
         if self._refuses():
             raise google.ResourceExhausted("Quota exceeded for quota metric 'Write requests per minute'")
         self._delete_node(node)
-
-    def _refuses(self) -> bool:
-        refuses = not self.calm and self.world.random.random() < self.odds.refuses
-        if refuses:
-            self.world.reached.add("a delete was refused")
-        return refuses
-
-    def _slowness(self) -> float:
-        draw = self.world.random
-        if not self.calm and draw.random() < self.odds.stuck:
-            self.world.reached.add("a delete got stuck")
-            return draw.choice((600.0, 7200.0, 30_000.0))
-        return draw.uniform(1.0, 30.0)
 
     def _delete_node(self, node: TpuNode) -> None:
         if node.state == 5:

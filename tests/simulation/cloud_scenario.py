@@ -37,7 +37,7 @@ from kinetic_orchestration.plan.values import (
     Plan,
     Retry,
 )
-from kinetic_orchestration.platforms.google import retries
+from kinetic_orchestration.platforms.google.rest import retries
 from kinetic_orchestration.platforms.google.tpu import backend as tpu_vm
 from kinetic_orchestration.platforms.google.tpu import states
 from kinetic_orchestration.platforms.shared import ownership
@@ -45,11 +45,12 @@ from kinetic_orchestration.platforms.shared.rate_limit import Pace
 from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.wire import Verdict
-from tests.simulation import cloud as api
-from tests.simulation.cloud import Cloud, QueuedResource, SimulatedTpus, TpuNode, Zone
+from tests.simulation import zones as api
+from tests.simulation.cloud import Cloud, QueuedResource, SimulatedTpus, TpuNode
 from tests.simulation.scenario import BUDGETS, DAY, STAGED, Judge, Schedule
 from tests.simulation.vms import FATES, LATE, UNFOLLOWED, CloudGround, DistantStore
 from tests.simulation.world import Odds, Task, Violation, World
+from tests.simulation.zones import Zone
 
 ZONES = ("us-east5-a", "us-east5-b", "europe-west4-b", "us-west4-a")
 SLICES = [accelerators.parse(name) for name in ("v5e-4", "v5e-8", "v5e-16")]
@@ -107,7 +108,7 @@ class Distance:
     def backend_of(self, process: Task) -> tpu_vm.TpuVmBackend:
         """The backend of a process, which holds its knowledge of calls."""
         if process not in self.backends:
-            settings = _settings(f"process {process.number}")
+            settings = settings_of(f"process {process.number}")
             backend = tpu_vm.TpuVmBackend(settings)
             backend.rate_limit = self.rate_limit  # type: ignore[method-assign] # of this process alone
             backend._tpus = SimulatedTpus(settings, self.ground.api)
@@ -126,7 +127,7 @@ class Distance:
         self.backends.pop(process, None)
 
 
-def _settings(emulator: str = "") -> Settings:
+def settings_of(emulator: str = "") -> Settings:
     return Settings(
         Path("/simulated"),
         STORE,
@@ -240,13 +241,11 @@ class CloudJudge(Judge):
         """Check the zone of this attempt against the messages of the last one."""
         zone, world = self.zones[job, attempt], self.world
         before, verdict = self.zones[job, attempt - 1], self.verdicts[job, attempt - 1]
-        if "reservation" in self.plan.cloud and zone != ZONES[0]:
+        if "reservation" in self.plan.cloud and zone != self.plan.zones[0]:
             raise Violation(f"attempt {attempt} of {job} leaves its reservation for {zone}")
         for number in range(1, attempt):
             said = self.verdicts[job, number].reason
-            told = self.zones[job, number]
-            scope = told.rsplit("-", 1)[0] if "Limit: 0 in region" in said else told
-            if ("Limit: 0 in" in said or "access is unauthorized" in said) and zone.startswith(scope):
+            if self._is_closed(said, self.zones[job, number], zone):
                 raise Violation(f"attempt {attempt} of {job} asks {zone} again, which has nothing for it: {said}")
         if verdict.cause in FREE and zone != before:
             world.reached.add("another zone was tried")
@@ -260,6 +259,11 @@ class CloudJudge(Judge):
         open_zones = self._open_zones()
         if row > TWICE and len(open_zones) > 1 and "reservation" not in self.plan.cloud:
             raise Violation(f"attempt {attempt} of {job} stays in {zone} after {row} internal errors")
+
+    def _is_closed(self, said: str, told: str, zone: str) -> bool:
+        """Return True if what was said of one zone means that there is nothing in the other."""
+        scope = told.rsplit("-", 1)[0] if "Limit: 0 in region" in said else told
+        return ("Limit: 0 in" in said or "access is unauthorized" in said) and zone.startswith(scope)
 
     def _open_zones(self) -> list[str]:
         """The zones in which the project may have anything at all."""

@@ -22,8 +22,9 @@ from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Reply
 from kinetic_orchestration.testing.kubernetes.api import objects
-from tests.simulation.cloud import DRY, FREE, QUEUE, QUOTAS, QueuedResource, TpuNode, Zone
+from tests.simulation.cloud import QueuedResource, TpuNode
 from tests.simulation.world import World
+from tests.simulation.zones import DRY, FREE, QUEUE, QUOTAS, Zone
 
 GRACE = 55.0  # seconds between SIGTERM and SIGKILL, as our pods ask for
 LOST = 300.0  # for which Kubernetes says nothing of a node that it does not hear

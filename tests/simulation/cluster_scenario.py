@@ -23,8 +23,7 @@ from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.platforms.shared.cluster_access import Access
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.wire import Verdict
-from tests.simulation import cloud as api
-from tests.simulation.cloud import Zone
+from tests.simulation import zones as api
 from tests.simulation.cloud_scenario import (
     DEPLOYMENT,
     MOST,
@@ -39,6 +38,7 @@ from tests.simulation.cluster import Odds as ClusterOdds
 from tests.simulation.pods import FATES, OF_A_NAMESPACE, OF_A_QUEUE, OOM, UNFOLLOWED, PodGround
 from tests.simulation.scenario import DAY
 from tests.simulation.world import Task, Violation, World
+from tests.simulation.zones import Zone
 
 CLUSTERS, SPACES = ("east", "west"), ("a", "b")
 PLACES = tuple(f"{cluster}/{space}" for cluster in CLUSTERS for space in SPACES)

@@ -16,8 +16,9 @@ from typing import Any
 from pytest import MonkeyPatch
 
 from kinetic_orchestration.host.attempt import opening
-from kinetic_orchestration.host.machine import bootstrap, bucket_records
+from kinetic_orchestration.host.machine import attestation, bootstrap, bucket_records
 from kinetic_orchestration.host.machine.pod import pod, start
+from kinetic_orchestration.host.machine.vm import gpus, network
 from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.host.view import bucket, open_records, segments
 from kinetic_orchestration.jobs import job as jobs
@@ -26,6 +27,8 @@ from kinetic_orchestration.jobs.following import actions, drivers, follower, ver
 from kinetic_orchestration.jobs.watching import decode
 from kinetic_orchestration.jobs.watching import look as looking
 from kinetic_orchestration.jobs.watching.watchers import base, polling
+from kinetic_orchestration.platforms.google.compute import client as compute
+from kinetic_orchestration.platforms.google.compute import request as inserts
 from kinetic_orchestration.platforms.google.tpu import request
 from kinetic_orchestration.platforms.kubernetes import backend as kubernetes
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
@@ -148,7 +151,7 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     edges.setattr(bootstrap, "store_time", clock)
     edges.setattr(bootstrap, "say", lambda text: worlds[-1].note("says", text))
     edges.setattr(bootstrap, "token", lambda fresh=False: "a token")
-    edges.setattr(bootstrap, "identity", lambda _audience: "a proof")
+    edges.setattr(attestation, "identity", lambda _audience: "a proof")
     edges.setattr(bootstrap, "random", SimpleNamespace(random=chance))
     edges.setattr(prepare, "prepare", prepare_)
     for module in (reaper, kubernetes):
@@ -156,7 +159,12 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     edges.setattr(pod, "_is_known", lambda _name: True)
     edges.setattr(start, "echo", lambda _line: None)
     edges.setattr(Api, "_sent", sent)
-    edges.setattr(request, "startup_script", lambda: "#!/bin/sh")
+    for module in (request, inserts):
+        edges.setattr(module, "startup_script", lambda: "#!/bin/sh")
+    edges.setattr(compute, "kept", lambda _settings: worlds[-1].distance.ground.api)
+    edges.setattr(gpus, "missing", lambda *_args, **_how: worlds[-1].distance.ground.gpus())
+    edges.setattr(network, "receive", lambda *_args: None)
+    edges.setattr(network, "knock", lambda *_args: "")
     for verb in ("read", "decode"):  # pure, and asked of the same bytes again and again
         edges.setattr(wire.Beat, verb, staticmethod(functools.lru_cache(10_000)(getattr(wire.Beat, verb))))
     edges.setattr(jobs, "spec_of", functools.lru_cache(100)(jobs.spec_of))

@@ -23,13 +23,14 @@ from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import ABSENT, PRESENT, Limits, Observation, Plan, Retry
 from kinetic_orchestration.platforms.google.tpu.backend import TpuVmBackend
 from tests.simulation import planted
-from tests.simulation.cloud import QUEUE, Cloud, Odds, Zone
+from tests.simulation.cloud import Cloud
 from tests.simulation.cloud_scenario import BELIEVES, DEPLOYMENT, SLICES, STORE, ZONES, CloudSchedule, Distance
 from tests.simulation.edges import simulated_edges
 from tests.simulation.mended import BROKE_ON_THE_CLOUD
 from tests.simulation.scenario import STAGED, Failed, check, play, trace_of
 from tests.simulation.vms import CloudGround, DistantStore
 from tests.simulation.world import Task, World
+from tests.simulation.zones import QUEUE, Odds, Zone
 
 SEEDS = 300  # the gate plays more, which it draws by the date
 MANY = 10_000

@@ -158,8 +158,7 @@ class Machine:
         """The script that armed it sees to the end, whoever else is there."""
         world = self.ground.world
         armed = any(task.name.startswith("deadline") and not task.greenlet.dead for task in self.tasks)
-        going = self.node.queued.going if self.node.queued is not None else 0.0
-        late = (going or world.now) - max(self.told["deadline"], self.node.created, self.up)
+        late = (self._going() or world.now) - max(self.told["deadline"], self.node.created, self.up)
         if (
             armed
             and not self.denied
@@ -170,6 +169,10 @@ class Machine:
         ):
             raise Violation(f"{self.name} lived {late:.0f} s longer than its deadline")
 
+    def _going(self) -> float:
+        """Since when it is being deleted; 0.0 if it is not."""
+        return self.node.queued.going if self.node.queued is not None else 0.0
+
     def tell(self, notice: str) -> None:
         self.notice = notice
         self.noticed.set()
@@ -178,7 +181,9 @@ class Machine:
 
     def _deadline(self, _task: Task) -> None:
         """Act as boot.arm, which forks for it."""
-        while not boot._is_deleted(self.told["resource"], self.told["deadline"]):
+        told = self.told
+        slice_ = told["resource"], told["hosts"], told.get("host", 0)
+        while not boot._is_deleted(slice_, told["deadline"]):
             self.ground.world.sleep(10.0)
 
     @property
@@ -350,7 +355,7 @@ class CloudGround:
 
     def _befall(self, kind: str, queued: QueuedResource, node: TpuNode, victim: Machine) -> None:
         api, draw, now = self.api, self.world.random, self.world.now
-        if self.calm or api.nodes.get(node.name) is not node or node.state != 2 or victim.gone:
+        if self.calm or api.nodes.get(node.name) is not node or not self._is_up(node) or victim.gone:
             return
         self.harm(queued, kind)
         self.world.reached.add(f"harm: {kind}")
@@ -400,6 +405,14 @@ class CloudGround:
                 for thread in task.threads:
                     thread.odds = task.odds
             self.world.at(now + draw.choice((30.0, 300.0)), lambda: self._joined(victim))
+
+    def _is_up(self, node: TpuNode) -> bool:
+        return node.state == 2
+
+    def take(self, box: Machine) -> None:
+        """Take away a machine that was told of it."""
+        if box.node.queued is not None:
+            self._preempted(box.node.queued)
 
     def _preempted(self, queued: QueuedResource) -> None:
         draw = self.world.random
@@ -577,8 +590,7 @@ class VmHost(SimulatedHost):
         host.Host._commit(self)
 
     def _taken(self) -> None:
-        if self.box.node.queued is not None:
-            self.ground._preempted(self.box.node.queued)
+        self.ground.take(self.box)
 
     def _end(self, grace: float) -> None:
         if self.box.task is not None and self.box.task.dead:

@@ -1,6 +1,6 @@
 """`python -m tests.end_to_end.disasters --seed N --runs N [--backend B]`: two to four faults at once, real processes.
 
-B is `local`, `emulator` (of Cloud TPU), `kubernetes` (the emulated cluster) or `kubernetes-real` (a real control plane,
+B is `local`, `emulator` (of Cloud TPU), `compute` (the emulated Compute Engine), `kubernetes` (the emulated cluster) or `kubernetes-real` (a real control plane,
 whose pods are processes, too; it takes Go).
 
 What befalls a run, and when, is drawn from its seed alone and printed; how fast the machine is decides what is hit.

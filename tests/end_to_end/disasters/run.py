@@ -25,8 +25,9 @@ from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.disasters import cluster, work
+from tests.end_to_end.disasters import cluster, compute, work
 from tests.end_to_end.disasters.cluster import OnCluster
+from tests.end_to_end.disasters.compute import OnCompute
 from tests.end_to_end.disasters.schedule import (
     ANYWHERE,
     DISKS,
@@ -34,6 +35,7 @@ from tests.end_to_end.disasters.schedule import (
     LOCAL,
     ONE_DISK,
     PEOPLE,
+    STORES,
     Fault,
     Schedule,
     chosen,
@@ -93,6 +95,7 @@ class Run:
     def __init__(self, drawn: Schedule, folder: Path, home: Path, cloud: Emulator | None) -> None:
         self.drawn, self.folder, self.home, self.cloud = drawn, folder, home, cloud
         self.cluster: OnCluster | None = None
+        self.on_compute = OnCompute(cloud, drawn, self.do_later) if cloud is not None and drawn.model else None
         self.key, self.marks, self.job = f"disaster {folder.name}", folder / "marks", folder / "job"
         self.people: list[subprocess.Popen[bytes]] = []
         self.later: list[tuple[float, Callable[[], object]]] = []
@@ -101,7 +104,8 @@ class Run:
         self.unmade: list[str] = []
 
     def submit(self) -> subprocess.Popen[bytes]:
-        return self._start("submit", self.key, self.marks, self.job, self._report(), RUNS, self.drawn.accelerator)
+        words = self.key, self.marks, self.job, self._report(), RUNS, self.drawn.accelerator
+        return self._start("submit", *words, json.dumps(self.drawn.options))
 
     def follow(self) -> subprocess.Popen[bytes]:
         return self._start("follow", self.job, self._report())
@@ -121,9 +125,9 @@ class Run:
     def play(self) -> None:
         for worker, skew in enumerate(self.drawn.skews):
             if self.cloud is not None and skew:
-                self.cloud.furnish({"clock_skew": skew}, worker=worker)
+                self.cloud.furnish({"clock_skew": skew}, **self._host(worker))
         for worker in self.drawn.disks if self.cloud is not None and self.can_mount() else ():
-            self.cloud.furnish({"disk": VM_DISK}, worker=worker)
+            self.cloud.furnish({"disk": VM_DISK}, **self._host(worker))
         self.submit()
         if self.drawn.running:
             wait_until(self.marks.exists, within=work.SECONDS)
@@ -133,6 +137,12 @@ class Run:
             self._strike(fault)
         while self.later:
             self._wait_until(min(at for at, _ in self.later))
+
+    def _host(self, worker: int) -> dict[str, Any]:
+        """Which hosts of the cloud are the host of that number."""
+        if not self.on_compute:
+            return {"worker": worker}
+        return {"node": f"*-{worker}" if self.drawn.hosts > 1 else "*"}
 
     def _wait_until(self, moment: float) -> None:
         while True:
@@ -163,6 +173,11 @@ class Run:
                 self.unwatched += fault.lasts * (fault.what in cluster.UNSEEN)
             elif fault.what in ANYWHERE:
                 self._on_processes(fault)
+            elif fault.what == "cancel":
+                kinetic.attach(self.job.read_text(encoding="utf-8")).cancel()
+            elif self.on_compute is not None and fault.what not in STORES:
+                self.on_compute.strike(fault)
+                self.unwatched += fault.lasts * (fault.what in compute.UNSEEN)
             else:
                 self._on_cloud(fault)
             self.hit.append(fault.what)
@@ -225,6 +240,8 @@ class Run:
 
     def _nodes(self) -> list[str]:
         assert self.cloud is not None
+        if self.on_compute is not None:
+            return self.on_compute.names()
         return [str(node["name"]) for node in self.cloud.nodes()]
 
     def _fill_home(self, fault: Fault) -> None:
@@ -238,7 +255,7 @@ class Run:
         """Fill the disk of one host of the newest attempt."""
         host = int(fault.whom * len(self.drawn.skews))
         if self.cloud is not None:
-            machine = _newest([vm for node in self._nodes() if (vm := self.cloud.vms(node)[host]) is not None])
+            machine = _newest([vm for node in self._nodes() if (vm := self._vm(node, host)) is not None])
             try:
                 machine.fill_disk()
             except KineticError:
@@ -248,6 +265,14 @@ class Run:
         filler = _newest([disk for disk in self._disks() if disk.name == f"host-{host}"]) / "filler"
         _fill(filler)
         self._end_later(fault, lambda: filler.unlink(missing_ok=True))
+
+    def _vm(self, node: str, host: int) -> Any:
+        """The machine of a host, if it is one of a node's; None if there is none."""
+        assert self.cloud is not None
+        machines = self.cloud.vms(node)
+        if self.on_compute is None:
+            return machines[host]
+        return machines[0] if machines and (self.drawn.hosts == 1 or node.endswith(f"-{host}")) else None
 
     def _disks(self) -> list[Path]:
         """The disks of single hosts on this machine, the newest attempt's last."""
@@ -350,8 +375,9 @@ class Run:
             tick += TO_END
         elif self.cloud is not None:
             ledger = self.cloud.ledger
-            charged = ledger.chip_seconds() / accelerators.parse(self.drawn.accelerator).chips
-            slices = ledger.count("created", "node")
+            hosts = self.drawn.hosts if self.on_compute is not None else 1
+            charged = ledger.chip_seconds() / (accelerators.parse(self.drawn.accelerator).chips * hosts)
+            slices = ledger.count("created", "instance" if self.on_compute is not None else "node")
         else:
             return Told(cost.attempts, self.hit, self.unmade)
         ticks = tick * slices
@@ -420,7 +446,10 @@ def opened(seed: int, backend: str, root: Path, home: Path) -> Iterator[Run]:
             cloud.storage.stop_server()  # what it holds outlives it when it restarts
             cloud.storage._root = folder / "objects"
             cloud.storage.start_server()
-            environ = {**cloud.environ(), "KINETIC_ZONES": ",".join(ZONES)}
+            environ = {
+                **cloud.environ(backend=backend if backend == "compute" else "tpu-vm"),
+                "KINETIC_ZONES": ",".join(ZONES),
+            }
         before = dict(os.environ)
         open_ones.callback(lambda: (os.environ.clear(), os.environ.update(before)))
         on_cluster = backend.startswith(CLUSTERS)

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 REAL = "-real"  # how the name of a backend ends that is the real thing, and not its emulator
-BACKENDS = ("local", "emulator", "kubernetes", f"kubernetes{REAL}")
+BACKENDS = ("local", "emulator", "compute", "kubernetes", f"kubernetes{REAL}")
 ONE_DISK = "full disk of one host"  # of several; the others, and the store, have room
 PEOPLE = ("kill submitter", "freeze submitter", "second submitter", "attached follower")
 ANYWHERE = (*PEOPLE, "kill agent", "kill program", "freeze host")
 LOCAL = ("full disk",)
+STORES = ("bucket refuses", "bucket restarts")
 DISKS = (ONE_DISK, *LOCAL)
 CLOUD = (
     "preempt", "preempt with notice", "lose the answer of a create call", "lose the answer of a delete call",
     "bucket refuses", "bucket restarts", "never boots", "reboot", "somebody deletes the slice",
+)  # fmt: skip
+COMPUTE = (
+    "preempt", "preempt with notice", "host error", "maintenance", "somebody deletes the instance",
+    "instances vanish", "reboot", "power off", "never boots", "never speaks", "drivers late", "fewer GPUs", "stockout",
+    "stockout that is shown", "quota", "create operation fails", "request rate", "zone is silent", "API refuses",
+    "lose the answer of a create call", "lose the answer of a delete call", "lose the answer of a look",
+    "slow create calls", "slow looks", "slow delete calls", "stuck delete", "bucket refuses", "bucket restarts",
+    "cancel",
 )  # fmt: skip
 CLUSTER = (
     "preempt", "preempt with notice", "lose node", "silence node", "delete pod", "evict pod", "kill pod",
@@ -28,13 +37,16 @@ CLUSTER = (
 KINDS = {
     "local": (*ANYWHERE, ONE_DISK, *LOCAL),
     "emulator": (*ANYWHERE, ONE_DISK, *CLOUD),
+    "compute": (*ANYWHERE, ONE_DISK, *COMPUTE),
     "kubernetes": (*ANYWHERE, *CLUSTER),
 }
 FREEZES = ("freeze submitter", "freeze host")
 LASTING = (*FREEZES, "lose node", "silence node", "suspend")
 FROZEN = "frozen follower"  # one that is attached, and soon stands still for a while
 LONG = (20.0, 40.0)  # seconds that some of them last
-ONE = {"local": "cpu", "emulator": "v5e-1", "kubernetes": "v5e-1"}  # of one host,
+GPU = "l4"  # on Compute Engine, of one host or of two
+ON_DEMAND, SPOT, FLEX_START = MODELS = "on demand", "spot", "flex-start"
+ONE = {"local": "cpu", "emulator": "v5e-1", "compute": GPU, "kubernetes": "v5e-1"}  # of one host,
 TWO = "v4-8"  # of two, on Kubernetes alone,
 FOUR = "v5e-16"  # and of four
 HOSTS = 4
@@ -62,11 +74,23 @@ class Schedule(NamedTuple):
     skews: tuple[float, ...]  # by which the clocks of a cloud's hosts are ahead; one for each host
     is_spot: bool = False
     in_queue: bool = False  # of Kueue
+    model: str = ""  # how VMs of Compute Engine are bought
+
+    @property
+    def hosts(self) -> int:
+        return len(self.skews)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is asked of Compute Engine, besides the accelerator."""
+        if not self.model:
+            return {}
+        return {"spot": self.model == SPOT, "hosts": self.hosts, "flex_start": self.model == FLEX_START}
 
     @property
     def disks(self) -> set[int]:
         """The hosts whose disk will be full."""
-        return {int(fault.whom * HOSTS) for fault in self.faults if fault.what == ONE_DISK}
+        return {int(fault.whom * self.hosts) for fault in self.faults if fault.what == ONE_DISK}
 
     @property
     def freezes_a_follower(self) -> bool:
@@ -76,6 +100,7 @@ class Schedule(NamedTuple):
         begin = "while it runs" if self.running else "from the start"
         clocks = f", clocks ahead by {', '.join(f'{skew:.0f}' for skew in self.skews)} s" if any(self.skews) else ""
         where = f"{' on spot' if self.is_spot else ''}{' in a queue' if self.in_queue else ''}"
+        where += f" {self.model}, {self.hosts} hosts" if self.model else ""
         return f"{self.accelerator}{where}{clocks}, {begin}: {'; '.join(map(str, self.faults))}"
 
 
@@ -97,10 +122,12 @@ def schedule(seed: int, backend: str) -> Schedule:
         lasts = drawn.uniform(*LONG) if long else drawn.uniform(0.5, 3.0)
         faults.append(Fault(drawn.uniform(0.0, 4.0), what, lasts, drawn.random()))
     several = drawn.random() < 0.3 or any(fault.what == ONE_DISK for fault in faults)
-    accelerator = FOUR if several else ONE[backend]
-    differ = backend == "emulator" and drawn.random() < 0.3
-    skews = tuple(drawn.uniform(-600.0, 600.0) if differ else 0.0 for _ in range(HOSTS if several else 1))
+    accelerator, hosts = (FOUR, HOSTS) if several and backend != "compute" else (ONE[backend], 1 + several)
+    differ = backend in ("emulator", "compute") and drawn.random() < 0.3
+    skews = tuple(drawn.uniform(-600.0, 600.0) if differ else 0.0 for _ in range(hosts))
     found = Schedule(sorted(faults), drawn.random() < 0.6, accelerator, skews)
+    if backend == "compute":
+        return found._replace(model=drawn.choice(MODELS))
     if backend != "kubernetes":
         return found
     if several and drawn.random() < 0.6:

@@ -1,5 +1,5 @@
 """A job's function, and who submits or follows it, run as a program from a small project of its own:
-`work.py submit KEY MARKS JOB REPORT SECONDS ACCELERATOR` or `work.py follow JOB REPORT`.
+`work.py submit KEY MARKS JOB REPORT SECONDS ACCELERATOR OPTIONS` (of Compute Engine, as JSON) or `work.py follow JOB REPORT`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from typing import Any
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.jobs import lifecycle
+from kinetic_orchestration.platforms.google.compute import backend as compute
 from kinetic_orchestration.platforms.google.tpu import backend as tpu_vm
 from kinetic_orchestration.platforms.local import backend
 
 SECONDS = 200.0
 LIMITS = kinetic.Limits(provision=60.0)  # one host of several that never boots is not waited for as long as a real one
+FLEXIBLE = kinetic.Limits(provision=120.0, run=600.0)  # a request that is valid for less than 90 s does not wait
 PLANTED = "DISASTERS_PLANTED"  # a mistake that the driver has to find; each is made in this program, and nowhere else
 NOT_AGAIN = "what a fault ended is not tried again"
 ANOTHER_JOB = "who asks again gets another job"
@@ -47,7 +49,7 @@ def lacks(marks: str, seconds: float) -> str:
     return work(marks, seconds)
 
 
-def submit(key: str, marks: str, job: str, report: str, seconds: str, accelerator: str) -> None:
+def submit(key: str, marks: str, job: str, report: str, seconds: str, accelerator: str, options: str) -> None:
     if os.environ.get(PLANTED) == ANOTHER_JOB:
         key += report
     retry = kinetic.Retry(user=8, infra=8, preemption=20)
@@ -55,7 +57,7 @@ def submit(key: str, marks: str, job: str, report: str, seconds: str, accelerato
         retry = kinetic.Retry(user=0, infra=0, preemption=0)
     told: dict[str, str] = {}
     try:
-        run = kinetic.run(accelerator=accelerator, key=key, retry=retry, limits=LIMITS)
+        run = kinetic.run(accelerator=accelerator, key=key, retry=retry, **_asked(json.loads(options)))
         handle = run(lacks if os.environ.get(PLANTED) == ITS_OWN else work).run_async(marks, float(seconds))
         told = {"job": handle.job_id}
         _write(Path(job), handle.job_id)
@@ -63,6 +65,14 @@ def submit(key: str, marks: str, job: str, report: str, seconds: str, accelerato
     except Exception as error:
         told["error"] = f"{type(error).__name__}: {error}"
     _write(Path(report), json.dumps(told))
+
+
+def _asked(options: dict[str, Any]) -> dict[str, Any]:
+    if not options:
+        return {"limits": LIMITS}
+    limits = FLEXIBLE if options["flex_start"] else LIMITS
+    cloud = kinetic.Compute(hosts=options["hosts"], flex_start=options["flex_start"])
+    return {"limits": limits, "spot": options["spot"], "cloud": cloud}
 
 
 def follow(job: str, report: str) -> None:
@@ -104,6 +114,7 @@ def _write(path: Path, text: str) -> None:
 if __name__ == "__main__":
     # Hosts that never boot, and slices that somebody deleted before anybody saw them, are not waited for as long as real
     # ones: as long, the limit would come first.
-    lifecycle.SILENT_START = tpu_vm.SHOWN = 8.0
+    lifecycle.SILENT_START = tpu_vm.SHOWN = compute.states.UNSHOWN = 8.0
+    compute._MINUTE = 4.0  # after which the rates of an API begin anew
     give_disks(list(map(int, os.environ.get(DISKS, "").split())))
     {"submit": submit, "follow": follow}[sys.argv[1]](*sys.argv[2:])

@@ -86,7 +86,7 @@ def is_followed_to_its_end(airflow: Airflow, cluster: Cluster, folder: Path) -> 
     airflow.until(lambda: run.worker() is None, about=lambda: "a worker is held")
     assert run.task()["state"] == "deferred", "all of this was live"
     assert set(run.links()) >= {"Kinetic job", "Kinetic log"}
-    assert not run.links().get("Cloud TPU console")
+    assert not run.links().get("Google Cloud console")
     (folder / "go").touch()
     assert run.wait("success")["try_number"] == 1
     assert run.value() == {"hosts": 2}

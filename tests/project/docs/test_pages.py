@@ -29,8 +29,11 @@ from kinetic_orchestration.program.context import HostContext
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.api_rules import unserved
+from kinetic_orchestration.testing.model.compute.groups.script import GroupScript
+from kinetic_orchestration.testing.model.compute.script import ComputeScript
 from kinetic_orchestration.testing.model.lifecycle import Lifecycle
 from kinetic_orchestration.testing.model.script import Script
+from tests.support import instances
 from tests.support.pages import PAGES, ROOT, SOURCE, page, programs
 
 PACKAGE = ROOT / "kinetic_orchestration"
@@ -156,6 +159,10 @@ def test_every_option_of_the_emulator_is_in_its_table_and_every_fault_is_a_metho
     faults = {name for name in (*vars(Script), *vars(Lifecycle)) if not name.startswith("_")}
     told = {name for row in rows(text, "## What can go wrong")[1:] for name in re.findall(r"`(\w+)\(", "".join(row))}
     assert faults <= told
+    of_compute = {name for name in (*vars(ComputeScript), *vars(GroupScript)) if not name.startswith("_")}
+    of_compute |= {"preempt", "host_error"}
+    told = {name for row in rows(text, "## Compute Engine")[1:] for name in re.findall(r"`(\w+)\(", "".join(row))}
+    assert of_compute <= told
 
 
 def test_the_prices_are_those_of_the_estimates() -> None:
@@ -373,6 +380,23 @@ def test_a_client_of_ones_own_connects_as_the_page_says(tmp_path: Path) -> None:
     assert list(told) == ["REST", "gRPC", "discovery", "storage"]
     assert told["REST"] == told["gRPC"] and "v2-alpha-tpuv6e" in told["discovery"]
     assert told["storage"] == "['emulated']"
+
+
+def test_googles_client_of_compute_engine_lists_instances_as_the_page_says(tmp_path: Path) -> None:
+    text = programs("docs/pipelines/emulator.md")["list_instances.py"]
+    (tmp_path / "list_instances.py").write_text(text, encoding="utf-8")
+    with Emulator(hosts=False, zones=["us-central1-a"], provision_seconds=0.0) as cloud:
+        url = f"{cloud.rest.url}/compute/v1/projects/emulated/zones/us-central1-a/instances"
+        head = {"Content-Type": "application/json"}
+        urllib.request.urlopen(
+            urllib.request.Request(url, json.dumps(instances.body()).encode(), head), timeout=60
+        ).close()
+        named = {name: value for name, value in os.environ.items() if not name.startswith(("KINETIC_", "GOOGLE_"))}
+        done = subprocess.run(
+            [sys.executable, str(tmp_path / "list_instances.py")],
+            cwd=tmp_path, env=named | cloud.addresses(), capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.stdout == "zones/us-central1-a ['ko-a']\n", done.stderr
 
 
 def test_the_methods_that_the_emulator_does_not_serve_are_in_its_table_with_the_reason() -> None:

@@ -29,8 +29,8 @@ KINETICS = {
     "run",
 }
 OURS = {
-    "HostContext", "JobStatus", "KineticCallback", "Kubernetes", "Limits", "Profile", "Retry", "TpuVm", "Training", "TrainingEnded", "command",
-    "current", "read_checkpoint",
+    "Compute", "Gpu", "HostContext", "JobStatus", "KineticCallback", "Kubernetes", "Limits", "Profile", "Retry", "TpuVm", "Training",
+    "TrainingEnded", "command", "current", "read_checkpoint",
 }  # fmt: skip
 SDKS = {"absl", "cloudpickle", "dagster", "airflow", "google", "jax", "keras", "kubernetes", "numpy", "rich", "uv"}
 

@@ -1,0 +1,124 @@
+"""What befalls jobs on the emulated Compute Engine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.platforms.google.compute.client import Instances
+from kinetic_orchestration.testing import Emulator
+from tests.end_to_end.disasters.schedule import Fault, Schedule, chosen
+
+METRIC = "NVIDIA_L4_GPUS"
+SPOT_METRIC = "PREEMPTIBLE_NVIDIA_L4_GPUS"
+LOOKS = ("instances.get", "instances.aggregatedList", "zoneOperations.list")
+SLOWER = 3.0  # seconds by which answers come later
+NOTICE = 1.5
+LATE = 3  # questions that a driver which is not loaded does not answer
+UNSEEN = ("request rate", "zone is silent", "API refuses", "slow looks", "fewer GPUs")  # while they last nobody looks
+
+Later = Callable[[float, Callable[[], object]], None]
+
+
+class OnCompute:
+    """The emulated Compute Engine of one run. `later` does something after so many seconds."""
+
+    def __init__(self, cloud: Emulator, drawn: Schedule, later: Later) -> None:
+        self._cloud, self._drawn, self._later = cloud, drawn, later
+        script = cloud.compute
+        self._strikes: dict[str, Callable[[Fault], None]] = {
+            "preempt": lambda fault: script.preempt(self._running(fault), notice=0.0),
+            "preempt with notice": lambda fault: script.preempt(self._running(fault), notice=NOTICE),
+            "host error": lambda fault: script.host_error(self._running(fault)),
+            "maintenance": lambda fault: script.host_error(
+                self._running(fault), "compute.instances.terminateOnHostMaintenance"
+            ),
+            "somebody deletes the instance": self._delete,
+            "instances vanish": self._vanish,
+            "reboot": lambda fault: script.reboot(self._running(fault)),
+            "power off": lambda fault: script.power_off(self._running(fault)),
+            "never boots": lambda fault: script.never_boots(times=1),
+            "never speaks": lambda fault: script.never_speaks(times=1),
+            "drivers late": lambda fault: script.drivers(late=LATE),
+            "fewer GPUs": self._lose_gpu,
+            "stockout": lambda fault: self._lack(fault, shows=False),
+            "stockout that is shown": lambda fault: self._lack(fault, shows=True),
+            "quota": self._limit,
+            "create operation fails": lambda fault: cloud.fail("instances.insert", at="operation", times=1),
+            "request rate": self._limit_rate,
+            "zone is silent": self._silence,
+            "API refuses": self._refuse,
+            "lose the answer of a create call": lambda fault: cloud.lose_answer("instances.insert", times=1),
+            "lose the answer of a delete call": lambda fault: cloud.lose_answer("instances.delete", times=1),
+            "lose the answer of a look": lambda fault: cloud.lose_answer(chosen(LOOKS, fault), times=2),
+            "slow create calls": lambda fault: cloud.slow("instances.insert", SLOWER, times=2),
+            "slow looks": lambda fault: cloud.slow(chosen(LOOKS, fault), SLOWER, times=3),
+            "slow delete calls": lambda fault: cloud.slow("instances.delete", SLOWER, times=2),
+            "stuck delete": self._stick,
+        }
+
+    def names(self) -> list[str]:
+        """The instances that exist, the newest last."""
+        return [path.rpartition("/")[2] for path in list(self._cloud.compute.instances)]
+
+    def strike(self, fault: Fault) -> None:
+        """Apply a fault. Raises LookupError if there is nobody whom it may hit now."""
+        self._strikes[fault.what](fault)
+
+    def _running(self, fault: Fault) -> str:
+        instances = list(self._cloud.compute.instances.items())
+        return chosen([path for path, instance in instances if instance.status == "RUNNING"], fault)
+
+    def _zone(self, fault: Fault) -> str:
+        return chosen(sorted({*self._cloud.compute.zones} & {*settings.load().zones}), fault)
+
+    def _delete(self, fault: Fault) -> None:
+        """A person does, by the API."""
+        path = chosen(list(self._cloud.compute.instances), fault)
+        with contextlib.suppress(KineticError, LookupError):
+            Instances(settings.load()).delete(path)
+
+    def _vanish(self, fault: Fault) -> None:
+        """All of them are gone, and no operation says why."""
+        chosen(list(self._cloud.compute.instances), fault)
+        self._cloud.compute.sweep()
+
+    def _lose_gpu(self, fault: Fault) -> None:
+        """Those that boot meanwhile lack one for good."""
+        self._cloud.compute.drivers(fewer=1)
+        self._later(fault.lasts, lambda: self._cloud.compute.drivers(fewer=0))
+
+    def _lack(self, fault: Fault, *, shows: bool) -> None:
+        zone = self._zone(fault)
+        self._cloud.compute.stockout(zone, shows=shows)
+        self._later(fault.lasts, lambda: self._cloud.compute.restock(zone))
+
+    def _limit(self, fault: Fault) -> None:
+        """A region has room for one host fewer than are asked for, by what the call or its operation says."""
+        region = self._zone(fault).rpartition("-")[0]
+        for metric in (METRIC, SPOT_METRIC):
+            self._cloud.compute.quota(
+                metric, self._drawn.hosts - 1, region, at="call" if fault.whom * 2 % 1 < 0.5 else "operation"
+            )
+        self._later(
+            fault.lasts, lambda: [self._cloud.compute.quota(name, None, region) for name in (METRIC, SPOT_METRIC)]
+        )
+
+    def _limit_rate(self, fault: Fault) -> None:
+        self._cloud.compute.request_rate(0)
+        self._later(fault.lasts, lambda: self._cloud.compute.request_rate(None))
+
+    def _silence(self, fault: Fault) -> None:
+        zone = self._zone(fault)
+        self._cloud.compute.silence(zone, chosen(("unreachables", "warning", "error"), fault))
+        self._later(fault.lasts, lambda: self._cloud.compute.hear(zone))
+
+    def _refuse(self, fault: Fault) -> None:
+        self._cloud.fail("instances.*", 14, times=None)
+        self._later(fault.lasts, self._cloud.clear_faults)
+
+    def _stick(self, fault: Fault) -> None:
+        self._cloud.compute.stuck_delete()
+        self._later(fault.lasts, self._cloud.compute.unstick)

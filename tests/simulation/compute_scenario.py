@@ -1,0 +1,315 @@
+"""One seed on the simulated Compute Engine: zones with their weather, VMs with their fates, and the promises about both.
+
+As `cloud_scenario`, with the backend for Compute Engine over its real client, whose session a simulated API answers.
+An attempt of several hosts is several VMs, which are made and end one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.plan.identity import Identity
+from kinetic_orchestration.plan.values import Limits, Plan, Retry
+from kinetic_orchestration.platforms.google.compute.backend import ComputeBackend
+from kinetic_orchestration.platforms.google.rest import retries
+from kinetic_orchestration.platforms.shared import ownership
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.wire import Verdict
+from tests.simulation import zones as api
+from tests.simulation.cloud_scenario import (
+    DEPLOYMENT,
+    ENDED,
+    MOST,
+    STORE,
+    CloudJudge,
+    CloudSchedule,
+    Distance,
+    settings_of,
+)
+from tests.simulation.compute import RUNNING, SOMEBODY, STOPPING, BootDisk, Compute, Group, Instance
+from tests.simulation.instances import FATES, UNFOLLOWED, ComputeGround
+from tests.simulation.vms import LATE
+from tests.simulation.world import Task, Violation, World
+from tests.simulation.zones import Zone
+
+ZONES = ("us-central1-a", "us-central1-b", "europe-west4-b", "us-west4-a")
+L4 = accelerators.parse("l4")
+FREED = 400.0  # after a verdict, in which a follower has the VMs deleted
+COMPANY = 300.0  # so long the hosts wait for each other's addresses
+SLICES = [L4, accelerators.on_hosts(L4, 2), accelerators.on_hosts(L4, 3)]
+
+
+class ComputeDistance(Distance):
+    """Each process has a backend with a client of its own."""
+
+    backends: dict[Task, Any]
+
+    def backend_of(self, process: Task) -> Any:
+        if process not in self.backends:
+            settings = replace(settings_of(f"process {process.number}"), backend="compute", zones=ZONES)
+            backend = ComputeBackend(settings)
+            backend.rate_limit = self.rate_limit  # type: ignore[method-assign] # of this process alone
+            self.backends[process] = backend
+        return self.backends[process]
+
+
+class ComputeJudge(CloudJudge):
+    """Knows that VMs are made and end one by one, and that Google ends those that nobody ends."""
+
+    # Each host that is not there is asked for by its name.
+    most: Mapping[str, tuple[int, float]] = MappingProxyType(
+        {**MOST, "kinetic-watch": (40, 6 / 5.0), "guard": (80, 0.3)}
+    )
+
+    def __init__(self, world: World, ground: Any, plan: Plan, identity: Identity) -> None:
+        super().__init__(world, ground, plan, identity)
+        self.forgotten: set[tuple[str, int]] = set()
+
+    def _is_closed(self, said: str, told: str, zone: str) -> bool:
+        """Return True if a refusal in a zone, that has none of the quota, is one of the other zone, too."""
+        weather = self.ground.api.zones[told].weather
+        if weather == api.NEVER_REGION and "Limit: 0.0 in region" in said:
+            return told.rsplit("-", 1)[0] == zone.rsplit("-", 1)[0]
+        return (weather == api.UNKNOWN_ZONE and "does not exist in zone" in said and told == zone) or (
+            weather == api.NEVER and "Limit: 0.0 globally" in said
+        )
+
+    def _check_deleted(self, job: str, attempt: int) -> None:
+        """Some time after the verdict: whoever is well on one of the VMs has seen to the deletion of all."""
+        if not self.ground.calm:
+            self.world.at(self.world.now + ENDED, lambda: self._check_deleted(job, attempt))
+            return
+        for one in self._there(job, attempt):
+            mine = [box for box in self.ground.living if box.node.queued is one.queued]
+            well = [box.name for box in mine if box.is_well and self.world.now > max(box.up, one.started) + ENDED]
+            if well and one.state == RUNNING:
+                raise Violation(f"{one.id} has its verdict, and {well} do not delete it")
+
+    def on_write(self, name: str, data: bytes) -> None:
+        super().on_write(name, data)
+        if name.endswith("/verdict.json"):
+            parts = name.split("/")
+            self.world.at(self.world.now + FREED, lambda: self._check_freed(parts[1], int(parts[3])))
+
+    def _check_freed(self, job: str, attempt: int) -> None:
+        """Some time after the verdict, in a healed world: whoever followed the job has seen its VMs go."""
+        if self.world.now < self.healed + FREED:
+            self.world.at(self.world.now + FREED, lambda: self._check_freed(job, attempt))
+            return
+        runs_on = [one.id for one in self._there(job, attempt) if one.state == RUNNING and one.asked]
+        if runs_on and self._is_left(job, attempt):
+            raise Violation(f"{runs_on} were to be deleted after their verdict, and run on")
+
+    def _is_left(self, job: str, attempt: int) -> bool:
+        """Return True if somebody who lives has followed the job to its end, and forgotten nothing."""
+        stale = "a stale submitter submitted after the verdict" in self.world.reached
+        told = job in self.outcomes and not self.world.suspended
+        return told and not (self.orphaned or stale or (job, attempt) in self.forgotten)
+
+    def _check_expired(self, queued: Group) -> None:
+        """Some time after the deadline: the processes that were armed have seen to the deletion of all."""
+        if not self.ground.calm:
+            self.world.at(self.world.now + LATE, lambda: self._check_expired(queued))
+            return
+        for one in self._there(queued.told["job"], queued.told["attempt"]):
+            mine = [box for box in self.ground.living if box.node.queued is queued and not box.denied]
+            armed = [
+                box.name
+                for box in mine
+                if self.world.now > max(box.up, one.started) + LATE
+                and any(task.name.startswith("deadline") and not task.dead for task in box.tasks)
+            ]
+            if armed and one.state == RUNNING:
+                raise Violation(f"{one.id} is there long after its deadline, and {armed} do not delete it")
+
+    def _there(self, job: str, attempt: int) -> list[Instance]:
+        mine = [one for one in self.ground.api.nodes.values() if one.name not in self.foreign]
+        return [one for one in mine if (one.told["job"], one.told["attempt"]) == (job, attempt) and not one.going]
+
+    def may_delete(self, name: str, what: Any) -> None:
+        """Check also that a host ends after the VMs that it was to end first."""
+        if isinstance(what, BootDisk):
+            if name in self.foreign:
+                raise Violation(f"the disk {name} is deleted, which is not ours")
+            return
+        super().may_delete(name, what)
+        task = self.world.current
+        assert task is not None
+        machine = self.ground.machine_of.get(task.process)
+        if machine is None or what is not machine.node:
+            return
+        others = [one for one in self._there(machine.job, machine.attempt) if one is not what]
+        unasked = [one.id for one in others if not machine.asked[task.process, one.name]]
+        if unasked:
+            raise Violation(f"{task.name} deletes its own VM before {unasked}")
+
+    def _justified(self, job: str, attempt: int, verdict: Verdict) -> bool:  # noqa: PLR0911 - a table
+        harm = self.ground.truth(job, attempt).harm
+        if "(maxRunDuration)" in verdict.reason:
+            self.world.reached.add("a job was told that its VM had run for as long as it may")
+            return "limit" in harm
+        if f"{SOMEBODY} deleted it" in verdict.reason:
+            self.world.reached.add("a job was told who deleted its VM")
+            return verdict.cause == wire.CANCELLED and bool(harm & {"user", "user deletes all"})
+        if "was made and is not there" in verdict.reason:
+            return "hidden" in harm
+        if "while the request for" in verdict.reason:  # what is never shown cannot be told from what waits no longer
+            return bool(harm & {"expired", "hidden"})
+        if match := re.search(r"where the hosts of (\S+) are was not told", verdict.reason):
+            self.world.reached.add("a host waited in vain for one that nobody made")
+            other = self.ground.api.nodes.get(match[1])
+            return other is None or bool(other.going) or self.world.now - other.created < COMPANY
+        if verdict.cause == wire.INFRASTRUCTURE and self.ground.api.odds.forgets and harm:
+            return True
+        if verdict.cause == wire.PREEMPTION and verdict.kind == wire.CLOSED and not self.plan.spot:
+            return False  # Google takes others back, too, which is no preemption
+        if verdict.cause == wire.PREEMPTION:
+            return bool(harm & {"notice", "long notice", "preempted", "maintenance"})
+        return super()._justified(job, attempt, verdict)
+
+
+class ComputeSchedule(CloudSchedule):
+    """Everything that one seed draws, on the simulated Compute Engine."""
+
+    option = " --compute"
+    judge: ComputeJudge
+
+    def __init__(self, seed: int, worlds: list[World]) -> None:
+        world = self.world = World(seed)
+        worlds[:] = [world]
+        retries._throttled.clear()
+        draw = world.random
+        self.healed = world.now + draw.choice((100.0, 1500.0, 5000.0)) * draw.uniform(0.2, 1.0)
+        nothing = draw.random() < 0.03
+        known = {name: self._zone(name, draw, world.now) for name in ZONES}
+        for zone in known.values():
+            if nothing or zone.weather == api.NEVER:
+                zone.weather = api.NEVER if nothing else api.NEVER_REGION
+        compute = Compute(
+            world, known,
+            api.Odds(
+                lag=draw.choice((0.0, 0.0, 3.0, 8.0)),
+                stuck=draw.choice((0.0, 0.0, 0.3)),
+                refuses=draw.choice((0.0, 0.0, 0.3)),
+                unreachable=draw.choice((0.0, 0.0, 0.1, 0.5)),
+                orphans=draw.choice((0.0, 0.0, 0.0, 0.3)),
+                forgetful=draw.random() < 0.3,
+                hidden=draw.choice((0.0, 0.0, 0.0, 0.2)),
+                idle=draw.choice((0.0, 0.0, 0.7)),
+                forgets=draw.random() < 0.1,
+            ),
+        )  # fmt: skip
+        ground = self.ground = ComputeGround(world, compute)
+        world.distance = self.distance = ComputeDistance(world, ground)
+        slice_ = draw.choice((SLICES[0], SLICES[0], SLICES[1], SLICES[2]))
+        ground.hosts_per_slice = slice_.hosts
+        kind: dict[str, Any] = draw.choice(
+            ({}, {}, {"spot": True}, {"spot": True}, {"cloud": {"flex_start": True}}, {"cloud": {"reservation": "r"}})
+        )
+        self.plan = ground.plan = Plan(
+            name="train",
+            slice=slice_,
+            backend="compute",
+            store=STORE,
+            deployment=DEPLOYMENT,
+            project="p",
+            zones=ZONES[: draw.choice((1, 2, 3, 4))],
+            zone_patience=draw.choice((0.0, 100.0, 900.0)),
+            compile_cache=False,
+            limits=Limits(
+                provision=draw.choice((None, 300.0, 1800.0, 7200.0)),
+                run=draw.choice((100.0, 400.0)),
+                total=draw.choice((None, None, None, None, 400.0, 2000.0)),
+                stall=draw.choice((None, 100.0)),
+            ),
+            abort_without_owner=draw.random() < 0.05,
+            retry=Retry(user=draw.choice((0, 0, 1)), preemption=draw.choice((0, 1, 100)), infra=draw.choice((0, 1, 3))),
+            **kind,
+        )
+        ground.harmful = draw.choice((0.0, 1.0, 1.0))
+        self.orphaned = draw.random() < 0.2
+        ground.fates = FATES + UNFOLLOWED if self.orphaned else FATES
+        ground.user_failure = draw.choice((0.0, 0.0, 0.5))
+        self._draw_odds(draw)
+        if draw.random() < 0.2:
+            when = world.now + draw.choice((0.0, 30.0)) * draw.random()
+            world.at(when, lambda: self._limit_rate(draw.choice((30.0, 300.0))))
+        self.again = draw.random() < 0.3
+        self.identity = Identity(DEPLOYMENT, "simulation", str(seed))
+        self.judge = ComputeJudge(world, ground, self.plan, self.identity)
+        self._inform_judge()
+        world.on_write, world.on_delete = self.judge.on_write, self.judge.on_delete
+        self.clients = self.staging = 0
+        self.jobs: set[str] = set()
+        self.forgotten = self.judge.forgotten
+        self._strangers()
+        self._people()
+
+    def _zone(self, name: str, draw: Any, now: float) -> Zone:
+        zone = super()._zone(name, draw, now)
+        zone.times = draw.choice((1, 2, 8))
+        return zone
+
+    def _strangers(self) -> None:
+        """VMs in the project that are not ours: unlabelled, another deployment's, or only named like ours."""
+        compute, now = self.ground.api, self.world.now
+        labels = {
+            ownership.DEPLOYMENT: DEPLOYMENT, ownership.JOB: "job-0123456789ab", ownership.ATTEMPT: "1",
+            ownership.EXPIRES: str(int(now - 1e6)), ownership.SPEC: "0" * 20,
+        }  # fmt: skip
+        other = names.slice_of("gs://another/store", DEPLOYMENT, "job-0123456789ab", 1)
+        ours = names.slice_of(STORE, DEPLOYMENT, "job-0123456789ab", 1)
+        zone = f"projects/p/zones/{ZONES[0]}"
+        for name, marks in (
+            ("a-training", {}),
+            (other, labels),
+            (f"{ours}x", labels),
+            (f"{ours}-a", labels),
+            (ours, {}),
+        ):
+            path = f"{zone}/instances/{name}"
+            told = {"job": "job-0123456789ab", "attempt": 1, "hosts": 1, "host": 0, "deadline": 0.0, "resource": path}
+            body = {
+                "labels": marks,
+                "scheduling": {"provisioningModel": "STANDARD", "maxRunDuration": {"seconds": "1"}},
+                "metadata": {"items": [{"key": "kinetic", "value": json.dumps(told)}]},
+            }
+            one = Instance(path, Group(path, told), body, now - 1e6)
+            compute._make(one)
+            one.state, one.started = RUNNING, now - 1e6
+            self.judge.foreign |= {path, path.replace("/instances/", "/disks/")}
+            compute.show(one)
+
+    # ---- to the end --------------------------------------------------------------------------------------
+
+    def _everything(self) -> list[Any]:
+        compute = self.ground.api
+        return [*compute.nodes.values(), *compute.disks.values()]
+
+    def ours(self) -> list[Any]:
+        return [one for one in self._everything() if one.name not in self.judge.foreign]
+
+    def _still_there(self) -> None:
+        missing = self.judge.foreign - {one.name for one in self._everything()}
+        if missing:
+            raise Violation(f"foreign and gone: {sorted(missing)}")
+
+    def _check_asked(self, left: list[Any]) -> None:
+        """A job that was followed to its end leaves to the reaper only what does not go although it was asked to."""
+        stale = "a stale submitter submitted after the verdict" in self.world.reached
+        kept = [
+            one.name
+            for one in left
+            if isinstance(one, Instance)
+            and not one.asked
+            and one.state != STOPPING
+            and (one.told["job"], one.told["attempt"]) not in self.forgotten
+        ]
+        if kept and not self.orphaned and not stale:
+            raise Violation(f"nobody has asked for the deletion of {kept}")
