@@ -224,8 +224,8 @@ PLANTED = (
     Planted(
         "when host 0 is dead nobody deletes the slice",
         "host/attempt/self_delete.py",
-        "    if at.host:\n        time.sleep(",
-        "    if at.host:\n        return\n        time.sleep(",
+        "    is_first = _wait_for_turn(at) if",
+        "    if at.host:\n        return\n    is_first = _wait_for_turn(at) if",
     ),
     Planted(
         "a watcher looks ten times a second",

@@ -1,9 +1,12 @@
 """The last thing a host does: it sees to it that its slice is deleted, or ends with its pod, in its turn.
 
 Host 0 of a slice of VMs deletes it as soon as every host is done, so that one call is enough. If it cannot, the others
-follow one after the other. Host 0 of several pods ends last, because a pod that fails has the cluster end the others.
-If it does not come to its end, the others fail in its place: nobody else ends a pod that is stuck, or frees its node.
-Knows the records of the end and nothing of programs.
+follow one after the other. VMs of Compute Engine end one by one: one that is no longer there is not waited for, neither
+for its last words nor for its turn.
+
+Host 0 of several pods ends last, because a pod that fails has the cluster end the others. If it does not come to its
+end, the others fail in its place: nobody else ends a pod that is stuck, or frees its node. Knows the records of the end
+and nothing of programs.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ FIRST_TURN = 45.0  # seconds that the others leave to host 0
 TURN = 10.0
 LOOK = 0.25
 SLOWEST_LOOK = 2.0
+LOOK_AT_VMS = 5.0  # seconds between two questions whether the hosts whose turn comes first still exist
+DEAD = ("TERMINATED", "STOPPED", "SUSPENDED")
 _NO_WORD = wire.EXIT_CODES[wire.INFRASTRUCTURE]
 
 
@@ -35,9 +40,8 @@ def delete_own_slice(at: Assignment) -> None:
 
     if not at.resource:
         return
-    if at.host:
-        time.sleep(FIRST_TURN + TURN * at.host)
-    elif at.hosts > 1:
+    is_first = _wait_for_turn(at) if at.host else at.hosts > 1
+    if is_first:
         from kinetic_orchestration.host.view.open_records import open_records
 
         # The slice is deleted even if the others' state is unknown.
@@ -84,8 +88,40 @@ def _tell(at: Assignment) -> None:
         records.create(names.left(at.job, at.attempt), wire.encode({}))
 
 
+def _wait_for_turn(at: Assignment) -> bool:
+    """Leave the deletion to the hosts before this one. Returns True as soon as none of them exists any longer, which
+    leaves it to this one at once, and False when its turn has come."""
+    turn = time.monotonic() + FIRST_TURN + TURN * at.host
+    while (left := turn - time.monotonic()) > 0.0:
+        time.sleep(min(left, LOOK_AT_VMS) if _are_apart(at) else left)
+        if all(_is_gone(at, host) for host in range(at.host)):
+            return True
+    return False
+
+
+def _are_apart(at: Assignment) -> bool:
+    """Return True for hosts of which one may be gone while the others are not."""
+    return at.hosts > 1 and "/instances/" in at.resource
+
+
+def _is_gone(at: Assignment, host: int) -> bool:
+    """Return True if the machine of a host is known to exist no longer, or to be dead."""
+    if not _are_apart(at):
+        return False
+    from kinetic_orchestration.host.machine import bootstrap
+
+    try:
+        found = bootstrap.request("GET", bootstrap.parts(at.resource, at.hosts, at.hosts - 1)[host], patience=0.0)
+        return found.status == 404 or (found.status == 200 and found.json().get("status") in DEAD)
+    except Exception:  # no answer, however strange, says that it is
+        return False
+
+
 def _wait_for_others(at: Assignment, records: Records) -> None:
-    _wait(at, records, LATE, lambda states: _all_done(states.values()))
+    def is_over(states: Mapping[int, str]) -> bool:
+        return bool(states) and all(state == wire.DONE or _is_gone(at, host) for host, state in states.items())
+
+    _wait(at, records, LATE, is_over)
 
 
 def _is_told_by_host_0(at: Assignment, records: Records, verdict: wire.Verdict) -> bool:

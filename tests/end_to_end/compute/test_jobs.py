@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from tests.end_to_end.compute.conftest import ZONES, instances, run
 from tests.support.jobs import changes, lines, placements, told, wait_running
 from tests.support.waits import wait_until
 
+SURVIVES = 16.0  # seconds, within which a host ends its program, and sees that the other is gone
 JOINED = "ignore:the 2 hosts of l4 are joined over plain TCP"
 
 
@@ -153,6 +156,30 @@ def test_f17_a_spot_vm_that_is_preempted_is_followed_by_another_attempt(
     first = job.history()[0]
     assert first.verdict is not None and first.verdict.cause == "preemption"
     assert any("preempt" in line for line in changes(events))
+
+
+@pytest.mark.slow
+@pytest.mark.turn(0)
+@pytest.mark.filterwarnings(JOINED)
+@pytest.mark.parametrize("taken", [0, 1])
+def test_of_two_vms_one_is_preempted_and_the_other_is_not_paid_for_while_it_waits_for_the_dead(
+    cloud: Emulator, jobs: Any, tmp_path: Path, taken: int
+) -> None:
+    """Each VM is preempted for itself, and without notice it leaves no last word that could be waited for."""
+    end = tmp_path / "end"
+    job = run(jobs.until, str(end), spot=True, cloud=kinetic.Compute(hosts=2))
+    wait_running(job)
+    names = sorted(instances(cloud, job))
+    with ThreadPoolExecutor(1) as follower:
+        value = follower.submit(job.result, timeout=90)
+        began = time.time()
+        cloud.compute.preempt(names[taken], notice=0.0)
+        try:
+            cloud.wait_until(lambda: not any(path.endswith(names[1 - taken]) for path in cloud.compute.instances), 60.0)
+            assert time.time() - began < SURVIVES
+        finally:
+            end.touch()
+        assert value.result() == 2
 
 
 @pytest.mark.slow

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.platforms.google.compute.client import Instances
+from kinetic_orchestration.platforms.google.compute.client import Instances, Refused
+from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.disasters.schedule import Fault, Schedule, chosen
 
@@ -19,7 +21,21 @@ NOTICE = 1.5
 LATE = 3  # questions that a driver which is not loaded does not answer
 UNSEEN = ("request rate", "zone is silent", "API refuses", "slow looks", "fewer GPUs")  # while they last nobody looks
 
+UNDELETED = ("request rate", "zone is silent", "API refuses")  # nor is anything deleted,
+CAUSED_BY = {  # those of attempts that follow from some faults only
+    wire.QUOTA: ("quota",),
+    wire.STOCKOUT: ("stockout", "stockout that is shown"),
+    wire.CANCELLED: ("cancel", "somebody deletes the instance"),
+    wire.CONFIGURATION: (),
+}
+AGAIN = 3.0  # until it is asked for again, so many seconds later
+
 Later = Callable[[float, Callable[[], object]], None]
+
+
+def is_right(cause: str, hit: set[str]) -> bool:
+    """Return True for the cause of an attempt that the faults which hit a run may have had."""
+    return cause not in CAUSED_BY or not hit.isdisjoint(CAUSED_BY[cause])
 
 
 class OnCompute:
@@ -27,6 +43,7 @@ class OnCompute:
 
     def __init__(self, cloud: Emulator, drawn: Schedule, later: Later) -> None:
         self._cloud, self._drawn, self._later = cloud, drawn, later
+        self.undeleted = 0.0  # seconds in which what is deleted may be charged for all the same
         script = cloud.compute
         self._strikes: dict[str, Callable[[Fault], None]] = {
             "preempt": lambda fault: script.preempt(self._running(fault), notice=0.0),
@@ -59,6 +76,19 @@ class OnCompute:
             "stuck delete": self._stick,
         }
 
+    def held(self) -> tuple[float, int]:
+        """For how many seconds one VM or more of each attempt ran, all together, and the number of attempts that had
+        any."""
+        began: dict[str, float] = {}
+        ended: dict[str, float] = {}
+        for entry in self._cloud.ledger.entries:
+            name = entry.name if self._drawn.hosts == 1 else entry.name.rpartition("-")[0]
+            if entry.kind == "instance" and entry.what == "ready":
+                began.setdefault(name, entry.time)
+            elif entry.kind == "instance" and entry.what == "idle":
+                ended[name] = entry.time
+        return sum(ended[name] - began[name] for name in began), len(began)
+
     def names(self) -> list[str]:
         """The instances that exist, the newest last."""
         return [path.rpartition("/")[2] for path in list(self._cloud.compute.instances)]
@@ -66,6 +96,8 @@ class OnCompute:
     def strike(self, fault: Fault) -> None:
         """Apply a fault. Raises LookupError if there is nobody whom it may hit now."""
         self._strikes[fault.what](fault)
+        self.undeleted += 2 * SLOWER * (fault.what == "slow delete calls")
+        self.undeleted += (fault.lasts + AGAIN) * (fault.what in UNDELETED)
 
     def _running(self, fault: Fault) -> str:
         instances = list(self._cloud.compute.instances.items())
@@ -77,7 +109,7 @@ class OnCompute:
     def _delete(self, fault: Fault) -> None:
         """A person does, by the API."""
         path = chosen(list(self._cloud.compute.instances), fault)
-        with contextlib.suppress(KineticError, LookupError):
+        with contextlib.suppress(KineticError, Refused):
             Instances(settings.load()).delete(path)
 
     def _vanish(self, fault: Fault) -> None:
@@ -96,15 +128,15 @@ class OnCompute:
         self._later(fault.lasts, lambda: self._cloud.compute.restock(zone))
 
     def _limit(self, fault: Fault) -> None:
-        """A region has room for one host fewer than are asked for, by what the call or its operation says."""
-        region = self._zone(fault).rpartition("-")[0]
+        """The first region has room for one host fewer than are asked for, by what the call or its operation says: one
+        whose quota is 0 is not tried again, and the other remains."""
+        region = settings.load().zones[0].rpartition("-")[0]
         for metric in (METRIC, SPOT_METRIC):
             self._cloud.compute.quota(
                 metric, self._drawn.hosts - 1, region, at="call" if fault.whom * 2 % 1 < 0.5 else "operation"
             )
-        self._later(
-            fault.lasts, lambda: [self._cloud.compute.quota(name, None, region) for name in (METRIC, SPOT_METRIC)]
-        )
+        for metric in (METRIC, SPOT_METRIC):
+            self._later(fault.lasts, functools.partial(self._cloud.compute.quota, metric, None, region))
 
     def _limit_rate(self, fault: Fault) -> None:
         self._cloud.compute.request_rate(0)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,7 @@ GONE_WITHIN_REAL = 300.0  # the garbage collector of a new control plane takes m
 ASKED_AGAIN = 8.0  # seconds in which nobody may have looked, when the last one who did has died
 RUNS = 4.0  # seconds of the function
 UNJUSTIFIED = ("JobFailed", "JobLost")  # of a job with so many retries; a store that refuses may be told as it is
+CANCELLED = "JobCancelled"
 FOLLOWS = 0.7  # seconds until somebody who was attached follows
 DISK = 96  # MiB of a local home whose disk may be full
 VM_DISK = 32  # MiB of a host's own, on the emulated cloud
@@ -100,6 +102,7 @@ class Run:
         self.people: list[subprocess.Popen[bytes]] = []
         self.later: list[tuple[float, Callable[[], object]]] = []
         self.unwatched = 0.0
+        self.cancels: list[threading.Thread] = []
         self.hit: list[str] = []
         self.unmade: list[str] = []
 
@@ -174,7 +177,9 @@ class Run:
             elif fault.what in ANYWHERE:
                 self._on_processes(fault)
             elif fault.what == "cancel":
-                kinetic.attach(self.job.read_text(encoding="utf-8")).cancel()
+                job_id = self.job.read_text(encoding="utf-8")
+                self.cancels.append(threading.Thread(target=_cancel, args=(job_id,)))
+                self.cancels[-1].start()  # the store may not answer until another fault is over
             elif self.on_compute is not None and fault.what not in STORES:
                 self.on_compute.strike(fault)
                 self.unwatched += fault.lasts * (fault.what in compute.UNSEEN)
@@ -317,15 +322,19 @@ class Run:
 
     def check(self, tick: float = TICK) -> Told:
         """Submit the same job again after the last fault, and check that all promises hold."""
+        for cancel in self.cancels:
+            cancel.join()
         if all(one.poll() not in (None, 0) for one in self.people):
             self.unwatched += ASKED_AGAIN
         last = self.submit()
         for one in self.people:
             one.wait(timeout=work.SECONDS + 60)
         reports = self.reports()
+        if reports and reports[-1].get("error", "").startswith(CANCELLED):
+            return self._check_cancelled(reports)
         if last.returncode != 0 or not reports or "value" not in reports[-1]:
             raise Broken(f"whoever asks for the job again hears nothing: {reports}: {self.said()}")
-        if failed := [report for report in reports if report.get("error", "").startswith(UNJUSTIFIED)]:
+        if failed := [report for report in reports if report.get("error", "").startswith((*UNJUSTIFIED, CANCELLED))]:
             raise Broken(f"a job that has attempts left has ended: {failed}: {self.said()}")
         told = {report["value"] for report in reports if "value" in report}
         marks = self.marks.read_text().split() if self.marks.exists() else []
@@ -339,6 +348,17 @@ class Run:
         found = self._check_counts(job, tick)
         self._check_gone()  # still: nobody has begun anew
         return found
+
+    def _check_cancelled(self, reports: Sequence[dict[str, str]]) -> Told:
+        """Check a job that somebody has ended, which those who ask for it by its key hear, too."""
+        if not compute.is_right(wire.CANCELLED, {*self.hit}) or any("value" in report for report in reports):
+            raise Broken(f"the job was cancelled: {reports}, after {self.hit}: {self.said()}")
+        job = kinetic.attach(reports[-1]["job"])
+        if job.peek().phase != "cancelled":
+            raise Broken(f"a job that was cancelled is in the phase {job.peek().phase!r}")
+        self._check_gone()
+        self._check_causes(job)
+        return Told(job.peek().attempts, self.hit, self.unmade)
 
     def _check_gone(self) -> None:
         if self.cluster is not None:
@@ -361,6 +381,10 @@ class Run:
         its = [f"attempt {number}: {end.reason}" for number, end in ends if end.cause == wire.USER]
         if len(its) > self.hit.count("kill program"):
             raise Broken(f"the function is said to have failed: {its}: {self.said()}")
+        if self.on_compute is not None:
+            told = [(number, end) for number, end in ends if not compute.is_right(end.cause, {*self.hit})]
+            if told:
+                raise Broken(f"causes are not those of what befell it, {self.hit}: {told}: {self.said()}")
 
     def _check_counts(self, job: Any, tick: float) -> Told:
         cost, peek, shown = job.cost(), job.peek(), _status(job.job_id)
@@ -373,15 +397,17 @@ class Run:
         if self.cluster is not None:
             charged, slices = self.cluster.meter.seconds, self.cluster.meter.sets
             tick += TO_END
+        elif self.on_compute is not None:
+            charged, slices = self.on_compute.held()
         elif self.cloud is not None:
             ledger = self.cloud.ledger
-            hosts = self.drawn.hosts if self.on_compute is not None else 1
-            charged = ledger.chip_seconds() / (accelerators.parse(self.drawn.accelerator).chips * hosts)
-            slices = ledger.count("created", "instance" if self.on_compute is not None else "node")
+            charged = ledger.chip_seconds() / accelerators.parse(self.drawn.accelerator).chips
+            slices = ledger.count("created", "node")
         else:
             return Told(cost.attempts, self.hit, self.unmade)
         ticks = tick * slices
-        least, most = charged - ticks, ALIKE[1] * charged + ticks + self.unwatched
+        undeleted = 0.0 if self.on_compute is None else self.on_compute.undeleted
+        least, most = charged - ticks - undeleted, ALIKE[1] * charged + ticks + self.unwatched
         if not least <= cost.ready_seconds <= most:
             raise Broken(f"{cost.ready_seconds:.1f} s of slices are told, and {charged:.1f} s were charged for")
         return Told(cost.attempts, self.hit, self.unmade, cost.ready_seconds, charged, self.unwatched)
@@ -390,6 +416,8 @@ class Run:
         return "\n".join(path.read_text("utf-8", "replace")[-2000:] for path in sorted(self.folder.glob("said-??")))
 
     def close(self) -> None:
+        for cancel in self.cancels:
+            cancel.join()
         for one in self.people:
             if one.poll() is None:
                 one.kill()
@@ -402,6 +430,11 @@ def _fill(filler: Path) -> None:
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(1 << 12))
+
+
+def _cancel(job_id: str) -> None:
+    with contextlib.suppress(KineticError):
+        kinetic.attach(job_id).cancel()
 
 
 def _newest(those: Sequence[T]) -> T:

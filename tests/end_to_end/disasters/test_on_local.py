@@ -13,7 +13,7 @@ from tests.end_to_end.disasters import __main__ as program
 from tests.end_to_end.disasters import work
 from tests.end_to_end.disasters.__main__ import main
 from tests.end_to_end.disasters.run import Told, play, were_made
-from tests.end_to_end.disasters.schedule import BACKENDS, FROZEN, KINDS, LASTING, LONG, REAL, schedule
+from tests.end_to_end.disasters.schedule import BACKENDS, FROZEN, KINDS, LASTING, LONG, MODELS, REAL, schedule
 
 SEEDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
 
@@ -108,8 +108,9 @@ def test_a_seed_draws_the_same_faults_each_time_and_seeds_draw_all_there_are() -
         assert {fault.what for fault in faults} == set(kinds)
         assert {fault.what for fault in faults if fault.lasts >= LONG[0]} == set(LASTING) & set(kinds)
         is_cluster = backend.startswith("kubernetes")
-        several = {1, 2, 4} if is_cluster else {1, 2} if backend == "compute" else {1, 4}
-        assert {len(found.skews) for found in drawn} == several
-        assert len({found.accelerator for found in drawn}) == (1 if backend == "compute" else len(several))
+        hosts = {1, 2, 4} if is_cluster else {1, 2} if backend == "compute" else {1, 4}
+        assert {found.hosts for found in drawn} == hosts
+        assert len({found.accelerator for found in drawn}) == (1 if backend == "compute" else len(hosts))
+        assert {found.model for found in drawn} == (set(MODELS) if backend == "compute" else {""})
         assert len({(found.is_spot, found.in_queue) for found in drawn}) == (4 if is_cluster else 1)
         assert any(len(set(found.skews)) == 4 for found in drawn) == (backend == "emulator")

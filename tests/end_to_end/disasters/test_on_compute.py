@@ -1,0 +1,23 @@
+"""A few seeds of the random driver on an emulated Compute Engine; many more by hand, with
+`python -m tests.end_to_end.disasters --backend compute`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.disasters.run import TICK_WHEN_BUSY, play
+from tests.end_to_end.disasters.schedule import schedule
+
+SEEDS = (0, 1, 2, 5, 9, 10, 13, 15)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.turn(seed % 5)) for seed in SEEDS])
+def test_two_to_four_faults_at_once_on_vms_leave_one_result_and_nothing_else_and_cost_what_they_ran(
+    seed: int, own_home: Path, tmp_path: Path
+) -> None:
+    print(f"seed {seed}: {schedule(seed, 'compute')}")
+    print(play(seed, "compute", tmp_path, own_home, TICK_WHEN_BUSY))
