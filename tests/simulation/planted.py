@@ -326,8 +326,8 @@ PLANTED = (
     Planted(
         "a disk is left behind",
         "platforms/google/compute/backend.py",
-        "        if disk is None or not self._is_ours(",
-        "        if True or disk is None or not self._is_ours(",
+        "        if disk is None or not vms.is_ours(",
+        "        if True or disk is None or not vms.is_ours(",
         "--compute",
     ),
     Planted(

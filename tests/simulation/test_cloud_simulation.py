@@ -21,7 +21,7 @@ from kinetic_orchestration.jobs.watching.look import look
 from kinetic_orchestration.jobs.watching.poll import Poll
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import ABSENT, PRESENT, Limits, Observation, Plan, Retry
-from kinetic_orchestration.platforms.google.tpu.backend import TpuVmBackend
+from kinetic_orchestration.platforms.google import vms
 from tests.simulation import planted
 from tests.simulation.cloud import Cloud
 from tests.simulation.cloud_scenario import BELIEVES, DEPLOYMENT, SLICES, STORE, ZONES, CloudSchedule, Distance
@@ -258,7 +258,7 @@ def test_every_planted_bug_is_found(bug: planted.Planted) -> None:
     assert planted.find(bug), f"no seed finds this: {bug.name}"
 
 
-def _everything_is_ours(_backend: Any, _name: str, _labels: Any) -> bool:
+def _everything_is_ours(_settings: Any, _name: str, _labels: Any) -> bool:
     return True
 
 
@@ -273,7 +273,7 @@ def _at_once(*_: Any) -> None:
 @pytest.mark.parametrize(
     ("module", "rule", "wrong"),
     [
-        (TpuVmBackend, "_is_ours", _everything_is_ours),
+        (vms, "is_ours", _everything_is_ours),
         (lifecycle, "shown", _as_if_each_attempt_had_hosts),
         (self_delete, "_wait_for_others", _at_once),
     ],

@@ -39,7 +39,7 @@ _ASKED: dict[Model, str] = {
 FLEX_START_RUN = (600.0, 7 * 86400.0)
 """The shortest and the longest run of a VM by flex-start, in seconds."""
 FLEX_START_SPARE = 3600.0
-"""What of its longest run is the VM's boot and the end of its program, in seconds."""
+"""The part of its longest run that the VM's boot and the end of its program take, in seconds."""
 FLEX_START_WAIT = 2 * 3600.0
 """The longest that flex-start lets one VM wait, in seconds."""
 
@@ -84,7 +84,7 @@ class Machine:
 
 
 class _Family(NamedTuple):
-    """What the machines of one accelerator have in common."""
+    """Facts that all machines of one accelerator share."""
 
     disk_type: str
     models: tuple[Model, ...] = _ALL

@@ -337,6 +337,6 @@ def _sentence(status: Status, advice: str) -> str:
 
 
 def sentence(message: str, word: str, advice: str) -> str:
-    """What an API said, its word for it, and the advice, on one line."""
+    """Join an API's message, its word for it and the advice, on one line."""
     said = " ".join(message.split()) or "no message"
     return f"{said.rstrip('.')} ({word}){f': {advice}' if advice else ''}"

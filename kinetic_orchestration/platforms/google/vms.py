@@ -1,17 +1,23 @@
-"""What Google's VMs are created with, whichever of its APIs creates them, and how a create call is printed. Pure."""
+"""Google's VMs, whichever of its APIs creates them: contents and print of a create call, zones, and ownership. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kinetic_orchestration.errors import BackendError
+from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware.regions import region_of
+from kinetic_orchestration.plan.records import reserved_zone
 from kinetic_orchestration.plan.values import Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
+from kinetic_orchestration.platforms.shared import ownership
+from kinetic_orchestration.platforms.shared.ownership import Owned
+from kinetic_orchestration.protocol import names, wire
 
 CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
 METADATA_LIMIT = 256 << 10  # bytes of one metadata value
@@ -43,6 +49,45 @@ def valid_for(plan: Plan, intent: Intent) -> float:
 
 def _elsewhere(plan: Plan, placement: Mapping[str, Any]) -> bool:
     return not plan.cloud.get("reservation") and len(plan.zones) > 1 + len(placement.get("dropped", ()))
+
+
+def zones_of(plan: Plan) -> Sequence[str]:
+    """Return the zones to try: that of a reservation which is given by its whole path, else the plan's."""
+    reserved = reserved_zone(plan)
+    return (reserved,) if reserved else plan.zones
+
+
+def name_of(settings: Settings, owned: Owned) -> str:
+    """Return the name that this deployment gives to the placement of the job and attempt in a resource's labels."""
+    return names.slice_of(settings.store, settings.deployment, owned.job, owned.attempt)
+
+
+def is_ours(settings: Settings, name: str, labels: Mapping[str, str]) -> bool:
+    """Return True if this deployment gives that name to the job and attempt in the labels."""
+    owned = ownership.owned(labels)
+    return owned is not None and name == name_of(settings, owned)
+
+
+def adopt(resource: str, labels: Mapping[str, str], asked: Submission, look: str) -> None:
+    """Accept an existing resource as the requested one, if its labels match.
+
+    Args:
+        resource: Its path.
+        labels: Its labels.
+        asked: The attempt that requested it.
+        look: The command that shows it.
+
+    Raises:
+        BackendError: It belongs to somebody else.
+    """
+    owned, wanted = ownership.owned(labels), (asked.job_id, asked.intent.attempt, asked.spec_digest[:20])
+    if owned is not None and (owned.job, owned.attempt, owned.spec) == wanted:
+        return
+    whose = f"job {owned.job}, attempt {owned.attempt}" if owned is not None else "somebody else, without our labels"
+    raise BackendError(
+        f"{resource} exists already and belongs to {whose}: look at it with {look}, and delete it if nobody needs it",
+        wire.CONFIGURATION,
+    )
 
 
 def network_of(cloud: Mapping[str, Any], placement: Mapping[str, Any]) -> dict[str, str]:

@@ -17,10 +17,9 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare import resource_labels
 from kinetic_orchestration.plan.hardware import machines
 from kinetic_orchestration.plan.hardware.accelerators import Slice
-from kinetic_orchestration.plan.records import reserved_zone
 from kinetic_orchestration.plan.values import UNKNOWN, Freed, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
-from kinetic_orchestration.platforms.google import api_errors
+from kinetic_orchestration.platforms.google import api_errors, vms
 from kinetic_orchestration.platforms.google.api_errors import CallContext, Trouble
 from kinetic_orchestration.platforms.google.compute import causes, preflight, request, states
 from kinetic_orchestration.platforms.google.compute.client import Disk, Instances, Refused
@@ -68,7 +67,7 @@ class ComputeBackend:
 
     def check(self, plan: Plan) -> None:
         request.check(plan)
-        places.first(_zones_of(plan), NO_ZONE)
+        places.first(vms.zones_of(plan), NO_ZONE)
 
     def require(self, plan: Plan) -> None:
         preflight.require(self._settings, self._api, plan)
@@ -84,7 +83,7 @@ class ComputeBackend:
         return bool(self._settings.emulator)
 
     def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
-        asked, seed = _zones_of(plan), f"{job_id}-{attempt}"
+        asked, seed = vms.zones_of(plan), f"{job_id}-{attempt}"
         choice = places.first(asked, NO_ZONE)
         if previous is not None:
             stay = bool(plan.cloud.get("reservation"))
@@ -153,7 +152,7 @@ class ComputeBackend:
         try:
             found = self._api.get(path)
             if found is not None:
-                _adopt(path, found, asked)
+                vms.adopt(path, found.labels, asked, _look_at(found))
                 self._remember(path, found)
                 self._unshown.pop(path, None)
                 return ""
@@ -189,7 +188,7 @@ class ComputeBackend:
             except Refused:
                 return f"waiting: {trouble.sentence}; the call is made again"
             if found is not None:
-                _adopt(path, found, asked)
+                vms.adopt(path, found.labels, asked, _look_at(found))
                 self._remember(path, found)
                 return ""
             if trouble.action != api_errors.HERE:
@@ -354,7 +353,7 @@ class ComputeBackend:
     def _release(self, placement: Mapping[str, Any], name: str) -> Freed:
         path = _path(placement, name)
         found = self._api.get(path)
-        if found is not None and not self._is_ours(placement["name"], found.labels):
+        if found is not None and not vms.is_ours(self._settings, placement["name"], found.labels):
             return Freed.DONE  # another owner's VM of this name: this placement was never created
         if found is not None:
             # One that is STOPPING may do so by itself, and would stay as a disk that is billed.
@@ -365,10 +364,9 @@ class ComputeBackend:
         for known in (self._unshown, self._repairing):
             known.pop(path, None)
         disk = self._api.disk(path.replace("/instances/", "/disks/"))
-        if disk is None or not self._is_ours(placement["name"], disk.labels):
+        if disk is None or not vms.is_ours(self._settings, placement["name"], disk.labels):
             return Freed.DONE
-        self._delete(path.replace("/instances/", "/disks/"))
-        return Freed.UNDER_WAY
+        return Freed.UNDER_WAY if self._delete(path.replace("/instances/", "/disks/")) else Freed.REFUSED
 
     def _delete(self, path: str) -> bool:
         """Ask for a deletion. Returns True if that was accepted; what comes of it is seen by looking."""
@@ -378,14 +376,6 @@ class ComputeBackend:
             return False
         return True
 
-    def _is_ours(self, name: str, labels: Mapping[str, str]) -> bool:
-        """Return True if this deployment gives that name to the job and attempt in the labels."""
-        owned = ownership.owned(labels)
-        return owned is not None and name == self._name_of(owned)
-
-    def _name_of(self, owned: Owned) -> str:
-        return names.slice_of(self._settings.store, self._settings.deployment, owned.job, owned.attempt)
-
     def leftovers(self) -> Iterator[dict[str, Any]]:
         """All VMs of this deployment, in all zones of the project, and disks of theirs that were left behind."""
         project = self._settings.project
@@ -393,18 +383,18 @@ class ComputeBackend:
             raise UsageError("the project is not known: set KINETIC_PROJECT, so that its VMs can be listed")
         label = resource_labels.label(self._settings.deployment)
         try:
-            vms = self._api.everywhere(project, ownership.DEPLOYMENT, label)
+            instances = self._api.everywhere(project, ownership.DEPLOYMENT, label)
             disks = self._api.disks(project, ownership.DEPLOYMENT, label)
         except Refused as refused:
             trouble = causes.classify(refused.problems, CallContext(project, service="compute"))
             raise BackendError(trouble.sentence, trouble.cause) from None
         found: dict[tuple[str, str], dict[str, Any]] = {}
         hosts: dict[tuple[str, str], int] = {}
-        for one in (*vms.found, *disks.found):
+        for one in (*instances.found, *disks.found):
             owned = ownership.owned(one.labels)
             if owned is None:
                 continue
-            name = self._name_of(owned)
+            name = vms.name_of(self._settings, owned)
             index = one.name.removeprefix(name).removeprefix("-")
             if not one.name.startswith(name) or (index and not index.isdecimal()):
                 continue  # another deployment's, or one with a name that no placement has
@@ -414,7 +404,7 @@ class ComputeBackend:
                 state = "DISK" if isinstance(one, Disk) else one.status
                 found[key] = self._leftover(project, one, owned, name, state)
         yield from ({**entry, "hosts": hosts[key]} for key, entry in found.items())
-        yield from ({"zone": zone, "unread": "no answer"} for zone in sorted({*vms.silent, *disks.silent}))
+        yield from ({"zone": zone, "unread": "no answer"} for zone in sorted({*instances.silent, *disks.silent}))
 
     def _leftover(self, project: str, one: Vm | Disk, owned: Owned, name: str, state: str) -> dict[str, Any]:
         shown = "DELETING" if state in states.ENDING else state
@@ -431,12 +421,6 @@ class ComputeBackend:
         return self._secrets.forget(secret, job_id)
 
 
-def _zones_of(plan: Plan) -> Sequence[str]:
-    """The zone in a reservation that is given by its whole path."""
-    reserved = reserved_zone(plan)
-    return (reserved,) if reserved else plan.zones
-
-
 def _path(placement: Mapping[str, Any], name: str) -> str:
     return f"{request.zone_of(placement)}/instances/{name}"
 
@@ -445,14 +429,5 @@ def _is_an_end(event: Event) -> bool:
     return event.kind != "insert" or bool(event.problems)
 
 
-def _adopt(path: str, found: Vm, asked: Submission) -> None:
-    """Accept an existing VM as the requested one, if its labels match."""
-    owned, wanted = ownership.owned(found.labels), (asked.job_id, asked.intent.attempt, asked.spec_digest[:20])
-    if owned is not None and (owned.job, owned.attempt, owned.spec) == wanted:
-        return
-    whose = f"job {owned.job}, attempt {owned.attempt}" if owned is not None else "somebody else, without our labels"
-    raise BackendError(
-        f"{path} exists already and belongs to {whose}: look at it with gcloud compute instances describe {found.name} "
-        f"--zone {found.zone}, and delete it if nobody needs it",
-        wire.CONFIGURATION,
-    )
+def _look_at(found: Vm) -> str:
+    return f"gcloud compute instances describe {found.name} --zone {found.zone}"

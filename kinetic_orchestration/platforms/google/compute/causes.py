@@ -253,7 +253,7 @@ def _of_quota(quota: Mapping[str, Any]) -> str:
 
 
 def _within(text: str, context: CallContext) -> tuple[str, str]:
-    """What to do about a quota, and where: one that is 0 is never asked for again."""
+    """Return the action for a quota, and its scope: one that is 0 is never asked for again."""
     match = next(filter(None, (pattern.search(text) for pattern in _LIMITS)), None)
     if match is None or float(match["limit"]) > 0:
         return ELSEWHERE, ""

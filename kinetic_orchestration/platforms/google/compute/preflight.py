@@ -1,4 +1,4 @@
-"""What a job on Compute Engine needs, checked before it is submitted: rights, machine, image, network.
+"""Checks of a job on Compute Engine before it is submitted: rights, machine, image, network, quota.
 
 Of quotas only one is checked, which lets a project have no accelerator at all: those of newer GPUs are shown nowhere,
 and the operation that creates a VM names the one that is short. What passed is not asked again for a while.

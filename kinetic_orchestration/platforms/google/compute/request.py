@@ -44,7 +44,7 @@ _PROVISIONING: dict[Model, str] = {
 
 
 def model_of(plan: Plan) -> Model:
-    """How a plan's VMs are to be had."""
+    """Return the way in which a plan's VMs are requested."""
     cloud = plan.cloud
     return machines.model_of(
         spot=plan.spot, flex_start=bool(cloud.get("flex_start")), reservation=str(cloud.get("reservation") or "")

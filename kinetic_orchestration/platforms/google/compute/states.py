@@ -170,7 +170,7 @@ def _without(lost: Sequence[Member], alive: Sequence[Vm], context: CallContext, 
 
 
 def _gravest(told: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """Of several VMs what ended the first is told; that they could not be had, rather than what followed from it."""
+    """Choose the reason that is told of several: a VM that could not be had, rather than what followed from it."""
     order = (wire.CONFIGURATION, wire.QUOTA, wire.STOCKOUT, wire.PREEMPTION)
     return min(told, key=lambda why: order.index(why[1]) if why[1] in order else len(order))
 
@@ -180,7 +180,7 @@ def _is_being_made(member: Member) -> bool:
 
 
 def _end(member: Member, context: CallContext, model: str, now: float) -> tuple[str, str] | None:
-    """Why a VM is not there, and the cause; None if nothing says it."""
+    """Return the reason for which a VM is not there, and the cause; None if nothing tells it."""
     vm = member.now or member.before
     if member.now is not None and member.now.status == REPAIRING:
         return f"{member.name} is REPAIRING for more than {REPAIR_PATIENCE / 60:.0f} min", wire.INFRASTRUCTURE
@@ -202,7 +202,7 @@ def _end(member: Member, context: CallContext, model: str, now: float) -> tuple[
 
 
 def _told_by(event: Event, member: Member, vm: Vm | None, context: CallContext, model: str) -> tuple[str, str] | None:
-    """What one operation says of the end of a VM, and the cause; None if it says nothing."""
+    """Read the end of a VM and its cause from one operation; None if it tells of none."""
     where = f"{member.name} in {context.zone} is {_state(member)}"
     if event.kind == "insert" and event.problems:
         trouble = causes.classify(event.problems, context)
@@ -220,7 +220,7 @@ def _told_by(event: Event, member: Member, vm: Vm | None, context: CallContext, 
 
 
 def _by(event: Event, where: str, vm: Vm | None, context: CallContext) -> tuple[str, str]:
-    """Who ended a VM. A user who does so manually wants its job to end."""
+    """Name who ended a VM. A user who does so manually wants its job to end."""
     did = _BY_SOMEBODY[event.kind]
     own = {account for account in (context.account, vm.account if vm is not None else "") if account}
     if event.user in own:

@@ -17,10 +17,9 @@ from kinetic_orchestration.errors import BackendError, CredentialsError, UsageEr
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.hardware.accelerators import Slice
-from kinetic_orchestration.plan.records import reserved_zone
 from kinetic_orchestration.plan.values import UNKNOWN, Freed, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
-from kinetic_orchestration.platforms.google import api_errors, preflight
+from kinetic_orchestration.platforms.google import api_errors, preflight, vms
 from kinetic_orchestration.platforms.google.api_errors import CallContext, Status
 from kinetic_orchestration.platforms.google.rest import retries
 from kinetic_orchestration.platforms.google.rest.kept_secrets import KeptSecrets
@@ -28,7 +27,6 @@ from kinetic_orchestration.platforms.google.tpu import request, states
 from kinetic_orchestration.platforms.google.tpu.client import Page, Tpus, status_of
 from kinetic_orchestration.platforms.google.tpu.states import MISSING, WITHOUT_NODES, Node, Queued
 from kinetic_orchestration.platforms.shared import ownership, places
-from kinetic_orchestration.platforms.shared.ownership import Owned
 from kinetic_orchestration.platforms.shared.rate_limit import pace_of
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import REQUESTS
@@ -60,7 +58,7 @@ class TpuVmBackend:
 
     def check(self, plan: Plan) -> None:
         request.check(plan)
-        places.first(_zones_of(plan), NO_ZONE)
+        places.first(vms.zones_of(plan), NO_ZONE)
 
     def require(self, plan: Plan) -> None:
         preflight.require(replace(self._settings, service_account=str(plan.cloud["service_account"])))
@@ -72,7 +70,7 @@ class TpuVmBackend:
         return bool(self._settings.emulator or self._settings.emulator_grpc)
 
     def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
-        asked, seed = _zones_of(plan), f"{job_id}-{attempt}"
+        asked, seed = vms.zones_of(plan), f"{job_id}-{attempt}"
         choice = places.first(asked, NO_ZONE)
         if previous is not None:
             stay = bool(plan.cloud.get("reservation"))
@@ -288,7 +286,7 @@ class TpuVmBackend:
     def _release(self, placement: Mapping[str, Any]) -> Freed:
         resource = request.resource_of(placement)
         found = self._tpus.queued_resource(resource)
-        if found is not None and not self._is_ours(found.name, found.labels):
+        if found is not None and not vms.is_ours(self._settings, found.name, found.labels):
             return Freed.DONE  # another owner's resource of this name: this placement was never created
         if found is not None:
             if found.state != states.DELETING:
@@ -301,7 +299,7 @@ class TpuVmBackend:
         freed = Freed.DONE
         for name in request.nodes_of(placement):
             node = self._tpus.node(name)
-            if node is not None and self._is_ours(placement["name"], node.labels):
+            if node is not None and vms.is_ours(self._settings, placement["name"], node.labels):
                 freed = Freed.UNDER_WAY
                 if states.NODE_STATES.get(node.state) != "DELETING":
                     self._tpus.delete_node(name)
@@ -315,14 +313,6 @@ class TpuVmBackend:
         except Exception as raised:
             _status_of(raised)
 
-    def _is_ours(self, name: str, labels: Mapping[str, str]) -> bool:
-        """Return True if this deployment gives that name to the job and attempt in the labels."""
-        owned = ownership.owned(labels)
-        return owned is not None and name == self._name_of(owned)
-
-    def _name_of(self, owned: Owned) -> str:
-        return names.slice_of(self._settings.store, self._settings.deployment, owned.job, owned.attempt)
-
     def leftovers(self) -> Iterator[dict[str, Any]]:
         """All queued resources and nodes of this deployment, in all zones of the project."""
         project = self._settings.project
@@ -332,7 +322,7 @@ class TpuVmBackend:
         queued = self._everywhere(self._tpus.queued_resources, project, unread)
         seen: set[tuple[str, str]] = set()
         for found in queued:
-            if self._is_ours(found.name, found.labels):
+            if vms.is_ours(self._settings, found.name, found.labels):
                 seen.add((found.zone, found.name))
                 state = states.QUEUED_STATES.get(found.state, str(found.state))
                 yield self._leftover(project, found, state)
@@ -340,7 +330,7 @@ class TpuVmBackend:
             owned = ownership.owned(node.labels)
             if owned is None:
                 continue
-            name = self._name_of(owned)
+            name = vms.name_of(self._settings, owned)
             # The index of several slices; a node with another name is not one of ours.
             index = node.name.removeprefix(name).removeprefix("-")
             if (node.zone, name) not in seen and node.name.startswith(name) and (not index or index.isdecimal()):
@@ -415,12 +405,6 @@ def _known_zones() -> frozenset[str]:
     return frozenset(zone for slice_ in slices for zone in accelerators.zones(slice_))
 
 
-def _zones_of(plan: Plan) -> Sequence[str]:
-    """The zone in a reservation that is given by its whole path."""
-    reserved = reserved_zone(plan)
-    return (reserved,) if reserved else plan.zones
-
-
 def _unreachable(page: Page) -> list[dict[str, Any]]:
     return [{"zone": zone.rpartition("/")[2], "unread": "no answer"} for zone in page.unreachable]
 
@@ -433,20 +417,11 @@ def _status_of(raised: Exception) -> Status:
     return status
 
 
-def _adopt(found: Queued, asked: Submission) -> None:
-    """Accept an existing resource as the requested one, if its labels match."""
-    owned, wanted = ownership.owned(found.labels), (asked.job_id, asked.intent.attempt, asked.spec_digest[:20])
-    if owned is not None and (owned.job, owned.attempt, owned.spec) == wanted:
-        return
-    whose = f"job {owned.job}, attempt {owned.attempt}" if owned is not None else "somebody else, without our labels"
-    resource = request.resource_of(asked.intent.placement)
-    raise BackendError(
-        f"{resource} exists already and belongs to {whose}: look at it with gcloud compute tpus queued-resources "
-        f"describe {found.name} --zone {found.zone}, and delete it if nobody needs it",
-        wire.CONFIGURATION,
-    )
-
-
 def _all_answered(unreachable: Sequence[str]) -> None:
     if unreachable:
         raise ConnectionError(f"no answer from {', '.join(unreachable)}")
+
+
+def _adopt(found: Queued, asked: Submission) -> None:
+    look = f"gcloud compute tpus queued-resources describe {found.name} --zone {found.zone}"
+    vms.adopt(request.resource_of(asked.intent.placement), found.labels, asked, look)

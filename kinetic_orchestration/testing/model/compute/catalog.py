@@ -1,4 +1,4 @@
-"""What Compute Engine has: machine types with accelerators, disks and ways of buying; images; zones. Pure tables.
+"""Catalogue of Compute Engine: machine types with accelerators, disks and ways of buying; images; zones. Pure.
 
 Written down from Google's pages apart from the planner's own table, so that each is a check of the other: a machine
 that does not exist here is refused in Google's words. It knows neither requests nor instances.
@@ -180,7 +180,7 @@ TOPOLOGIES: Final = {
 
 
 def hosts(machine: MachineType, topology: str) -> int:
-    """How many machines make a slice of that topology; 0 if there is none."""
+    """Return the number of machines of a slice of that topology; 0 if there is none."""
     if topology not in TOPOLOGIES.get(machine.name, "").split():
         return 0
     return math.prod(map(int, topology.split("x"))) // machine.accelerators

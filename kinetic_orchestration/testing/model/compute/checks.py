@@ -1,4 +1,4 @@
-"""What Compute Engine checks of an instance before it answers, in its words where they are known. Pure rules.
+"""The checks that Compute Engine makes of an instance before it answers, in its words where they are known. Pure rules.
 
 What it finds out only later, of capacity and quotas, is in `lifecycle`.
 """

@@ -67,7 +67,7 @@ class World(Protocol):
 
 
 class Means(NamedTuple):
-    """What the cloud does for it: boot a machine (None in a cloud without), chance, and what projects there are."""
+    """Services of the cloud around it: boot a machine (None in a cloud without), chance, and the projects."""
 
     boot: Callable[[str, Machine], Host | None]
     random_bits: Callable[[int], int]
@@ -402,7 +402,7 @@ class ComputeLifecycle:
                 self.world.later(wait, functools.partial(self._stage, instance, operation))
 
     def _lack(self, instance: Instance, count: int = 1) -> Scarcity | None:
-        """What there is not, if the zone has no such machine, or not `count` of them."""
+        """Return the scarcity that a request meets, if the zone has not `count` such machines."""
         kind, zone = instance.machine_type.name, instance.zone
         for scarce in self._scarce:
             if fnmatchcase(zone, scarce.zone) and fnmatchcase(kind, scarce.machine_type):
@@ -525,7 +525,7 @@ class ComputeLifecycle:
         raise LookupError(f"there is no instance {name}; there are: {', '.join(self.instances) or 'none'}")
 
     def console_of(self, instance: Instance) -> bytes:
-        """What its first serial port has shown."""
+        """Return the output of its first serial port."""
         if not instance.boots or not instance.starts:
             return _NOT_SPEAKING.encode() if instance.starts else b""
         own = instance.host.console() if instance.host is not None else ""
@@ -537,7 +537,7 @@ class ComputeLifecycle:
 
 
 def usage(instance: Instance) -> dict[str, int]:
-    """What an instance counts against quotas: metric, or metric/family → how much."""
+    """Return an instance's usage of quotas: metric, or metric/family → amount."""
     is_spot = instance.scheduling["provisioningModel"] in (catalog.SPOT, catalog.FLEX_START)
     type_ = instance.machine_type
     kind = type_.name.partition("-")[0].upper()

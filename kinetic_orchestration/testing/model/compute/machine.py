@@ -135,15 +135,15 @@ def _items(instance: Instance) -> list[Json]:
 
 
 def _driver(instance: Instance) -> bool:
-    """Whether its image brings NVIDIA's driver, or installs it when it boots."""
+    """Return True if its image brings NVIDIA's driver, or installs it at boot."""
     wanted = any(one["key"] == "install-nvidia-driver" for one in _items(instance))
     return wanted or (instance.image is not None and bool(instance.image.driver))
 
 
 @dataclass(frozen=True)
 class Drivers:
-    """How NVIDIA's driver does on a VM: `late` calls of its program fail first at each boot, then it lists `fewer`
-    GPUs than there are."""
+    """The behavior of NVIDIA's driver on a VM: at each boot `late` calls of its program fail first, then it lists
+    `fewer` GPUs than there are."""
 
     late: int = 0
     fewer: int = 0
@@ -173,7 +173,7 @@ ROOT = os.environ["KINETIC_ROOT"]
 
 
 def loaded():
-    """Whether the driver is loaded; each question of a boot counts."""
+    """Return True if the driver is loaded; each question of a boot counts."""
     with open(ROOT + "/proc/sys/kernel/random/boot_id") as file:
         path = ROOT + "/var/lib/nvidia-" + file.read().strip()
     with open(path, "a") as file:

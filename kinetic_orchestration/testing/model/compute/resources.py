@@ -24,7 +24,7 @@ SYSTEM: Final = "system@google.com"
 
 
 class Numbered(Protocol):
-    """What an operation can be about."""
+    """The target of an operation."""
 
     @property
     def number(self) -> int: ...
@@ -113,7 +113,7 @@ class Instance:
 
     @property
     def chips(self) -> int:
-        """What it is billed by: its GPUs or its TPU chips; without any, the machine itself."""
+        """The number that is billed: its GPUs or its TPU chips; without any, the machine itself."""
         return self.gpus[1] or self.machine_type.accelerators or 1
 
     @property
@@ -244,8 +244,8 @@ class Disk:
 
 @dataclass
 class Operation:
-    """What was asked for, or what happened by itself. `path`: projects/P/zones/Z/operations/NAME, or of a region, or
-    global."""
+    """A change that was requested, or that happened by itself. `path`: projects/P/zones/Z/operations/NAME, or of a
+    region, or global."""
 
     path: str
     number: int

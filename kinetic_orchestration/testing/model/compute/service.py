@@ -118,7 +118,7 @@ class ComputeEngine(ComputeScript):
         return "/instances/" in resource and resource.rpartition("/")[2].startswith(self._narrowed)
 
     def has_on_project(self, permission: str, caller: Caller) -> bool:
-        """Whether a caller has a permission on a whole project."""
+        """Return True if a caller has a permission on a whole project."""
         return not permission.startswith("compute.") or self._may(permission, "", caller)
 
     def _demand_scope(self, permission: str, caller: Caller) -> None:
@@ -428,7 +428,7 @@ class ComputeEngine(ComputeScript):
         return operation.to_json()
 
     def test_permissions(self, asked: Request) -> Json:
-        """What a caller may do with one instance; asked also of one that is not there."""
+        """List the permissions of a caller on one instance; asked also of one that is not there."""
         path = f"{asked.zone}/instances/{asked.name}"
         if path not in self.instances:
             raise refusals.missing(path)
@@ -447,7 +447,7 @@ class ComputeEngine(ComputeScript):
         return found
 
     def _user(self, asked: Request) -> str:
-        """Who an operation says has asked for it."""
+        """Return the requester that an operation shows."""
         if asked.caller.kind != "vm":
             return asked.caller.node.removeprefix("serviceAccount:") or "user@emulated.example"
         own = next((one.account for one in self.instances.values() if one.name == asked.caller.node), "default")

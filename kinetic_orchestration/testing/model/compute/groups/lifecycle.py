@@ -37,7 +37,7 @@ KINDS: Final = {"instanceTemplates": TEMPLATE, "resourcePolicies": POLICY}
 
 
 class Habits(NamedTuple):
-    """What a group does that Google has not published: after which ends it makes a member again though it is to do
+    """The habits of a group that Google has not published: after which ends it makes a member again though it is to do
     nothing, and whether a slice is restarted whose instances are not."""
 
     remakes: frozenset[End] = frozenset()
@@ -306,7 +306,7 @@ class GroupLifecycle(ComputeEngine):
         self.world.record(GROUP, group.path, "deleted")
 
     def user_of(self, path: str) -> str:
-        """What uses a policy or a template; "" if nothing does."""
+        """Return the user of a policy or a template; "" if there is none."""
         for group in self.groups.values():
             if path in (group.template, group.policy):
                 return group.path

@@ -110,7 +110,7 @@ class Member:
 
 
 class Bulk(NamedTuple):
-    """What a group has asked for as a whole: since when, and what came of it when it was last looked at."""
+    """The request of a group as a whole: its time, and its result at the last look."""
 
     since: float
     turn: int
@@ -205,7 +205,7 @@ class Group:
         return _STATUSES[instance.status]
 
     def action(self, member: Member, instance: Instance | None) -> str:
-        """What it does about a member, as `currentAction`."""
+        """Return its action on a member, as `currentAction`."""
         if self.deleting is not None or (instance is not None and instance.unwanted and not member.wanted):
             return "DELETING"
         if instance is not None and instance.starts:

@@ -1,4 +1,4 @@
-"""What Compute Engine checks of groups, templates and policies before it answers, and how members are called. Pure."""
+"""The checks of groups, templates and policies before an answer, and the names of members. Pure."""
 
 from __future__ import annotations
 

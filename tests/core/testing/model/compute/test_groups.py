@@ -174,6 +174,17 @@ def test_a_group_is_deleted_before_its_template_and_its_policy_which_are_in_use_
     assert world.leaks() == []
 
 
+def test_a_group_that_is_gone_holds_its_template_as_long_as_a_test_wants_it(world: Slices) -> None:
+    world.compute.linger(100.0)
+    world.run()
+    world.remove(f"zones/{ZONE}/instanceGroupManagers/ko-w")
+    world.wait(90.0)
+    assert refused(world.group).http == 404
+    assert "already being used" in refused(world.remove, f"regions/{REGION}/instanceTemplates/ko-t").message
+    world.wait(20.0)
+    world.remove(f"regions/{REGION}/instanceTemplates/ko-t")
+
+
 @pytest.mark.parametrize("repairs", [True, False])
 def test_a_deleted_member_is_made_again_unless_the_group_is_to_do_nothing(world: Slices, repairs: bool) -> None:
     world.run(repairs=repairs)
