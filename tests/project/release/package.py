@@ -59,20 +59,32 @@ def build(folder: Path) -> list[Path]:
     return [path for kind in KINDS for path in (folder / "dist").glob(kind)]
 
 
-def try_out(distribution: Path, folder: Path) -> None:
-    """Install a distribution into an empty environment below a folder, and run what it promises there."""
+def install(distribution: Path, folder: Path) -> tuple[Path, dict[str, str]]:
+    """Install a distribution into an empty environment below a folder. Return its Python, and the variables of somebody
+    who has activated it."""
     python = folder / "environment" / "bin" / "python"
     _run([sys.executable, "-m", "venv", "--without-pip", str(python.parents[1])], folder)
     what = [f"kinetic-orchestration[dagster,testing] @ {distribution.as_uri()}", "jax"]
-    install = [find_uv_bin(), "pip", "install", "-q", "--python", str(python), "-c", str(ROOT / "constraints.txt")]
-    _run([*install, *what], folder, os.environ | uv_settings(os.environ))
-    work, environ = folder / "work", environ_of(folder, python.parent)
+    command = [find_uv_bin(), "pip", "install", "-q", "--python", str(python), "-c", str(ROOT / "constraints.txt")]
+    _run([*command, *what], folder, os.environ | uv_settings(os.environ))
+    return python, environ_of(folder, python.parent)
+
+
+def begin(distribution: Path, environ: dict[str, str], work: Path) -> None:
+    """Import what was installed, and ask it for its version."""
+    _run(["python", "-c", IMPORTS], work, environ)
+    _says(_run(["ko", "--version"], work, environ), distribution.name.split("-")[1].removesuffix(".tar.gz"))
+
+
+def try_out(distribution: Path, folder: Path) -> None:
+    """Install a distribution into an empty environment below a folder, and run what it promises there."""
+    _, environ = install(distribution, folder)
+    work = folder / "work"
     work.mkdir()
     (work / "train.py").write_text(programs("README.md")["train.py"], encoding="utf-8")
     (work / "cloud.py").write_text(ON_THE_CLOUD, encoding="utf-8")
     shutil.copy(EXAMPLE, work)
-    _run(["python", "-c", IMPORTS], work, environ)
-    _says(_run(["ko", "--version"], work, environ), distribution.name.split("-")[1].removesuffix(".tar.gz"))
+    begin(distribution, environ, work)
     _says(_run(["ko", "accelerators", "v5e-16"], work, environ), "4 hosts")
     _says(_run(["python", "train.py"], work, environ), "'devices': 16")
     _says(_run(["python", EXAMPLE.name], work, environ), "result   accuracy 9")

@@ -19,12 +19,23 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {path.suffix: path for path in package.build(tmp_path_factory.mktemp("built"))}
 
 
-@pytest.mark.parametrize("suffix", [".whl", pytest.param(".gz", marks=pytest.mark.turn(2))])
-def test_a_distribution_runs_in_an_empty_environment_outside_the_checkout(
-    built: dict[str, Path], suffix: str, tmp_path: Path
-) -> None:
+def test_the_wheel_runs_in_an_empty_environment_outside_the_checkout(built: dict[str, Path], tmp_path: Path) -> None:
     assert not tmp_path.is_relative_to(ROOT)
-    package.try_out(built[suffix], tmp_path)
+    package.try_out(built[".whl"], tmp_path)
+
+
+@pytest.mark.turn(2)
+def test_the_sdist_installs_byte_by_byte_what_the_wheel_does(built: dict[str, Path], tmp_path: Path) -> None:
+    """So whatever runs from the one runs from the other."""
+    python, environ = package.install(built[".gz"], tmp_path)
+    package.begin(built[".gz"], environ, tmp_path)
+    [site] = python.parents[1].glob("lib/python*/site-packages")
+    with zipfile.ZipFile(built[".whl"]) as archive:
+        inside = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
+    packages = {Path(name).parts[0] for name in inside}
+    there = {path.relative_to(site).as_posix(): path for name in packages for path in (site / name).rglob("*")}
+    found = {name: path.read_bytes() for name, path in there.items() if path.is_file() and path.suffix != ".pyc"}
+    assert found == inside
 
 
 def test_the_sdist_has_what_its_own_tests_and_pages_need_and_both_say_where_the_source_is(
