@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from kinetic_orchestration.cli.verify.clouds import compute_engine
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.hardware import accelerators, cost
 from kinetic_orchestration.plan.hardware.accelerators import Slice
@@ -66,6 +67,7 @@ def plan(
     prices: Mapping[str, float] | None = None,
     listed: PriceList = BUILT_IN,
     only: Sequence[str] = (),
+    backend: str = "tpu-vm",
 ) -> Budget:
     """Select, in order, each step that the budget still allows, and every step without a slice.
 
@@ -74,7 +76,9 @@ def plan(
     if usd < 0:
         raise UsageError(f"--budget is {usd:g}: give dollars, 0 for what costs nothing alone")
     one = accelerators.parse(accelerator)
-    if one.hosts != 1 or one.api != "tpu-vm":
+    if backend == "compute":
+        compute_engine.check(one, spot=spot)
+    elif one.hosts != 1 or one.api != "tpu-vm":
         raise UsageError(
             f"--accelerator is {accelerator}, and a verification runs on slices of one host that the Cloud TPU API "
             "makes, such as v5e-1 or v6e-1; its step of four hosts takes the smallest slice of that generation"
@@ -96,7 +100,8 @@ def plan(
         else:
             spent += most
         found.append(step)
-    return Budget(tuple(found), usd, f"${dearest.usd_per_chip_hour:.2f} a chip and hour, {dearest.source}")
+    unit = "GPU" if one.kind == "gpu" else "chip"
+    return Budget(tuple(found), usd, f"${dearest.usd_per_chip_hour:.2f} a {unit} and hour, {dearest.source}")
 
 
 def over(step: Planned, usd: float, spent: float) -> str:
@@ -133,6 +138,6 @@ def _dearest(
     if not found:
         raise UsageError(
             f"no price is known for {slice_.name}, so a budget cannot be kept: name the price of a chip for an hour "
-            f"with KINETIC_PRICES={slice_.generation}=…"
+            f"with KINETIC_PRICES={slice_.generation}{':spot' * spot}=…"
         )
     return max(found, key=lambda price: price.usd_per_chip_hour)

@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.cli.verify.recording import MISSING, Echo, Entry, Seen, flat, state_of
+from kinetic_orchestration.cli.verify.clouds.cloud import MISSING, OF_LISTS, state_of
+from kinetic_orchestration.cli.verify.recording import Echo, Entry, Seen, flat
 from kinetic_orchestration.cli.verify.redaction import REGION, ZONE
 from kinetic_orchestration.platforms.google.rest.call_listeners import OK
 
@@ -143,11 +144,16 @@ def from_json(found: Mapping[str, Any]) -> Facts:
 def _answers(call: str, entry: Entry) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The answer, or each entry of a listing, under the state that it shows."""
     answer = entry.answer
-    listed = [field for field in ("queuedResources", "nodes") if isinstance(answer.get(field), list)]
-    for field in listed:
-        for item in answer[field]:
+    scopes = list(answer["items"].values()) if isinstance(answer.get("items"), Mapping) else []
+    listed = {field for scope in (answer, *scopes) for field in OF_LISTS if isinstance(scope.get(field), list)}
+    for field in sorted(listed):
+        for item in (item for scope in (answer, *scopes) for item in scope.get(field, ())):
             yield _key(f"{call} {field}[]", entry.status, item), item
-    rest = {key: value for key, value in answer.items() if key not in listed}
+    operations = answer.get("items") if call.endswith("/operations") else None
+    for item in operations if isinstance(operations, list) else ():
+        yield _key(f"{call} items[]", entry.status, item), item
+    shown = {*listed, *(("items",) if scopes or operations is not None else ())}
+    rest = {key: value for key, value in answer.items() if key not in shown}
     if rest or (not listed and entry.unknown):
         yield _key(call, entry.status, rest), rest
 
@@ -167,7 +173,7 @@ def _value(field: str, value: Any) -> str:
 def _echoed(echoes: Iterable[Echo]) -> dict[str, dict[str, list[str]]]:
     found: dict[str, dict[str, set[str]]] = {}
     for echo in echoes:
-        found.setdefault(echo.call, {}).setdefault(general(echo.path), set()).add(echo.became)
+        found.setdefault(general(echo.call), {}).setdefault(general(echo.path), set()).add(echo.became)
     return {
         call: {path: sorted(words) for path, words in sorted(paths.items())} for call, paths in sorted(found.items())
     }
@@ -251,7 +257,13 @@ def _values(real: Facts, emulator: Facts) -> Iterator[Difference]:
 
 
 # An entry of a listing may be in any state in which it may be when it is asked for by its name.
-_ONE_OF = {"tpu ListNodes nodes[]": "tpu GetNode", "tpu ListQueuedResources queuedResources[]": "tpu GetQueuedResource"}
+_ALL = "compute GET compute/v1/projects/PROJECT"
+_ONE_OF = {
+    "tpu ListNodes nodes[]": "tpu GetNode",
+    "tpu ListQueuedResources queuedResources[]": "tpu GetQueuedResource",
+    f"{_ALL}/aggregated/instances instances[]": f"{_ALL}/zones/ZONE/instances/NAME",
+    f"{_ALL}/zones/ZONE/operations items[]": "compute POST compute/v1/projects/PROJECT/zones/ZONE/instances",
+}
 
 
 def _by_call(values: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[tuple[str, str], list[str]]:

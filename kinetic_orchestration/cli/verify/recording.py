@@ -10,21 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from kinetic_orchestration.cli.verify.clouds.cloud import ASKED, DELETED, OF_LISTS, Calls, Slice, Told
+from kinetic_orchestration.cli.verify.clouds.cloud_tpu import TpuCalls
 from kinetic_orchestration.cli.verify.redaction import Redactor
 from kinetic_orchestration.platforms.google.rest.call_listeners import OK, Call
-
-MISSING = "404"
-_LISTS = ("queuedResources", "nodes")
-_NOT_FOUND = ("NOT_FOUND", "404")
-_CHARGED = ("READY", "ACTIVE", "RESTARTING", "REPAIRING")
-_FREE = (MISSING, "SUSPENDED", "FAILED", "PREEMPTED", "TERMINATED", "STOPPED")
-_KINDS = {
-    "GetQueuedResource": "queued resource", "GetNode": "node",
-    "DeleteQueuedResource": "queued resource", "DeleteNode": "node",
-}  # fmt: skip
 
 
 class Entry(NamedTuple):
@@ -42,7 +33,7 @@ class Entry(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The state of a queued resource or of a node in one poll, or in one call of ours."""
+    """The state of a queued resource, a node or a VM in one poll, or in one call of ours."""
 
     at: float  # the time of a poll's request, or of a deletion's answer
     kind: str
@@ -59,7 +50,9 @@ class Echo(NamedTuple):
 
 
 class Recorder:
-    def __init__(self, redactor: Redactor, ours: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, redactor: Redactor, ours: str, clock: Callable[[], float] = time.time, calls: Calls | None = None
+    ) -> None:
         self.redactor = redactor
         self.step = ""
         self.rate = 0.0  # dollars a second of the slices that this step asks for
@@ -68,6 +61,7 @@ class Recorder:
         self.echoes: set[Echo] = set()
         self.slices: dict[str, Slice] = {}  # by their names as the API has them
         self.lost = 0  # calls that could not be recorded
+        self.calls: Calls = calls or TpuCalls()
         self._ours = ours
         self._clock = clock
         self._began = clock()
@@ -108,16 +102,13 @@ class Recorder:
 
     def _record(self, call: Call) -> None:
         answer = _without_others(call.answer, self._ours)
-        name = call.method
-        if call.service != "tpu" or " " in name:
-            verb, _, path = call.method.partition(" ")
-            name = f"{verb} {self.redactor.path(path)}"
+        ours = call.service == self.calls.SERVICE
         self.entries.append(
             Entry(
                 call.began - self._began,
                 self.step,
                 getattr(self._moment, "name", ""),
-                f"{call.service} {name}",
+                self._called(call),
                 self.redactor.plain(call.request),
                 call.status,
                 self.redactor.plain(answer),
@@ -125,86 +116,48 @@ class Recorder:
                 call.seconds,
             )
         )
-        if call.service == "tpu":
-            self._follow(call)
+        if ours and (told := self.calls.told(call)) is not None and _name(told.resource).startswith(self._ours):
+            self._follow(call, told)
 
-    def _follow(self, call: Call) -> None:
-        if call.method == "CreateQueuedResource":
-            self._asked(call)
-        kind = _KINDS.get(call.method)
-        whole = str(call.request.get("name", ""))
-        name = whole.rpartition("/")[2]
-        if kind is None or not name.startswith(self._ours):
+    def _follow(self, call: Call, told: Told) -> None:
+        if told.what == DELETED:
+            self.seen.append(self._as_seen(call.began + call.seconds, told, "delete: OK"))
             return
-        if call.method.startswith("Delete"):
-            if call.status == OK:
-                self.seen.append(self._as_seen(call.began + call.seconds, kind, name, "delete: OK"))
+        slice_ = self.slices.setdefault(_name(told.resource), Slice(told.resource, self.rate))
+        if told.what == ASKED:
+            slice_.created = slice_.created or call.began + call.seconds
+            slice_.asked = slice_.asked or told.asked
             return
-        word = MISSING if call.status in _NOT_FOUND else state_of(call.answer) if call.status == OK else ""
-        if not word:
-            return
-        self.seen.append(self._as_seen(call.began, kind, name, word))
-        slice_ = self._slice(whole)
-        slice_.observe(word, call.began)
+        self.seen.append(self._as_seen(call.began, told, told.word))
+        slice_.observe(told.word, call.began)
         if call.status == OK:
-            self.echoes.update(self._echoes(call.method, slice_.asked, call.answer))
+            self.echoes.update(self._echoes(call, self.calls.echoed(told.kind, slice_.asked)))
 
-    def _asked(self, call: Call) -> None:
-        name = str(call.request.get("queuedResourceId", ""))
-        if not name.startswith(self._ours):
-            return
-        slice_ = self._slice(f"{call.request.get('parent', '')}/queuedResources/{name}")
-        slice_.created = slice_.created or call.began + call.seconds
-        slice_.asked = slice_.asked or dict(call.request.get("queuedResource", {}))
+    def _called(self, call: Call) -> str:
+        if name := self.calls.name_of(call) if call.service == self.calls.SERVICE else "":
+            return f"{call.service} {name}"
+        verb, _, path = call.method.partition(" ")
+        return f"{call.service} {verb} {self.redactor.path(path)}"
 
-    def _slice(self, resource: str) -> Slice:
-        resource = resource.replace("/nodes/", "/queuedResources/")
-        return self.slices.setdefault(resource.rpartition("/")[2], Slice(resource, self.rate))
+    def deletions(self, slice_: Slice) -> int:
+        """Return how many deletions of a slice, by this process, were accepted."""
+        shown = self.redactor.placeholder("NAME", _name(slice_.resource))
+        return sum((seen.name, seen.word) == (shown, "delete: OK") for seen in self.seen)
 
-    def _as_seen(self, at: float, kind: str, name: str, word: str) -> Seen:
-        return Seen(at - self._began, kind, self.redactor.placeholder("NAME", name), word)
+    def _as_seen(self, at: float, told: Told, word: str) -> Seen:
+        return Seen(at - self._began, told.kind, self.redactor.placeholder("NAME", _name(told.resource)), word)
 
-    def _echoes(self, method: str, asked: Mapping[str, Any], answer: Mapping[str, Any]) -> Iterator[Echo]:
+    def _echoes(self, call: Call, asked: Mapping[str, Any]) -> Iterator[Echo]:
         """Compare each field of a request with the answer, and report only the field's path."""
-        if method == "GetNode":
-            specs = asked.get("tpu", {}).get("nodeSpec", ({},))
-            asked = specs[0].get("node", {})
+        name = self._called(call)
         for path, value in flat(asked):
-            became = _at(answer, path)
+            became = _at(call.answer, path)
             word = "absent" if became is None else "same" if became == value else "changed"
-            yield Echo(f"tpu {method}", ".".join(self._shown(path)), word)
+            yield Echo(name, ".".join(self._shown(path)), word)
 
     def _shown(self, path: tuple[str, ...]) -> Iterator[str]:
         for before, part in zip(("", *path), path, strict=False):
             yield part if part == "[]" else self.redactor.key(part, before)
-
-
-@dataclass
-class Slice:
-    """A slice of this run, from its create call to its last poll."""
-
-    resource: str
-    rate: float
-    asked: Mapping[str, Any] = field(default_factory=dict)
-    created: float | None = None  # when the create call was answered
-    shown: float | None = None  # when it was first seen
-    ready: float | None = None
-    ended: float | None = None
-
-    @property
-    def node(self) -> str:
-        return self.resource.replace("/queuedResources/", "/nodes/")
-
-    def observe(self, word: str, at: float) -> None:
-        if word != MISSING and self.shown is None:
-            self.shown = at
-        if word in _CHARGED and self.ended is None:
-            self.ready = at if self.ready is None else min(self.ready, at)
-        elif word in _FREE and self.ready is not None and self.ended is None:
-            self.ended = at
-
-    def seconds(self, now: float) -> float:
-        return 0.0 if self.ready is None else max(0.0, (self.ended or now) - self.ready)
 
 
 def flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -230,15 +183,15 @@ def _at(value: Any, path: tuple[str, ...]) -> Any:
     return value
 
 
-def state_of(answer: Mapping[str, Any]) -> str:
-    state = answer.get("state", "")
-    return str(state.get("state", "") if isinstance(state, Mapping) else state)
+def _name(resource: str) -> str:
+    return resource.rpartition("/")[2]
 
 
 def _without_others(answer: Mapping[str, Any], ours: str) -> Mapping[str, Any]:
     """A listing without resources of other owners in the project."""
-    for key in _LISTS:
+    for key in OF_LISTS:
         if isinstance(listed := answer.get(key), list):
-            mine = [item for item in listed if str(item.get("name", "")).rpartition("/")[2].startswith(ours)]
-            answer = {**answer, key: mine}
+            answer = {**answer, key: [item for item in listed if _name(str(item.get("name", ""))).startswith(ours)]}
+    if isinstance(scopes := answer.get("items"), Mapping):  # of a list over all zones
+        answer = {**answer, "items": {scope: _without_others(found, ours) for scope, found in scopes.items()}}
     return answer

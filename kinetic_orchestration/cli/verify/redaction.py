@@ -72,18 +72,19 @@ _KEYS = frozenset(
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?")
 _LENGTH = re.compile(r"\d+(?:\.\d+)?s")
 _RESOURCE = re.compile(r"(?://[a-z.]+/)?projects/[^/\s'\"]+(?:/[^\s'\",;)\]]+)?")
+_LINK = re.compile(r"https://(?:www|compute)\.googleapis\.com/compute/[a-z0-9]+/(?=projects/)")
 # Parts of a path after which a name comes, and those after which none does.
 _HOLDERS = frozenset(
     {
         "projects", "locations", "queuedResources", "nodes", "operations", "secrets", "versions", "networks",
         "subnetworks", "regions", "zones", "reservations", "disks", "acceleratorTypes", "runtimeVersions",
-        "serviceAccounts", "services", "b", "o",
+        "serviceAccounts", "services", "b", "o", "instances", "images", "family", "machineTypes", "diskTypes",
     }
 )  # fmt: skip
 _FIXED = frozenset(
     {
         "global", "v1", "v2", "v1beta1", "storage", "upload", "download", "resumable", "limits",
-        "consumerQuotaMetrics", "rewriteTo",
+        "consumerQuotaMetrics", "rewriteTo", "compute", "aggregated", "serialPort", "testIamPermissions",
     }
 )  # fmt: skip
 _NAMED = {"projects": "PROJECT", "serviceAccounts": "ACCOUNT", "b": "BUCKET", "secrets": "SECRET", "o": "OBJECT"}
@@ -141,8 +142,8 @@ class Redactor:
             return TIME
         if _LENGTH.fullmatch(text):
             return LENGTH
-        if _RESOURCE.fullmatch(text):
-            return self.path(text)
+        if _RESOURCE.fullmatch(bare := _LINK.sub("", text)):
+            return self.path(bare)
         return TEXT if text else ""
 
     def _is_known(self, text: str) -> bool:
@@ -153,7 +154,7 @@ class Redactor:
         shown: list[str] = []
         of = ""
         for part in path.split("/"):
-            named = of in _HOLDERS and part not in ("", "-")
+            named = of in _HOLDERS and part not in ("", "-", "family")
             if not named and (part in _HOLDERS or part in _FIXED or part in ("", "-")):
                 shown.append(part)
                 of = part

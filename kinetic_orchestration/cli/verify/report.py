@@ -41,7 +41,9 @@ def check_folder(folder: Path) -> None:
 
 
 def page(report: Report) -> str:
-    where = "the emulator of Cloud TPU" if report.emulated else "Cloud TPU"
+    platform = report.asked.get("platform", "Cloud TPU")
+    charged = "VMs were seen RUNNING" if platform == "Compute Engine" else "slices were seen READY"
+    where = f"the emulator of {platform}" if report.emulated else platform
     counts = {state: sum(result.state == state for result in report.results) for state in (PASSED, FAILED, NOT_RUN)}
     asked = report.asked
     lines = [
@@ -49,8 +51,8 @@ def page(report: Report) -> str:
         "",
         f"On {where}: {counts[PASSED]} steps passed, {counts[FAILED]} failed, {counts[NOT_RUN]} were not run, and "
         f"{len(report.differences)} answers differ from the emulator's. It took {report.seconds / 60:.1f} min and cost "
-        + (f"nothing; on Cloud TPU about ${report.spent:.2f}" if report.emulated else f"about ${report.spent:.2f}")
-        + f" of ${asked['budget']:.2f} ({report.price}; by the time in which slices were seen READY).",
+        + (f"nothing; on {platform} about ${report.spent:.2f}" if report.emulated else f"about ${report.spent:.2f}")
+        + f" of ${asked['budget']:.2f} ({report.price}; by the time in which {charged}).",
         "",
         f"Asked for: {asked['accelerator']}{', spot' if asked['spot'] else ''}, in {', '.join(asked['zones'])}.",
         "",

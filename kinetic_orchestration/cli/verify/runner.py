@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -28,15 +28,20 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.cli.verify import budget, comparison
 from kinetic_orchestration.cli.verify.budget import Budget, Planned
+from kinetic_orchestration.cli.verify.clouds import compute_engine
+from kinetic_orchestration.cli.verify.clouds.cloud_tpu import CloudTpu, TpuCalls
+from kinetic_orchestration.cli.verify.clouds.compute_engine import ComputeCalls, ComputeEngine
 from kinetic_orchestration.cli.verify.comparison import Difference, Facts
 from kinetic_orchestration.cli.verify.recording import Entry, Recorder
 from kinetic_orchestration.cli.verify.redaction import Redactor, known_of
 from kinetic_orchestration.cli.verify.scene import Scene, Spent, TooLong
-from kinetic_orchestration.cli.verify.steps import BUCKET, REAP, STEPS_IN_ORDER, Step
+from kinetic_orchestration.cli.verify.steps import BUCKET, REAP, Step, steps_of
 from kinetic_orchestration.errors import KineticError, UsageError
 from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings, load
-from kinetic_orchestration.plan.hardware import accelerators, regions
+from kinetic_orchestration.plan.declare import backend_choice
+from kinetic_orchestration.plan.declare.spec import COMPUTE, TPU_VM
+from kinetic_orchestration.plan.hardware import accelerators, price_list, regions
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.messages import warn
 from kinetic_orchestration.platforms.google.rest import call_listeners
@@ -47,7 +52,11 @@ from kinetic_orchestration.platforms.shared import rate_limit
 from kinetic_orchestration.protocol import names
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
-BASELINE = Path(__file__).parent / "baseline.json"
+BASELINES = {
+    TPU_VM: Path(__file__).parent / "baseline.json", COMPUTE: Path(__file__).parent / "baseline_compute.json",
+}  # fmt: skip
+PLATFORMS = {TPU_VM: "Cloud TPU", COMPUTE: "Compute Engine"}
+USUAL = "v5e-1"  # the accelerator of Cloud TPU that costs least
 JOBS = "kinetic_verify_jobs"
 VERSIONS = ("google-cloud-tpu", "google-cloud-storage", "google-api-core", "google-auth", "grpcio", "protobuf", "uv")
 
@@ -58,7 +67,7 @@ Note = Callable[[str], object]
 class Wanted:
     """Hold the wishes of the command line."""
 
-    accelerator: str = "v5e-1"
+    accelerator: str = ""  # "": what costs least
     usd: float = 5.0
     spot: bool = False
     zones: tuple[str, ...] = ()
@@ -103,20 +112,50 @@ class Report:
         return any(result.state == FAILED for result in self.results)
 
 
+def completed(wanted: Wanted) -> Wanted:
+    """The wishes with an accelerator: where none is named, the usual one of the platform on which jobs run."""
+    if wanted.accelerator:
+        return wanted
+    settings = _load(wanted, f"verify-{secrets.token_hex(4)}")
+    if settings.backend != COMPUTE:
+        return replace(wanted, accelerator=USUAL)
+    return replace(wanted, accelerator=compute_engine.cheapest(settings, spot=wanted.spot))
+
+
+def _load(wanted: Wanted, deployment: str, zones: str | None = None) -> Settings:
+    """The settings of a run, with the platform that serves its accelerator if no setting names one."""
+    asked: dict[str, Any] = {
+        "store": wanted.store,
+        "deployment": deployment,
+        "zones": zones or ",".join(wanted.zones) or None,
+    }
+    settings = load(**asked)
+    if wanted.accelerator and backend_choice.leaves_open(settings):
+        chosen = backend_choice.by_hardware(accelerators.parse(wanted.accelerator)).backend
+        settings = load(**asked, backend=chosen)
+    return settings
+
+
 def settings_for(wanted: Wanted, *, dry_run: bool = False) -> Settings:
     """The settings of this run: a deployment of its own, in the zones that are named, else in those of the bucket."""
-    zones = ",".join(wanted.zones) or None
     deployment = f"verify-{secrets.token_hex(4)}"
-    settings = load(store=wanted.store, deployment=deployment, zones=zones)
+    settings = _load(wanted, deployment)
     in_bucket = store_address.bucket_path(settings.store) is not None
-    if settings.backend != "tpu-vm" or not settings.project or not in_bucket:
+    if settings.backend not in (TPU_VM, COMPUTE) or not settings.project or not in_bucket:
         raise UsageError(
-            "a verification runs on Cloud TPU, or on the emulator of it: set KINETIC_PROJECT and KINETIC_STORE=gs://… ("
-            "docs/cloud/cloud-tpu.md has the steps from a bare project), or paste what `ko emulator --print-env` prints"
+            "a verification runs on Cloud TPU or Compute Engine, or on the emulator of them: set KINETIC_PROJECT and "
+            "KINETIC_STORE=gs://… (docs/cloud/cloud-tpu.md and docs/cloud/compute.md have the steps from a bare "
+            "project), or paste what `ko emulator --print-env` prints"
+        )
+    one = accelerators.parse(completed(wanted).accelerator)
+    if not settings.zones and settings.backend == COMPUTE and not accelerators.zones(one):
+        raise UsageError(
+            f"no zones of {one.name} are known: name those that have some with --zone or KINETIC_ZONES (docs/cloud/"
+            "compute.md says how they are found)"
         )
     if not settings.zones:
-        near = _near(accelerators.parse(wanted.accelerator), settings, dry_run=dry_run)
-        settings = load(store=wanted.store, deployment=deployment, zones=",".join(near) or None)
+        near = _near(one, settings, dry_run=dry_run)
+        settings = _load(wanted, deployment, ",".join(near) or None)
     return settings
 
 
@@ -135,8 +174,8 @@ def _near(one: Slice, settings: Settings, *, dry_run: bool) -> tuple[str, ...]:
 
 def closed(wanted: Wanted, error: KineticError, note: Note) -> Report:
     """Return the report of a bucket that cannot be opened: it is opened once more, for the record, and no step runs."""
-    known_zones = ",".join(accelerators.zones(accelerators.parse(wanted.accelerator)))
-    settings = load(store=wanted.store, deployment=f"verify-{secrets.token_hex(4)}", zones=known_zones)
+    known_zones = ",".join(accelerators.zones(accelerators.parse(completed(wanted).accelerator)))
+    settings = _load(wanted, f"verify-{secrets.token_hex(4)}", known_zones or None)
     planned, began = plan(wanted, settings), time.monotonic()
     report, recorder = _new(wanted, settings, planned)
     recorder.step = BUCKET
@@ -148,13 +187,14 @@ def closed(wanted: Wanted, error: KineticError, note: Note) -> Report:
 
 
 def plan(wanted: Wanted, settings: Settings) -> Budget:
-    names = [step.name for step in STEPS_IN_ORDER]
+    steps, wanted = steps_of(settings.backend), completed(wanted)
+    names = [step.name for step in steps]
     if unknown := sorted(set(wanted.only) - set(names)):
         raise UsageError(f"there is no step {unknown[0]!r}; there are: {', '.join(names)}")
     return budget.plan(
-        [step.wish for step in STEPS_IN_ORDER], wanted.accelerator, wanted.usd, settings.zones,
+        [step.wish for step in steps], wanted.accelerator, wanted.usd, settings.zones,
         spot=wanted.spot, prices=settings.prices, listed=settings.listed,
-        only=(*wanted.only, REAP) if wanted.only else (),
+        only=(*wanted.only, REAP) if wanted.only else (), backend=settings.backend,
     )  # fmt: skip
 
 
@@ -170,7 +210,8 @@ def run(wanted: Wanted, settings: Settings, planned: Budget, note: Note, emulato
             _without_bucket(planned, report, recorder, error, note)
         else:
             assert isinstance(store, GcsStore)
-            scene = Scene(settings, store, recorder, jobs, budget=wanted.usd, wait=wanted.wait, spot=wanted.spot)
+            cloud = ComputeEngine(settings) if settings.backend == COMPUTE else CloudTpu(settings)
+            scene = Scene(settings, cloud, store, recorder, jobs, budget=wanted.usd, wait=wanted.wait, spot=wanted.spot)
             _run_all(scene, planned, report, note)
             measured = scene.measured
     report.seconds = time.monotonic() - began
@@ -179,7 +220,8 @@ def run(wanted: Wanted, settings: Settings, planned: Budget, note: Note, emulato
     if emulator is not None:
         report.differences = comparison.differences(report.facts, emulator)
         report.unrecorded = comparison.unrecorded(report.facts, emulator)
-    calls = [("one answer", entry.seconds) for entry in recorder.entries if entry.call.startswith("tpu ")]
+    own = f"{recorder.calls.SERVICE} "
+    calls = [("one answer", entry.seconds) for entry in recorder.entries if entry.call.startswith(own)]
     waits = [
         ("asked for → to be seen", slice_.shown - slice_.created)
         for slice_ in recorder.slices.values()
@@ -191,11 +233,15 @@ def run(wanted: Wanted, settings: Settings, planned: Budget, note: Note, emulato
 
 def _new(wanted: Wanted, settings: Settings, planned: Budget) -> tuple[Report, Recorder]:
     redactor = Redactor(placeholders(settings))
-    recorder = Recorder(redactor, f"kinetic-{names.mark(settings.store, settings.deployment)}-")
+    calls = ComputeCalls() if settings.backend == COMPUTE else TpuCalls()
+    recorder = Recorder(redactor, f"kinetic-{names.mark(settings.store, settings.deployment)}-", calls=calls)
+    asked = {
+        "platform": PLATFORMS[settings.backend], "accelerator": completed(wanted).accelerator, "budget": wanted.usd,
+        "spot": wanted.spot, "zones": list(settings.zones),
+    }  # fmt: skip
     report = Report(
-        datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), versions(),
-        {"accelerator": wanted.accelerator, "budget": wanted.usd, "spot": wanted.spot, "zones": list(settings.zones)},
-        planned.price, bool(settings.emulator or settings.emulator_grpc), redactor=redactor,
+        datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), versions(), asked, planned.price,
+        bool(settings.emulator or settings.emulator_grpc), redactor=redactor,
     )  # fmt: skip
     return report, recorder
 
@@ -212,7 +258,7 @@ def _without_bucket(planned: Budget, report: Report, recorder: Recorder, error: 
 
 
 def _run_all(scene: Scene, planned: Budget, report: Report, note: Note) -> None:
-    steps = {step.name: step for step in STEPS_IN_ORDER}
+    steps = {step.name: step for step in steps_of(scene.settings.backend)}
     ended = ""
     for each in planned.steps:
         if each.wish.name == REAP:
@@ -341,9 +387,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def baseline() -> tuple[Facts, str]:
+def baseline(backend: str = TPU_VM) -> tuple[Facts, str]:
     """Load what the emulator answers, as it was recorded for this version, and what it was recorded with."""
-    found = json.loads(BASELINE.read_text(encoding="utf-8"))
+    found = json.loads(BASELINES[backend].read_text(encoding="utf-8"))
     return comparison.from_json(found["facts"]), str(found["recorded"])
 
 
@@ -352,6 +398,8 @@ def _own_home() -> Iterator[None]:
     """A home for this run alone, so that nothing of it stays on this machine."""
     before = os.environ.get("KINETIC_HOME")
     folder = tempfile.mkdtemp(prefix="kinetic-verify-")
+    with contextlib.suppress(FileNotFoundError):  # else its jobs would know no price, and their limits of cost none
+        shutil.copy(load().home / price_list.FILE, folder)
     os.environ["KINETIC_HOME"] = folder
     try:
         yield

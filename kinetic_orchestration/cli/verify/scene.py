@@ -1,5 +1,7 @@
 """The environment of the verification's steps: jobs that are bounded in time and cost, and polling of their slices.
 
+A slice is what its cloud (`clouds`) makes: a slice of Cloud TPU, or a VM of Compute Engine.
+
 It knows every resource that a step creates, so that it can be removed however the step ends.
 """
 
@@ -16,16 +18,14 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.api.decorator import run
 from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.cli.verify.budget import Planned
-from kinetic_orchestration.cli.verify.recording import Recorder, Slice
+from kinetic_orchestration.cli.verify.clouds.cloud import Cloud, Slice
+from kinetic_orchestration.cli.verify.recording import Recorder
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.declare.cloud import TpuVm
 from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.values import JobStatus, Output
 from kinetic_orchestration.platforms.google.rest import secret_manager
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
-from kinetic_orchestration.platforms.google.tpu import states
-from kinetic_orchestration.platforms.google.tpu.client import Tpus, client
 from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.protocol import names
 
@@ -62,6 +62,7 @@ class Ended(NamedTuple):
 @dataclass
 class Scene:
     settings: Settings
+    cloud: Cloud
     store: GcsStore
     recorder: Recorder
     jobs: ModuleType
@@ -73,9 +74,6 @@ class Scene:
     handles: list[JobHandle[Any]] = field(default_factory=list)
     planned: Planned | None = None  # the current step
     _deadline: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.tpus = Tpus(self.settings)
 
     # ---- a step
 
@@ -110,8 +108,8 @@ class Scene:
 
     # ---- jobs
 
-    def submit(self, function: Any, *arguments: Any, **options: Any) -> JobHandle[Any]:
-        """Submit a job on the slice of this step, limited to its cost."""
+    def submit(self, function: Any, *arguments: Any, hosts: int = 1, **options: Any) -> JobHandle[Any]:
+        """Submit a job on the slice of this step, limited to its cost; on Compute Engine, on so many of it."""
         planned = self.planned
         assert planned is not None and planned.slice is not None
         limits = Limits(
@@ -123,10 +121,10 @@ class Scene:
                 "accelerator": planned.slice.name,
                 "spot": self.spot,
                 "limits": limits,
-                "backend": "tpu-vm",
+                "backend": self.cloud.backend,
                 "store": self.settings.store,
                 "deployment": self.settings.deployment,
-                "cloud": TpuVm(zones=list(self.settings.zones)) if self.settings.zones else None,
+                "cloud": self.cloud.option(self.settings.zones, hosts),
                 **options,
             }
         )(function).run_async(*arguments)
@@ -196,19 +194,40 @@ class Scene:
             thread.join(60.0)
 
     def poll(self, slice_: Slice) -> bool:
-        """Poll the queued resource and the node. True if neither exists any longer."""
+        """Poll each resource of the slice. True if none exists any longer."""
         gone = True
-        for ask, name in ((self.tpus.queued_resource, slice_.resource), (self.tpus.node, slice_.node)):
+        for is_gone in self.cloud.polls(slice_):
             try:
-                gone = ask(name) is None and gone
+                gone = is_gone() and gone
             except Exception:  # as it is recorded
                 gone = False
         return gone
 
-    def _wait_gone(self) -> float:
-        """Wait until both the queued resource and the node of all slices of this run answer 404; the seconds it took.
+    def leave(self, handle: JobHandle[Any], line: str) -> float:
+        """Follow the job until it prints `line`, and then ask for its slices alone, until they are gone. The seconds
+        that took."""
+        stop = threading.Event()
 
-        A slice whose deletion does not begin is deleted once more: then the states show that one call was not enough.
+        def emit(event: Any) -> None:
+            if isinstance(event, Output) and event.kind == "o" and line in event.text.decode("utf-8", "replace"):
+                stop.set()
+
+        def step(_: Any) -> None:
+            try:
+                self.check()
+            except (Spent, TooLong):
+                stop.set()
+
+        with self.polling():
+            handle.follow(emit, stop=stop, on_step=step)
+        self.check()
+        return self._wait_gone(deletes=False)
+
+    def _wait_gone(self, *, deletes: bool = True) -> float:
+        """Wait until all that belongs to the slices of this run answers 404; the seconds it took.
+
+        A slice whose deletion does not begin is deleted once more (`deletes`): then the states show that one call was
+        not enough.
         """
         began = time.monotonic()
         polls = 0
@@ -217,7 +236,7 @@ class Scene:
             nonlocal polls
             polls += 1
             left = [slice_ for slice_ in list(self.recorder.slices.values()) if not self.poll(slice_)]
-            if left and polls % PATIENCE == 0:
+            if deletes and left and polls % PATIENCE == 0:
                 for slice_ in left:
                     self._delete_if_it_stays(slice_)
             return not left
@@ -229,9 +248,8 @@ class Scene:
 
     def _delete_if_it_stays(self, slice_: Slice) -> None:
         with contextlib.suppress(Exception):  # as it is recorded
-            found = self.tpus.queued_resource(slice_.resource)
-            if found is not None and found.state != states.DELETING:
-                self.tpus.delete(slice_.resource)
+            if not self.cloud.is_going(slice_):
+                self.cloud.delete(slice_)
 
     def newest_slice(self) -> Slice:
         """The slice that was requested and has not ended."""
@@ -242,16 +260,11 @@ class Scene:
         slice_ = self.newest_slice()
         for _ in range(DELETIONS):
             with self.recorder.moment("delete an ACTIVE queued resource with force"):
-                self.tpus.delete(slice_.resource)
+                self.cloud.delete(slice_)
             time.sleep(self.pace)
-            found = self.tpus.queued_resource(slice_.resource)
-            if found is None or found.state == states.DELETING:
+            if self.cloud.is_going(slice_):
                 return
             self.check()
-
-    def api(self) -> Any:
-        """Google's own client, for questions that the product does not ask."""
-        return client(self.settings)
 
     def ask(self, moment: str, question: Callable[[], Any]) -> str:
         """Ask to see this very answer: "OK", or the class of the error."""
@@ -259,7 +272,7 @@ class Scene:
             try:
                 question()
             except Exception as error:
-                return type(error).__name__
+                return self.cloud.word(error)
         return "OK"
 
     def ask_all(self, questions: Mapping[str, Callable[[], Any]]) -> dict[str, str]:
@@ -302,18 +315,14 @@ class Scene:
 
     def commands(self, left: Sequence[Slice]) -> list[str]:
         """Return the commands that remove the slices, for the user who ran this."""
-        return [
-            f"gcloud compute tpus queued-resources delete {slice_.resource.rpartition('/')[2]} --force "
-            f"--zone={slice_.resource.split('/')[3]} --project={self.settings.project}"
-            for slice_ in left
-        ]
+        return [self.cloud.command(slice_) for slice_ in left]
 
     def _gone(self, slice_: Slice) -> bool:
         if self.poll(slice_):
             return True
-        for remove, name in ((self.tpus.delete, slice_.resource), (self.tpus.delete_node, slice_.node)):
+        for remove in self.cloud.removals(slice_):
             with contextlib.suppress(Exception):  # as it is recorded; asked again until it is gone
-                remove(name)
+                remove()
         return False
 
     def secrets_left(self) -> list[str]:

@@ -10,9 +10,7 @@ import hashlib
 import os
 import secrets
 import time
-import uuid
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.cli import doctor
@@ -49,7 +47,10 @@ class Step(NamedTuple):
 
 
 def _doctor(scene: Scene) -> Seen:
-    report = doctor.examine(copies.environ(), store=scene.settings.store, deployment=scene.settings.deployment)
+    here = scene.settings
+    report = doctor.examine(
+        copies.environ(), backend=here.backend, zones=",".join(here.zones), store=here.store, deployment=here.deployment
+    )
     checks = [{"check": check.name, "state": check.state.upper(), "found": check.found} for check in report.checks]
     return {
         "checks": checks,
@@ -63,26 +64,10 @@ def _is_well(seen: Mapping[str, Any]) -> list[str]:
 
 def _api(scene: Scene) -> Seen:
     """Requests for missing resources: the answers that distinguish a deleted slice from an API that does not work."""
-    parent = f"projects/{scene.settings.project}/locations/{scene.settings.zones[0]}"
-    queued, node = f"{parent}/queuedResources/{NEVER}", f"{parent}/nodes/{NEVER}"
-    api = scene.api()
-    there = scene.tpus.locations(scene.settings.project)
     return {
-        "zones": [zone for zone in scene.settings.zones if zone in there],
+        "zones": list(scene.cloud.zones()),
         "wanted": list(scene.settings.zones),
-        "answers": scene.ask_all(
-            {
-                "get a queued resource that never was": lambda: api.get_queued_resource(name=queued, timeout=20),
-                "get a node that never was": lambda: api.get_node(name=node, timeout=20),
-                "delete a queued resource that never was": lambda: api.delete_queued_resource(
-                    request={"name": queued, "force": True}, timeout=20
-                ),
-                "delete a node that never was": lambda: api.delete_node(name=node, timeout=20),
-                "get an operation that never was": lambda: api.get_operation(
-                    {"name": f"{parent}/operations/operation-0-{NEVER}"}, timeout=20
-                ),
-            }
-        ),
+        "answers": scene.ask_all(scene.cloud.absent(NEVER)),
     }
 
 
@@ -221,51 +206,71 @@ def _was_cancelled(seen: Mapping[str, Any]) -> list[str]:
 def _node_deleted(scene: Scene) -> Seen:
     """Record the API's refusals while the job runs; then delete its node as a user at the console would."""
     handle = scene.submit(scene.jobs.waits)
-    ended = scene.finish(handle, RUNS, lambda: _refusals(scene))
+    ended = scene.finish(handle, RUNS, lambda: scene.ask_all(scene.cloud.refused(scene.newest_slice())))
     with contextlib.suppress(KineticError):
         handle.result(timeout=1)
     return {**_outcome(ended), "answers": ended.acted or {}}
 
 
-def _refusals(scene: Scene) -> dict[str, str]:
-    from google.cloud import tpu_v2
-    from google.protobuf import json_format
-
-    slice_ = scene.newest_slice()
-    api, parent = scene.api(), slice_.resource.partition("/queuedResources/")[0]
-    message = tpu_v2.CreateQueuedResourceRequest()
-    again = {
-        "parent": parent, "queuedResourceId": slice_.resource.rpartition("/")[2], "requestId": str(uuid.uuid4()),
-        "queuedResource": slice_.asked,
-    }  # fmt: skip
-    json_format.ParseDict(again, type(message).pb(message))
-    return scene.ask_all(
-        {
-            "create a queued resource whose name is taken": lambda: api.create_queued_resource(
-                request=message, timeout=40
-            ),
-            "list what is there, with a field mask": lambda: (
-                scene.tpus.queued_resources(scene.settings.project, "-"),
-                scene.tpus.nodes(scene.settings.project, "-"),
-            ),
-            "delete an ACTIVE queued resource without force": lambda: api.delete_queued_resource(
-                request={"name": slice_.resource}, timeout=40
-            ),
-            "delete the node of an ACTIVE queued resource": lambda: api.delete_node(name=slice_.node, timeout=40),
-        }
-    )
-
-
 def _says_who_deleted(seen: Mapping[str, Any]) -> list[str]:
     if not seen["answers"]:
         return ["it never ran, so that its node could not be deleted"]
-    problems = []
-    taken = seen["answers"].get("create a queued resource whose name is taken")
-    if taken not in ("AlreadyExists", "Conflict"):
-        problems.append(f"a name that is taken was answered with {taken}")
+    problems = _knows_its_name(seen["answers"])
     if seen["status"] != "CANCELLED":
         problems.append(f"a slice that its owner deleted ends the job, and it is {seen['status']}: {seen['message']}")
     return problems
+
+
+def _knows_its_name(answers: Mapping[str, str]) -> list[str]:
+    taken = next((answer for moment, answer in answers.items() if moment.endswith("whose name is taken")), "")
+    return [] if taken in ("AlreadyExists", "Conflict") else [f"a name that is taken was answered with {taken}"]
+
+
+def _vm_deleted(scene: Scene) -> Seen:
+    """Record the API's refusals while a training runs; then delete its VM as a user at the console would."""
+    handle = scene.submit(scene.jobs.endures, STEPS, BETWEEN, HELD)
+    ended = scene.finish(
+        handle,
+        f"verify: step {HELD} of attempt 1",
+        lambda: scene.ask_all(scene.cloud.refused(scene.newest_slice())),
+    )
+    with contextlib.suppress(KineticError):
+        handle.result(timeout=1)
+    return {**_outcome(ended), "answers": ended.acted or {}, "value": ended.value}
+
+
+def _ends_or_goes_on(seen: Mapping[str, Any]) -> list[str]:
+    """The deletion ends the job, unless the VM could still report that it is shut down: then another one goes on."""
+    if not seen["answers"]:
+        return ["its training never came as far as to be deleted"]
+    problems = _knows_its_name(seen["answers"])
+    if (answer := seen["answers"].get("delete a RUNNING VM")) != "OK":
+        return [*problems, f"the deletion of its VM was answered with {answer}"]
+    if seen["status"] == JobStatus.CANCELLED.name and "deleted" in seen["message"]:
+        return problems
+    return problems + (_succeeded(seen) or _went_on(seen))
+
+
+def _deletes_itself(scene: Scene) -> Seen:
+    """A job that nobody follows any longer once it runs."""
+    before = set(scene.recorder.slices)
+    handle = scene.submit(scene.jobs.tells, LINES, BETWEEN)
+    took = scene.leave(handle, "verify: line 0")
+    mine = [slice_ for name, slice_ in scene.recorder.slices.items() if name not in before]
+    value = None
+    with contextlib.suppress(KineticError, OSError):
+        value = handle.result(timeout=60)
+    return {
+        "status": handle.status().name, "message": "", "value": isinstance(value, dict), "gone_after": took,
+        "slices": len(mine), "deleted_here": sum(map(scene.recorder.deletions, mine)),
+    }  # fmt: skip
+
+
+def _deleted_itself(seen: Mapping[str, Any]) -> list[str]:
+    problems = _succeeded(seen)
+    if seen["deleted_here"] or not seen["slices"]:
+        problems.append("nothing shows that the VM deleted itself: this process deleted it as well")
+    return problems or ([] if seen["value"] else ["the job's value did not come back"])
 
 
 def _preemption(scene: Scene) -> Seen:
@@ -293,21 +298,28 @@ def _went_on(seen: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _four_hosts(scene: Scene) -> Seen:
-    ended = scene.finish(scene.submit(scene.jobs.among_others))
-    spoken = sorted({line for _, _, line in ended.lines if line.startswith("verify: host ")})
-    machine = dict(ended.value or {})
-    for call, answer in machine.pop("metadata", {}).items():
-        scene.recorder.add(f"metadata {call}, of four hosts", {"attributes" if call == "attributes" else "of": answer})
-    return {**_outcome(ended), "said": spoken, "hosts": machine.get("hosts", 0)}
+def _several_hosts(hosts: int, words: str) -> Callable[[Scene], Seen]:
+    def step(scene: Scene) -> Seen:
+        ended = scene.finish(scene.submit(scene.jobs.among_others, hosts=hosts))
+        spoken = sorted({line for _, _, line in ended.lines if line.startswith("verify: host ")})
+        machine = dict(ended.value or {})
+        for call, answer in machine.pop("metadata", {}).items():
+            field = "attributes" if call == "attributes" else "of"
+            scene.recorder.add(f"metadata {call}, of {words}", {field: answer})
+        return {**_outcome(ended), "said": spoken, "hosts": machine.get("hosts", 0)}
+
+    return step
 
 
-def _all_spoke(seen: Mapping[str, Any]) -> list[str]:
-    problems = _succeeded(seen)
-    wanted = [f"verify: host {number} of 4" for number in range(4)]
-    if not problems and (seen["said"] != wanted or seen["hosts"] != 4):
-        problems.append(f"{len(seen['said'])} of 4 hosts were heard")
-    return problems
+def _all_spoke(hosts: int) -> Callable[[Mapping[str, Any]], list[str]]:
+    def check(seen: Mapping[str, Any]) -> list[str]:
+        problems = _succeeded(seen)
+        wanted = [f"verify: host {number} of {hosts}" for number in range(hosts)]
+        if not problems and (seen["said"] != wanted or seen["hosts"] != hosts):
+            problems.append(f"{len(seen['said'])} of {hosts} hosts were heard")
+        return problems
+
+    return check
 
 
 # ---- the end
@@ -315,18 +327,14 @@ def _all_spoke(seen: Mapping[str, Any]) -> list[str]:
 
 def _reap(scene: Scene) -> Seen:
     """Remove every resource of this run, first with the reaper, as a user would."""
-    settings = scene.settings
-    reaped = reaper.reap(scene.store, open_backend("tpu-vm", settings), settings, patience=REAP_PATIENCE)
+    settings, backend = scene.settings, scene.cloud.backend
+    reaped = reaper.reap(scene.store, open_backend(backend, settings), settings, patience=REAP_PATIENCE)
     left = scene.clear()
     answers: dict[str, list[str]] = {}
-    api = scene.api()
     for slice_ in scene.recorder.slices.values():
-        for what, question, name in (
-            ("queued resource", api.get_queued_resource, slice_.resource), ("node", api.get_node, slice_.node),
-        ):  # fmt: skip
-            moment = f"get a {what} that was deleted"
-            answers.setdefault(moment, []).append(scene.ask(moment, partial(question, name=name, timeout=20)))
-    listed = list(open_backend("tpu-vm", settings).leftovers())
+        for moment, question in scene.cloud.deleted(slice_).items():
+            answers.setdefault(moment, []).append(scene.ask(moment, question))
+    listed = list(open_backend(backend, settings).leftovers())
     return {
         "reaped": [f"{item.what}: {item.result}" for item in reaped], "left": left, "answers": answers,
         "listed": len([entry for entry in listed if "unread" not in entry]),
@@ -360,24 +368,52 @@ def _succeeded(seen: Mapping[str, Any]) -> list[str]:
 
 DOCTOR, API, BUCKET, JOB, LOGS, COST = "doctor", "api", "bucket", "job", "logs", "cost"
 SECRETS, CANCEL, NODE, PREEMPTION, RESUME = "secrets", "cancel", "node deleted", "preemption", "resume"
-FOUR_HOSTS, REAP = "four hosts", "reap"
+SELF, VM_DELETED = "self-deletion", "VM deleted"
+FOUR_HOSTS, TWO_HOSTS, REAP = "four hosts", "two hosts", "reap"
 
-STEPS_IN_ORDER: tuple[Step, ...] = (
+_FREE = (
     Step(Wish(DOCTOR, "credentials, APIs, permissions and the bucket are as a submit needs them"), _doctor, _is_well),
     Step(Wish(API, "what is not there answers NOT_FOUND, and the zones exist"), _api, _tells_absence),
     Step(Wish(BUCKET, "conditional writes, listings and deletions of the bucket"), _bucket, _keeps_records),
-    Step(Wish(JOB, "a function runs on a slice, its value comes back, the slice is gone", 1, 10), _job, _has_value),
+)
+_OF_JOB = (
     Step(Wish(LOGS, "lines come while the job runs, in order", needs=(JOB,)), lambda scene: scene.results[JOB],
          _is_live),
     Step(Wish(COST, "the estimate is there, within its limit, for the time that was seen", needs=(JOB,)),
          lambda scene: scene.results[JOB], _is_priced),
     Step(Wish(SECRETS, "a credential travels by Secret Manager alone, and is removed", 1, 10), _secrets, _is_kept),
+)  # fmt: skip
+
+STEPS_IN_ORDER: tuple[Step, ...] = (
+    *_FREE,
+    Step(Wish(JOB, "a function runs on a slice, its value comes back, the slice is gone", 1, 10), _job, _has_value),
+    *_OF_JOB,
     Step(Wish(CANCEL, "a running job is cancelled, and its slice is gone", 1, 8), _cancel, _was_cancelled),
     Step(Wish(NODE, "what the API refuses while a slice is there; a slice deleted by hand ends its job", 1, 8),
          _node_deleted, _says_who_deleted),
     Step(Wish(PREEMPTION, "a slice that is taken away is followed by another", 2, 8), _preemption, _came_again),
     Step(Wish(RESUME, "the next attempt goes on from the checkpoint", needs=(PREEMPTION,)),
          lambda scene: scene.results[PREEMPTION], _went_on),
-    Step(Wish(FOUR_HOSTS, "four hosts meet, run and are heard", 1, 10, four_hosts=True), _four_hosts, _all_spoke),
+    Step(Wish(FOUR_HOSTS, "four hosts meet, run and are heard", 1, 10, four_hosts=True),
+         _several_hosts(4, FOUR_HOSTS), _all_spoke(4)),
     Step(Wish(REAP, "nothing is left: slices, nodes, secrets, objects"), _reap, _nothing_left),
 )  # fmt: skip
+"""Of Cloud TPU."""
+
+STEPS_OF_COMPUTE: tuple[Step, ...] = (
+    *_FREE,
+    Step(Wish(JOB, "a function runs on a VM, its value comes back, the VM is gone", 1, 10), _job, _has_value),
+    *_OF_JOB,
+    Step(Wish(SELF, "a VM whose job has ended deletes itself, though nobody looks", 1, 10), _deletes_itself,
+         _deleted_itself),
+    Step(Wish(CANCEL, "a running job is cancelled, and its VM is gone", 1, 8), _cancel, _was_cancelled),
+    Step(Wish(VM_DELETED, "what the API refuses while a VM is there; one deleted by hand ends its job, or another goes "
+              "on from its checkpoint", 2, 8), _vm_deleted, _ends_or_goes_on),
+    Step(Wish(TWO_HOSTS, "two VMs meet, run and are heard", 2, 10), _several_hosts(2, TWO_HOSTS), _all_spoke(2)),
+    Step(Wish(REAP, "nothing is left: VMs, disks, secrets, objects"), _reap, _nothing_left),
+)  # fmt: skip
+
+
+def steps_of(backend: str) -> tuple[Step, ...]:
+    """Return the steps of a verification on a backend, in their order."""
+    return STEPS_OF_COMPUTE if backend == "compute" else STEPS_IN_ORDER

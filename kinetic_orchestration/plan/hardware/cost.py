@@ -1,6 +1,7 @@
 """The cost of a job's chips: list prices as a table, and estimates with the date of their prices.
 
-The prices are those of a `PriceList`; settings override them. If none is known the answer is None, never a guess. This
+The prices are those of a `PriceList`; settings override them. A GPU has its share of what its VM costs besides
+(`machine_parts`). If none is known the answer is None, never a guess. This
 module does not know what ran, or what was billed.
 """
 
@@ -14,8 +15,10 @@ from types import MappingProxyType
 from typing import Literal
 
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan.hardware import machine_parts, machines
 from kinetic_orchestration.plan.hardware.accelerators import Slice
-from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, ON_DEMAND, SPOT, PriceList
+from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, FLEX_START, ON_DEMAND, SPOT, PriceList, Rate
+from kinetic_orchestration.plan.messages import command
 
 NO_PRICE = "no price known"
 
@@ -104,11 +107,15 @@ def price(
     spot: bool = False,
     overrides: Mapping[str, float] | None = None,
     listed: PriceList = BUILT_IN,
+    *,
+    flex_start: bool = False,
 ) -> Price | None:
-    """The price of one chip of `slice` for an hour, or None if none is known.
+    """The price of one chip of `slice` for an hour, or None if none is known. That of a GPU contains its share of its
+    VM, and names what it does not contain.
 
     The keys of `overrides` are `v5e`, or `v5e/us-central1` for one region, each with `:spot` behind it for
-    spot capacity. They may also price what the table does not know, such as `a100`.
+    spot capacity. They may also price what the table does not know, such as `a100`. What comes by flex-start has the
+    price on demand where no other is listed.
     """
     spot = spot or slice.spot
     region = _region(zone)
@@ -120,15 +127,53 @@ def price(
     if not known:
         return None
     found = region if region in known else known[0]
-    on_demand, cheap = (listed.rate(slice.generation, found, model) for model in (ON_DEMAND, SPOT))
-    rate = cheap if spot and cheap is not None else on_demand
+    model = SPOT if spot else FLEX_START if flex_start else ON_DEMAND
+    if slice.kind == "gpu":
+        return _of_vm(slice, region, found, model, listed)
+    rate = listed.rate(slice.generation, found, model) or listed.rate(slice.generation, found, ON_DEMAND)
     assert rate is not None
-    source = f"{'spot list price' if rate.model == SPOT else 'list price'} of {rate.date}"
-    if region and found not in ("", region):
-        source += f" for {found}, none known for {region}"
-    if spot and cheap is None:
-        source += ", none known for spot"
-    return Price(rate.usd, found, source, rate.date)
+    return Price(rate.usd, found, _source((rate,), model, region), rate.date)
+
+
+def _of_vm(slice: Slice, region: str, found: str, model: str, listed: PriceList) -> Price | None:
+    """The price of a GPU with its share of its VM; None if the list has none of the GPU itself."""
+    if not machines.serves(slice):
+        return None
+    gpu, *others = machine_parts.parts_of(slice)
+    rates: list[Rate] = []
+    usd, told, missing = 0.0, list[str](), list[str]()
+    for part in (gpu, *others):
+        own = None if part.is_disk else listed.rate(part.name, found, model)
+        rate = own or listed.rate(part.name, found, ON_DEMAND)
+        if rate is None:
+            missing.append(part.words)
+            continue
+        told += [part.words] if part is not gpu else []
+        usd += rate.usd * part.amount
+        rates += [] if part.is_disk and model != ON_DEMAND else [rate]
+    share = "its share of " if gpu.amount > 1 else ""
+    source = _source(rates, model, region)
+    source += f", with {share}{_listed(told)}" if told else ""
+    source += f", without {_listed(missing)}, for which none is known" if missing else ""
+    return Price(usd / gpu.amount, found, source, min(rate.date for rate in rates))
+
+
+def _source(rates: Sequence[Rate], model: str, region: str) -> str:
+    """What prices these are, and how old. A discounted price that is not known has the one on demand in its place."""
+    kinds, dates = {rate.model for rate in rates}, sorted({rate.date for rate in rates})
+    kind = "" if model == ON_DEMAND or model not in kinds else f"{model} "
+    source = f"{kind}list price of {dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}"
+    if region and rates[0].region not in ("", region):
+        source += f" for {rates[0].region}, none known for {region}"
+    if model not in kinds:
+        source += f", none known for {model}"
+    elif len(kinds) > 1:
+        source += f", in part on demand, as none is known for {model}"
+    return source
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def estimate(
@@ -142,12 +187,13 @@ def estimate(
     uncharged: bool = False,
     listed: PriceList = BUILT_IN,
     service: str = "",
+    flex_start: bool = False,
 ) -> Estimate:
     """Estimate the cost of holding a slice for `seconds`, whether or not its chips compute.
 
     service: what has it under its own name here; "" for Cloud TPU, which has names of its own for slices.
     """
-    per_hour = price(slice, zone, spot, overrides, listed)
+    per_hour = price(slice, zone, spot, overrides, listed, flex_start=flex_start)
     chips = 0 if slice.kind == "cpu" else slice.chips * slices
     chip_hours = chips * max(seconds, 0.0) / 3600
     return Estimate(
@@ -217,24 +263,30 @@ def affordable(
     spot: bool = False,
     overrides: Mapping[str, float] | None = None,
     listed: PriceList = BUILT_IN,
+    flex_start: bool = False,
 ) -> float:
     """The seconds for which `usd` pays, in the dearest of the zones."""
     check_usd(usd)
     rates = []
     for zone in zones or ("",):
-        found = price(slice, zone, spot, overrides, listed)
+        found = price(slice, zone, spot, overrides, listed, flex_start=flex_start)
         if found is None:
             region = _region(zone)
             key = f"{slice.generation}{f'/{region}' if region else ''}{':spot' if spot or slice.spot else ''}"
             raise UsageError(
                 f"limits.cost is ${usd:,.2f}, and no price is known for {slice.name} in {zone or 'any zone'}, so it "
-                f"cannot be kept: name the price of a chip for an hour with KINETIC_PRICES={key}=…, or use limits.run"
+                f"cannot be kept: {_read_list(slice)}name the price of a chip for an hour with KINETIC_PRICES={key}=…, "
+                "or use limits.run"
             )
         rates.append(found.usd_per_chip_hour)
     per_second = max(rates) * slice.chips * slices / 3600
     if not per_second:
         raise UsageError(f"limits.cost is ${usd:,.2f}, and {slice.name} costs nothing by KINETIC_PRICES: leave one out")
     return usd / per_second
+
+
+def _read_list(slice: Slice) -> str:
+    return f"read Google's list with `{command('prices', '--refresh')}`, " if slice.kind == "gpu" else ""
 
 
 def times(estimate: Estimate) -> str:

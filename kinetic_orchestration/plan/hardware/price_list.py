@@ -1,7 +1,8 @@
 """List prices of chips: a table that comes with the package, and what `ko prices --refresh` has put over it in a home.
 
-Dollars for one chip and one hour; each price has the date on which it was true and the source it was read from. It does
-not know how they are asked for, nor what a job costs.
+Dollars for one chip and one hour; beside them, of machines with GPUs, for a core and for a GiB of memory or disk
+(`machine_parts`). Each price has the date on which it was true and the source it was read from. It does not know how
+they are asked for, nor what a job costs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kinetic_orchestration.plan.messages import command, warn_once
 
 PRICES_DATE = "2024-12-23"
 SOURCE = "the package"
-ON_DEMAND, SPOT = "on demand", "spot"
+ON_DEMAND, SPOT, FLEX_START = "on demand", "spot", "flex-start"
 # generation → region ("" = any) → on demand, spot. The first region stands in where no zone is named.
 PRICES: Mapping[str, Mapping[str, tuple[float, float | None]]] = {
     "v3": {"": (2.00, None)},
@@ -41,9 +42,9 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 class Rate(NamedTuple):
-    """One price: of a generation, in a region, on demand or spot."""
+    """One price: of a generation, in a region, on demand, spot or by flex-start."""
 
-    generation: str
+    generation: str  # or the name of another part of a machine
     region: str  # "" for any
     model: str
     usd: float
@@ -129,7 +130,7 @@ def check(rate: Rate) -> None:
     texts = (rate.generation, rate.region, rate.model, rate.date, rate.source)
     if not all(isinstance(text, str) and len(text) < 200 and text.isprintable() for text in texts):
         raise ValueError(f"{rate!r:.200} has a field that is no text")
-    if rate.model not in (ON_DEMAND, SPOT) or not _DATE.fullmatch(rate.date):
+    if rate.model not in (ON_DEMAND, SPOT, FLEX_START) or not _DATE.fullmatch(rate.date):
         raise ValueError(f"{rate!r:.200} is of no known kind, or has no date")
     if isinstance(rate.usd, bool) or not isinstance(rate.usd, int | float) or not 0 < rate.usd < math.inf:
         raise ValueError(f"{rate!r:.200} has no price above 0")

@@ -1,7 +1,7 @@
 """The emulator's answers as `ko verify` ships them, recorded anew: a whole verification, and a tour of the states that
 a quick one does not see: capacity that is waited for, that never comes, that is taken away.
 
-    KINETIC_TEST_BASELINE=write python -m pytest -m slow tests/core/cli/verify/test_baseline.py
+    KINETIC_TEST_BASELINE=write python -m pytest -m slow tests/core/cli/verify/test_{baseline,on_compute}.py
 
 writes them; without that, the test holds what is shipped against what is answered now.
 """
@@ -22,8 +22,9 @@ from google.cloud import tpu_v2
 from google.protobuf import json_format
 
 from kinetic_orchestration.cli.verify import comparison, runner
+from kinetic_orchestration.cli.verify.clouds.cloud import MISSING
 from kinetic_orchestration.cli.verify.comparison import Facts
-from kinetic_orchestration.cli.verify.recording import MISSING, Recorder
+from kinetic_orchestration.cli.verify.recording import Recorder
 from kinetic_orchestration.cli.verify.redaction import Redactor
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
@@ -40,19 +41,21 @@ WITHIN = 20.0
 
 @contextmanager
 def emulated(**options: Any) -> Iterator[Emulator]:
-    with Emulator(zones=(ZONE,), python=sys.executable, timing=SLOWLY, **options) as cloud:
+    with Emulator(**{"zones": (ZONE,), "python": sys.executable, "timing": SLOWLY, **options}) as cloud:
         yield cloud
         cloud.clear_faults()
         cloud.wait_until_empty(60)
         cloud.ledger.assert_nothing_left()
 
 
-def verified(cloud: Emulator, folder: Path, *arguments: str, within: float = 150.0) -> tuple[Any, dict[str, Any], str]:
+def verified(
+    cloud: Emulator, folder: Path, *arguments: str, within: float = 150.0, **environ: str
+) -> tuple[Any, dict[str, Any], str]:
     """One `ko verify`: its process, its document and its page."""
     folder.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         [sys.executable, "-m", "kinetic_orchestration.cli", "verify", "--yes", "--output", str(folder), *arguments],
-        env={**os.environ, **cloud.environ()}, capture_output=True, text=True, timeout=within, check=False,
+        env={**os.environ, **cloud.environ(), **environ}, capture_output=True, text=True, timeout=within, check=False,
     )  # fmt: skip
     (document,), (page,) = list(folder.glob("verify-*.json")), list(folder.glob("verify-*.md"))
     return done, json.loads(document.read_text()), page.read_text()

@@ -42,7 +42,7 @@ def test_what_is_shipped_is_what_the_emulator_answers_now_and_a_second_time(home
             names = ("kinetic-orchestration", "google-cloud-tpu", "google-cloud-storage")
             with_what = ", ".join(f"{name} {versions[name]}" for name in names)
             text = json.dumps({"recorded": with_what, "facts": now.to_json()}, indent=1, sort_keys=True)
-            runner.BASELINE.write_text(text + "\n")
+            runner.BASELINES["tpu-vm"].write_text(text + "\n")
         shipped, _ = runner.baseline()
         assert recorded.differences(now, shipped) == []
         assert comparison.unrecorded(now, shipped) == comparison.unrecorded(shipped, now) == []
