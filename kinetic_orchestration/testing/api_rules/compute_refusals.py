@@ -154,8 +154,15 @@ def rate_limit(message: str = "") -> ComputeRefusal:
     return ComputeRefusal(403, "rateLimitExceeded", text, domain="usageLimits", code="RATE_LIMIT_EXCEEDED")
 
 
-def unavailable(zone: str) -> ComputeRefusal:
-    return ComputeRefusal(503, "backendError", f"The zone '{zone}' is currently unavailable. Try again later.")
+def unavailable(place: str) -> ComputeRefusal:
+    """A zone or a region does not answer."""
+    kind = "zone" if place.count("-") > 1 else "region"
+    return ComputeRefusal(503, "backendError", f"The {kind} '{place}' is currently unavailable. Try again later.")
+
+
+def not_of_resource(permission: str) -> ComputeRefusal:
+    message = f"Permission {permission} is not valid for this resource."
+    return ComputeRefusal(400, "badRequest", message)
 
 
 def machine_not_allowed(machine: str, project: str) -> ComputeRefusal:

@@ -21,6 +21,7 @@ from kinetic_orchestration.testing.model.state.resources import Json
 ROOT: Final = "/compute/v1/"
 NOTHING: Final = b'""'  # what Google's client for Node sends as the body of a method that has none
 _LIST: Final = "filter maxResults orderBy pageToken"
+_AGGREGATED: Final = f"{_LIST} includeAllScopes serviceProjectNumber"
 _NAMES: Final = {"P": "project", "Z": "place", "R": "place", "N": "name"}
 
 
@@ -84,13 +85,8 @@ ROUTES: Final = (
         "POST projects/P/zones/Z/instances/N/testIamPermissions", "instances.testIamPermissions", "",
         "TestPermissionsRequest",
     ),
-    _route(
-        "GET projects/P/aggregated/instances", "instances.aggregatedList",
-        f"{_LIST} includeAllScopes serviceProjectNumber",
-    ),
     _route("GET projects/P/zones/Z/disks/N", "disks.get"),
     _route("DELETE projects/P/zones/Z/disks/N", "disks.delete", "requestId"),
-    _route("GET projects/P/aggregated/disks", "disks.aggregatedList", f"{_LIST} includeAllScopes serviceProjectNumber"),
     *_routes_of_operations("zones/Z", "zoneOperations"),
     *_routes_of_operations("regions/R", "regionOperations"),
     *_routes_of_operations("global", "globalOperations"),
@@ -99,9 +95,13 @@ ROUTES: Final = (
     *_routes_of_kept("global", "instanceTemplates", "instanceTemplates", "InstanceTemplate"),
     *_routes_of_groups("zones/Z", "instanceGroupManagers"),
     *_routes_of_groups("regions/R", "regionInstanceGroupManagers"),
+    *(
+        _route(f"GET projects/P/aggregated/{kind}", f"{kind}.aggregatedList", _AGGREGATED)
+        for kind in ("instances", "disks", "instanceGroupManagers", "instanceTemplates", "resourcePolicies")
+    ),
     _route(
-        "GET projects/P/aggregated/instanceGroupManagers", "instanceGroupManagers.aggregatedList",
-        f"{_LIST} includeAllScopes serviceProjectNumber",
+        "POST projects/P/zones/Z/instanceGroups/N/testIamPermissions", "instanceGroups.testIamPermissions", "",
+        "TestPermissionsRequest",
     ),
     _route("GET projects/P/zones", "zones.list", _LIST),
     _route("GET projects/P/zones/Z", "zones.get"),

@@ -43,6 +43,7 @@ class Timing(NamedTuple):
     delete: float = 0.02
     stop: float = 0.02
     repair: float = 0.2
+    shutdown: float = 30.0  # at most, for the guest of an instance whose power button was pressed
 
 
 DEFAULT_TIMING = Timing()

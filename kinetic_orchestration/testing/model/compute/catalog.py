@@ -126,6 +126,7 @@ class Image(NamedTuple):
     disk_gib: int = 10
     arm: bool = False
     driver: str = ""  # of NVIDIA, that it brings
+    docker: bool = False
 
     @property
     def name(self) -> str:
@@ -146,9 +147,9 @@ def _images() -> Iterable[Image]:
     yield Image(accelerators, "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e")
     yield Image(accelerators, "ubuntu-accel-2404-amd64-tpu-tpu7x")
     for project in ("ml-images", "deeplearning-platform-release"):
-        yield Image(project, "common-cu129-ubuntu-2204-nvidia-580", 50, driver="580.159.04")
-        yield Image(project, "pytorch-2-7-cu128-ubuntu-2404-nvidia-570", 50, driver="570.195.03")
-    yield Image("cos-cloud", "cos-121-lts")
+        yield Image(project, "common-cu129-ubuntu-2204-nvidia-580", 50, driver="580.159.04", docker=True)
+        yield Image(project, "pytorch-2-7-cu128-ubuntu-2404-nvidia-570", 50, driver="570.195.03", docker=True)
+    yield Image("cos-cloud", "cos-121-lts", docker=True)
     yield Image("debian-cloud", "debian-12")
     yield Image("ubuntu-os-cloud", "ubuntu-2404-lts-amd64")
 

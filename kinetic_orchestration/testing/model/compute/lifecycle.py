@@ -38,6 +38,7 @@ T = TypeVar("T")
 C = TypeVar("C", bound="ComputeLifecycle")
 _FLEX_PATIENCE = 90.0  # a request that is valid for less has no PENDING phase
 _FLEX_MOST = 7200.0
+_LOOK = 0.05  # seconds between two looks whether a guest has shut down
 _NOT_SPEAKING = (
     "SeaBIOS (version 1.8.2-google)\nTotal RAM Size = 0x0000000400000000 = 16384 MiB\nBooting from Hard Disk 0...\n"
 )
@@ -123,7 +124,8 @@ class ComputeLifecycle:
         self._scarce: list[Scarcity] = []
         self._quotas: list[ComputeQuota] = []
         self._drivers: list[tuple[str, Drivers]] = []
-        self._silent: dict[str, str] = {}  # zone → unreachables or warning
+        self._silent: dict[str, str] = {}  # zone or region → unreachables, warning or error
+        self._lag = 0.0
         self._bootless: list[tuple[str, int | None]] = []
         self._mute: list[tuple[str, int | None]] = []
         self._stuck: list[str] = []
@@ -254,12 +256,31 @@ class ComputeLifecycle:
             self._end_operation(operation)
 
     def _delete(self, instance: Instance) -> None:
+        """Press the power button, and remove it once it is off."""
         self._show(instance, "STOPPING")
-        seconds = self.world.timing.delete
-        if instance.host is not None:
-            instance.host.shut_down(seconds)
         instance.stopped = self.world.now
-        self.world.later(seconds, lambda: self._try_to_remove(instance))
+
+        def remove() -> None:
+            self.world.later(self.world.timing.delete, lambda: self._try_to_remove(instance))
+
+        self._shut_down(instance, remove)
+
+    def _shut_down(self, instance: Instance, then: Callable[[], None]) -> None:
+        """Let its guest shut down, for as long as it takes or is allowed to, and go on once its power is off."""
+        host, most = instance.host, self.world.timing.shutdown
+        if host is None:
+            then()
+            return
+        host.shut_down(most)
+        until = self.world.now + most
+
+        def look() -> None:
+            if host.alive and self.world.now < until and self._exists(instance):
+                self.world.later(_LOOK, look)
+                return
+            then()
+
+        look()
 
     def _try_to_remove(self, instance: Instance) -> None:
         instance.stuck = any(fnmatchcase(instance.name, pattern) for pattern in self._stuck)
@@ -288,11 +309,12 @@ class ComputeLifecycle:
 
     def _stop(self, instance: Instance, action: str) -> None:
         """Press the power button, and go on once it is off."""
-        seconds = self.world.timing.stop
         self._show(instance, "STOPPING")
-        if instance.host is not None:
-            instance.host.shut_down(seconds)
-        self.world.later(seconds, lambda: self._terminate(instance, action))
+
+        def terminate() -> None:
+            self.world.later(self.world.timing.stop, lambda: self._terminate(instance, action))
+
+        self._shut_down(instance, terminate)
 
     def _terminate(self, instance: Instance, action: str) -> None:
         """It is stopped from outside: afterwards deleted, or TERMINATED, which is billed for its disks."""
@@ -309,6 +331,9 @@ class ComputeLifecycle:
         instance.stopped = self.world.now
         instance.ends = 0.0
         self._show(instance, "TERMINATED")
+        for operation in list(self.operations.values()):
+            if operation.target_id == instance.number and operation.kind == "stop":
+                self._finish(operation, instance)
         self.reconsider()
 
     # What befalls it

@@ -87,7 +87,6 @@ def machine(instance: Instance, account: str, drivers: Drivers) -> InstanceMachi
         for told in (disk.attached(index) for index, disk in enumerate(instance.disks))
     ]  # fmt: skip
     email = instance.account
-    name, count = instance.gpus
     own = Placed("", "", _TOPOLOGIES.get((type_.tpu, type_.accelerators), ""), type_.accelerators, 0, 1)
     placed = instance.placed or own
     return InstanceMachine(
@@ -104,7 +103,7 @@ def machine(instance: Instance, account: str, drivers: Drivers) -> InstanceMachi
         spot=bool(scheduling["preemptible"]),
         service_account=account if email == "default" else email,
         scopes=instance.scopes,
-        programs={"nvidia-smi": drivers.program(name, count)} if count and instance.image and _driver(instance) else {},
+        programs=_programs(instance, drivers),
         number=instance.number,
         tpu=bool(type_.tpu),
         slice=placed.slice,
@@ -140,13 +139,23 @@ def _driver(instance: Instance) -> bool:
     return wanted or (instance.image is not None and bool(instance.image.driver))
 
 
+def _programs(instance: Instance, drivers: Drivers) -> dict[str, str]:
+    """What the image of an instance has on its PATH."""
+    name, count = instance.gpus
+    found = {"nvidia-smi": drivers.program(name, count)} if count and instance.image and _driver(instance) else {}
+    if instance.image is not None and instance.image.docker:
+        found["docker"] = _DOCKER.format(toolkit=bool(instance.image.driver) and drivers.toolkit)
+    return found
+
+
 @dataclass(frozen=True)
 class Drivers:
     """The behavior of NVIDIA's driver on a VM: at each boot `late` calls of its program fail first, then it lists
-    `fewer` GPUs than there are."""
+    `fewer` GPUs than there are. Without `toolkit`, a docker of the image has no NVIDIA runtime."""
 
     late: int = 0
     fewer: int = 0
+    toolkit: bool = True
     version: str = _DRIVER
 
     def program(self, model: str, count: int) -> str:
@@ -158,6 +167,38 @@ class Drivers:
             late=self.late,
             version=self.version,
         )
+
+
+_DOCKER: Final = '''\
+#!/usr/bin/env python3
+"""docker as far as it pulls an image, and runs a Python in it: a container is a process of its VM with that one's
+files, and with no variable but those that it is given."""
+
+import os
+import sys
+
+TOOLKIT = {toolkit!r}  # NVIDIA's, for containers
+words = sys.argv[1:]
+if words[:1] == ["--config"]:
+    del words[:2]
+if words[:1] == ["pull"]:
+    print(words[-1])
+elif words[:1] == ["run"]:
+    if "--gpus=all" in words and not TOOLKIT:
+        print('docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].',
+              file=sys.stderr)
+        sys.exit(125)
+    entry = next(index for index, word in enumerate(words) if word.startswith("--entrypoint"))
+    names = [word.partition("=")[2] for word in words[:entry] if word.startswith("--env=")]
+    given = {{name: os.environ[name] for name in names}}
+    own = {{name: os.environ[name] for name in ("PATH", "LANG", "HOME") if name in os.environ}}
+    given.update(own, EMULATED_IMAGE=words[entry + 1], EMULATED_GPUS=str("--gpus=all" in words))
+    python = os.environ["KINETIC_ROOT"] + "/bin/python3"
+    os.execve(python, [python, *words[entry + 2 :]], given)
+else:
+    print("docker: the emulated one pulls and runs alone", file=sys.stderr)
+    sys.exit(1)
+'''
 
 
 _NVIDIA_SMI: Final = '''\

@@ -89,15 +89,20 @@ class ComputeScript(ComputeLifecycle):
         self._asked = []
 
     @step
-    def silence(self, zone: str, told: Literal["unreachables", "warning", "error"] = "unreachables") -> None:
-        """`zone` does not answer: requests of it fail, and aggregated lists say that it is not in them, in the list of
-        `unreachables` or by a `warning` of its scope; or they fail as a whole."""
-        self._silent[zone] = told
+    def silence(self, place: str, told: Literal["unreachables", "warning", "error"] = "unreachables") -> None:
+        """A zone or a region does not answer: requests of it fail, and aggregated lists say that it is not in them, in
+        the list of `unreachables` or by a `warning` of its scope; or they fail as a whole. No region is its zones."""
+        self._silent[place] = told
 
     @step
-    def hear(self, zone: str) -> None:
-        """`zone` answers again."""
-        self._silent.pop(zone, None)
+    def hear(self, place: str) -> None:
+        """The zone or the region answers again."""
+        self._silent.pop(place, None)
+
+    @step
+    def lag(self, seconds: float) -> None:
+        """Aggregated lists do not have what was created within so many seconds, though a GET of it does; 0 ends it."""
+        self._lag = seconds
 
     @step
     def lack(self, zone: str, machine_type: str) -> None:
@@ -115,10 +120,10 @@ class ComputeScript(ComputeLifecycle):
         self._mute.append((name, times))
 
     @step
-    def drivers(self, name: str = "*", *, late: int = 0, fewer: int = 0) -> None:
+    def drivers(self, name: str = "*", *, late: int = 0, fewer: int = 0, toolkit: bool = True) -> None:
         """NVIDIA's driver of VMs that boot from now on is not there for the first `late` questions of each boot, and
-        then lists `fewer` GPUs than there are."""
-        self._drivers.insert(0, (name, Drivers(late, fewer)))
+        then lists `fewer` GPUs than there are. Without `toolkit`, containers of theirs get no GPUs."""
+        self._drivers.insert(0, (name, Drivers(late, fewer, toolkit)))
 
     @step
     def stuck_delete(self, name: str = "*") -> None:
@@ -197,6 +202,13 @@ class ComputeScript(ComputeLifecycle):
         self.world.later(seconds, lambda: self._terminate(instance, "STOP"))
 
     @step
+    def stop(self, name: str, user: str = "user@emulated.example") -> None:
+        """Somebody stops a VM at the console: it shuts down, and then stays TERMINATED."""
+        instance = self.chosen(name)
+        self.operation("stop", instance, instance.path, user)
+        self._stop(instance, "STOP")
+
+    @step
     def reboot(self, name: str) -> None:
         """A VM boots again; the API does not show it."""
         instance = self.chosen(name)
@@ -207,7 +219,7 @@ class ComputeScript(ComputeLifecycle):
     def clear_faults(self) -> None:
         """Remove all that was scripted; past failures keep their effects."""
         self._scarce, self._quotas, self._drivers = [], [], []
-        self._bootless, self._mute, self._silent, self._lacking = [], [], {}, set()
+        self._bootless, self._mute, self._silent, self._lacking, self._lag = [], [], {}, set(), 0.0
         self._rate, self._narrowed, self._endless = None, None, []
         self.reconsider()
         self.unstick()

@@ -26,6 +26,7 @@ from kinetic_orchestration.testing.model.compute.resources import (
     Json,
     Operation,
     fingerprint,
+    moment,
     short,
     stamp,
 )
@@ -81,7 +82,7 @@ class ComputeEngine(ComputeScript):
         self.world.demand_service(SERVICE, asked.project)
         if verb.zonal and asked.place not in self.zones:
             raise refusals.value("zone", asked.place, f"Unknown zone: {asked.zone}.")
-        if verb.zonal and asked.place in self._silent:
+        if asked.place in self._silent and (verb.zonal or asked.place not in self.zones):
             raise refusals.unavailable(asked.place)
         if verb.permission:
             self._demand(f"compute.{verb.permission}", verb.resource(asked), asked.caller)
@@ -349,20 +350,28 @@ class ComputeEngine(ComputeScript):
         return self._aggregated(asked, "instances", "compute#instanceAggregatedList", there)
 
     def _aggregated(
-        self, asked: Request, kind: str, name: str, there: Mapping[str, Json], regions: Iterable[str] = ()
+        self, asked: Request, kind: str, name: str, there: Mapping[str, Json], places: Iterable[str] = ("zones",)
     ) -> Json:
-        """One list of all zones, and of `regions`, of what there is by its path."""
+        """One list of what there is by its path, of all zones, all regions, and what is global, as `places` say."""
+        known = {"zones": self.zones, "regions": catalog.regions(self.zones), "global": [""]}
+        scopes = [f"{place}/{one}".rstrip("/") for place in places for one in known[place]]
         prefix = f"projects/{asked.project}/"
-        silent = {zone: told for zone, told in self._silent.items() if zone in self.zones}
+        told_of = {scope: self._silent.get(scope.rpartition("/")[2], "") for scope in scopes}
+        if kind == "instanceTemplates":  # the one such list that has no field `unreachables`
+            told_of = {scope: told.replace("unreachables", "warning") for scope, told in told_of.items()}
+        silent = {scope: told for scope, told in told_of.items() if told}
         if "error" in silent.values():
-            raise refusals.unavailable(next(zone for zone, told in silent.items() if told == "error"))
-        heard = [there[path] for path in sorted(there) if path.startswith(prefix) and path.split("/")[3] not in silent]
-        shown, rest = page(heard, asked.query)
+            broken = next(scope for scope, told in silent.items() if told == "error")
+            raise refusals.unavailable(broken.rpartition("/")[2])
+        scope_of = {path: "/".join(path.split("/")[2:-2]) for path in there if path.startswith(prefix)}
+        heard = [path for path in sorted(scope_of) if scope_of[path] not in silent]
+        shown, rest = page([there[path] for path in heard if not self._is_late(there[path])], asked.query)
         items: dict[str, Json] = {}
-        for scope in (*(f"zones/{zone}" for zone in self.zones), *(f"regions/{region}" for region in regions)):
+        for scope in scopes:
             mine = [one for one in shown if f"/{scope}/" in one["selfLink"]]
-            if silent.get(scope.removeprefix("zones/")) == "warning":
-                items[scope] = _warning("UNREACHABLE", f"The zone '{scope}' is unreachable.", scope)
+            if silent.get(scope) == "warning":
+                place = "zone" if scope.startswith("zones/") else "region"
+                items[scope] = _warning("UNREACHABLE", f"The {place} '{scope}' is unreachable.", scope)
             elif mine:
                 items[scope] = {kind: mine}
             else:
@@ -370,8 +379,11 @@ class ComputeEngine(ComputeScript):
                 items[scope] = _warning("NO_RESULTS_ON_PAGE", said, scope)
         path = f"projects/{asked.project}/aggregated/{kind}"
         found: Json = {"kind": name, "id": path, "selfLink": LINK + path, "items": items}
-        unreachable = [f"{prefix}zones/{zone}" for zone, told in sorted(silent.items()) if told == "unreachables"]
+        unreachable = [prefix + scope for scope, told in sorted(silent.items()) if told == "unreachables"]
         return found | ({"unreachables": unreachable} if unreachable else {}) | rest
+
+    def _is_late(self, shown: Json) -> bool:
+        return bool(self._lag) and moment(shown["creationTimestamp"]) + self._lag > self.world.now
 
     def delete(self, asked: Request) -> Json:
         ident = checks.request_id(asked.query.get("requestId", ""))

@@ -134,6 +134,10 @@ def test_google_s_client_makes_a_slice_of_policy_template_and_group_and_deletes_
         assert f"startup-script: {line}\n" in told
     scopes = dict(google.groups.aggregated_list(request={"project": "p"}))
     assert [one.name for one in scopes[f"zones/{ZONE}"].instance_group_managers] == ["ko-w"]
+    policies = dict(google.policies.aggregated_list(request={"project": "p", "filter": "name:ko-"}))
+    assert [one.name for one in policies[f"regions/{REGION}"].resource_policies] == ["ko-p"]
+    templates = dict(google.everywhere.aggregated_list(request={"project": "p", "filter": "name:ko-"}))
+    assert [one.name for one in templates[f"regions/{REGION}"].instance_templates] == ["ko-t"]
     google.done(google.groups.delete_unary(**google.in_zone, instance_group_manager="ko-w"))
     assert not list(google.instances.list(**google.in_zone))
     google.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kinetic_orchestration.plan.hardware.regions import region_of
@@ -85,6 +85,10 @@ class Compute(GroupScript):
         parent = f"{asked.scope}/{kind}"
         there = self._kept(f"{parent}/")
         return _listed(name, parent, [there[path].to_json() for path in sorted(there) if _within(path, parent)], asked)
+
+    def aggregated_kept(self, asked: Request, kind: str, name: str, places: Iterable[str]) -> Json:
+        there = self._kept(f"/{kind}/")
+        return self._aggregated(asked, kind, name, {path: one.to_json() for path, one in there.items()}, places)
 
     def delete_kept(self, asked: Request, kind: str) -> Json:
         known = self._repeated(asked)
@@ -205,8 +209,19 @@ class Compute(GroupScript):
 
     def aggregated_groups(self, asked: Request) -> Json:
         there = {path: self._shown_group(one) for path, one in self.groups.items()}
-        regions = catalog.regions(self.zones)
-        return self._aggregated(asked, _MANAGERS, "compute#instanceGroupManagerAggregatedList", there, regions)
+        return self._aggregated(
+            asked, _MANAGERS, "compute#instanceGroupManagerAggregatedList", there, ("zones", "regions")
+        )
+
+    def test_group_permissions(self, asked: Request) -> Json:
+        """Which permissions a caller has on the instance group of a group manager, which has no such method itself."""
+        group = self._group(asked)
+        wanted = [str(one) for one in asked.body.get("permissions") or ()]
+        for one in wanted:
+            if not one.startswith("compute.instanceGroups."):
+                raise refusals.not_of_resource(one)
+        held = [one for one in wanted if self._may(one, group.path, asked.caller)]
+        return {"permissions": held} if held else {}
 
     def managed(self, asked: Request) -> Json:
         """All of them at once, unless the group is made with PAGINATED."""
@@ -350,6 +365,19 @@ VERBS: Final[Mapping[str, Verb]] = {
     **_verbs_of_groups("regionInstanceGroupManagers", zonal=False),
     "instanceGroupManagers.aggregatedList": Verb(
         Compute.aggregated_groups, f"{_MANAGERS}.list", False, _MANAGERS
+    ),
+    "instanceGroups.testIamPermissions": Verb(Compute.test_group_permissions, ""),
+    "resourcePolicies.aggregatedList": Verb(
+        lambda own, asked: own.aggregated_kept(
+            asked, "resourcePolicies", "compute#resourcePolicyAggregatedList", ("regions",)
+        ),
+        "resourcePolicies.list", False, "resourcePolicies",
+    ),
+    "instanceTemplates.aggregatedList": Verb(
+        lambda own, asked: own.aggregated_kept(
+            asked, "instanceTemplates", "compute#instanceTemplateAggregatedList", ("global", "regions")
+        ),
+        "instanceTemplates.list", False, "instanceTemplates",
     ),
     **{
         f"{scope}Operations.{verb}": OF_INSTANCES[f"zoneOperations.{verb}"]._replace(

@@ -383,6 +383,78 @@ def test_a_reservation_has_room_for_all_of_a_slice_or_for_none(world: Slices) ->
     assert world.topology() == "ACTIVE"
 
 
+KEPT = ("instanceTemplates", "resourcePolicies")
+
+
+def names_in(found: Json, kind: str) -> dict[str, list[str]]:
+    """The names in an aggregated list, by scope."""
+    return {scope: [one["name"] for one in told[kind]] for scope, told in found["items"].items() if kind in told}
+
+
+def test_templates_and_policies_of_all_regions_are_listed_with_their_descriptions(world: Slices) -> None:
+    described = '{"kinetic": {"kinetic-job": "job-1"}}'
+    for name in ("ko-1", "ko-2", "other"):
+        world.ask(f"POST regions/{REGION}/instanceTemplates", {**template_body(name), "description": described})
+        world.ask(f"POST regions/{REGION}/resourcePolicies", {**policy_body(name), "description": described})
+    world.ask("POST global/instanceTemplates", template_body("ko-g"))
+    here = {f"regions/{REGION}": ["ko-1", "ko-2"]}
+    for kind in KEPT:
+        found = world.ask(f"GET aggregated/{kind}", filter="name:ko-")
+        assert names_in(found, kind) == here | ({"global": ["ko-g"]} if kind == "instanceTemplates" else {})
+        assert found["items"][f"regions/{REGION}"][kind][0]["description"] == described
+        empty = {told["warning"]["code"] for told in found["items"].values() if "warning" in told}
+        assert empty <= {"NO_RESULTS_ON_PAGE"}
+    first = world.ask("GET aggregated/resourcePolicies", maxResults="2")
+    rest = world.ask("GET aggregated/resourcePolicies", maxResults="2", pageToken=first["nextPageToken"])
+    assert names_in(first, KEPT[1]) | names_in(rest, KEPT[1]) == {f"regions/{REGION}": ["other"]}
+    assert world.ask("GET aggregated/instanceTemplates", filter="description:job-2")["items"]["global"]["warning"]
+
+
+@pytest.mark.parametrize("told", ["unreachables", "warning", "error"])
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_region_that_does_not_answer_is_told_and_is_not_empty(world: Slices, kind: str, told: Any) -> None:
+    world.parts()
+    world.compute.silence(REGION, told)
+    assert refused(world.ask, f"GET regions/{REGION}/{kind}").http == 503
+    if told == "error":
+        assert refused(world.ask, f"GET aggregated/{kind}").http == 503
+    else:
+        found = world.ask(f"GET aggregated/{kind}")
+        code = found["items"][f"regions/{REGION}"].get("warning", {}).get("code")
+        assert not names_in(found, kind)
+        if told == "unreachables" and kind == "resourcePolicies":
+            assert (found["unreachables"], code) == ([f"projects/p/regions/{REGION}"], "NO_RESULTS_ON_PAGE")
+        else:
+            assert (found.get("unreachables"), code) == (None, "UNREACHABLE")
+    world.compute.hear(REGION)
+    world.compute.silence(ZONE, told)
+    assert REGION in str(names_in(world.ask(f"GET aggregated/{kind}"), kind)), "a zone is not its region"
+
+
+def test_lists_can_lag_behind(world: Slices) -> None:
+    world.compute.lag(60.0)
+    world.run()
+    lists = (*KEPT, "instances", "instanceGroupManagers", "disks")
+    assert not any(names_in(world.ask(f"GET aggregated/{kind}"), kind) for kind in lists)
+    assert world.group()["name"] == "ko-w"
+    world.wait(60.0)
+    assert all(names_in(world.ask(f"GET aggregated/{kind}"), kind) for kind in lists)
+
+
+def test_of_a_group_itself_rights_cannot_be_asked_for_but_of_its_instance_group_they_can(world: Slices) -> None:
+    world.run()
+    world.compute.narrow("ko-")
+    path = f"POST zones/{ZONE}/instanceGroups/ko-w/testIamPermissions"
+    vm = Caller("vm", "ko-w-001")
+    wanted = {"permissions": ["compute.instanceGroups.delete"]}
+    assert world.ask(path, wanted, caller=vm) == wanted
+    world.cloud.deny("vm", "compute.instanceGroups.delete")
+    assert world.ask(path, wanted, caller=vm) == {}
+    others = {"permissions": ["compute.instanceGroupManagers.delete"]}
+    assert "is not valid for this resource" in refused(world.ask, path, others).message
+    assert refused(world.ask, path.replace("instanceGroups", "instanceGroupManagers"), wanted).http == 501
+
+
 def test_a_sweep_leaves_nothing(world: Slices) -> None:
     world.run()
     world.cloud.sweep()

@@ -53,6 +53,7 @@ class InMemory:
 
     def shut_down(self, notice: float) -> None:
         self.met.append("shut down")
+        self.alive = False
 
     def cut(self) -> None:
         self.met.append("cut")
@@ -62,6 +63,7 @@ class InMemory:
 
     def reboot(self) -> None:
         self.met.append("rebooted")
+        self.alive = True
 
     def maintenance(self, event: str) -> None:
         self.met.append(event)
