@@ -181,8 +181,10 @@ def _upkeep(commands: Any) -> None:
 
 
 def _verify(commands: Any) -> None:
-    command = _add(commands, "verify", "run on Cloud TPU what the emulator proves, and write a report", place=True)
-    command.add_argument("--accelerator", default="v5e-1", metavar="NAME", help="a slice of one host (v5e-1)")
+    command = _add(commands, "verify", "run on Google Cloud what the emulator proves, and write a report", place=True)
+    command.add_argument(
+        "--accelerator", default="", metavar="NAME", help="of one host (v5e-1; on Compute Engine the cheapest GPU)"
+    )
     command.add_argument(
         "--budget", type=float, default=5.0, metavar="USD", help="what it may cost at most, by list prices (5)"
     )

@@ -95,6 +95,8 @@ def _write_verdict(
         remove_tree(os.path.join(assignment.run, f"host-{assignment.host}"))  # which may make room for these words
         evidence = f"the disk of the store stayed full ({assignment.store})\n{evidence}"
     host = Host(assignment, private)
+    if code == -signal.SIGTERM and host.machine.is_explained and not host.machine.notice():
+        return  # the operations of its zone say who ended the machine
     host.write_verdict(
         wire.Verdict(
             wire.ABORTED, assignment.boot + "/guard", time.time(),

@@ -61,8 +61,8 @@ class Host:
         self.supervisor = Supervisor(assignment, self.scratch, self.log, self.reports.hear)
         if started is not None:
             self.supervisor.adopt(started)
-        self.preempted = self.cancelled = ""  # the notice; the reason
-        self.notice = Notice(assignment, self.view)
+        self.preempted = self.cancelled = self.ended = ""  # the notice; the reason; the signal without a notice
+        self.notice = Notice(assignment, self.view, self.machine)
         self.shares_machine = True  # with the other hosts, also where each is an imitation of a machine
         self._preparation: Preparation | None = None
         self.exit: attempt_rules.Exit | None = None
@@ -115,12 +115,14 @@ class Host:
             elif isinstance(move, attempt_rules.Abort):
                 if move.cause == wire.PREEMPTION:
                     # Before a request to the store, which may take longer than the machine has left.
-                    self.supervisor.ask_to_end(move.cause, attempt_rules.GRACE[move.cause])
-                self._decide(move.cause, move.reason, move.host)
+                    self.supervisor.ask_to_end(move.cause, move.grace or attempt_rules.GRACE[move.cause])
+                self._decide(move.cause, move.reason, move.host, move.grace)
             elif isinstance(move, attempt_rules.Ask):
                 self.supervisor.ask_to_end(wire.PREEMPTION, attempt_rules.GRACE[wire.PREEMPTION])
             elif isinstance(move, attempt_rules.Commit):
                 self._commit()
+            elif isinstance(move, attempt_rules.Leave) and self._leave():
+                return
             elif isinstance(move, attempt_rules.Stop):
                 self._end(move.grace)
                 return
@@ -210,11 +212,8 @@ class Host:
         assert ready is not None
         if self.supervisor.child and not task.argv and self.supervisor.python != ready.python:
             self.supervisor.drop()
-        if not self.supervisor.child:
-            if task.argv:  # the command may be an older Python than the agent supports, or none
-                self._spawn(sys.executable, pipes.COMMAND)
-            else:
-                self._spawn(ready.python, pipes.FUNCTION)
+        if not self.supervisor.child:  # a command may be an older Python than the agent supports, or none
+            self._spawn(*(sys.executable, pipes.COMMAND) if task.argv else (ready.python, pipes.FUNCTION))
         extra = {**self.preparation.compile_cache(), "KINETIC_ATTEMPT": str(self.at.attempt - self.promise.moved)}
         place = self.preparation.addresses, self.peers.ports(self.shares_machine)
         message = start_message(
@@ -310,13 +309,17 @@ class Host:
             verdict=self.verdict,
             cancelled=self.cancelled,
             preempted=self.preempted,
-            company=self.notice.read(self.preempted) if self.machine.ends_together else attempt_rules.Company(),
+            lead=0.0 if self.ended else self.machine.lead,
+            ended=self.ended,
+            is_out=self.ended != "" and self.supervisor.is_out(),
+            is_overdue=bool(self.preempted or self.ended) and self.at.is_overdue(self.records.now()),
+            company=self.notice.company(self.preempted, self.ended),
             owner_silence=0.0 if self.owners is None else self.owners.silence,
             prepared=self.preparation.ready is not None,
             running=self.supervisor.running,
             started=frozenset(self.peers.started),
             exit=self.exit,
-            echo=self._is_echo(),
+            echo=bool(self.exit) and outcome.is_echo(self.exit, self._report(), self.supervisor.tail, self.at.hosts),
             echo_limit=attempt_rules.ECHO + 2 * self.view.cadence(),
             exits=self.peers.ages_of_exits(now),
             quiet=self.peers.ages_of_beats(),
@@ -330,12 +333,7 @@ class Host:
             stall_limit_of=stall_limit_of,
         )
 
-    def _is_echo(self) -> bool:
-        if self.exit is None or self.exit.code == 0:
-            return False
-        return outcome.is_echo(self.exit, self._report(), self.supervisor.tail, self.at.hosts)
-
-    def _decide(self, cause: str, reason: str, host: int) -> None:
+    def _decide(self, cause: str, reason: str, host: int, grace: float = 0.0) -> None:
         failure = None
         if host == self.at.host and cause in (wire.USER, wire.CONFIGURATION, wire.INFRASTRUCTURE):
             report = self._report()
@@ -346,7 +344,7 @@ class Host:
             )
         elif cause == wire.STALL:
             self._dump_stacks()
-        self.outcome.abort(cause, reason, host, failure)
+        self.outcome.abort(cause, reason, host, failure, grace)
 
     def _commit(self) -> None:
         _, ended = self.peers.exits[self.at.host]
@@ -368,6 +366,7 @@ class Host:
             while self.supervisor.is_alive() and time.monotonic() < self.supervisor.until:
                 self._pump(min(TICK, grace))
                 self._beat()
+                self.supervisor.hurry(self.outcome.patience())
         self.reports.stop()
         if left := self.supervisor.kill():
             self._note(f"processes {left} did not end")
@@ -384,18 +383,10 @@ class Host:
         self.reports.close(swiftly=bool(self.preempted))
         self.records.create(
             self.at.own("done.json"),
-            wire.encode({"boot": self.at.boot, "cut": cut, **self._ran(), **self._took()}),
+            wire.encode({"boot": self.at.boot, "cut": cut, **self.peers.ran(self.run_began), **self._took()}),
         )
         self._set_state(wire.DONE)
         self.view.close()
-
-    def _ran(self) -> dict[str, float]:
-        """Return when the program began and ended, by the store's clock: the productive part of the attempt's time."""
-        if not self.run_began:
-            return {}
-        offset = self.records.now() - time.monotonic()
-        _, ended = self.peers.exits.get(self.at.host, (0, time.monotonic()))
-        return {"began": self.run_began + offset, "ended": ended + offset}
 
     def _took(self) -> dict[str, object]:
         """Return when each preparation step began and ended, by the store's clock, and how trainings spent time."""
@@ -425,7 +416,7 @@ class Host:
             returned=self.at.host in self.peers.returned,
             verdict=self.verdict is not None,
             told=self.notice.is_heard,
-            began=self._ran().get("began", 0.0),
+            began=self.peers.ran(self.run_began).get("began", 0.0),
             devices=self.reports.newest,
             spent=self.supervisor.spent or None,
             full=repr(self.scratch)[1:-1][:LONGEST_PATH] if self.supervisor.lacks_room() else None,  # in one line
@@ -436,7 +427,16 @@ class Host:
         self._beat()
 
     def _on_term(self, number: int, _frame: object) -> None:
-        self.preempted = f"this host received {processes.signal_name(number)}"
+        text = f"this host received {processes.signal_name(number)}"
+        self.preempted, self.ended = (self.preempted, text) if self.machine.is_explained else (text, "")
+        self.supervisor.hurry(attempt_rules.GRACE[wire.PREEMPTION] if self.machine.lead else float("inf"))
+
+    def _leave(self) -> bool:
+        """End this host without a verdict. Returns False if there is a notice after all, of which one follows."""
+        self.preempted = self.machine.notice() or self.preempted
+        if not self.preempted:
+            self._note(f"{self.ended or 'another host was ended'}: the operations of its zone say who ended the VM")
+        return not self.preempted
 
     def _dump_stacks(self) -> None:
         waited = self.supervisor.ask_for_stacks()

@@ -56,6 +56,8 @@ CAUSES: dict[str, tuple[str | None, JobStatus]] = {
 
 CANCEL_PATIENCE = 40.0  # the longest grace a host gives its program, and some
 SETTLE_PATIENCE = 45.0  # seconds after a verdict, for hosts that cannot be observed to end
+SETTLE_SPARE = 20.0  # of these, after the time that their programs have to save
+NO_HOST = -1
 SILENT_BEATS = 90.0  # hosts that cannot be observed are given up after this long without a beat,
 UNHEARD = 120.0  # seconds without a report of charged hosts, after which users are warned
 SILENT_START = 900.0  # or without a first one: they may still wait for a place
@@ -156,7 +158,7 @@ def _placed(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
             action = Interrupt()
     elif reason := _over_total(seen, policy):
         action = Close(wire.DEADLINE, reason)
-    elif state in (GONE, ABSENT) and began and 0 < seen.intent.deadline <= seen.now:
+    elif state in (GONE, ABSENT, WOUNDED) and began and 0 < seen.intent.deadline <= seen.now:
         action = Close(wire.DEADLINE, "the attempt's deadline passed, and its hosts are gone")
     elif state in (GONE, WOUNDED) or (state == ABSENT and (began or seen.shown)):
         cause = seen.observation.cause or wire.INFRASTRUCTURE
@@ -259,7 +261,9 @@ def settled(seen: Glimpse, policy: Policy) -> bool:
         # rest of its log is not worth the chips, nor a program that runs beside the next attempt. A verdict by a host
         # is a sign of life, although its beats may not be: machines that stood still for a while end like others.
         return True
-    return seen.observation.state in (ABSENT, GONE) or _is_waiting(seen) or seen.verdict_age > SETTLE_PATIENCE
+    saving = 0.0 if seen.verdict is None else attempt_rules.grace(seen.verdict, NO_HOST)
+    patience = max(SETTLE_PATIENCE, saving + SETTLE_SPARE)
+    return seen.observation.state in (ABSENT, GONE) or _is_waiting(seen) or seen.verdict_age > patience
 
 
 def _is_waiting(seen: Glimpse) -> bool:

@@ -52,6 +52,12 @@ NEVER_BY_WILDCARD = frozenset(
     )
 )
 
+_OF_THIS_MACHINE = "; it is for GPUs of this machine"
+_ITS_GPUS = {
+    COMPUTE: " that sees all GPUs of its VM, as JAX and Keras use them. Leave it out; PyTorch's launcher starts one "
+    "for each GPU of a VM, in a command: "
+    "kinetic.command(['torchrun', '--standalone', '--nproc-per-node=gpu', 'train.py'])"
+}
 DEBUG_PORT = 5678  # the default port of editors for debugpy
 
 
@@ -183,7 +189,7 @@ def _check_remote(options: Options, settings: Settings, backend: str, traits: Tr
             f"the {backend} backend needs a Google Cloud project: name it with project= or KINETIC_PROJECT"
         )
     if options.processes not in (None, 1):
-        raise refuse("processes=", backend, "a host of it is one process; it is for GPUs of this machine")
+        raise refuse("processes=", backend, f"a host of it is one process{_ITS_GPUS.get(backend, _OF_THIS_MACHINE)}")
     if options.debug:
         raise refuse("debug=True", backend, "an editor cannot reach its hosts; debug on the local backend")
 
@@ -200,13 +206,22 @@ def _check_vms(options: Options, limits: Limits) -> None:
             f"limits.run is {duration(run)}, and Compute Engine ends a VM after 120 days at most: choose "
             f"{duration(LONGEST_RUN)} or less"
         )
-    if image_of(options) and not cloud.image:
+    if image_of(options) and (not cloud.image or machines.has_docker(cloud.image) is False):
         raise refuse(
             "container_image=",
             COMPUTE,
-            "its default image has no docker. Leave it out, and the hosts get locked packages; or name an image that "
-            "has docker and, for GPUs, NVIDIA's runtime, with cloud=Compute(image=…)",
+            f"{cloud.image or 'its default image'} has no docker. Leave it out, and the hosts get locked packages; or "
+            + _image_with_docker(options),
         )
+
+
+def _image_with_docker(options: Options) -> str:
+    if slice_of(options).kind == "tpu":
+        return "name an image of your own with cloud=Compute(image=…): one for these TPUs, with docker added"
+    return (
+        "name an image that has docker and NVIDIA's container toolkit, with "
+        f"cloud=Compute(image='{machines.WITH_DOCKER}') or one of your own"
+    )
 
 
 def _vm_zones(options: Options, settings: Settings, slice_: Slice, subnetwork: str) -> tuple[str, ...]:
@@ -249,7 +264,10 @@ def zones_named(options: Options, settings: Settings) -> tuple[str, ...]:
 def near_bucket(plan: Plan, bucket: Location, settings: Settings) -> Plan:
     """Return the plan, for which nobody named zones, with those near the store's bucket."""
     zones = regions.near(plan.zones, bucket, plan.slice.name)
-    found = _affordable(plan.limits.cost, plan.slice, zones, plan.slices, settings, spot=plan.spot)
+    found = _affordable(
+        plan.limits.cost, plan.slice, zones, plan.slices, settings,
+        spot=plan.spot, flex_start=bool(plan.cloud.get("flex_start")),
+    )  # fmt: skip
     return replace(plan, zones=zones, affordable=found)
 
 
@@ -280,8 +298,11 @@ def _cloud(
             "zones": _clusters(cloud, settings) if isinstance(cloud, Kubernetes) else (),
             "cloud": {} if cloud is None else {**fields_of(cloud), **who},
             "zone_patience": settings.zone_patience if traits.options is Kubernetes else 0.0,
-            "affordable": _affordable(options.limits.cost, slice_, (), slices, settings, spot=spot),
-        }
+            "affordable": _affordable(
+                options.limits.cost, slice_, (), slices, settings,
+                spot=spot, flex_start=bool(getattr(cloud, "flex_start", False)),
+            ),
+        }  # fmt: skip
     of_zones = Compute if traits.options is Compute else TpuVm
     cloud = options.cloud if isinstance(options.cloud, of_zones) else of_zones()
     if of_zones is Compute:
@@ -300,9 +321,12 @@ def _cloud(
         "project": settings.project,
         "zones": zones,
         "cloud": {**fields_of(cloud), **own},
-        "affordable": _affordable(options.limits.cost, slice_, zones, cloud.num_slices, settings, spot=spot),
+        "affordable": _affordable(
+            options.limits.cost, slice_, zones, cloud.num_slices, settings,
+            spot=spot, flex_start=bool(getattr(cloud, "flex_start", False)),
+        ),
         "zone_patience": settings.zone_patience,
-    }
+    }  # fmt: skip
 
 
 def _python(options: Options, interpreter: str) -> dict[str, str]:
@@ -353,13 +377,21 @@ def _clusters(cloud: Kubernetes, settings: Settings) -> tuple[str, ...]:
 
 
 def _affordable(
-    usd: float | None, slice_: Slice, zones: Iterable[str], slices: int, settings: Settings, *, spot: bool
+    usd: float | None,
+    slice_: Slice,
+    zones: Iterable[str],
+    slices: int,
+    settings: Settings,
+    *,
+    spot: bool,
+    flex_start: bool = False,
 ) -> float:
     if usd is None:
         return 0.0
     return affordable(
-        usd, slice_, tuple(zones), slices=slices, spot=spot, overrides=settings.prices, listed=settings.listed
-    )
+        usd, slice_, tuple(zones), slices=slices, spot=spot, flex_start=flex_start, overrides=settings.prices,
+        listed=settings.listed,
+    )  # fmt: skip
 
 
 def backend_of(options: Options, settings: Settings) -> str:

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import Corrupt, NewerWire, StoreError
 from kinetic_orchestration.plan.declare.cloud import queues_of
+from kinetic_orchestration.plan.declare.spec import COMPUTE
+from kinetic_orchestration.plan.hardware import machines
 from kinetic_orchestration.plan.values import Before, Cancel, Intent, Plan, Spent
 from kinetic_orchestration.protocol import names, schema, wire
 from kinetic_orchestration.protocol.records.base import Record
@@ -238,6 +240,7 @@ class Within(NamedTuple):
     store: str
     deployment: str
     queues: tuple[str, ...] = ()
+    grouped: bool = False
 
     def checked(self, placement: dict[str, Any], job_id: str, attempt: int) -> dict[str, Any]:
         """A place that a record names, if the plan leads there; what names decide is taken from them."""
@@ -253,6 +256,9 @@ class Within(NamedTuple):
         else:
             name = names.slice_of(self.store, self.deployment, job_id, attempt)
             own |= {"backend": self.backend, "project": self.project, "name": name, "slices": self.slices}
+            own |= {"grouped": True} if self.grouped else {}
+            if placement.get("grouped", False) and not self.grouped:
+                raise Wrong(True, "placement.grouped", "is true, and the job's plan has no groups")
             if (where := placement.get("zone")) not in self.zones:
                 raise Wrong(where, "placement.zone", f"is {schema.short(where)}, which the job's plan does not have")
             queue = placement.get("queue") or next(iter(self.queues), "")
@@ -274,9 +280,8 @@ def _shared(within: Within) -> Within:
 def within(plan: Plan) -> Within:
     zones = (*plan.zones, *filter(None, (reserved_zone(plan),)))
     queues = queues_of(plan.cloud.get("queue") or "")
-    return _shared(
-        Within(plan.backend, plan.project, zones, plan.hosts, plan.slices, plan.store, plan.deployment, queues)
-    )
+    own = (plan.backend, plan.project, zones, plan.hosts, plan.slices, plan.store, plan.deployment, queues)
+    return _shared(Within(*own, grouped=plan.backend == COMPUTE and machines.are_grouped(plan.slice, plan.slices)))
 
 
 def reserved_zone(plan: Plan) -> str:

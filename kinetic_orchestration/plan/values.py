@@ -359,6 +359,7 @@ class Freed(enum.Enum):
 
     DONE = "done"
     UNDER_WAY = "under way"  # need not be requested again
+    PARTLY = "partly"  # what costs is gone, or going: the rest has to be requested again, and keeps nothing waiting
     REFUSED = "refused"  # or unknown
 
     def __bool__(self) -> bool:

@@ -10,7 +10,7 @@ class Assignment:
 
     __slots__ = (
         "attempt", "boot", "deadline", "devices", "home", "host", "hosts", "job", "marker", "pod", "python", "resource",
-        "run", "spec", "store",
+        "run", "slices", "spec", "store",
     )  # fmt: skip
 
     def __init__(
@@ -30,12 +30,14 @@ class Assignment:
         deadline: str = "",
         devices: str = "",
         pod: str = "",
+        slices: int = 1,
     ) -> None:
         self.store = store
         self.job = job
         self.attempt = attempt
         self.host = host
         self.hosts = hosts
+        self.slices = slices
         self.spec = spec  # digest of spec.json
         self.boot = boot
         self.run = run  # this placement's folder on this machine
@@ -50,12 +52,22 @@ class Assignment:
     @classmethod
     def from_words(cls, words: list[str]) -> Assignment:
         fields = dict(word.split("=", 1) for word in words)
-        numbers = {name: int(fields.pop(name)) for name in ("attempt", "host", "hosts")}
+        numbers = {name: int(fields.pop(name)) for name in ("attempt", "host", "hosts", "slices") if name in fields}
         return cls(**fields, **numbers)  # type: ignore[arg-type]  # which are which is known only here
 
     def own(self, what: str) -> str:
         """Return the name of a record of this host."""
         return names.host(self.job, self.attempt, self.host, what)
+
+    def is_overdue(self, now: float) -> bool:
+        """Return True if the deadline has passed at that time of the store, whose clock may tell whole seconds only."""
+        return 0.0 < float(self.deadline or 0.0) < now + 1.0
+
+    def unit(self) -> tuple[int, int]:
+        """Return of how many parts the resource is, instances or groups, and which of them this host is on."""
+        if "/instanceGroupManagers/" not in self.resource:
+            return self.hosts, self.host
+        return self.slices, self.host * self.slices // self.hosts
 
     def words(self) -> list[str]:
         return [f"{name}={getattr(self, name)}" for name in self.__slots__]

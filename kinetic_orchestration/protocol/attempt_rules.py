@@ -20,6 +20,10 @@ GRACE = {
     wire.STALL: 5.0,
 }
 SIBLING_GRACE = 3.0
+# Seconds between the notice to a spot VM of Compute Engine and its end (preemptionNoticeDuration): requests ask for it,
+# and the time that a program gets to save follows from it.
+SPOT_NOTICE = 120.0
+AFTER_SAVING = 30.0  # of these, for what follows the program: its last lines, and requests of a store that is slow
 
 OWNER_BEAT = 5.0
 OWNER_PATIENCE = 30.0
@@ -35,6 +39,7 @@ SILENT = 8.0
 ECHOES = (
     "onnection reset", "onnection refused", "onnection closed", "roken pipe", "ocket closed", "onnection aborted",
     "heartbeat timeout", "coordination service", "distributed service", "UNAVAILABLE", "DEADLINE_EXCEEDED",
+    "gloo/transport/",
 )  # fmt: skip
 
 # Where a cluster ends all hosts of an attempt once one has died, the others are told as if they were taken away.
@@ -42,7 +47,8 @@ HEARD = 8.0  # seconds after the notice within which every other host that lives
 SPARE = 3.0  # of these, for requests: hosts that beat less often, as many together do, are not waited for
 UNREAD = 12.0  # after which a host whose store is silent no longer waits: a spot pod has 15
 SHOWN = 1.0  # after which the program is asked to end although the store has not taken the beat that says why
-FORSAKEN = 20.0  # a host that was told and is silent for so long since was taken before it could say so
+FORSAKEN = 20.0  # a host that was told and is silent for so long since was taken before it could say so; where ends
+# are explained, the others follow one that was told so long ago
 
 UNREPORTED = 74  # sysexits.h: EX_IOERR. `child` uses it if the function's outcome could not be written
 
@@ -95,10 +101,11 @@ class Company(NamedTuple):
     told: tuple[int, ...] = ()  # those that had a notice
     missing: tuple[int, ...] = ()  # those that have shown no sign of life since the notice to this host
     absent: tuple[int, ...] = ()  # those that have never shown any
-    age: float = 0.0  # of that notice
+    age: float = 0.0  # of that notice; where ends are explained, of the first to any other
     read: float = 0.0  # that age when their beats were last read
     is_shown: bool = False  # they can see that this host had a notice
     unread: float = 0.0  # seconds since their beats were last read
+    is_explained: bool = False  # who ends one of them is told by the operations of its cloud, and no host knows it
 
 
 class Situation(NamedTuple):
@@ -109,6 +116,10 @@ class Situation(NamedTuple):
     verdict: wire.Verdict | None = None
     cancelled: str = ""  # the reason, once it was requested
     preempted: str = ""  # the notice, once it came
+    lead: float = 0.0  # seconds from that notice to the machine's end, where they are known
+    ended: str = ""  # what ends this host without a notice, of which others know the cause
+    is_out: bool = False  # its program has ended, or has had the time that it was given to
+    is_overdue: bool = False  # the attempt's deadline had passed then, at which its machine deletes itself
     company: Company = Company()
     owner_silence: float = 0.0  # of an owner that the job must not outlive
     prepared: bool = False  # this host could start its program now
@@ -141,6 +152,10 @@ class Ask(NamedTuple):
     """Ask the program to end, as hosts are taken away; the cause of the attempt's end is not known yet."""
 
 
+class Leave(NamedTuple):
+    """End this host without a verdict: whoever follows the job is told by its cloud who ended a host, and judges."""
+
+
 class Commit(NamedTuple):
     """Every host ended well: the value of host 0 is the job's result."""
 
@@ -151,6 +166,7 @@ class Abort(NamedTuple):
     cause: str
     reason: str
     host: int
+    grace: float = 0.0  # seconds that all programs have to save, if there are more than the cause alone allows
 
 
 class Stop(NamedTuple):
@@ -160,7 +176,7 @@ class Stop(NamedTuple):
 
 
 IDLE = (Wait, Ask, Commit)  # the next move need not follow at once, while there is no verdict
-Move = Wait | Start | Ask | Commit | Abort | Stop
+Move = Wait | Start | Ask | Leave | Commit | Abort | Stop
 
 
 def decide(seen: Situation) -> Move:  # noqa: PLR0911 - an ordered table reads best as one
@@ -169,8 +185,8 @@ def decide(seen: Situation) -> Move:  # noqa: PLR0911 - an ordered table reads b
         return Stop(grace(seen.verdict, seen.index))
     if _all_ended_well(seen):
         return Commit() if seen.index == 0 else _lost(seen)
-    if seen.preempted:  # before the exit: what ends a machine ends its programs too
-        return _taken(seen)
+    if seen.preempted or seen.ended:  # before the exit: what ends a machine ends its programs too
+        return _told_to_end(seen)
     if seen.exit is not None and seen.exit.code != 0 and not _may_be_of_another(seen):
         return _blame(seen, seen.exit)
     if seen.cancelled:
@@ -248,9 +264,17 @@ def _blame(seen: Situation, ended: Exit) -> Abort:
     return Abort(ended.cause, ended.reason, seen.index)
 
 
+def _told_to_end(seen: Situation) -> Move:
+    if seen.is_overdue:
+        return Abort(wire.DEADLINE, f"the attempt's deadline passed ({seen.preempted or seen.ended})", seen.index)
+    return _taken(seen) if seen.preempted else _shut_down(seen)
+
+
 def _taken(seen: Situation) -> Move:
     """Find out whether a host that is told to end is taken away, or ended for one that died without a word."""
-    company, taken = seen.company, Abort(wire.PREEMPTION, seen.preempted, seen.index)
+    saving = min(seen.lead, SPOT_NOTICE) - AFTER_SAVING
+    long = saving if saving > GRACE[wire.PREEMPTION] else 0.0
+    company, taken = seen.company, Abort(wire.PREEMPTION, seen.preempted, seen.index, long)
     awaited = company.missing or (() if seen.running else company.absent)
     if not awaited or (company.read < HEARD and company.age > UNREAD):
         return taken
@@ -264,10 +288,19 @@ def _taken(seen: Situation) -> Move:
     return Abort(wire.INFRASTRUCTURE, reason, host)
 
 
+def _shut_down(seen: Situation) -> Move:
+    """Let the program of a host that is shut down end first: who did that is known elsewhere, and may be the user."""
+    if seen.cancelled:
+        return Abort(wire.CANCELLED, seen.cancelled, seen.index)
+    return Leave() if seen.is_out else Ask()
+
+
 def _beside_told(seen: Situation) -> Move:
     """Let the program end with that of a host that was told to, which says what of."""
+    if seen.company.is_explained and seen.company.age > FORSAKEN:
+        return Leave()
     for host, age in seen.quiet:
-        if host in seen.company.told and age > FORSAKEN:
+        if not seen.company.is_explained and host in seen.company.told and age > FORSAKEN:
             return Abort(wire.PREEMPTION, f"host {host} was told that it will be ended, and is silent since", host)
     if seen.running:
         lost = _lost(seen)
@@ -311,5 +344,5 @@ def grace(verdict: wire.Verdict, index: int) -> float:
     if verdict.kind == wire.COMMITTED:
         return 0.0
     if verdict.cause in GRACE:
-        return GRACE[verdict.cause]
+        return max(GRACE[verdict.cause], min(verdict.grace, SPOT_NOTICE - AFTER_SAVING))
     return 0.0 if verdict.host == index else SIBLING_GRACE

@@ -42,6 +42,25 @@ def until(path: str) -> int:
     return kinetic.current().attempt
 
 
+def saves_slowly(folder: str, seconds: float) -> int:
+    """The first attempt takes so long to save what it has once it is asked to end; the value is the attempt."""
+    if attempt() > 1:
+        return attempt()
+    ended = False
+
+    def end(*_: object) -> None:
+        nonlocal ended
+        ended = True
+
+    signal.signal(signal.SIGTERM, end)
+    Path(folder, f"runs-{index()}").touch()
+    while not ended:
+        time.sleep(0.05)
+    time.sleep(seconds)
+    Path(folder, f"saved-{index()}").touch()
+    raise SystemExit(0)
+
+
 def leaves_mark(marks: str) -> str:
     """Each run of it is a line in `marks`, and its value."""
     value = os.urandom(8).hex()
@@ -65,6 +84,24 @@ def echoes(folder: str, culprit: int, pause: float) -> None:
     wait_for(str(there))
     time.sleep(max(0.0, pause))
     raise ConnectionResetError(104, "Connection reset by peer")
+
+
+def dies_in_gloo(folder: str, culprit: int) -> int:
+    """In the first attempt gloo ends all hosts but one, in words that do not name a connection."""
+    if attempt() > 1:
+        return attempt()
+    print("running", flush=True)
+    if index() != culprit:
+        wait_for(f"{folder}/lost")
+        print(
+            "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail at "
+            "external/gloo/gloo/transport/tcp/pair.cc:459] op.preamble.length <= op.nbytes. 384 vs 4. Received data size "
+            "doesn't match expected size. Is there a distributed collective mismatch in your code?",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+        os.abort()
+    time.sleep(300)
+    return 0
 
 
 def last_one_fails(folder: str) -> None:
@@ -149,8 +186,8 @@ def trains(steps: int, path: str) -> str:
     return kinetic.current().checkpoint_dir
 
 
-def resumes(folder: str, returns: bool = False) -> list[str]:
-    """Asked to end, it takes its time to save, and returns or exits; the attempt after it tells what it finds.
+def resumes(folder: str, returns: bool = False, seconds: float = 0.5) -> list[str]:
+    """Asked to end, it takes some seconds to save, and returns or exits; the attempt after it tells what it finds.
 
     folder: stands for what can be reached without a library at any address.
     """
@@ -161,7 +198,7 @@ def resumes(folder: str, returns: bool = False) -> list[str]:
 
     if asked_to_end("running"):
         print("saving", flush=True)
-        time.sleep(0.5)
+        time.sleep(seconds)
         (there / f"saved by attempt {attempt()}").touch()
         if returns:
             return ["what it had so far"]
@@ -403,3 +440,8 @@ def fingerprint(names: list[str], path: str) -> dict[str, str]:
     print("running", flush=True)
     wait_for(path)
     return {name: hashlib.sha256(os.environ[name].encode()).hexdigest() for name in names if name in os.environ}
+
+
+def variables(prefix: str) -> dict[str, str]:
+    """The variables of the program's environment that begin so."""
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix)}

@@ -27,6 +27,28 @@ from kinetic_orchestration.protocol.system import processes
 from tests.support.by_hand import start_host
 from tests.support.waits import wait_until
 
+KILLED = -9  # the exit code of a process that was
+RECORDS = (  # the write of each, by its host's or client's request
+    "insert */identities/*",
+    "insert */in/spec.json",
+    "insert */intent.json",
+    "insert */started.json",
+    "insert */beats/*/1/0",
+    "insert */log/*",
+    "insert */exit.json",
+    "insert */hosts/0/result",
+    "insert */verdict.json",
+    "insert */done.json",
+)
+# Of hosts, so that they leave programs the time of a notice, as far as that goes:
+PATIENT = "attempt_rules.GRACE = {**attempt_rules.GRACE, 'preemption': 25.0}"
+CHANGED = {  # what a host says of content that was changed in the bucket
+    "payload": "was sent.*It was removed from the store",
+    "tree": "pack [0-9a-f]{64} .*It was removed from the store",
+    "spec": r"spec\.json is not the one that was submitted.*Nothing of it was run",
+    "agent": "the agent in gs://.* is not the one that was submitted.*It was not run",
+}
+
 
 class Tree(NamedTuple):
     """The processes of one host."""

@@ -66,7 +66,7 @@ def accelerators(arguments: Namespace) -> int:
 ANY_MODEL = "Whatever their model: a model's name, such as 'l4', takes GPUs of that model alone."
 ONE_MODEL = "Only those of model {}: 'gpu' takes any."
 TOO_FEW = "Where there are too few, a job is refused; with backend='local' it is emulated on the processor."
-NOT_REACHED = "no Cloud TPU API: one host (tpu7x-4) as a VM with backend='compute', more with backend='gke'."
+NOT_REACHED = "no Cloud TPU API: VMs with backend='compute', or a cluster with backend='gke'."
 MAINTAINED = "The Cloud TPU API ends at v6e, and Google gives it fixes only."
 
 
@@ -79,8 +79,8 @@ def _served(slice_: table.Slice) -> str:
     if not machines.serves(slice_):
         return told
     machine = machines.machine_of(slice_)
-    ways = ", ".join(machine.models)
-    return f"{told} On compute each host is a VM of {machine.machine_type} ({ways})."
+    ways, linked = ", ".join(machine.models), ", all linked by one group" if slice_.machines > 1 else ""
+    return f"{told} On compute each host is a VM of {machine.machine_type} ({ways}){linked}."
 
 
 def _gpus(settings: Settings) -> list[dict[str, Any]]:
@@ -132,7 +132,7 @@ def prices(arguments: Namespace) -> int:
         (rate.generation, rate.region or "any", rate.model, f"{rate.usd:.4g}", rate.date, rate.source) for rate in rates
     ]
     rows += [(name, "", "", f"{usd:.4g}", "", settings.sources["prices"]) for name, usd in settings.prices.items()]
-    show_table(("chip", "region", "model", "$/chip-hour", "of", "from"), rows, right=("$/chip-hour",))
+    show_table(("price of", "region", "model", "$/hour", "date", "from"), rows, right=("$/hour",))
     sys.stdout.flush()
     if not listed.refreshed:
         note(f"these are of {listed.dates()}; to read today's from Google: {command('prices', '--refresh')}")

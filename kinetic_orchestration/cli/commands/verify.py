@@ -25,6 +25,7 @@ def verify(arguments: Namespace) -> int:
     )  # fmt: skip
     folder = Path(arguments.output)
     try:
+        wanted = runner.completed(wanted)
         settings = runner.settings_for(wanted, dry_run=arguments.dry_run)
     except (BackendError, CredentialsError, StoreError) as error:  # of the bucket, whose location selects the zones
         reports.check_folder(folder)
@@ -42,7 +43,7 @@ def verify(arguments: Namespace) -> int:
         note("nothing was run")
         return codes.OK
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it removes what it made then, too
-    emulator, recorded = runner.baseline()
+    emulator, recorded = runner.baseline(settings.backend)
     found = runner.run(wanted, settings, planned, note, emulator)
     found.baseline = recorded
     page, document = reports.write(found, folder)
@@ -99,7 +100,7 @@ def _show_report(found: Report, page: Path, document: Path, *, as_json: bool) ->
         print(f"{passed} passed, {failed} failed, {len(found.differences)} differences. The report: {page}")
         sys.stdout.flush()
     for command in found.left:
-        note(f"COSTS MONEY UNTIL IT IS DONE: {command}" if "tpus" in command else f"left behind: {command}")
+        note(f"COSTS MONEY UNTIL IT IS DONE: {command}" if "gcloud compute" in command else f"left behind: {command}")
     if found.interrupted:
         return codes.INTERRUPTED
     return codes.FAILED if found.failed else codes.DIFFERENT if found.differences else codes.OK

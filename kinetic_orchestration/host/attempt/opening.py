@@ -55,6 +55,10 @@ def machine_of(at: Assignment) -> Machine:
         from kinetic_orchestration.host.machine.vm.node import TpuNode
 
         return TpuNode(at)
+    if "/instanceGroupManagers/" in at.resource:
+        from kinetic_orchestration.host.machine.vm.member import Member
+
+        return Member(at)
     from kinetic_orchestration.host.machine.vm.instance import Instance
 
     return Instance(at)

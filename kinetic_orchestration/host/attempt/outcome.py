@@ -6,6 +6,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from kinetic_orchestration.host.attempt.self_delete import LOOK_AT_VMS, is_gone
 from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.records.base import read_bounded
 from kinetic_orchestration.protocol.system.parallel import Ahead
@@ -32,6 +33,7 @@ class Outcome:
         self._machine = machine
         self._sending: Ahead[None] | None = None  # the value
         self._proof, self._prove_at = "", 0.0
+        self._look_at = 0.0  # when to look again whether the host that had a notice still exists
         self._uncommitted = 0.0  # since when the value could not be written
 
     def read_verdict(self) -> None:
@@ -53,10 +55,27 @@ class Outcome:
         records.ring(self.at.job)
         self._view.poll_soon()
 
-    def abort(self, cause: str, reason: str, host: int, failure: wire.Failure | None = None) -> None:
+    def patience(self) -> float:
+        """Return for how many seconds this host's program may still save, once all were told to: no longer than a
+        checkpoint is possible. One for which a notice gives long is not once the VM that had it is gone unsaved."""
+        verdict, now = self.verdict, time.monotonic()
+        if verdict is None or not verdict.grace or verdict.host in (None, self.at.host) or now < self._look_at:
+            return float("inf")
+        self._look_at = now + LOOK_AT_VMS
+        host = int(verdict.host or 0)
+        try:
+            has_saved = self._view.records.read(names.host(self.at.job, self.at.attempt, host, "done.json")) is not None
+            return float("inf") if has_saved or not is_gone(self.at, host) else attempt_rules.SIBLING_GRACE
+        except OSError:
+            return float("inf")
+
+    def abort(
+        self, cause: str, reason: str, host: int, failure: wire.Failure | None = None, grace: float = 0.0
+    ) -> None:
         self.write(
             wire.Verdict(
-                wire.ABORTED, self.at.boot, time.time(), cause=cause, host=host, reason=reason, failure=failure,
+                wire.ABORTED, self.at.boot, time.time(),
+                cause=cause, host=host, reason=reason, failure=failure, grace=grace,
                 proof=self._prove(names.EXCEPTION, failure.digest) if failure is not None else "",
             )
         )  # fmt: skip
@@ -173,9 +192,9 @@ def blame_driver(
     return exit_._replace(cause=wire.INFRASTRUCTURE, reason=f"the accelerator's driver failed: {exit_.reason}")
 
 
-def is_echo(exit_: attempt_rules.Exit, report: attempt_rules.Report | None, tail: bytes, hosts: int) -> bool:
+def is_echo(exit_: attempt_rules.Exit | None, report: attempt_rules.Report | None, tail: bytes, hosts: int) -> bool:
     """Return True if a failure looks like the consequence of another one that has not been reported yet."""
-    if exit_.cause != wire.USER:
+    if exit_ is None or exit_.code == 0 or exit_.cause != wire.USER:
         return False
     if exit_.code == -signal.SIGTERM:
         return True

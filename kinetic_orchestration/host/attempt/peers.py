@@ -67,6 +67,15 @@ class Peers:
         """Record that this host's function has returned, or that its program waits for the others'."""
         self.returned.setdefault(self._at.host, time.monotonic())
 
+    def ran(self, began: float) -> dict[str, float]:
+        """Return when this host's program began (`began`; 0.0 if it did not) and ended, by the store's clock: the
+        productive part of the attempt's time."""
+        if not began:
+            return {}
+        offset = self._view.records.now() - time.monotonic()
+        _, ended = self.exits.get(self._at.host, (0, time.monotonic()))
+        return {"began": began + offset, "ended": ended + offset}
+
     def ports(self, shares_machine: bool) -> dict[str, int]:
         """Return host 0's choice where all hosts are on one machine, and only there: elsewhere a record has no say."""
         if not shares_machine:

@@ -1,8 +1,8 @@
 """The last thing a host does: it sees to it that its slice is deleted, or ends with its pod, in its turn.
 
-Host 0 of a slice of VMs deletes it as soon as every host is done, so that one call is enough. If it cannot, the others
-follow one after the other. VMs of Compute Engine end one by one: one that is no longer there is not waited for, neither
-for its last words nor for its turn.
+Host 0 of a slice of VMs deletes it as soon as every host is done, so that one call is enough, of each slice. If it
+cannot, the others follow one after the other. VMs of Compute Engine that no group has made end one by one: one that is
+no longer there is not waited for, neither for its last words nor for its turn.
 
 Host 0 of several pods ends last, because a pod that fails has the cluster end the others. If it does not come to its
 end, the others fail in its place: nobody else ends a pod that is stuck, or frees its node. Knows the records of the end
@@ -30,7 +30,6 @@ TURN = 10.0
 LOOK = 0.25
 SLOWEST_LOOK = 2.0
 LOOK_AT_VMS = 5.0  # seconds between two questions whether the hosts whose turn comes first still exist
-DEAD = ("TERMINATED", "STOPPED", "SUSPENDED")
 _NO_WORD = wire.EXIT_CODES[wire.INFRASTRUCTURE]
 
 
@@ -47,7 +46,7 @@ def delete_own_slice(at: Assignment) -> None:
         # The slice is deleted even if the others' state is unknown.
         with contextlib.suppress(Exception), contextlib.closing(open_records(at.store)) as records:
             _wait_for_others(at, records)
-    bootstrap.end_slice(at.resource, at.hosts, at.host, taken=lambda: _tell(at))
+    bootstrap.end_slice(at.resource, *at.unit(), taken=lambda: _tell(at))
 
 
 def exit_code(at: Assignment, *, denied: bool = False) -> int:
@@ -91,27 +90,38 @@ def _tell(at: Assignment) -> None:
 def _wait_for_turn(at: Assignment) -> bool:
     """Leave the deletion to the hosts before this one. Returns True as soon as none of them exists any longer, which
     leaves it to this one at once, and False when its turn has come."""
-    turn = time.monotonic() + FIRST_TURN + TURN * at.host
+    turn = time.monotonic() + FIRST_TURN + TURN * at.host + _saving(at)
     while (left := turn - time.monotonic()) > 0.0:
         time.sleep(min(left, LOOK_AT_VMS) if _are_apart(at) else left)
-        if all(_is_gone(at, host) for host in range(at.host)):
+        if all(is_gone(at, host) for host in range(at.host)):
             return True
     return False
 
 
+def _saving(at: Assignment) -> float:
+    """Return for how many seconds host 0's program may still save, beyond those that its turn leaves it anyway."""
+    from kinetic_orchestration.host.view.open_records import open_records
+
+    with contextlib.suppress(Exception), contextlib.closing(open_records(at.store)) as records:
+        return max(0.0, _grace(records, at) - attempt_rules.GRACE[wire.CANCELLED])
+    return 0.0
+
+
 def _are_apart(at: Assignment) -> bool:
     """Return True for hosts of which one may be gone while the others are not."""
-    return at.hosts > 1 and "/instances/" in at.resource
+    return at.hosts > 1 and ("/instances/" in at.resource or "/instanceGroupManagers/" in at.resource)
 
 
-def _is_gone(at: Assignment, host: int) -> bool:
+def is_gone(at: Assignment, host: int) -> bool:
     """Return True if the machine of a host is known to exist no longer, or to be dead."""
     if not _are_apart(at):
         return False
     from kinetic_orchestration.host.machine import bootstrap
+    from kinetic_orchestration.host.machine.vm import member
+    from kinetic_orchestration.host.machine.vm.vm import DEAD
 
     try:
-        found = bootstrap.request("GET", bootstrap.parts(at.resource, at.hosts, at.hosts - 1)[host], patience=0.0)
+        found = bootstrap.request("GET", member.url_of(at, host), patience=0.0)
         return found.status == 404 or (found.status == 200 and found.json().get("status") in DEAD)
     except Exception:  # no answer, however strange, says that it is
         return False
@@ -119,7 +129,7 @@ def _is_gone(at: Assignment, host: int) -> bool:
 
 def _wait_for_others(at: Assignment, records: Records) -> None:
     def is_over(states: Mapping[int, str]) -> bool:
-        return bool(states) and all(state == wire.DONE or _is_gone(at, host) for host, state in states.items())
+        return bool(states) and all(state == wire.DONE or is_gone(at, host) for host, state in states.items())
 
     _wait(at, records, LATE, is_over)
 

@@ -2,7 +2,7 @@
 
 The source of this module is the startup script, so it stands alone: the standard library of Python 3.10, and nothing of
 this package. The agent imports it for the operations of a VM: query its metadata server, call Google's APIs with its
-own account, delete its own slice. It is independent of records and programs. Its messages go to the serial console.
+own account, delete its own slice. Its messages go to the serial console.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import http.client
 import json
 import os
 import random
+import re
 import sys
 import time
 import zipimport
@@ -38,6 +39,9 @@ CLOCK_AGE = 900.0
 FIRST_WORD = 300.0  # for that long a machine asks for the store's time before it trusts its own clock
 NAME = "kinetic_orchestration.host.machine.bootstrap"  # of this module in the agent
 SCOPE = "instance/service-accounts/default"
+GROUPS = "/instanceGroupManagers/"
+
+_GOING = re.compile(rb'"STOPPING"|"deleting": *[1-9]')  # an instance, or members of a group
 
 _token: tuple[str, float] = ("", 0.0)
 _heard: tuple[float, float] = (0.0, 0.0)  # the store's time, and this machine's monotonic time when it arrived
@@ -66,7 +70,7 @@ class Reply(namedtuple("Reply", "status headers data")):
             return self.data[:500].decode("utf-8", "replace").strip() or f"status {self.status}"
 
 
-# ---- the machine -----------------------------------------------------------------------------------------------
+# ---- the machine ----
 
 
 def root() -> str:
@@ -100,7 +104,7 @@ def endpoint(service: str) -> str:
     return f"https://{service}.googleapis.com"
 
 
-# ---- requests --------------------------------------------------------------------------------------------------
+# ---- requests ----
 
 
 def tries(patience: float) -> Iterator[None]:
@@ -258,34 +262,21 @@ def store_time() -> float:
     return told + time.monotonic() - then if told else time.time()
 
 
-# ---- the end ---------------------------------------------------------------------------------------------------
+# ---- the end ----
 
 
-def parts(resource: str, hosts: int = 1, host: int = 0, node: str = "") -> list[str]:
+def parts(resource: str, number: int = 1, own: int = 0, node: str = "") -> list[str]:
     """Return the URLs of what is deleted with a resource, in that order: what this host runs on is the last.
 
-    A queued resource has this host's `node`, and an instance of several hosts is `NAME-0`, `NAME-1`, ….
+    A queued resource has this host's `node`; several instances or groups are `NAME-0`, `NAME-1`, ….
     """
     parent, kind, name = resource.rsplit("/", 2)
     if kind == "queuedResources":
         return [f"{endpoint('tpu')}/v2/{resource}?force=true", f"{endpoint('tpu')}/v2/{parent}/nodes/{node or name}"]
     url = f"{endpoint('compute')}/compute/v1/{resource}"
-    if kind != "instances" or hosts == 1:
+    if number == 1:
         return [url]
-    return [f"{url}-{number}" for number in [*range(host), *range(host + 1, hosts), host]]
-
-
-def grant(resource: str, account: str = "EMAIL") -> str:
-    """Return what its host's account needs to delete a resource, as commands."""
-    _, project, *_, kind, _ = resource.split("/")
-    if "/locations/" in resource:
-        return "Grant its service account roles/tpu.admin"
-    return (
-        f"Grant its service account a role: gcloud iam roles create kineticHost --project={project} --permissions="
-        f"compute.{kind}.get,compute.{kind}.delete; gcloud projects add-iam-policy-binding {project} "
-        f"--member=serviceAccount:{account} --role=projects/{project}/roles/kineticHost --condition='title=kinetic,"
-        f'expression=resource.name.extract("{kind}/{{name}}").startsWith("kinetic-")\''
-    )
+    return [f"{url}-{index}" for index in [*range(own), *range(own + 1, number), own]]
 
 
 def delete(url: str) -> int:
@@ -293,15 +284,16 @@ def delete(url: str) -> int:
     reply, name = request("DELETE", url), url.partition("?")[0]
     if reply.status == 403 and not reply.passes():
         name = name[name.index("projects/") :]
-        say(f"this VM may not delete its slice: {reply.reason()}. {grant(name)}. UNTIL SOMEBODY DELETES {name}, IT "
-            "COSTS MONEY")  # fmt: skip
+        role = "roles/tpu.admin" if "/locations/" in name else "the role of docs/cloud/compute.md"
+        say(f"this VM may not delete its slice: {reply.reason()}. Grant its service account {role}. UNTIL SOMEBODY "
+            f"DELETES {name}, IT COSTS MONEY")  # fmt: skip
     elif reply.status not in (200, 404):
         say(f"{name} was not deleted: {reply.reason()}")
     return reply.status
 
 
 def end_slice(
-    resource: str, hosts: int = 1, host: int = 0, longest: float = 60.0, taken: Callable[[], object] = lambda: None
+    resource: str, number: int = 1, own: int = 0, longest: float = 60.0, taken: Callable[[], object] = lambda: None
 ) -> None:
     """Delete all of this VM's own slice, and do not stop before it is gone, which this process does not live to see.
 
@@ -311,29 +303,32 @@ def end_slice(
     node = ""
     if "/queuedResources/" in resource:
         node = _tpu_env(metadata("instance/attributes/tpu-env", patience=1.0)).get("NODE_ID", "")
-    *others, own = parts(resource, hosts, host, node)
+    if GROUPS in resource:  # which group is its own was not known when the deletion was armed
+        name, base = metadata("instance/name", patience=1.0) or "", resource.rpartition("/")[2]
+        own = next((index for index in range(number) if name.startswith(f"{base}-{index}-")), own)
+    *others, last = parts(resource, number, own, node)
     pause, told, tried = 2.0, [taken], 0
     while True:
         left = [url for url in others if not _is_gone(url, told)]
-        tried += "/instances/" in resource
-        if (not left or tried > TRIES) and _is_gone(own, told):
+        tried += "/zones/" in resource
+        if (not left or tried > TRIES) and _is_gone(last, told):
             return
         time.sleep(pause)
         pause = min(1.5 * pause, longest)
 
 
 def _is_gone(url: str, taken: list[Callable[[], object]]) -> bool:
-    """Try once more to delete it. Returns True if it is gone, or an instance on its way; no answer, however strange,
-    ends the tries.
+    """Try once more to delete it. Returns True if it is gone, or of Compute Engine and on its way; no answer, however
+    strange, ends the tries.
     """
     try:
         status = delete(url)
         if status == 200 and taken:
             taken.pop()()
-        if status == 404 or (status == 200 and "/instances/" in url):
+        if status == 404 or (status == 200 and "/zones/" in url):
             found = request("GET", url.partition("?")[0], patience=10.0)
             # Without the right to read it (403) the answer to the delete call decides.
-            going = found.status == 200 and b'"STOPPING"' in found.data
+            going = found.status == 200 and bool(_GOING.search(found.data))
             return going or (status == 404 and found.status != 200 and not found.passes())
     except Exception as error:
         try:
@@ -393,7 +388,7 @@ def _take_console() -> None:
         os.dup2(wanted, end)
 
 
-# ---- the beginning ---------------------------------------------------------------------------------------------
+# ---- the beginning ----
 
 
 class Failed(Exception):
@@ -430,8 +425,7 @@ _RUNTIME = "docker and NVIDIA's toolkit for it, such as family common-cu129-ubun
 # Exit codes of `docker run`, https://docs.docker.com/engine/containers/run/#exit-status
 _EXITS = {
     125: " (docker itself failed)",
-    126: " (name an image that has Python 3.10 or later as python3)",
-    127: " (name an image that has Python 3.10 or later as python3)",
+    **dict.fromkeys((126, 127), " (name an image that has Python 3.10 or later as python3)"),
     137: " (SIGKILL: perhaps the machine ran out of memory)",
 }
 
@@ -441,14 +435,16 @@ def host_number(told: Mapping[str, Any]) -> int:
     if "host" in told:
         return int(told["host"])
     environment = _tpu_env(metadata("instance/attributes/tpu-env"))
+    name = metadata("instance/name") or "" if GROUPS in told["resource"] else ""
     worker = metadata("instance/attributes/agent-worker-number") or environment.get("WORKER_ID") or ""
     if not worker.strip():  # an older image: by this VM's own address
         known = addresses(metadata("instance/attributes/worker-network-endpoints") or "")
         own = metadata("instance/network-interfaces/0/ip") or ""
-        worker = str(known.index(own)) if own in known else "0"
-    node = environment.get("NODE_ID", "")
+        # The first of a group is NAME-001.
+        worker = str(known.index(own) if own in known else int(name.rpartition("-")[2] or 1) - 1)
+    node = name or environment.get("NODE_ID", "")  # of several slices: BASE-0-001 in a group, or BASE-0
     prefix = str(told["resource"]).rpartition("/")[2] + "-"
-    number = node[len(prefix) :] if told["slices"] > 1 and node.startswith(prefix) else ""
+    number = node[len(prefix) :].partition("-")[0] if told["slices"] > 1 and node.startswith(prefix) else ""
     return (int(number) if number.isdigit() else 0) * int(told["hosts_per_slice"]) + int(worker)
 
 
@@ -533,7 +529,8 @@ def agent_arguments(told: Mapping[str, Any], host: int) -> list[str]:
     os.makedirs(run, exist_ok=True)
     found = {
         "store": told["store"], "job": told["job"], "attempt": told["attempt"], "host": host, "hosts": told["hosts"],
-        "spec": told["spec"], "boot": f"{told['boot']}/{host}", "run": run, "home": home(),
+        "slices": told.get("slices", 1), "spec": told["spec"], "boot": f"{told['boot']}/{host}", "run": run,
+        "home": home(),
         "python": "" if told.get("image") else _python_ahead(told.get("python", "")),
         "marker": f"KINETIC_PLACEMENT={run}", "resource": told["resource"], "deadline": told["deadline"],
     }  # fmt: skip
@@ -635,7 +632,8 @@ def main() -> NoReturn:
             sys.exit(1)
         say(f"the metadata server does not say what this VM is to do, and is asked again: {found.reason()}")
         time.sleep(RETRY)
-    host, slice_ = 0, (told["resource"], int(told.get("hosts", 1)), int(told.get("host", 0)))
+    host, several = 0, "slices" if GROUPS in told["resource"] else "hosts"
+    slice_ = told["resource"], int(told.get(several, 1)), int(told.get("host", 0))
     try:
         os.makedirs(home(), exist_ok=True)
         arm(slice_, float(told["deadline"]))
@@ -656,14 +654,15 @@ def main() -> NoReturn:
         os.close(end)
         os.dup2(private, 0)
         if told["image"]:
-            _contain(command, told["image"])
+            _contain(command, told["image"], told["resource"])
         _become(agent, command[2:])
     except Exception as error:  # a full disk, unreadable metadata, an agent that cannot start
         reason = str(error) if isinstance(error, (Failed, OSError)) else f"{type(error).__name__}: {error}"
         try:
             say(reason)
             what = getattr(error, "what", Failed.what)
-            abort(told, host, f"host {host} {what}: {reason}", getattr(error, "cause", Failed.cause))
+            if cause := getattr(error, "cause", Failed.cause):
+                abort(told, host, f"host {host} {what}: {reason}", cause)
             if isinstance(error, Changed):  # else it would never be sent again
                 request("DELETE", blob(told["store"], told["agent"]), patience=10.0)
             if isinstance(error, Ended) and told["hosts"] > 1:
@@ -678,14 +677,14 @@ def _orders(reply: Reply) -> dict[str, Any] | None:
     try:
         told = reply.json() if _is_metadata(reply) else {}
         told["resource"].rsplit("/", 2)[1], float(told["deadline"])
-        int(told.get("hosts", 1)), int(told.get("host", 0))
+        [int(told.get(name, 1)) for name in ("hosts", "host", "slices")]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # nothing, or nonsense
         return None
     found: dict[str, Any] = told
     return found
 
 
-def _contain(command: list[str], image: str) -> NoReturn:
+def _contain(command: list[str], image: str, resource: str) -> NoReturn:
     """Wait for the container and pass on its output. It exits with 0 once its agent has ended, whatever the job's
     outcome; for any other exit no agent is left to report it. Raises Ended.
     """
@@ -706,8 +705,11 @@ def _contain(command: list[str], image: str) -> NoReturn:
                 pass
     if docker.returncode > 0:  # a signal ends docker's client alone, or with all of this machine
         ended = Ended(image, docker.returncode, said.decode("utf-8", "replace").strip())
+        own = f"{endpoint('compute')}/compute/v1/{resource.rsplit('/', 2)[0]}/instances/{metadata('instance/name')}"
         if (metadata("instance/preempted", patience=0.0, timeout=1.0) or "").strip() == "TRUE":
             ended.cause = "preemption"  # a machine that goes down ends its containers first
+        elif b'"STOPPING"' in request("GET", own, patience=9.0).data:
+            ended.cause = ""  # whose doing it is, its zone knows
         raise ended
     sys.exit(0)
 

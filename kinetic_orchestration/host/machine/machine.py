@@ -52,6 +52,8 @@ class Machine:
     attests = False  # it can sign statements
     shares_cache = False  # of what JAX compiled, with machines of other jobs
     ends_together = False  # once one host of an attempt has died, its cluster ends the others
+    is_explained = False  # whoever ends it without a notice is told by the operations of its cloud, not to it
+    lead = 0.0  # seconds from its notice, once that came, to its end; 0.0 if they are not known
     requests_address = False  # its address is a request away
     keeps: tuple[str, ...] = ()  # beginnings of variables of the machine by which its chips are found
     hides: tuple[str, ...] = ()  # variables of the machine that would mislead a program

@@ -261,9 +261,18 @@ class Supervisor:
                     os.replace(notice + ".tmp", notice)
             processes.send(-self.child if self.command else self.child, signal.SIGTERM)  # a shell does not pass it on
 
+    def hurry(self, grace: float) -> None:
+        """Leave a program that was asked to end no more than that many seconds from now on."""
+        if self.until:
+            self.until = min(self.until, time.monotonic() + grace)
+
     def is_alive(self) -> bool:
         """Return True while the program runs, or any process of a command, which may take the same time to end."""
         return bool(self.child) or (self.command and not processes.childless())
+
+    def is_out(self) -> bool:
+        """Return True if no program runs, or one that has had the time that it was given to end."""
+        return not self.is_alive() or 0.0 < self.until < time.monotonic()
 
     def kill(self) -> list[int]:
         """Kill all descendants of this host and read their remaining output. Returns the processes that did not end."""

@@ -46,7 +46,7 @@ from kinetic_orchestration.plan.values import (
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.registry import others
 from kinetic_orchestration.platforms.store import Store, staging_parents
-from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.content import tree
 from kinetic_orchestration.protocol.content.verified import Verified
 from kinetic_orchestration.protocol.records.base import Entry
@@ -285,6 +285,14 @@ def _key(placement: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(placement.get(what) for what in ("zone", "name", "job", "attempt"))
 
 
+def _saving(verdict: bytes) -> float:
+    """Return the seconds that an attempt's programs have to save after its verdict; 0.0 if that cannot be read."""
+    try:
+        return attempt_rules.grace(wire.Verdict.decode(verdict), lifecycle.NO_HOST)
+    except ValueError:
+        return 0.0
+
+
 def _unwanted(store: Store, placement: Mapping[str, Any], seen: Observation) -> tuple[str, str]:  # noqa: PLR0911
     """Return why a placement should go, or '' if it may be wanted, and the cause with which its attempt then ends.
 
@@ -297,7 +305,7 @@ def _unwanted(store: Store, placement: Mapping[str, Any], seen: Observation) -> 
     if expires and now > expires + EXPIRED:  # before a record is read: other writers of the bucket may damage them
         return f"its deadline passed {(now - expires) / 60:.0f} min ago", wire.DEADLINE
     verdict = store.read(names.verdict(job, attempt))
-    if verdict is not None and now - verdict.updated > SETTLED:
+    if verdict is not None and now - verdict.updated > SETTLED + _saving(verdict.data):
         return "its attempt has its verdict", ""
     if verdict is not None and store.read(names.intent(job, attempt + 1)) is not None:
         return "a later attempt has taken its place", ""
@@ -368,7 +376,10 @@ def _usd_per_hour(
         return None
     if not backend.charges:
         return 0.0
-    found = price(plan.slice, placement.get("zone"), plan.spot, settings.prices, settings.listed)
+    found = price(
+        plan.slice, placement.get("zone"), plan.spot, settings.prices, settings.listed,
+        flex_start=bool(plan.cloud.get("flex_start")),
+    )  # fmt: skip
     return None if found is None else found.usd_per_chip_hour * plan.slice.chips * plan.slices
 
 

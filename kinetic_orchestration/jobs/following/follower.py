@@ -220,8 +220,10 @@ class Follower:
             freed = Freed.REFUSED
         if holds and self.job.backend.charges and not self.job.doubt:
             self._record_late_release(attempt, seen, freed, again=pause > RELEASE_PAUSE)
-        if freed is Freed.REFUSED and pause < LONGEST_PAUSE:
-            self.refused = (*self.refused, PendingRelease(attempt, seen.now + pause, pause, holds, waits))
+        if freed in (Freed.REFUSED, Freed.PARTLY) and pause < LONGEST_PAUSE:
+            costs = freed is Freed.REFUSED
+            pending = PendingRelease(attempt, seen.now + pause, pause, holds and costs, waits and costs)
+            self.refused = (*self.refused, pending)
 
     def _still_asked(self) -> int:
         """Return the attempt whose request for hosts may still be met, as its release was refused shortly before: the

@@ -108,6 +108,7 @@ def estimate_of(
         estimate, plan.slice,
         spot=plan.spot, overrides=prices, slices=plan.slices, uncharged=uncharged, listed=listed,
         service=plan.traits.service if plan.traits.options is Compute else "",
+        flex_start=bool(plan.cloud.get("flex_start")),
     )  # fmt: skip
     parts = [of(stay.ready, zone=stay.zone) for stay in found if stay.had_hosts]
     held = [(stay.queued, stay.ready, stay.took) for stay in found]

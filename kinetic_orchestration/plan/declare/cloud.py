@@ -150,6 +150,7 @@ class Compute(CloudOptions):
 
     Attributes:
         zones: Zones to try, in order; by default those that are published for the hardware.
+        num_slices: Number of slices of TPUs that are requested together and joined (multislice).
         hosts: Number of VMs that have the accelerator's GPUs each, requested together and joined over TCP.
         reservation: Reservation to take the VMs from, by name or whole path. Without one, none is used.
         flex_start: Take the VMs by flex-start: Google gives them when it has some, for 7 days at most.

@@ -18,7 +18,7 @@ from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
 from kinetic_orchestration.plan.hardware import accelerators
-from kinetic_orchestration.protocol.schema import MOST_HOSTS
+from kinetic_orchestration.protocol.schema import MOST_HOSTS, MOST_SLICES
 
 DEFAULT_ACCELERATOR = "tpu-v5e-1"
 LOCAL = "local"
@@ -218,6 +218,8 @@ def _check_conflicts(options: Options) -> None:
             f"backend={options.backend!r} runs on other machines, and the store {options.store} is a folder of this "
             "one, which they cannot reach: name a bucket, as store='gs://my-bucket/kinetic', or leave backend out"
         )
+    if options.cloud is not None:
+        _check_slices(options, options.cloud.num_slices)
     if isinstance(options.cloud, Kubernetes):
         _check_pods(options, options.cloud)
     if isinstance(options.cloud, Compute):
@@ -241,6 +243,17 @@ def _check_conflicts(options: Options) -> None:
 def is_spot(options: Options) -> bool:
     """Return True if spot capacity is asked for, by the option or behind the accelerator's name."""
     return options.spot or slice_of(options).spot
+
+
+def _check_slices(options: Options, slices: Any) -> None:
+    if type(slices) is not int or not 1 <= slices <= MOST_SLICES:
+        raise UsageError(f"num_slices is {slices!r}: it is a number of slices, from 1 to {MOST_SLICES}")
+    one = slice_of(options)
+    if slices > 1 and one.hosts * slices > MOST_HOSTS:
+        raise UsageError(
+            f"num_slices is {slices}, and so many slices of {one.name} have {one.hosts * slices} hosts: a job has "
+            f"{MOST_HOSTS} at most, so choose {MOST_HOSTS // one.hosts} or less"
+        )
 
 
 def _check_pods(options: Options, cloud: Kubernetes) -> None:
@@ -307,6 +320,14 @@ def _check_vms(options: Options, cloud: Compute) -> None:
     if cloud.flex_start and any(given.values()):
         other = next(name for name, value in given.items() if value)
         raise ConflictingSettings(f"flex_start=True and {other} name two kinds of capacity: keep one")
+    several = f"hosts={cloud.hosts}" if cloud.hosts > 1 else f"num_slices={cloud.num_slices}"
+    if cloud.flex_start and (cloud.hosts > 1 or cloud.num_slices > 1):
+        each, one = ("VM", "host") if cloud.hosts > 1 else ("slice", "slice")
+        raise ConflictingSettings(
+            f"flex_start=True gives each {each} by itself, and the first of {several} would cost money while it waits "
+            f"for the others, for hours if need be: take one {one}, spot=True or a reservation; or all at once "
+            "from GKE, with Kubernetes(flex_start=True, queued_provisioning=True)"
+        )
     if "/" in cloud.subnetwork and not region_of_subnetwork(cloud.subnetwork):
         raise UsageError(
             f"cloud=Compute(subnetwork={cloud.subnetwork!r}) is neither a name nor a path: write "
@@ -319,13 +340,16 @@ def _check_machines(options: Options, cloud: Compute) -> None:
     if type(cloud.hosts) is not int or not 1 <= cloud.hosts <= MOST_HOSTS:
         raise UsageError(f"cloud=Compute(hosts={cloud.hosts!r}): it is a number of VMs, from 1 to {MOST_HOSTS}")
     if cloud.hosts > 1 and asked.kind != "gpu":
+        other = "; num_slices= joins several slices" if asked.kind == "tpu" else ""
         raise UsageError(
             f"cloud=Compute(hosts={cloud.hosts}) is for VMs with GPUs, and {asked.name} has {asked.crew()}: leave "
-            "hosts out"
+            f"hosts out{other}"
         )
-    if cloud.num_slices != 1:
-        how = "hosts= joins VMs with GPUs" if asked.kind == "gpu" else "cloud=TpuVm(num_slices=…) joins TPU slices"
-        raise UsageError(f"cloud=Compute(num_slices={cloud.num_slices!r}): it makes one slice; {how}")
+    if cloud.num_slices != 1 and asked.kind != "tpu":
+        raise UsageError(
+            f"cloud=Compute(num_slices={cloud.num_slices!r}) joins slices of TPUs, and {asked.name} is none: hosts= "
+            "joins VMs with GPUs"
+        )
     if type(cloud.disk_gib) is not int or (cloud.disk_gib and not LEAST_DISK <= cloud.disk_gib <= LARGEST_DISK):
         raise UsageError(
             f"cloud=Compute(disk_gib={cloud.disk_gib!r}): the image alone takes {LEAST_DISK} GiB, with the packages on "
@@ -401,8 +425,8 @@ def not_on_cloud(slice_: accelerators.Slice) -> str:
             "Choose a smaller one, or several with cloud=TpuVm(num_slices=…)"
         )
     return (
-        f"{slice_.name} cannot be made by the {TPU_VM} backend: the Cloud TPU API stops at v6e. TPU7x comes as one VM "
-        f"(tpu7x-4) with backend='{COMPUTE}', and in all sizes with backend='gke' or 'kubernetes'. Use v6e or v5p here "
+        f"{slice_.name} cannot be made by the {TPU_VM} backend: the Cloud TPU API stops at v6e. TPU7x comes as VMs "
+        f"with backend='{COMPUTE}', and in more sizes with backend='gke' or 'kubernetes'. Use v6e or v5p here "
         "(see `kinetic-orchestration accelerators`)"
     )
 

@@ -78,7 +78,7 @@ class Slice:
     def __str__(self) -> str:
         text = self.shape
         if self.kind == "tpu":
-            text += f", Cloud TPU {self.accelerator_type}" if self.accelerator_type else ", through GKE"
+            text += f", Cloud TPU {self.accelerator_type}" if self.accelerator_type else ", not in the Cloud TPU API"
         return f"{text}, spot" if self.spot else text
 
     def to_json(self) -> dict[str, Any]:
@@ -540,7 +540,7 @@ def _explain_cloud_size(name: str, tpu: _Tpu, number: int) -> str:
         if chips not in tpu.topologies:
             chips = tpu.default
         return (
-            f"{missing}: the Cloud TPU API does not reach {tpu.name}, only GKE does. "
+            f"{missing}: the Cloud TPU API does not reach {tpu.name}, only Compute Engine and GKE do. "
             f'Its name here counts chips, as in accelerator="{tpu.name}-{chips}" ({tpu.topologies[chips]}).'
         )
     sizes = [chips * tpu.cores_counted for chips in tpu.topologies if chips <= tpu.cloud_largest]

@@ -1,16 +1,18 @@
-"""The VM of Compute Engine for one host of a slice: its machine, its boot disk and image, and the ways to get it. Pure.
+"""The VMs of Compute Engine for the hosts of a slice: machine, boot disk and image, and the ways to get them. Pure.
 
 Machines, their processors and their memory are those of `nodes`, since GKE's nodes are the same VMs. Added here is what
 whoever creates a VM has to say. This module does not know zones, prices, or what is free.
 
 Sources, read in November 2026: Compute Engine's pages "Accelerator-optimized machines", "TPU machines in the
-accelerator-optimized machine family", "GPU machine types" and "Provisioning models"; for families of images those of
-the project `ubuntu-os-accelerator-images`; for disks SkyPilot's table of machines.
+accelerator-optimized machine family", "Create a MIG with multi-host TPU slice", "GPU machine types" and "Provisioning
+models"; for families of images those of the project `ubuntu-os-accelerator-images`; for disks SkyPilot's table of
+machines.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -47,6 +49,9 @@ PD_BALANCED, HYPERDISK = "pd-balanced", "hyperdisk-balanced"
 
 IMAGES = "ubuntu-os-accelerator-images"
 """The project of Ubuntu images that have a driver of GPUs, or are made for TPUs."""
+WITH_DOCKER = "projects/ml-images/global/images/family/common-cu129-ubuntu-2204-nvidia-580"
+"""An image with a driver of GPUs that has docker and NVIDIA's container toolkit as well."""
+_DOCKER_BY_PROJECT = {IMAGES: False, "ml-images": True, "deeplearning-platform-release": True, "debian-cloud": False}
 _NVIDIA_580 = "ubuntu-accelerator-2204-amd64-with-nvidia-580"
 _OLDER_TPUS = "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
 _TPU7X = "ubuntu-accel-2404-amd64-tpu-tpu7x"
@@ -107,8 +112,13 @@ _FAMILIES: dict[str, _Family] = {
     "tpu7x": _Family(HYPERDISK, image=_TPU7X),
 }
 
-# Of TPUs: those that are made as one VM. Larger slices are groups of VMs with a workload policy.
+# Of TPUs: those that are made as one VM, and the topologies in which one group links VMs of four chips each. Two of
+# v6e's as 2x4 are GKE's alone, and a group of one zone has 1000 VMs at most, so v5p's 16x16x16 is not among them.
+# Of the ways to get them, "Create a multi-host TPU slice" shows on demand and "Request TPU Spot VMs" spot, while
+# "Create a MIG that uses the bulk mode" names flex-start and reservations alone: none is refused here.
 _SIZES_ON_ONE = {"v5p": (4,), "v6e": (1, 4, 8), "tpu7x": (4,)}
+_CUBES = "2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16"
+_LINKED = {"v5p": _CUBES.split(), "v6e": ["4x4", "4x8", "8x8", "8x16", "16x16"], "tpu7x": _CUBES.split()}
 _BEFORE_TURING = ("v100", "p100", "p4")  # whose driver is closed, which the images do not have
 _THREADS_PER_CORE = {"ct6e-standard-8t": 1}  # else the API refuses it
 _MANY_GPUS = 8
@@ -148,8 +158,13 @@ def model_of(*, spot: bool, flex_start: bool, reservation: str) -> Model:
 
 
 def serves(slice_: Slice) -> bool:
-    """Return True if Compute Engine has a VM for one host of the slice, in whatever way."""
+    """Return True if Compute Engine has the slice, in whatever way."""
     return not _none_for(slice_)
+
+
+def are_grouped(slice_: Slice, slices: int) -> bool:
+    """Return True if the VMs of so many slices are made by groups, which link or join TPUs, and not one by one."""
+    return slice_.kind == "tpu" and slice_.hosts * slices > 1
 
 
 def platforms(slice_: Slice) -> tuple[str, ...]:
@@ -162,7 +177,7 @@ def platforms(slice_: Slice) -> tuple[str, ...]:
 
 
 def refusal(slice_: Slice, model: Model) -> str:
-    """Return why no host of the slice can be a VM that is got in this way, and what to do instead; "" if it can."""
+    """Return why the slice's hosts cannot be VMs that are got in this way, and what to do instead; "" if they can."""
     if reason := _none_for(slice_):
         return reason
     machine = machine_of(slice_)
@@ -176,6 +191,13 @@ def refusal(slice_: Slice, model: Model) -> str:
         return f"{slice_.name} ({machine.machine_type}) does not come on demand: add {ways}{more}"
     leave = "" if ON_DEMAND not in machine.models else ", or leave it out for one on demand"
     return f"{slice_.name} ({machine.machine_type}) does not come by {_ASKED[model]}: take {ways}{leave}"
+
+
+def has_docker(image: str) -> bool | None:
+    """Return True if an image, by its path, is one of Google's that run containers with GPUs, False if it is one that
+    has no docker, and None if that is not known."""
+    parts = image.split("/")
+    return _DOCKER_BY_PROJECT.get(parts[1]) if len(parts) > 2 and parts[0] == "projects" else None
 
 
 def between_hosts(slice_: Slice) -> str:
@@ -251,15 +273,19 @@ def _no_tpu(slice_: Slice) -> str:
         return (
             f"{name} cannot be a VM of Compute Engine, which begins with v5p: Cloud TPU has it, with backend='tpu-vm'"
         )
-    if slice_.hosts == 1 and slice_.chips in _SIZES_ON_ONE[generation]:
+    alone = _SIZES_ON_ONE[generation]
+    if slice_.topology in _LINKED[generation] or (slice_.hosts == 1 and slice_.chips in alone):
         return ""
-    sizes = " or ".join(f"{generation}-{chips}" for chips in _SIZES_ON_ONE[generation])
     if slice_.hosts == 1:
+        sizes = " or ".join(f"{generation}-{chips}" for chips in alone)
         return f"{name} is half a machine of Compute Engine, and GKE alone divides it: take {sizes}, or backend='gke'"
     there = "GKE has it, with backend='gke' and a cluster"
     if slice_.accelerator_type:
         there = f"Cloud TPU has it, with backend='tpu-vm', and {there}"
+    linked = (math.prod(map(int, topology.split("x"))) for topology in _LINKED[generation])
+    known = sorted({*alone, *linked})
+    near = [size for size in known if size <= slice_.chips][-1:] + [size for size in known if size > slice_.chips][:1]
     return (
-        f"{name} is a slice of {slice_.hosts} hosts, and the compute backend makes slices of one host so far "
-        f"({sizes}): {there}"
+        f"{name} is {slice_.hosts} VMs of {slice_.chips_per_host} chips as {slice_.topology}, which no group of VMs "
+        f"links: take {' or '.join(f'{generation}-{size}' for size in near)}; {there}"
     )

@@ -102,7 +102,8 @@ def advise_act_as(found: Mapping[str, str], context: CallContext) -> str:
 
 def _advise_constraint(found: Mapping[str, str], context: CallContext) -> str:
     constraint = f"constraints/{found['constraint']}" if found.get("constraint") else "a constraint"
-    fix = CONSTRAINTS.get(found.get("constraint", ""), "ask whoever administers the organisation for an exception")
+    known = {**CONSTRAINTS, **_OF_COMPUTE} if context.service == "compute" else CONSTRAINTS
+    fix = known.get(found.get("constraint", ""), "ask whoever administers the organisation for an exception")
     fix = fix.format(options=OPTIONS.get(context.service, ""), service=context.service)
     return f"the organisation's policy {constraint} forbids it: {fix}"
 
@@ -160,6 +161,10 @@ CONSTRAINTS = {
     "gcp.restrictServiceUsage": "have {service}.googleapis.com added to the allowed services",
     "iam.disableCrossProjectServiceAccountUsage": "use a service account of the same project",
     "compute.skipDefaultNetworkCreation": "name a network with cloud={options}(network=…)",
+}
+_OF_COMPUTE = {
+    "compute.requireShieldedVm": "use cloud={options}(secure_boot=True, image=…) with an image of your own whose "
+    "drivers are signed: those of GPUs and of TPU7x that come without image= do not boot so",
 }
 
 LOGIN = "log in anew: gcloud auth application-default login"

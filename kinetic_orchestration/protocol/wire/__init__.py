@@ -125,6 +125,7 @@ VERDICT = schema.Fields(
         "format": schema.line(schema.WORD),
         "seal": schema.digest,
         "unplaced": schema.flag,
+        "grace": schema.seconds,
     },
 )
 # Of each training of a program: the steps done when it began and now; seconds of steps, first steps, restoration, and
@@ -188,6 +189,7 @@ PLACEMENT = schema.Fields(
         "queue": schema.maybe(schema.resource, ""),
         "patience": schema.seconds,
         "model": schema.token,
+        "grouped": schema.flag,
         "name": schema.resource,
         "hosts": schema.whole(0, schema.MOST_HOSTS),
         "slices": schema.slices,
@@ -272,12 +274,14 @@ class Verdict(NamedTuple):
     format: str = ""  # of the value: PLAIN, or "" for a pickle
     seal: str = ""  # the signature of all of this by the attempt's key, if the job is signed
     unplaced: bool = False  # closed before the attempt got a place: it is not counted for users
+    grace: float = 0.0  # seconds that the hosts' programs have to save, if a notice gives more than the cause does
     raw: bytes = b""  # as it was read
 
     def encode(self) -> bytes:
         fields = {key: value for key, value in self._asdict().items() if value not in ("", None, b"") and key != "raw"}
-        if not self.unplaced:
-            del fields["unplaced"]
+        for name in ("unplaced", "grace"):
+            if not fields[name]:
+                del fields[name]
         if self.failure is not None:
             fields["failure"] = self.failure.to_json()
         return encode(fields)

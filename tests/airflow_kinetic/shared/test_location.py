@@ -74,7 +74,7 @@ def test_a_job_is_listed_by_its_dag_task_run_index_and_try_and_watched_by_its_id
 
 
 def test_a_task_says_of_what_the_cloud_cannot_run_what_everybody_says(airflow: Airflow, home: Path) -> None:
-    names = ["gpu", "gpu:3", "v100", "h100", "cpu:4", "tpu7x-8"]
+    names = ["gpu", "gpu:3", "v100", "h100", "cpu:4", "tpu7x-192"]
     cloud = {"KINETIC_PROJECT": "p", "KINETIC_STORE": "gs://no-bucket-is-asked-for/kinetic", "KINETIC_DEPLOYMENT": "d"}
     done = airflow("refused_elsewhere", home, environ=cloud, accelerators=names)
     assert done["told"] == {

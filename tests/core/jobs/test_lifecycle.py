@@ -170,6 +170,13 @@ def test_hosts_have_a_minute_to_end_themselves_at_their_deadline() -> None:
     assert action.cause == wire.DEADLINE
 
 
+def test_hosts_that_their_deadline_ends_are_not_said_to_have_failed() -> None:
+    for state in (GONE, WOUNDED):
+        (action,) = actions(glimpse(state, BEAT, deadline=NOW - 1.0))
+        assert isinstance(action, Close)
+        assert action.cause == wire.DEADLINE
+
+
 def test_a_running_attempt_ends_when_the_total_is_used_up() -> None:
     (action,) = actions(glimpse(PRESENT, BEAT), Policy(total=60.0, created=NOW - 61.0))
     assert isinstance(action, Close)
@@ -299,6 +306,9 @@ def test_the_last_lines_are_waited_for() -> None:
     assert settled(glimpse(ABSENT, BEAT, BEAT, verdict=verdict), two)
     assert settled(glimpse(GONE, BEAT, BEAT, verdict=verdict), two)
     assert settled(Glimpse(NOW, verdict=verdict), two)
+    saving = wire.Verdict(wire.ABORTED, "host", 0.0, cause=wire.PREEMPTION, host=1, grace=90.0)
+    assert not settled(glimpse(PRESENT, BEAT, BEAT, verdict=saving, done=1, verdict_age=109.0), two)
+    assert settled(glimpse(PRESENT, BEAT, BEAT, verdict=saving, done=1, verdict_age=111.0), two)
     assert advance(Cursor(), glimpse(PRESENT, BEAT, verdict=verdict), Policy()).actions == ()
 
 

@@ -324,11 +324,11 @@ NOT_THERE = {
     "v100": NO_TPU.format("v100", "on VMs with backend='compute', ", "a machine that has the GPU"),
     "h100": NO_TPU.format("h100", "on VMs with backend='compute', ", "a machine that has the GPU"),
     "cpu:4": NO_TPU.format("cpu:4", "", "this machine's CPU"),
-    "tpu7x-8": not_on_cloud(parse("tpu7x-8")),
+    "tpu7x-192": not_on_cloud(parse("tpu7x-192")),
 }
 # Without backend=, GPUs and TPU7x are meant for VMs, which have most of them: these not.
 BY_RULE = {
-    name: machines.refusal(parse(name), machines.ON_DEMAND) for name in ("gpu", "gpu:3", "v100", "h100", "tpu7x-8")
+    name: machines.refusal(parse(name), machines.ON_DEMAND) for name in ("gpu", "gpu:3", "v100", "h100", "tpu7x-192")
 }
 
 

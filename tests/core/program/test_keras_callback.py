@@ -67,6 +67,7 @@ def fit(code: int = 0, **how: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.turn(1)
 def test_a_fit_that_is_killed_in_mid_epoch_resumes_at_its_step_and_comes_to_the_same_weights(
     host: Become, tmp_path: Path
 ) -> None:

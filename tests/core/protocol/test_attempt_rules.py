@@ -13,6 +13,7 @@ from kinetic_orchestration.protocol.attempt_rules import (
     Commit,
     Company,
     Exit,
+    Leave,
     Situation,
     Start,
     Stop,
@@ -105,6 +106,9 @@ def test_the_cause_shown_is_the_host_that_failed_and_not_the_one_that_lost_it() 
     assert decide(echo) == Wait()
     assert decide(echo._replace(exits=((0, 1, 2.1),))) == Abort(wire.USER, "boom", 0)
     assert attempt_rules.is_echo("ConnectionResetError: [Errno 104] Connection reset by peer")
+    assert attempt_rules.is_echo(
+        "enforce fail at external/gloo/gloo/transport/tcp/pair.cc:459] 384 vs 4. Received data"
+    )
     assert not attempt_rules.is_echo("ValueError: shapes do not match")
 
 
@@ -183,6 +187,13 @@ def test_a_preemption_goes_before_the_failure_that_it_causes() -> None:
     assert decide(seen(preempted="notice", exit=FAILED)) == Abort(wire.PREEMPTION, "notice", 0)
 
 
+def test_a_machine_that_is_ended_after_its_deadline_was_not_preempted() -> None:
+    """It deletes itself then, and a preemption would be followed by another attempt."""
+    move = decide(seen(preempted="this host received SIGTERM", is_overdue=True, running=True))
+    assert move == Abort(wire.DEADLINE, "the attempt's deadline passed (this host received SIGTERM)", 0)
+    assert decide(seen(ended="this host received SIGTERM", is_overdue=True, running=True)) == move
+
+
 def test_the_users_own_failure_goes_before_a_cancel_that_came_later() -> None:
     assert abort(seen(exit=FAILED, cancelled="enough")).cause == wire.USER
 
@@ -217,6 +228,17 @@ def test_a_job_that_must_not_outlive_its_owner_does_not() -> None:
 def test_the_time_to_save_depends_on_what_ended_the_attempt(cause: str, seconds: float) -> None:
     for index in (0, 1):
         assert attempt_rules.grace(wire.Verdict(wire.ABORTED, "", 0.0, cause=cause, host=0), index) == seconds
+
+
+def test_a_notice_that_comes_long_ahead_gives_all_programs_the_time_that_it_leaves() -> None:
+    told = seen(preempted="this VM is being preempted", lead=attempt_rules.SPOT_NOTICE)
+    move = abort(told)
+    assert (move.cause, move.grace) == (wire.PREEMPTION, attempt_rules.SPOT_NOTICE - attempt_rules.AFTER_SAVING)
+    assert abort(told._replace(lead=20.0)).grace == abort(told._replace(lead=0.0)).grace == 0.0
+    verdict = wire.Verdict(wire.ABORTED, "host", 0.0, cause=wire.PREEMPTION, host=0, grace=move.grace)
+    assert [attempt_rules.grace(verdict, index) for index in (0, 1)] == [90.0, 90.0]
+    assert attempt_rules.grace(verdict._replace(grace=1e6), 0) == 90.0  # whoever wrote that
+    assert wire.Verdict.decode(verdict.encode()).grace == 90.0
 
 
 def test_a_checkpoint_after_another_hosts_failure_would_hang_so_little_time_is_left_for_it() -> None:
@@ -304,3 +326,29 @@ def test_a_failure_is_no_hosts_own_while_another_may_have_been_told_to_end() -> 
     assert decide(failed._replace(company=unread._replace(unread=0.5))) == Abort(wire.USER, "boom", 0)
     long_ago = failed._replace(company=unread._replace(unread=60.0), exits=((0, 1, attempt_rules.ECHO + 1.0),))
     assert decide(long_ago) == Abort(wire.USER, "boom", 0)
+
+
+# ---- an end whose cause only the operations of a cloud tell -------------------------------------------------------
+
+
+def test_a_host_that_is_ended_without_a_notice_lets_its_program_save_and_leaves_the_verdict_to_who_knows_why() -> None:
+    ended = seen(ended="it received SIGTERM")
+    assert decide(ended) == Ask()
+    assert decide(ended._replace(is_out=True)) == Leave()
+    assert decide(ended._replace(exit=FAILED, exits=((0, 1, 5.0),), is_out=True)) == Leave()
+    assert decide(ended._replace(cancelled="enough")) == Abort(wire.CANCELLED, "enough", 0)
+
+
+def test_a_notice_that_comes_late_is_one() -> None:
+    late = seen(ended="it received SIGTERM", preempted="this VM is being preempted")
+    assert decide(late) == Abort(wire.PREEMPTION, "this VM is being preempted", 0)
+
+
+def test_the_others_end_with_a_host_that_was_ended_without_a_notice_and_leave_the_verdict_open_as_well() -> None:
+    beside = seen(hosts=2, company=Company(told=(1,), is_explained=True, age=1.0), quiet=((1, 1.0),))
+    assert decide(beside) == Ask()
+    assert decide(beside._replace(exit=FAILED, exits=((0, 1, 1.0),))) == Ask()
+    assert decide(beside._replace(running=False, prepared=True)) == Wait()
+    late = beside._replace(company=beside.company._replace(age=attempt_rules.FORSAKEN + 0.1))
+    assert decide(late) == Leave()
+    assert decide(late._replace(running=False)) == Leave()

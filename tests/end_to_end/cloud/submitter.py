@@ -35,6 +35,8 @@ from kinetic_orchestration.packaging.source import tree  # noqa: F401
 from kinetic_orchestration.plan import identity
 from kinetic_orchestration.plan.values import Cursor, Output
 from kinetic_orchestration.platforms.google import preflight
+from kinetic_orchestration.platforms.google.compute import backend as vms
+from kinetic_orchestration.platforms.google.compute import client as instances
 from kinetic_orchestration.platforms.google.storage import requests, store
 from kinetic_orchestration.platforms.google.tpu import backend, client, request
 from kinetic_orchestration.platforms.kubernetes import backend as pods
@@ -45,7 +47,7 @@ from tests.end_to_end.faults.submitter import at_line, die, fork
 MODULES = (
     resolved, launch, job, verdicts, actions, held_time, follower, logs, drivers, staging, identity, trust, results,
     handle, batch, cache, decode, look, poll, base, polling, registry, reaper, preflight, client, request, backend,
-    store, requests, pods, cluster, manifest,
+    store, requests, vms, instances, pods, cluster, manifest,
 )  # fmt: skip
 FILES = {module.__file__ for module in MODULES}
 ROOT = Path(__file__).parents[3]
@@ -106,14 +108,17 @@ class Submitters:
 # ---- what a child does; `jobs` is the module of the functions
 
 
-def submit(jobs: Any, key: str, marks: str, at: str = "", nth: int = 1, then: str = "die", go: str = "") -> Any:
+def submit(
+    jobs: Any, key: str, marks: str, at: str = "", nth: int = 1, then: str = "die", go: str = "",
+    accelerator: str = "v5e-1",
+) -> Any:  # fmt: skip
     """Ask for the job of that key and wait for its value; `at` a function of the core, by its full name, something
     happens to this process."""
     wait_for(jobs, go)
     if at:
         module, _, name = at.rpartition(".")
         at_line(nth_call(module, name, nth), globals()[then], FILES)
-    return kinetic.run(accelerator="v5e-1", key=key)(jobs.leaves_mark).run_async(marks).result(timeout=200)
+    return kinetic.run(accelerator=accelerator, key=key)(jobs.leaves_mark).run_async(marks).result(timeout=200)
 
 
 def submit_to(jobs: Any, key: str, marks: str, line: Line) -> Any:
@@ -146,10 +151,13 @@ def submit_many(jobs: Any, marks: str, count: int, group: str, at: str = "", nth
     die()
 
 
-def leave(jobs: Any, function: str, arguments: list[Any], into: str, allowance: float, **limits: float) -> None:
+def leave(
+    jobs: Any, function: str, arguments: list[Any], into: str, allowance: float, accelerator: str = "v5e-1",
+    **limits: float,
+) -> None:  # fmt: skip
     """Submit a job whose hosts have `allowance` seconds beyond its limits, write down its id, and be gone for ever."""
     held_time.DEADLINE_ALLOWANCE = allowance
-    options = kinetic.run(accelerator="v5e-1", limits=kinetic.Limits(**limits))
+    options = kinetic.run(accelerator=accelerator, limits=kinetic.Limits(**limits))
     Path(into).write_text(options(getattr(jobs, function)).run_async(*arguments).job_id)
     die()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,42 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.handle import JobHandle
+from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.platforms.google.rest import retries
+from kinetic_orchestration.platforms.registry import open_backend
 from kinetic_orchestration.platforms.shared import places
+from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.testing import Emulator
-from tests.support.faults import load_jobs
+from tests.support.faults import break_hosts, load_jobs
+from tests.support.jobs import placements
+from tests.support.waits import wait_until
 
 ZONES = ("us-central1-a", "us-central1-b", "us-east4-c")
 GONE_WITHIN = 150.0  # the second host deletes after 55 s, should the first be dead
+KEPT = {"instance template", "resource policy"}  # what the end of a job may leave: it costs nothing
+NONE = kinetic.Retry(infra=0, preemption=0)
+Break = Callable[[str], None]
 
 
 @pytest.fixture(scope="session")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Functions to run as jobs, from a small project that needs no package: hosts run them with their own Python."""
     return load_jobs(tmp_path_factory.mktemp("compute") / "project", "compute_jobs")
+
+
+@pytest.fixture(scope="session")
+def submitters(jobs: Any) -> Iterator[Any]:
+    """Processes of their own that submit, cancel and read, and may be killed at any line."""
+    from tests.end_to_end.cloud.submitter import Submitters
+
+    with Submitters(jobs) as found:
+        yield found
+
+
+@pytest.fixture
+def hosts_break(monkeypatch: pytest.MonkeyPatch) -> Break:
+    """Hosts from now on run these lines before all else; they know the agent's modules."""
+    return functools.partial(break_hosts, monkeypatch)
 
 
 @pytest.fixture
@@ -39,8 +63,21 @@ def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
         emulated.clear_faults()
         emulated.compute.clear_faults()
         emulated.storage.heal()
-        emulated.wait_until_empty(GONE_WITHIN)
+        free_rest(emulated)
         emulated.ledger.assert_nothing_left()
+
+
+def free_rest(cloud: Emulator) -> None:
+    """Do what whoever reaps next does: a job does not wait until what costs nothing is free for its deletion."""
+    cloud.wait_until(lambda: left(cloud) <= KEPT, GONE_WITHIN, "an end of all that costs")
+    backend = open_backend("compute", settings.load())
+    wait_until(lambda: all(map(backend.release, list(backend.leftovers()))), "all that is left is freed")
+    cloud.wait_until_empty(GONE_WITHIN)
+
+
+def left(cloud: Emulator) -> set[str]:
+    """The kinds of what is there."""
+    return {leak.partition(" projects")[0] for leak in cloud.ledger.leaks()}
 
 
 def run(function: Any, *arguments: Any, **options: Any) -> JobHandle[Any]:
@@ -51,3 +88,26 @@ def run(function: Any, *arguments: Any, **options: Any) -> JobHandle[Any]:
 def instances(cloud: Emulator, job: JobHandle[Any]) -> list[str]:
     """The names of the job's VMs that exist."""
     return [path.rpartition("/")[2] for path in cloud.compute.instances if job.job_id.removeprefix("job-") in path]
+
+
+def vm(cloud: Emulator, job: JobHandle[Any], host: int = 0) -> Any:
+    """One machine of a job."""
+    found = cloud.compute.chosen(sorted(instances(cloud, job))[host]).host
+    assert found is not None
+    machine = found.wait()  # type: ignore[attr-defined]
+    assert machine is not None
+    return machine
+
+
+def verdicts(job: JobHandle[Any]) -> list[wire.Verdict]:
+    return [attempt.verdict for attempt in job.history() if attempt.verdict is not None]
+
+
+def where(job: JobHandle[Any]) -> list[str]:
+    """The zone of each attempt."""
+    return [placement["zone"] for placement in placements(job)]
+
+
+def made(cloud: Emulator) -> int:
+    """The number of VMs created so far."""
+    return cloud.ledger.count("created", "instance")

@@ -16,17 +16,15 @@ from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.google.compute.client import Instances
 from kinetic_orchestration.platforms.google.rest import retries
+from kinetic_orchestration.protocol import attempt_rules
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.compute.conftest import ZONES, instances, run
-from tests.support.jobs import changes, lines, placements, told, wait_running
+from tests.end_to_end.compute.conftest import ZONES, instances, run, verdicts, vm, where
+from tests.support.jobs import changes, lines, told, wait_running
 from tests.support.waits import wait_until
 
 SURVIVES = 16.0  # seconds, within which a host ends its program, and sees that the other is gone
+SAVES = attempt_rules.GRACE["preemption"] + 4.0  # seconds
 JOINED = "ignore:the 2 hosts of l4 are joined over plain TCP"
-
-
-def where(job: Any) -> list[str]:
-    return [placement["zone"] for placement in placements(job)]
 
 
 def test_a_function_runs_on_a_vm_with_a_gpu_and_its_value_comes_back(cloud: Emulator, jobs: Any) -> None:
@@ -95,7 +93,7 @@ def test_f05_of_two_vms_one_alone_is_not_kept(cloud: Emulator, jobs: Any) -> Non
     told(job)
     assert job.result(timeout=60) == 1
     assert where(job)[-1] == ZONES[2]
-    assert not [path for path in cloud.compute.instances if "/us-central1-" in path]
+    cloud.wait_until(lambda: not [path for path in cloud.compute.instances if "/us-central1-" in path], 60.0)
 
 
 def test_f06_a_quota_of_0_drops_its_region_and_names_the_metric(cloud: Emulator, jobs: Any) -> None:
@@ -116,6 +114,55 @@ def test_f06_without_any_gpu_in_all_regions_the_job_ends_and_names_the_quota(clo
         JobError, match=r"(?s)no place is left to try.*GPUS_ALL_REGIONS.*is limited to 0 in all regions"
     ):
         job.result(timeout=60)
+    assert where(job) == [ZONES[0]]
+
+
+def test_f06_a_zone_that_is_none_is_left_for_the_next(
+    cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_ZONES", f"us-east5-x,{ZONES[0]}")
+    job = run(jobs.attempt)
+    events = told(job)
+    assert job.result(timeout=60) == 1
+    assert where(job) == ["us-east5-x", ZONES[0]]
+    assert any("there is no such zone" in line for line in changes(events))
+
+
+@pytest.mark.slow
+@pytest.mark.turn(1)
+@pytest.mark.parametrize("at", ["call", "provision"])
+def test_f07_an_internal_error_twice_and_then_fine_stays_in_its_zone(cloud: Emulator, jobs: Any, at: Any) -> None:
+    """Of the call itself, or of its operation, behind an answer of 200."""
+    cloud.fail("instances.insert", 13, times=2, at=at)
+    job = run(jobs.attempt)
+    assert job.result(timeout=60) == 1
+    assert set(where(job)) == {ZONES[0]}
+
+
+@pytest.mark.slow
+@pytest.mark.turn(3)
+def test_f07_an_internal_error_that_stays_moves_to_the_next_zone(cloud: Emulator, jobs: Any) -> None:
+    cloud.fail("instances.insert", 13, times=None, at="provision", zone=ZONES[0])
+    job = run(jobs.attempt)
+    assert job.result(timeout=60) == 1
+    assert where(job) == [ZONES[0]] * 3 + [ZONES[1]]
+
+
+@pytest.mark.slow
+@pytest.mark.turn(0)
+def test_f08_waiting_and_then_a_state_that_nobody_knows(cloud: Emulator, jobs: Any) -> None:
+    cloud.compute.stockout(ZONES[0])
+    job = run(jobs.attempt, cloud=kinetic.Compute(flex_start=True), limits=kinetic.Limits(run=3600))
+    (name,) = instances(cloud, job)
+    wait_until(lambda: cloud.compute.chosen(name).status == "PENDING", "it waits")
+    assert job.status() is JobStatus.PENDING
+    cloud.deviate("instances.get", answer=lambda answer: answer | {"status": "TRANSMOGRIFYING"})
+    with pytest.raises(TimeoutError):
+        job.result(timeout=3)
+    assert job.status() is JobStatus.PENDING
+    cloud.clear_faults()
+    cloud.compute.restock(ZONES[0])
+    assert job.result(timeout=60) == 1
     assert where(job) == [ZONES[0]]
 
 
@@ -140,15 +187,16 @@ def test_f09_a_flex_start_request_that_vanishes_after_its_wait_is_made_in_the_ne
 
 @pytest.mark.slow
 @pytest.mark.turn(3)
-@pytest.mark.parametrize("notice", [0.0, 2.0])
+@pytest.mark.parametrize(("notice", "grace"), [(0.0, 0.0), (2.0, 0.0), (0.0, 5.0)])
 def test_f17_a_spot_vm_that_is_preempted_is_followed_by_another_attempt(
-    cloud: Emulator, jobs: Any, tmp_path: Path, notice: float
+    cloud: Emulator, jobs: Any, tmp_path: Path, notice: float, grace: float
 ) -> None:
+    """Without a notice ahead its guest is told as it is shut down, or its power is cut and only its zone knows why."""
     end = tmp_path / "end"
     job = run(jobs.until, str(end), spot=True)
     wait_running(job)
     (name,) = instances(cloud, job)
-    cloud.compute.preempt(name, notice=notice)
+    cloud.compute.preempt(name, notice=notice, grace=grace)
     wait_until(lambda: not instances(cloud, job), "the VM is gone", within=60)
     end.touch()
     events = told(job)
@@ -156,6 +204,24 @@ def test_f17_a_spot_vm_that_is_preempted_is_followed_by_another_attempt(
     first = job.history()[0]
     assert first.verdict is not None and first.verdict.cause == "preemption"
     assert any("preempt" in line for line in changes(events))
+
+
+@pytest.mark.slow
+@pytest.mark.turn(3)
+@pytest.mark.filterwarnings(JOINED)
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_program_on_spot_vms_gets_the_time_to_save_that_the_notice_gives(
+    cloud: Emulator, jobs: Any, tmp_path: Path, hosts: int
+) -> None:
+    """Longer than a machine that is shut down has; also where another host had the notice."""
+    job = run(jobs.saves_slowly, str(tmp_path), SAVES, spot=True, cloud=kinetic.Compute(hosts=hosts))
+    wait_running(job)
+    wait_until(lambda: len(list(tmp_path.glob("runs-*"))) == hosts, "all programs run", within=60)
+    cloud.compute.preempt(sorted(instances(cloud, job))[0], notice=SAVES + 10.0)
+    assert job.result(timeout=90) == 2
+    assert {path.name for path in tmp_path.glob("saved-*")} == {f"saved-{host}" for host in range(hosts)}
+    first = job.history()[0]
+    assert first.verdict is not None and (first.verdict.cause, first.verdict.grace) == ("preemption", 90.0)
 
 
 @pytest.mark.slow
@@ -201,18 +267,88 @@ def test_f11_a_machine_that_fails_is_told_by_name_and_new_hosts_follow(
 
 
 @pytest.mark.slow
+@pytest.mark.turn(2)
+def test_f10_a_vm_that_is_shut_down_from_inside_stays_neither_as_a_disk_nor_as_a_job_that_waits(
+    cloud: Emulator, jobs: Any, tmp_path: Path
+) -> None:
+    """It would stay TERMINATED: it is deleted, and new hosts follow."""
+    end = tmp_path / "end"
+    job = run(jobs.until, str(end))
+    wait_running(job)
+    (name,) = instances(cloud, job)
+    machine = vm(cloud, job)
+    machine.freeze()  # else its agent says first that the machine goes
+    cloud.compute.shut_down(name)
+    end.touch()
+    assert job.result(timeout=60) == 2
+    first = verdicts(job)[0]
+    assert first.cause == "infrastructure"
+    assert "it was shut down from inside (guestTerminate)" in first.reason
+    wait_until(lambda: name not in instances(cloud, job), "its deletion")
+
+
+def test_f12_an_operation_that_never_ends_keeps_nobody_from_working(cloud: Emulator, jobs: Any) -> None:
+    cloud.compute.stuck_operations("insert")
+    assert run(jobs.attempt).result(timeout=60) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.turn(0)
-def test_f31_whoever_deletes_the_vm_of_a_running_job_ends_it_and_is_named(
+@pytest.mark.filterwarnings(JOINED)
+@pytest.mark.parametrize(("hosts", "did"), [(1, "deleted"), (2, "deleted"), (1, "stopped")])
+def test_f31_whoever_ends_the_vm_of_a_running_job_ends_it_and_is_named(
+    cloud: Emulator, jobs: Any, tmp_path: Path, hosts: int, did: str
+) -> None:
+    """Its guest is shut down first, so that its agent knows before anybody else that the machine goes, and not why."""
+    job = run(jobs.until, str(tmp_path / "never"), cloud=kinetic.Compute(hosts=hosts))
+    wait_running(job)
+    name = sorted(instances(cloud, job))[-1]
+    with ThreadPoolExecutor(1) as follower:
+        value = follower.submit(job.result, timeout=90)
+        _end(cloud, name, did)
+        with pytest.raises(JobCancelled, match=rf"{name} in {ZONES[0]} is .*: user@emulated\.example {did} it"):
+            value.result()
+
+
+@pytest.mark.slow
+@pytest.mark.turn(1)
+def test_f31_whoever_deleted_the_vm_is_named_also_if_nobody_followed_the_job_then(
     cloud: Emulator, jobs: Any, tmp_path: Path
 ) -> None:
     job = run(jobs.until, str(tmp_path / "never"))
     wait_running(job)
     (name,) = instances(cloud, job)
-    (path,) = [path for path in cloud.compute.instances if path.endswith(name)]
-    cloud.compute.power_off(name)  # else its agent says first that the machine goes
-    Instances(settings.load()).delete(path)
-    with pytest.raises(JobCancelled, match=r"user@emulated\.example deleted it"):
+    _end(cloud, name, "deleted")
+    cloud.wait_until_empty(60)
+    with pytest.raises(JobCancelled, match=r"is gone: user@emulated\.example deleted it"):
         job.result(timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.turn(2)
+def test_a_vm_that_is_shut_down_from_inside_is_followed_by_another_attempt(
+    cloud: Emulator, jobs: Any, tmp_path: Path
+) -> None:
+    """It deletes itself all the same: as a stopped VM it would be billed for its disk."""
+    end = tmp_path / "end"
+    job = run(jobs.until, str(end))
+    wait_running(job)
+    (name,) = instances(cloud, job)
+    cloud.compute.shut_down(name, 5.0)
+    wait_until(lambda: not instances(cloud, job), "the VM is gone", within=60)
+    end.touch()
+    assert job.result(timeout=60) == 2
+    first = job.history()[0]
+    assert first.verdict is not None and first.verdict.cause == "infrastructure"
+
+
+def _end(cloud: Emulator, name: str, did: str) -> None:
+    """Delete or stop a VM, as a person would at the console."""
+    if did == "stopped":
+        cloud.compute.stop(name)
+        return
+    (path,) = [path for path in cloud.compute.instances if path.endswith(f"/{name}")]
+    Instances(settings.load()).delete(path)
 
 
 @pytest.mark.slow

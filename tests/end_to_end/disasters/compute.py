@@ -11,11 +11,13 @@ from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.platforms.google.compute.client import Instances, Refused
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.testing import Emulator
+from kinetic_orchestration.testing.model.compute.groups.resources import End
 from tests.end_to_end.disasters.schedule import Fault, Schedule, chosen
 
-METRIC = "NVIDIA_L4_GPUS"
-SPOT_METRIC = "PREEMPTIBLE_NVIDIA_L4_GPUS"
+METRICS = ("NVIDIA_L4_GPUS", "PREEMPTIBLE_NVIDIA_L4_GPUS")
+METRICS_OF_SLICES = ("CT6E_CPUS", "PREEMPTIBLE_CPUS")
 LOOKS = ("instances.get", "instances.aggregatedList", "zoneOperations.list")
+LOOKS_AT_GROUPS = (*LOOKS, "instanceGroupManagers.get", "instanceGroupManagers.aggregatedList")
 SLOWER = 3.0  # seconds by which answers come later
 NOTICE = 1.5
 LATE = 3  # questions that a driver which is not loaded does not answer
@@ -25,9 +27,10 @@ UNDELETED = ("request rate", "zone is silent", "API refuses")  # nor is anything
 CAUSED_BY = {  # those of attempts that follow from some faults only
     wire.QUOTA: ("quota",),
     wire.STOCKOUT: ("stockout", "stockout that is shown"),
-    wire.CANCELLED: ("cancel", "somebody deletes the instance"),
+    wire.CANCELLED: ("cancel", "somebody deletes the instance", "somebody deletes the group"),
     wire.CONFIGURATION: (),
 }
+ENDS: tuple[tuple[End, ...], ...] = (("preempted",), ("deleted",), ("failed",), ("preempted", "deleted", "failed"))
 AGAIN = 3.0  # until it is asked for again, so many seconds later
 
 Later = Callable[[float, Callable[[], object]], None]
@@ -45,6 +48,9 @@ class OnCompute:
         self._cloud, self._drawn, self._later = cloud, drawn, later
         self.undeleted = 0.0  # seconds in which what is deleted may be charged for all the same
         script = cloud.compute
+        kind = "instanceGroupManagers" if drawn.is_grouped else "instances"
+        looks = LOOKS_AT_GROUPS if drawn.is_grouped else LOOKS
+        self._metrics = METRICS_OF_SLICES if drawn.is_grouped else METRICS
         self._strikes: dict[str, Callable[[Fault], None]] = {
             "preempt": lambda fault: script.preempt(self._running(fault), notice=0.0),
             "preempt with notice": lambda fault: script.preempt(self._running(fault), notice=NOTICE),
@@ -63,17 +69,23 @@ class OnCompute:
             "stockout": lambda fault: self._lack(fault, shows=False),
             "stockout that is shown": lambda fault: self._lack(fault, shows=True),
             "quota": self._limit,
-            "create operation fails": lambda fault: cloud.fail("instances.insert", at="operation", times=1),
+            "create operation fails": lambda fault: cloud.fail(f"{kind}.insert", at="operation", times=1),
             "request rate": self._limit_rate,
             "zone is silent": self._silence,
             "API refuses": self._refuse,
-            "lose the answer of a create call": lambda fault: cloud.lose_answer("instances.insert", times=1),
-            "lose the answer of a delete call": lambda fault: cloud.lose_answer("instances.delete", times=1),
-            "lose the answer of a look": lambda fault: cloud.lose_answer(chosen(LOOKS, fault), times=2),
-            "slow create calls": lambda fault: cloud.slow("instances.insert", SLOWER, times=2),
-            "slow looks": lambda fault: cloud.slow(chosen(LOOKS, fault), SLOWER, times=3),
-            "slow delete calls": lambda fault: cloud.slow("instances.delete", SLOWER, times=2),
+            "lose the answer of a create call": lambda fault: cloud.lose_answer(f"{kind}.insert", times=1),
+            "lose the answer of a delete call": lambda fault: cloud.lose_answer(f"{kind}.delete", times=1),
+            "lose the answer of a look": lambda fault: cloud.lose_answer(chosen(looks, fault), times=2),
+            "slow create calls": lambda fault: cloud.slow(f"{kind}.insert", SLOWER, times=2),
+            "slow looks": lambda fault: cloud.slow(chosen(looks, fault), SLOWER, times=3),
+            "slow delete calls": lambda fault: cloud.slow(f"{kind}.delete", SLOWER, times=2),
             "stuck delete": self._stick,
+            "topology fails": self._break,
+            "member is made again": lambda fault: script.group_habits(chosen(ENDS, fault)),
+            "slow grant": lambda fault: script.slow_grant(seconds=fault.lasts),
+            "member cannot be made": lambda fault: script.fail_member(times=LATE),
+            "template is held": lambda fault: script.linger(fault.lasts),
+            "somebody deletes the group": self._delete_group,
         }
 
     def held(self) -> tuple[float, int]:
@@ -112,6 +124,16 @@ class OnCompute:
         with contextlib.suppress(KineticError, Refused):
             Instances(settings.load()).delete(path)
 
+    def _delete_group(self, fault: Fault) -> None:
+        path = chosen(list(self._cloud.compute.groups), fault)
+        with contextlib.suppress(KineticError, Refused):
+            Instances(settings.load()).delete(path)
+
+    def _break(self, fault: Fault) -> None:
+        """The links between the chips of a slice that has all its hosts fail."""
+        name = chosen(list(self._cloud.compute.groups), fault).rpartition("/")[2]
+        self._cloud.compute.topology(name, chosen(("FAILED", "ACTIVE_DEGRADED"), fault))
+
     def _vanish(self, fault: Fault) -> None:
         """All of them are gone, and no operation says why."""
         chosen(list(self._cloud.compute.instances), fault)
@@ -131,11 +153,11 @@ class OnCompute:
         """The first region has room for one host fewer than are asked for, by what the call or its operation says: one
         whose quota is 0 is not tried again, and the other remains."""
         region = settings.load().zones[0].rpartition("-")[0]
-        for metric in (METRIC, SPOT_METRIC):
+        for metric in self._metrics:
             self._cloud.compute.quota(
                 metric, self._drawn.hosts - 1, region, at="call" if fault.whom * 2 % 1 < 0.5 else "operation"
             )
-        for metric in (METRIC, SPOT_METRIC):
+        for metric in self._metrics:
             self._later(fault.lasts, functools.partial(self._cloud.compute.quota, metric, None, region))
 
     def _limit_rate(self, fault: Fault) -> None:

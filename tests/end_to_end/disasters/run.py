@@ -145,7 +145,7 @@ class Run:
         """Which hosts of the cloud are the host of that number."""
         if not self.on_compute:
             return {"worker": worker}
-        return {"node": f"*-{worker}" if self.drawn.hosts > 1 else "*"}
+        return {"node": f"*{self.drawn.end_of(worker)}"}
 
     def _wait_until(self, moment: float) -> None:
         while True:
@@ -277,7 +277,7 @@ class Run:
         machines = self.cloud.vms(node)
         if self.on_compute is None:
             return machines[host]
-        return machines[0] if machines and (self.drawn.hosts == 1 or node.endswith(f"-{host}")) else None
+        return machines[0] if machines and node.endswith(self.drawn.end_of(host)) else None
 
     def _disks(self) -> list[Path]:
         """The disks of single hosts on this machine, the newest attempt's last."""

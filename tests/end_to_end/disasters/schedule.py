@@ -28,6 +28,10 @@ COMPUTE = (
     "slow create calls", "slow looks", "slow delete calls", "stuck delete", "bucket refuses", "bucket restarts",
     "cancel",
 )  # fmt: skip
+GROUPS = (  # of which one more befalls whoever has a slice on Compute Engine
+    "topology fails", "member is made again", "slow grant", "member cannot be made", "template is held",
+    "somebody deletes the group",
+)  # fmt: skip
 CLUSTER = (
     "preempt", "preempt with notice", "lose node", "silence node", "delete pod", "evict pod", "kill pod",
     "node evicts pod", "lose the answer of a create call", "lose the answer of a delete call", "server refuses",
@@ -47,6 +51,7 @@ LONG = (20.0, 40.0)  # seconds that some of them last
 GPU = "l4"  # on Compute Engine, of one host or of two
 ON_DEMAND, SPOT, FLEX_START = MODELS = "on demand", "spot", "flex-start"
 ONE = {"local": "cpu", "emulator": "v5e-1", "compute": GPU, "kubernetes": "v5e-1"}  # of one host,
+SLICE = "v6e-16"  # of four linked ones on Compute Engine, which a group makes,
 TWO = "v4-8"  # of two, on Kubernetes alone,
 FOUR = "v5e-16"  # and of four
 HOSTS = 4
@@ -81,11 +86,21 @@ class Schedule(NamedTuple):
         return len(self.skews)
 
     @property
+    def is_grouped(self) -> bool:
+        """True if the VMs of Compute Engine are those of a slice."""
+        return bool(self.model) and self.accelerator == SLICE
+
+    def end_of(self, host: int) -> str:
+        """The end of the name of a host's VM of Compute Engine."""
+        return "" if self.hosts == 1 else f"-{host + 1:03}" if self.is_grouped else f"-{host}"
+
+    @property
     def options(self) -> dict[str, Any]:
         """What is asked of Compute Engine, besides the accelerator."""
         if not self.model:
             return {}
-        return {"spot": self.model == SPOT, "hosts": self.hosts, "flex_start": self.model == FLEX_START}
+        hosts = {} if self.is_grouped else {"hosts": self.hosts}
+        return {"spot": self.model == SPOT, "flex_start": self.model == FLEX_START, **hosts}
 
     @property
     def disks(self) -> set[int]:
@@ -127,7 +142,13 @@ def schedule(seed: int, backend: str) -> Schedule:
     skews = tuple(drawn.uniform(-600.0, 600.0) if differ else 0.0 for _ in range(hosts))
     found = Schedule(sorted(faults), drawn.random() < 0.6, accelerator, skews)
     if backend == "compute":
-        return found._replace(model=drawn.choice(MODELS))
+        found = found._replace(model=drawn.choice(MODELS))
+        if not several or drawn.random() < 0.4:
+            # VMs of several hosts do not come by flex-start.
+            return found._replace(model=SPOT) if several and found.model == FLEX_START else found
+        more = Fault(drawn.uniform(0.0, 4.0), drawn.choice(GROUPS), drawn.uniform(0.5, 3.0), drawn.random())
+        skews = tuple(drawn.uniform(-600.0, 600.0) if differ else 0.0 for _ in range(HOSTS))
+        return found._replace(accelerator=SLICE, faults=sorted([*faults, more]), skews=skews)
     if backend != "kubernetes":
         return found
     if several and drawn.random() < 0.6:

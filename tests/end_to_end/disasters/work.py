@@ -14,7 +14,8 @@ from typing import Any
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.jobs import lifecycle
-from kinetic_orchestration.platforms.google.compute import backend as compute
+from kinetic_orchestration.platforms.google.compute import states as compute
+from kinetic_orchestration.platforms.google.compute.verbs import memory
 from kinetic_orchestration.platforms.google.tpu import backend as tpu_vm
 from kinetic_orchestration.platforms.local import backend
 
@@ -71,8 +72,8 @@ def _asked(options: dict[str, Any]) -> dict[str, Any]:
     if not options:
         return {"limits": LIMITS}
     limits = FLEXIBLE if options["flex_start"] else LIMITS
-    cloud = kinetic.Compute(hosts=options["hosts"], flex_start=options["flex_start"])
-    return {"limits": limits, "spot": options["spot"], "cloud": cloud}
+    spot = options.pop("spot")
+    return {"limits": limits, "spot": spot, "cloud": kinetic.Compute(**options)}
 
 
 def follow(job: str, report: str) -> None:
@@ -114,7 +115,7 @@ def _write(path: Path, text: str) -> None:
 if __name__ == "__main__":
     # Hosts that never boot, and slices that somebody deleted before anybody saw them, are not waited for as long as real
     # ones: as long, the limit would come first.
-    lifecycle.SILENT_START = tpu_vm.SHOWN = compute.states.UNSHOWN = 8.0
-    compute._MINUTE = 4.0  # after which the rates of an API begin anew
+    lifecycle.SILENT_START = tpu_vm.SHOWN = compute.UNSHOWN = 8.0
+    memory._MINUTE = 4.0  # after which the rates of an API begin anew
     give_disks(list(map(int, os.environ.get(DISKS, "").split())))
     {"submit": submit, "follow": follow}[sys.argv[1]](*sys.argv[2:])

@@ -124,6 +124,23 @@ def test_f15_the_failure_shown_is_that_of_the_host_that_failed_and_not_its_sibli
     assert "on host 2" in caught.value.__notes__[0]
 
 
+def test_f15_a_collective_that_another_hosts_death_has_torn_is_not_the_programs_failure(
+    jobs: Any, tmp_path: Path
+) -> None:
+    """Gloo may know before anybody says that a host is gone."""
+    job = intended(functools.partial(jobs.dies_in_gloo, str(tmp_path), 1), accelerator="v4-8", retry=ONE)
+    for host in range(2):
+        start_broken(job, tmp_path, "host.attempt_rules.ECHO = 30.0", host)
+    culprit = trees(job)[1]
+    (tmp_path / "lost").touch()
+    wait_until(lambda: job.store.read(names.host(job.job_id, 1, 0, "exit.json")) is not None)
+    kill(culprit.agent)
+    assert result(job) == 2
+    first = kinetic.attach(job.job_id).history()[0].verdict
+    assert first is not None
+    assert (first.cause, first.host) == (wire.INFRASTRUCTURE, 1)
+
+
 def test_f15_a_host_that_fails_when_the_others_have_ended_well_is_heard_with_its_exception(
     jobs: Any, tmp_path: Path
 ) -> None:

@@ -210,6 +210,7 @@ def test_an_intent_that_leads_out_of_the_plan() -> None:
         {"backend": "local"},
         {"slices": 64},
         {"hosts": 1},
+        {"grouped": True},
     )
     for change in evil:
         with pytest.raises(Corrupt, match=rf"in/attempts/1/intent\.json .*placement\.{next(iter(change))}"):

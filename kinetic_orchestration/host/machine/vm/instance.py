@@ -7,25 +7,55 @@ in the whole project.
 from __future__ import annotations
 
 import ipaddress
+import time
 from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.host.machine.machine import Unanswered, Unauthorized
 from kinetic_orchestration.host.machine.vm import gpus, network
-from kinetic_orchestration.host.machine.vm.vm import Vm, account_name, addresses_when_all_there, missing_rights
+from kinetic_orchestration.host.machine.vm.vm import (
+    DEAD,
+    PREEMPTED,
+    Vm,
+    account_name,
+    addresses_when_all_there,
+    missing_rights,
+    said,
+)
+from kinetic_orchestration.protocol import attempt_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kinetic_orchestration.protocol.wire.task import Task
 
-PERMISSIONS = ("compute.instances.delete", "compute.instances.get")
+DELETE, GET = "compute.instances.delete", "compute.instances.get"
+DELETE_GROUP = "compute.instanceGroups.delete"
+# What a host's account needs, by the kind of the resource: a role, its rights, and whose names its condition holds.
+_ROLES = {
+    "instances": ("kineticHost", (GET, DELETE), ("instances",)),
+    "instanceGroupManagers": (
+        "kineticSliceHost",
+        ("compute.instanceGroupManagers.get", "compute.instanceGroupManagers.delete", DELETE_GROUP, GET),
+        ("instanceGroupManagers", "instanceGroups", "instances"),
+    ),
+}
 OF_OTHERS = 300.0  # seconds after which JAX on the other hosts would give this one up, and that would look like theirs
+JUDGED = 15.0  # seconds that whoever follows the job has to say why another host's VM is gone, before this one does
+UNMADE = 120.0  # that a VM may not be there yet: what makes them may be told to wait for the next minute
 SPARE = 30.0  # seconds by which the wait for GPUs ends before any other, whose failure says less
 
 
 class Instance(Vm):
-    """A VM of Compute Engine."""
+    """A VM of Compute Engine. Whoever deletes or stops it has its power button pressed, and so has Google for a machine
+    that it takes back; but that is announced in the metadata."""
+
+    is_explained = True
+
+    def _lead_of(self, path: str) -> float:
+        """A spot VM is told as long ahead as its request asked for; others, and of other events, at an unknown time."""
+        is_spot = path == PREEMPTED and said("instance/scheduling/preemptible") == "TRUE"
+        return attempt_rules.SPOT_NOTICE if is_spot else 0.0
 
     def devices(self, task: Task, note: Callable[[str], None]) -> None:
         """Wait for the GPUs; of a container its VM has waited for them."""
@@ -55,24 +85,22 @@ class Instance(Vm):
 
     def _addresses(self, slices: int) -> list[str]:
         """Return those that each instance has by Compute Engine's word."""
-        return [_address_of(url) for url in sorted_parts(self._at.resource, self._at.hosts)]
+        return [address_of(url, self._at.resource) for url in sorted_parts(self._at.resource, self._at.hosts)]
 
     def _check_rights(self, project: str) -> str:
-        own = bootstrap.parts(self._at.resource, self._at.hosts, self._at.host)[-1]
-        missing, unknown = missing_rights(f"{own}/testIamPermissions", PERMISSIONS)
+        own = self._own()
+        missing, unknown = missing_rights(f"{own}/testIamPermissions", (DELETE, GET))
         if missing:
-            account = account_name()
-            raise Unauthorized(
-                f"the service account {account} lacks {' and '.join(missing)} on its own VM "
-                f"{own.rpartition('/')[2]}, so that the VM could not delete itself and might cost money until the "
-                f"limit of its run time. Nothing was run. {bootstrap.grant(self._at.resource, account)}"
-            )
+            raise lacking(missing, f"its own VM {own.rpartition('/')[2]}", "the VM", self._at.resource)
         return unknown
+
+    def _own(self) -> str:
+        """Return the URL of this VM."""
+        return bootstrap.parts(self._at.resource, self._at.hosts, self._at.host)[-1]
 
     def _rule(self, addresses: Sequence[str]) -> str:
         """Return the command that creates the firewall rule for these hosts."""
-        own = bootstrap.parts(self._at.resource, self._at.hosts, self._at.host)[-1]
-        reply = bootstrap.request("GET", own, patience=10.0)
+        reply = bootstrap.request("GET", self._own(), patience=10.0)
         try:
             found = reply.json() if reply.status == 200 else {}
             whole = str(found["networkInterfaces"][0]["network"]).partition("/projects/")[2]
@@ -83,6 +111,28 @@ class Instance(Vm):
         where = f"--project={project or 'PROJECT'} --network={name or 'NETWORK'}"
         who = f"--source-tags={tags[0]} --target-tags={tags[0]}" if tags else f"--source-ranges={_subnet(addresses)}"
         return f"gcloud compute firewall-rules create kinetic-hosts {where} --allow=tcp {who}"
+
+
+def lacking(missing: Sequence[str], where: str, what: str, resource: str) -> Unauthorized:
+    """Return the refusal to run anything on a VM that could not delete itself."""
+    account = account_name()
+    return Unauthorized(
+        f"the service account {account} lacks {' and '.join(missing)} on {where}, so that {what} could not delete "
+        f"itself and might cost money until the limit of its run time. Nothing was run. {grant(resource, account)}"
+    )
+
+
+def grant(resource: str, account: str) -> str:
+    """Return what its host's account needs to delete a resource, as commands."""
+    _, project, *_, kind, _ = resource.split("/")
+    role, permissions, narrowed = _ROLES[kind]
+    begins = " || ".join(f'resource.name.extract("{one}/{{name}}").startsWith("kinetic-")' for one in narrowed)
+    return (
+        f"Grant its service account a role: gcloud iam roles create {role} --project={project} "
+        f"--permissions={','.join(permissions)}; gcloud projects add-iam-policy-binding {project} "
+        f"--member=serviceAccount:{account} --role=projects/{project}/roles/{role} "
+        f"--condition='title=kinetic,expression={begins}'"
+    )
 
 
 def patience_with_gpus(hosts: int, provision: float, left: float) -> float:
@@ -99,19 +149,51 @@ def sorted_parts(resource: str, hosts: int) -> list[str]:
     return bootstrap.parts(resource, hosts, hosts - 1)
 
 
-def _address_of(url: str) -> str:
+def address_of(url: str, resource: str) -> str:
+    """Return the address of one instance of a resource. Raises Unauthorized, OSError."""
+
     def read(found: Any) -> list[str]:
-        return [str(found["networkInterfaces"][0]["networkIP"])]
+        return [] if found.get("status") in DEAD else [str(found["networkInterfaces"][0]["networkIP"])]
 
     def denied(reason: str) -> str:
-        resource = "projects/" + url.partition("/projects/")[2]
-        account = account_name()
+        account, name = account_name(), url.rpartition("/")[2]
         return (
-            f"where {resource.rpartition('/')[2]} is could not be read by the service account {account}: {reason}. "
-            f"{bootstrap.grant(resource, account)}"
+            f"where {name} is could not be read by the service account {account}: {reason}. {grant(resource, account)}"
         )
 
-    return addresses_when_all_there(url, 1, read, denied)[0]
+    return addresses_when_all_there(url, 1, read, denied, _Life(url.rpartition("/")[2]).end)[0]
+
+
+class _Life:
+    """What the API has said of the instance of another host, while its address is waited for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._state = ""  # the last that was shown
+        self._since = 0.0  # when it was first not there, or dead
+
+    def end(self, reply: bootstrap.Reply) -> str:
+        """Return that the instance is gone, once that is sure; "" before."""
+        if reply.status not in (200, 404):  # no answer says nothing
+            return ""
+        if reply.status == 200:
+            self._state = _state_of(reply)
+        if reply.status == 200 and self._state not in DEAD:
+            self._since = 0.0
+            return ""
+        now = time.monotonic()
+        self._since = self._since or now
+        if now - self._since < (JUDGED if self._state else UNMADE):
+            return ""
+        what = f"is {self._state}" if reply.status == 200 else "is gone" if self._state else "is not there"
+        return f"{self._name}, the VM of another host, {what}, and is not waited for. Nothing was run"
+
+
+def _state_of(reply: bootstrap.Reply) -> str:
+    try:
+        return str(reply.json().get("status", ""))
+    except (ValueError, AttributeError):
+        return ""
 
 
 def _subnet(addresses: Sequence[str]) -> str:

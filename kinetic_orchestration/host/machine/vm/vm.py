@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 WAIT = 60  # seconds for which the metadata server may hold back an answer without news
 SILENCE = 60.0  # seconds of a metadata server that a host waits for
 COMPANY = 300.0  # seconds within which the API has the addresses of other hosts
+DEAD = ("TERMINATED", "STOPPED", "SUSPENDED")  # states of an instance that does not come back
 HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 SECRETS_AT_ONCE = 8
 
+PREEMPTED = "instance/preempted"
 # Events that end this VM, by the path of the notice: the value to wait for, and its description.
 NOTICES = {
-    "instance/preempted": ("TRUE", "this VM is being preempted"),
+    PREEMPTED: ("TRUE", "this VM is being preempted"),
     "instance/maintenance-event": ("TERMINATE_ON_HOST_MAINTENANCE", "this VM is being ended for maintenance"),
 }
 
@@ -92,13 +94,22 @@ class Vm(Machine):
     def watch(self, report: Callable[[str], None]) -> None:
         """Watch for notices in the background, and call `report` once for each."""
         for path in NOTICES:
-            threading.Thread(target=_watch, args=(path, report), name="kinetic-notices", daemon=True).start()
+            threading.Thread(target=self._watch, args=(path, report), name="kinetic-notices", daemon=True).start()
+
+    def _watch(self, path: str, report: Callable[[str], None]) -> None:
+        _wait_for(path)
+        self.lead = self._lead_of(path)
+        report(NOTICES[path][1])
 
     def notice(self) -> str:
         for path, (awaited, text) in NOTICES.items():
-            if (bootstrap.metadata(path, patience=0.0, timeout=1.0) or "").strip() == awaited:
+            if said(path) == awaited:
                 return text
         return ""
+
+    def _lead_of(self, path: str) -> float:
+        """Return the seconds from a notice to the end of this VM; 0.0 if they are not known."""
+        return 0.0
 
     def start_facts(self) -> dict[str, float | str]:
         return {"up": _age(self._at.home)}
@@ -138,8 +149,14 @@ def _age(home: str) -> float:
         return 0.0
 
 
-def _watch(path: str, report: Callable[[str], None]) -> None:
-    query, (awaited, text) = f"?wait_for_change=true&timeout_sec={WAIT}", NOTICES[path]
+def said(path: str) -> str:
+    """Return what the metadata have at a path now; "" for nothing, or no answer."""
+    return (bootstrap.metadata(path, patience=0.0, timeout=1.0) or "").strip()
+
+
+def _wait_for(path: str) -> None:
+    """Return once the metadata have the value of a notice."""
+    query, (awaited, _) = f"?wait_for_change=true&timeout_sec={WAIT}", NOTICES[path]
     sent, found = "0", ""  # of no value: so the first answer comes at once, and no change after it is missed
     while found.strip() != awaited:
         began = time.monotonic()
@@ -152,7 +169,6 @@ def _watch(path: str, report: Callable[[str], None]) -> None:
         if etag == sent and time.monotonic() - began < 1.0:  # a server that does not wait
             time.sleep(1.0)
         sent = etag
-    report(text)
 
 
 def account_name() -> str:
@@ -165,12 +181,16 @@ def _account() -> str:
 
 
 def addresses_when_all_there(
-    url: str, count: int, read: Callable[[Any], list[str]], denied: Callable[[str], str]
+    url: str,
+    count: int,
+    read: Callable[[Any], list[str]],
+    denied: Callable[[str], str],
+    gone: Callable[[bootstrap.Reply], str] = lambda _: "",
 ) -> list[str]:
     """Return the addresses in an answer of an API, once there are so many. Raises Unauthorized, OSError.
 
     read: Takes them from the answer's JSON. denied: Returns the sentence for an account that may not read it, with the
-    API's reason.
+    API's reason. gone: Returns why no answer will have them any more, or "".
     """
     reply = bootstrap.Reply(0, {}, b"")
     for _ in bootstrap.tries(COMPANY):
@@ -181,6 +201,8 @@ def addresses_when_all_there(
             found = read(reply.json()) if reply.status == 200 else []
         except (ValueError, LookupError, TypeError, AttributeError):  # an unreadable answer may be transient
             found = []
+        if why := gone(reply):
+            raise OSError(why)
         if len(found) == count and all(found):
             return found
     said = reply.reason() if reply.status != 200 else "it has not all of its addresses"

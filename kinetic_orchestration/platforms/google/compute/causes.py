@@ -89,7 +89,12 @@ def of_operation(operation: Mapping[str, Any]) -> list[Problem]:
     http = int(operation.get("httpErrorStatusCode") or 0)
     # An operation that fails with 503 lacked capacity: nothing was unavailable, as it was carried out.
     code = EXHAUSTED if http == 503 else _CODES_OF_HTTP.get(http, UNKNOWN) if http else UNKNOWN
-    return [_of_entry(entry, code) for entry in (operation.get("error") or {}).get("errors", ())]
+    return of_error(operation.get("error"), code)
+
+
+def of_error(error: Mapping[str, Any] | None, code: int = UNKNOWN) -> list[Problem]:
+    """Return the problems in the `error` of an operation, or of a group that has not got its instances."""
+    return [_of_entry(entry, code) for entry in (error or {}).get("errors", ())]
 
 
 def _of_entry(entry: Mapping[str, Any], code: int) -> Problem:
@@ -139,7 +144,13 @@ NETWORK = (
 MACHINE = (
     "the zone has no such machine: gcloud compute machine-types list --filter=name=MACHINE shows where there are some"
 )
-NOT_ALLOWED = "no project may create it by itself: v5e is had with backend='tpu-vm' or backend='gke'"
+NOT_ALLOWED = (
+    "Google has not opened these machines to the project: ask your contact there for access to them, or take another "
+    "accelerator. GKE, with backend='gke', and for TPUs before TPU7x Cloud TPU, with backend='tpu-vm', may have it"
+)
+ZONE = "there is no such zone, or not for this project: gcloud compute zones list shows those that are there"
+DISKS = "the zone has no disks of the type that the machine takes"
+NAMED = "name one that is there, or leave it out"
 RESERVATION = "no reservation of that name is there: gcloud compute reservations list shows them with their zones"
 PROFILE = "the network belongs to another zone's fabric"
 DISK = "name a larger disk with cloud=Compute(disk_gib=…), or leave it out"
@@ -173,6 +184,8 @@ ROWS: tuple[Row, ...] = (
     Row((), r"Network profile only allows", (), wire.QUOTA, DROP, PROFILE),
     Row((), r"[Mm]achine type with name '\S+' does not exist in zone|(machineTypes|acceleratorTypes)/\S+ was not found",
         (), wire.QUOTA, DROP, MACHINE),
+    Row((), r"diskTypes/\S+ was not found", (), wire.QUOTA, DROP, DISKS),
+    Row((), r"Unknown zone|projects/[^/\s']+/zones/[^/\s']+' was not found", (), wire.QUOTA, DROP, ZONE),
     # What was asked for.
     Row((), r"not allowed to use the machine type", (), wire.CONFIGURATION, FATAL, NOT_ALLOWED),
     Row((), r"/images/\S+ was not found", (), wire.CONFIGURATION, FATAL, IMAGE),
@@ -181,8 +194,11 @@ ROWS: tuple[Row, ...] = (
         wire.CONFIGURATION, FATAL, NETWORK),
     Row((), r"cannot be smaller than the image size", (), wire.CONFIGURATION, FATAL, DISK),
     Row((), "", ("INVALID_FIELD_VALUE", "INVALID_USAGE", "invalid", "badRequest"), wire.CONFIGURATION, FATAL),
+    # Anything else that a request names. What it creates may be there, though it is not found yet.
+    Row((), r"[Rr]esource '(?!\S*/(?:instances|disks|operations)/)\S+' (?:of type '\w+' )?was not found", (),
+        wire.CONFIGURATION, FATAL, NAMED),
     # What is going on.
-    Row((EXISTS,), "", ("RESOURCE_ALREADY_EXISTS", "alreadyExists"), wire.CONFIGURATION, ADOPT),
+    Row((), "", ("RESOURCE_ALREADY_EXISTS", "alreadyExists"), wire.CONFIGURATION, ADOPT),
     Row((), r"is already being used by",
         ("RESOURCE_NOT_READY", "resourceNotReady", "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE",
          "resourceInUseByAnotherResource"), wire.INTERNAL, AGAIN),

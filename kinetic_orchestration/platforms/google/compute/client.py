@@ -1,39 +1,39 @@
 """The calls of Compute Engine's REST API that the backend makes, on the session that the process keeps.
 
 Google's own client library is not used: to import it takes 3.5 s and 165 MiB. Answers become the plain values of
-`states`, errors the `Problem`s of `causes`. Of lists only the fields that are read are requested: an instance whole is
-mostly its startup script.
+`states`, errors the `Problem`s of `causes`. Only the fields that are read are requested: an instance whole is mostly
+its startup script. What belongs to attempts is made, read, listed and deleted by one call each, whatever it is: the
+collection in its path says how it is read (`KINDS`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.platforms.google import api_errors, credentials
-from kinetic_orchestration.platforms.google.compute import causes
+from kinetic_orchestration.platforms.google.compute import causes, slices
 from kinetic_orchestration.platforms.google.compute.causes import Problem
-from kinetic_orchestration.platforms.google.compute.states import Event, Vm
+from kinetic_orchestration.platforms.google.compute.slices import GROUPS, POLICIES, TEMPLATES
+from kinetic_orchestration.platforms.google.compute.states import Event, Group, Resource, Vm
 from kinetic_orchestration.platforms.google.rest.client import Answer, kept
 
 SERVICE = "compute"
+INSTANCES, DISKS = "instances", "disks"
 PAGE = 500  # the most that the API gives
 MOST_PAGES = 200
 READ_SECONDS = 20.0  # one read, with all its repetitions
 WRITE_SECONDS = 40.0
+END_SECONDS = 10.0  # of waiting for the end of an operation
 SERIAL_BYTES = 8 << 10  # of a serial log, its end
 _NOT_FOUND, _UNKNOWN_METHOD = 404, 501
-_FIELDS = (
-    "id,name,zone,status,labels,creationTimestamp,lastStartTimestamp,scheduling/provisioningModel,"
-    "serviceAccounts/email,resourceStatus/scheduling/terminationTimestamp"
-)
 _EVENT_FIELDS = (
-    "name,operationType,targetLink,user,status,statusMessage,insertTime,endTime,httpErrorStatusCode,error,zone"
+    "name,operationType,targetLink,user,status,statusMessage,insertTime,endTime,httpErrorStatusCode,error,zone,region"
 )
-_DISK_FIELDS = "name,zone,labels,creationTimestamp"
 
 
 class Refused(Exception):
@@ -49,13 +49,6 @@ class Refused(Exception):
         return self.status == _NOT_FOUND
 
 
-class Disk(NamedTuple):
-    name: str
-    zone: str
-    labels: Mapping[str, str]
-    created: float
-
-
 class Listing(NamedTuple):
     """The listed resources, and the zones that did not answer."""
 
@@ -64,32 +57,56 @@ class Listing(NamedTuple):
 
 
 class Instances:
-    """Acts with the credentials of whoever made it, on any thread. A call raises Refused, or CredentialsError."""
+    """Instances, and what they are made of and by. Acts with the credentials of whoever made it, on any thread. A call
+    raises Refused, or CredentialsError."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._acting = credentials.as_now()
+        self._heard = (0.0, 0.0)  # Google's time, and this machine's monotonic one when it came
 
     def prepare(self) -> None:
         """Import what the first call needs, on a thread."""
         threading.Thread(target=_import, name="kinetic-imports", daemon=True).start()
 
-    # Instances
+    def now(self) -> float:
+        """Return the time by Google's clock, told with each answer: this machine's may be wrong by minutes."""
+        told, then = self._heard
+        return told + time.monotonic() - then if told else time.time()
 
-    def insert(self, zone: str, body: Mapping[str, Any], request_id: str) -> Event:
-        return _event(self._call("POST", f"{zone}/instances", body, {"requestId": request_id}))
+    # What belongs to attempts: instances and disks, groups with their templates and policies
 
-    def get(self, path: str) -> Vm | None:
-        found = self._found(path, {"fields": _FIELDS})
-        return None if found is None else _vm(found)
+    def insert(self, collection: str, body: Mapping[str, Any], request_id: str) -> Event:
+        """Begin to make what the body describes, in a collection of a zone or a region."""
+        return _event(self._call("POST", collection, body, {"requestId": request_id}))
 
-    def delete(self, path: str) -> None:
+    def get(self, path: str) -> Any:
+        """Return what is at a path, as the value of `states` that its kind has; None if there is nothing."""
+        kind = KINDS[path.split("/")[-2]]
+        found = self._found(path, {"fields": kind.fields})
+        return None if found is None else kind.read(found)
+
+    def delete(self, path: str) -> Event:
         """Begin a deletion. What comes of it is seen by looking."""
-        self._call("DELETE", path)
+        return _event(self._call("DELETE", path))
 
-    def everywhere(self, project: str, label: str, value: str) -> Listing:
-        """List the instances of all zones that have a label."""
-        return self._aggregated(project, "instances", _FIELDS, f"labels.{label}={value}", _vm)
+    def everywhere(self, project: str, collection: str, chosen: str) -> Listing:
+        """List what of a collection a filter chooses, in all zones or regions in one request: one that did not answer
+        is told beside them, and is not empty."""
+        kind = KINDS[collection]
+        wished = f"items/*/{collection}({kind.fields}),items/*/warning/code,nextPageToken"
+        if collection != TEMPLATES:  # whose list has no such field, which would be refused
+            wished += ",unreachables"
+        params = {"filter": chosen, "maxResults": str(PAGE), "fields": wished}
+        found: list[Any] = []
+        silent: set[str] = set()
+        for page in self._pages(f"projects/{project}/aggregated/{collection}", params):
+            silent |= {_last(scope) for scope in page.get("unreachables", ())}
+            for scope, listed in (page.get("items") or {}).items():
+                found += [kind.read(item) for item in listed.get(collection, ())]
+                if (listed.get("warning") or {}).get("code") == "UNREACHABLE":
+                    silent.add(_last(scope))
+        return Listing(found, tuple(sorted(silent)))
 
     def serial_end(self, path: str) -> str:
         """Return the end of the first serial port's output; "" if there is none."""
@@ -98,23 +115,21 @@ class Instances:
 
     # Operations
 
-    def events(self, zone: str, name: str) -> list[Event]:
-        """Return the operations of one instance, the newest first."""
-        wished = {"filter": f"targetLink:instances/{name}", "maxResults": str(PAGE)}
+    def events(self, zone: str, of: str) -> list[Event]:
+        """Return the operations of everything in a zone whose path has `of` in it, the newest first."""
+        wished = {"filter": f"targetLink:{of}", "maxResults": str(PAGE)}
         listed = self._pages(f"{zone}/operations", {**wished, "fields": f"items({_EVENT_FIELDS}),nextPageToken"})
         found = [_event(item) for page in listed for item in page.get("items", ())]
-        mine = [event for event in found if event.target == name]  # a name may begin with another one
-        return sorted(mine, key=lambda event: event.began, reverse=True)
+        return sorted(found, key=lambda event: event.began, reverse=True)
 
-    # Disks
-
-    def disk(self, path: str) -> Disk | None:
-        found = self._found(path, {"fields": _DISK_FIELDS})
-        return None if found is None else _disk(found)
-
-    def disks(self, project: str, label: str, value: str) -> Listing:
-        """List the disks of all zones that have a label."""
-        return self._aggregated(project, "disks", _DISK_FIELDS, f"labels.{label}={value}", _disk)
+    def ended(self, event: Event, within: float = END_SECONDS) -> Event:
+        """Wait until an operation has ended, and return it as it is then, or as it was if that takes longer."""
+        if event.ended:
+            return event
+        try:
+            return _event(self._call("POST", f"{event.path}/wait", within=within))
+        except Refused:  # whatever it comes to is seen by looking
+            return event
 
     # What has to be there before
 
@@ -143,20 +158,6 @@ class Instances:
                 return None
             raise
 
-    def _aggregated(self, project: str, what: str, fields: str, chosen: str, read: Any) -> Listing:
-        """List in one request for all zones: one that did not answer is told beside them, and is not empty."""
-        wished = f"items/*/{what}({fields}),items/*/warning/code,nextPageToken,unreachables"
-        params = {"filter": chosen, "maxResults": str(PAGE), "fields": wished}
-        found: list[Any] = []
-        silent: set[str] = set()
-        for page in self._pages(f"projects/{project}/aggregated/{what}", params):
-            silent |= {_last(scope) for scope in page.get("unreachables", ())}
-            for scope, listed in (page.get("items") or {}).items():
-                found += [read(item) for item in listed.get(what, ())]
-                if (listed.get("warning") or {}).get("code") == "UNREACHABLE":
-                    silent.add(_last(scope))
-        return Listing(found, tuple(sorted(silent)))
-
     def _pages(self, path: str, params: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
         token = ""
         for _ in range(MOST_PAGES):
@@ -167,12 +168,14 @@ class Instances:
         raise Refused(0, [Problem("", f"the list {path} has no end after {MOST_PAGES} pages", api_errors.UNAVAILABLE)])
 
     def _call(
-        self, method: str, path: str, body: Any = None, params: Mapping[str, str] | None = None
+        self, method: str, path: str, body: Any = None, params: Mapping[str, str] | None = None, within: float = 0.0
     ) -> Mapping[str, Any]:
-        within = READ_SECONDS if method == "GET" else WRITE_SECONDS
+        within = within or (READ_SECONDS if method == "GET" else WRITE_SECONDS)
         with self._acting():
             api = kept(self._settings)
         answer = api.call(method, SERVICE, f"compute/v1/{path}", body, params, within)
+        if answer.date:
+            self._heard = answer.date, time.monotonic()
         if answer.ok:
             return answer.body
         raise Refused(answer.status, problems_of(answer))
@@ -204,9 +207,33 @@ def _vm(raw: Mapping[str, Any]) -> Vm:
     )
 
 
+def _group(raw: Mapping[str, Any]) -> Group:
+    described = slices.described(str(raw.get("description") or ""))
+    status, actions = raw.get("status") or {}, raw.get("currentActions") or {}
+    bulk = status.get("bulkInstanceOperation") or {}
+    topology: Mapping[str, Any] = next(iter(status.get("appliedAcceleratorTopologies") or ()), {})
+    details = (topology.get("stateDetails") or {}).get("error")
+    return Group(
+        name=str(raw["name"]),
+        zone=_last(str(raw.get("zone") or "")),  # "" of somebody's group of a region
+        labels=described.labels,
+        created=_moment(raw.get("creationTimestamp")),
+        until=described.until,
+        hosts=described.hosts,
+        model=described.model,
+        asks=bool(bulk.get("inProgress")) or bool(actions.get("creating")),
+        remakes=bool(actions.get("recreating")),
+        deletes=bool(actions.get("deleting")),
+        problems=tuple(causes.of_error((bulk.get("lastProgressCheck") or {}).get("error"))),
+        topology=str(topology.get("state") or ""),
+        said=" ".join(problem.message for problem in causes.of_error(details)),
+    )
+
+
 def _event(raw: Mapping[str, Any]) -> Event:
+    where = raw.get("zone") or raw.get("region") or ""
     return Event(
-        path=_path(f"{raw.get('zone', '')}/operations/{raw.get('name', '')}"),
+        path=_path(f"{where}/operations/{raw.get('name', '')}"),
         kind=str(raw.get("operationType", "")),
         target=_last(str(raw.get("targetLink", ""))),
         user=str(raw.get("user", "")),
@@ -217,13 +244,44 @@ def _event(raw: Mapping[str, Any]) -> Event:
     )
 
 
-def _disk(raw: Mapping[str, Any]) -> Disk:
-    return Disk(
-        str(raw["name"]),
-        _last(str(raw["zone"])),
-        dict(raw.get("labels") or {}),
-        _moment(raw.get("creationTimestamp")),
-    )
+def _labelled(raw: Mapping[str, Any]) -> Resource:
+    return _resource(raw, dict(raw.get("labels") or {}))
+
+
+def _described(raw: Mapping[str, Any]) -> Resource:
+    """A template or a policy: they are of a region, and say of which zone their groups are."""
+    described = slices.described(str(raw.get("description") or ""))
+    found = _resource(raw, described.labels)._replace(zone=described.zone, hosts=described.hosts)
+    return found._replace(model=described.model, deletes=raw.get("status") == "DELETING")
+
+
+def _resource(raw: Mapping[str, Any], labels: Mapping[str, str]) -> Resource:
+    zone, created = _last(str(raw.get("zone") or "")), _moment(raw.get("creationTimestamp"))
+    return Resource(str(raw["name"]), zone, labels, created)
+
+
+class Kind(NamedTuple):
+    """The fields of a kind of resource that are read, and how."""
+
+    fields: str
+    read: Callable[[Mapping[str, Any]], Any]
+
+
+KINDS: Mapping[str, Kind] = {
+    INSTANCES: Kind(
+        "id,name,zone,status,labels,creationTimestamp,lastStartTimestamp,scheduling/provisioningModel,"
+        "serviceAccounts/email,resourceStatus/scheduling/terminationTimestamp",
+        _vm,
+    ),
+    DISKS: Kind("name,zone,labels,creationTimestamp", _labelled),
+    GROUPS: Kind(
+        "name,zone,description,creationTimestamp,currentActions(creating,recreating,deleting),"
+        "status(bulkInstanceOperation,appliedAcceleratorTopologies(state,stateDetails/error))",
+        _group,
+    ),
+    TEMPLATES: Kind("name,description,creationTimestamp", _described),
+    POLICIES: Kind("name,description,creationTimestamp,status", _described),
+}
 
 
 def _path(link: str) -> str:

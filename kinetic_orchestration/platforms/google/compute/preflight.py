@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.hardware import machines
 from kinetic_orchestration.plan.hardware.machines import ON_DEMAND, RESERVATION, Machine, machine_of
 from kinetic_orchestration.plan.hardware.regions import region_of
 from kinetic_orchestration.plan.values import Plan
@@ -30,10 +31,19 @@ PERMISSIONS = (
     *("compute.disks.create", "compute.disks.delete", "compute.disks.get", "compute.disks.list"),
     *("compute.zoneOperations.get", "compute.zoneOperations.list"),
 )
+# A slice is made by a group, of a template and by a policy, which it uses.
+OF_SLICES = (
+    *(f"compute.instanceGroupManagers.{verb}" for verb in ("create", "delete", "get", "list")),
+    "compute.instanceGroups.delete",
+    *(f"compute.instanceTemplates.{verb}" for verb in ("create", "delete", "get", "list", "useReadOnly")),
+    *(f"compute.resourcePolicies.{verb}" for verb in ("create", "delete", "get", "list", "use")),
+    "compute.regionOperations.get",
+)
 USE_SUBNETWORK = "compute.subnetworks.use"
 USE_ADDRESS = "compute.subnetworks.useExternalIp"
 SET_TAGS = "compute.instances.setTags"
 USE_IMAGE = ("compute.images.get", "compute.images.getFromFamily", "compute.images.useReadOnly")
+_ARM = "ARM64"
 GPUS_ALL_REGIONS = "GPUS_ALL_REGIONS"  # of TPUs, too
 _SHOWN = ("t4", "l4", "a100", "a100-80gb")  # GPUs whose quota a region shows: of newer ones it is one by families
 
@@ -55,7 +65,10 @@ def _as_planned(settings: Settings, plan: Plan) -> Settings:
 def examine(settings: Settings, api: Instances, plan: Plan) -> Iterator[Finding]:
     """Run all checks, even after a failure, and those that only inform."""
     own = _as_planned(settings, plan)
-    return preflight.examine(own, checks_of(api, plan), (lambda settings, google: _regional_quota(api, plan),))
+    more: list[preflight.Check] = [lambda settings, google: _regional_quota(api, plan)]
+    if plan.image:
+        more.append(lambda settings, google: _containers(plan))
+    return preflight.examine(own, checks_of(api, plan), tuple(more))
 
 
 def checks_of(api: Instances, plan: Plan) -> tuple[preflight.Check, ...]:
@@ -70,7 +83,7 @@ def checks_of(api: Instances, plan: Plan) -> tuple[preflight.Check, ...]:
 def permissions_of(plan: Plan) -> list[str]:
     """Return the permissions that a submitter of the plan needs on its project."""
     cloud = plan.cloud
-    found = list(PERMISSIONS)
+    found = [*PERMISSIONS, *(OF_SLICES if request.needs_groups(plan) else ())]
     if request.image_of(plan, machine_of(plan.slice), plan.project).startswith(f"projects/{plan.project}/"):
         found += USE_IMAGE  # those of other projects are public, or shared there
     subnetwork = str(cloud.get("subnetwork") or "")
@@ -96,7 +109,8 @@ def _permissions(plan: Plan, settings: Settings, google: Google) -> Finding:
         return Finding("permissions", OK, "VMs may be made, seen and deleted")
     roles = dict.fromkeys(api_errors.role_of(permission, "compute") for permission in missing)
     fix = "Grant them: " + "; ".join(api_errors.grant(role, settings.project) for role in roles)
-    lack = "they could be made and not be deleted" if "compute.instances.delete" in missing else "VMs cannot be managed"
+    keeps = any(permission.endswith(".delete") for permission in missing)
+    lack = "they could be made and not be deleted" if keeps else "VMs cannot be managed"
     return Finding("permissions", FAILED, f"{', '.join(missing)} missing in {settings.project}: {lack}", fix)
 
 
@@ -132,11 +146,27 @@ def _image(api: Instances, plan: Plan) -> Finding:
             family = "family " if "/family/" in path else ""
             return Finding("image", FAILED, f"there is no image {family}{path}", _sentence_of(causes.IMAGE))
         return _refused("image", refused, plan)
+    if found.get("architecture") == _ARM:
+        said = f"the image {found.get('name')} is for Arm processors, and those of {machine.machine_type} are x86"
+        return Finding("image", FAILED, said, "Name an image for x86, or leave it out")
     size, disk = int(found.get("diskSizeGb") or 0), _disk_of(plan, machine)
     if size > disk:
         fix = f"Name a disk of {size} GiB or more with cloud=Compute(disk_gib=…), or leave it out"
         return Finding("image", FAILED, f"the image {found.get('name')} takes {size} GiB, and the disk has {disk}", fix)
     return Finding("image", OK, f"{found.get('name')}, for a disk of {disk} GiB")
+
+
+def _containers(plan: Plan) -> Finding:
+    """Say whether the image of the VM is known to run containers. What is in an image nobody sees before it boots."""
+    path = request.image_of(plan, machine_of(plan.slice), plan.project)
+    if machines.has_docker(path) and plan.slice.kind == "gpu":
+        return Finding("containers", OK, f"{path} has docker and NVIDIA's container toolkit, for {plan.image}")
+    needs = "docker and NVIDIA's container toolkit" if plan.slice.kind == "gpu" else "docker"
+    found = (
+        f"{plan.image} needs {needs}, and nobody sees before it boots whether {path} has it; if not, its host says so"
+    )
+    fix = f"One that has it: cloud=Compute(image='{machines.WITH_DOCKER}')" if plan.slice.kind == "gpu" else ""
+    return Finding("containers", WARNING, found, fix)
 
 
 def _disk_of(plan: Plan, machine: Machine) -> int:

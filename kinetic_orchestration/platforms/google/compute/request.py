@@ -28,12 +28,15 @@ from kinetic_orchestration.platforms.google.vms import (
 )
 from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.platforms.shared.orders import orders_of
+from kinetic_orchestration.protocol import attempt_rules
 
 UNTIL = f"{ownership.OURS}until"  # the label that says until when a request waits: no answer of the API has that
-NOTICE = 120  # seconds of a spot VM between the notice in its metadata and its end: the API knows 0 and 120
+NOTICE = int(attempt_rules.SPOT_NOTICE)  # the API knows 0 and 120
 SPARE = 900.0  # seconds after the attempt's deadline, when the VM's own software should long have deleted it
 SHORTEST_RUN, LONGEST_RUN = 30, 120 * 86400  # seconds, by the API
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
+NUMBER = "###"  # of a member at the end of its name: three digits, which are enough for the largest slice
+FIRST_NUMBER = 1
 
 _PROVISIONING: dict[Model, str] = {
     machines.ON_DEMAND: "STANDARD",
@@ -55,20 +58,57 @@ def check(plan: Plan) -> None:
     """Refuse what Compute Engine can never make, with what to use instead."""
     if reason := machines.refusal(plan.slice, model_of(plan)):
         raise Unsupported(reason)
-    if plan.slices > 1:
+    if plan.slices > 1 and plan.slice.kind != "tpu":
         raise Unsupported(
-            f"{plan.slices} slices of {plan.slice.name} are not joined on Compute Engine: use backend='tpu-vm' or 'gke'"
+            f"num_slices is {plan.slices}, and only slices of TPUs are joined: join VMs with GPUs with "
+            f"cloud=Compute(hosts={plan.slices})"
         )
+
+
+# ---- names and paths, all of which are known before anything exists
+
+
+def needs_groups(plan: Plan) -> bool:
+    """Return True if a plan's VMs are made by groups, and not one by one."""
+    return machines.are_grouped(plan.slice, plan.slices)
+
+
+def is_grouped(placement: Mapping[str, Any]) -> bool:
+    """Return True if a placement's VMs are the members of groups, and not created one by one."""
+    return bool(placement.get("grouped"))
+
+
+def groups_of(placement: Mapping[str, Any]) -> list[str]:
+    """The names of a placement's groups, in the order of its slices; none if its VMs are created one by one."""
+    if not is_grouped(placement):
+        return []
+    name, slices = placement["name"], int(placement.get("slices") or 1)
+    return [name] if slices == 1 else [f"{name}-{index}" for index in range(slices)]
+
+
+def members_of_group(placement: Mapping[str, Any], group: str) -> list[str]:
+    """The names of the VMs of one of a placement's groups, in the order of its hosts."""
+    return [f"{group}-{number:0{len(NUMBER)}}" for number in range(FIRST_NUMBER, FIRST_NUMBER + per_slice(placement))]
 
 
 def members_of(placement: Mapping[str, Any]) -> list[str]:
     """The names of a placement's VMs, in the order of its hosts."""
+    if is_grouped(placement):
+        return [name for group in groups_of(placement) for name in members_of_group(placement, group)]
     name, hosts = placement["name"], int(placement.get("hosts") or 1)
     return [name] if hosts == 1 else [f"{name}-{index}" for index in range(hosts)]
 
 
+def per_slice(placement: Mapping[str, Any]) -> int:
+    """The number of hosts of each slice."""
+    return int(placement.get("hosts") or 1) // int(placement.get("slices") or 1)
+
+
 def zone_of(placement: Mapping[str, Any]) -> str:
     return f"projects/{placement['project']}/zones/{placement['zone']}"
+
+
+# ---- bodies
 
 
 def render(asked: Submission) -> list[dict[str, Any]]:
@@ -77,14 +117,31 @@ def render(asked: Submission) -> list[dict[str, Any]]:
 
 
 def _instance(asked: Submission, host: int, name: str) -> dict[str, Any]:
+    plan, placement = asked.plan, asked.intent.placement
+    orders = {"resource": f"{zone_of(placement)}/instances/{placement['name']}", "host": host}
+    body = {"name": name, **vm(asked, orders, name)}
+    if model_of(plan) == machines.FLEX_START:
+        wait = int(min(valid_for(plan, asked.intent) or FLEX_START_WAIT, FLEX_START_WAIT))
+        body["params"] = {"requestValidForDuration": {"seconds": str(wait)}}
+        until = {UNTIL: str(int(asked.intent.created + asked.intent.wait + wait))}
+        body["labels"] = dict([*until.items(), *body["labels"].items()][: ownership.LABELS_LIMIT])
+    return body
+
+
+def vm(asked: Submission, orders: Mapping[str, Any], name: str = "") -> dict[str, Any]:
+    """Return the properties of a VM, except for its name.
+
+    Args:
+        asked: What is submitted.
+        orders: The orders of its host beyond those that all hosts share.
+        name: Its name; "" for the template of many, which names a machine and a disk of whatever zone.
+    """
     plan, placement, cloud = asked.plan, asked.intent.placement, asked.plan.cloud
-    machine, model, zone = machine_of(plan.slice), model_of(plan), zone_of(placement)
+    machine, zone = machine_of(plan.slice), zone_of(placement)
     labels = ownership.labels_of(plan, asked.intent, asked.job_id, asked.spec_digest)
-    orders = {**orders_of(asked), "resource": f"{zone}/instances/{placement['name']}", "host": host}
-    body: dict[str, Any] = {
-        "name": name,
-        "machineType": f"{zone}/machineTypes/{machine.machine_type}",
-        "scheduling": _scheduling(asked.intent, model),
+    found: dict[str, Any] = {
+        "machineType": f"{zone}/machineTypes/{machine.machine_type}" if name else machine.machine_type,
+        "scheduling": _scheduling(asked.intent, model_of(plan)),
         "reservationAffinity": _affinity(plan, placement),
         "disks": [_boot_disk(plan, placement, machine, name, labels)],
         "networkInterfaces": [_interface(cloud, placement)],
@@ -93,7 +150,7 @@ def _instance(asked: Submission, host: int, name: str) -> dict[str, Any]:
         "metadata": {
             "items": [
                 {"key": "startup-script", "value": startup_script()},
-                {"key": "kinetic", "value": json.dumps(orders, ensure_ascii=False)},
+                {"key": "kinetic", "value": json.dumps({**orders_of(asked), **orders}, ensure_ascii=False)},
             ]
         },
         "shieldedInstanceConfig": {
@@ -104,17 +161,12 @@ def _instance(asked: Submission, host: int, name: str) -> dict[str, Any]:
     }
     if machine.accelerator:
         accelerator = f"{zone}/acceleratorTypes/{machine.accelerator}"
-        body["guestAccelerators"] = [{"acceleratorType": accelerator, "acceleratorCount": machine.count}]
+        found["guestAccelerators"] = [{"acceleratorType": accelerator, "acceleratorCount": machine.count}]
     if machine.threads_per_core:
-        body["advancedMachineFeatures"] = {"threadsPerCore": machine.threads_per_core}
+        found["advancedMachineFeatures"] = {"threadsPerCore": machine.threads_per_core}
     if cloud.get("tags"):
-        body["tags"] = {"items": list(cloud["tags"])}
-    if model == machines.FLEX_START:
-        wait = int(min(valid_for(plan, asked.intent) or FLEX_START_WAIT, FLEX_START_WAIT))
-        body["params"] = {"requestValidForDuration": {"seconds": str(wait)}}
-        until = {UNTIL: str(int(asked.intent.created + asked.intent.wait + wait))}
-        body["labels"] = dict([*until.items(), *labels.items()][: ownership.LABELS_LIMIT])
-    return body
+        found["tags"] = {"items": list(cloud["tags"])}
+    return found
 
 
 def run_seconds(intent: Intent, model: Model) -> int:
@@ -167,15 +219,16 @@ def image_of(plan: Plan, machine: Machine, project: str) -> str:
 def _boot_disk(
     plan: Plan, placement: Mapping[str, Any], machine: Machine, name: str, labels: Mapping[str, str]
 ) -> dict[str, Any]:
+    """`name`: of a VM, and so of its disk; "" for a template, whose VMs name theirs in the same way by themselves."""
     return {
         "boot": True,
         "autoDelete": True,
         "type": "PERSISTENT",
         "initializeParams": {
-            "diskName": name,
+            **({"diskName": name} if name else {}),
             "sourceImage": image_of(plan, machine, placement["project"]),
             "diskSizeGb": str(plan.cloud.get("disk_gib") or machine.disk_gib),
-            "diskType": f"{zone_of(placement)}/diskTypes/{machine.disk_type}",
+            "diskType": f"{zone_of(placement)}/diskTypes/{machine.disk_type}" if name else machine.disk_type,
             "labels": dict(labels),
         },
     }
@@ -203,5 +256,10 @@ def dry_run(plan: Plan, placement: Mapping[str, Any]) -> str:
 
 def describe(body: Mapping[str, Any]) -> str:
     """A create call for users: complete, except that a program is replaced by its size."""
-    items = {item["key"]: item["value"] for item in body["metadata"]["items"]}
-    return shown({**body, "metadata": shown_metadata(items)})
+    return shown(readable(body))
+
+
+def readable(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the properties of a VM with the size of its program in place of the program."""
+    items = {item["key"]: item["value"] for item in properties["metadata"]["items"]}
+    return {**properties, "metadata": shown_metadata(items)}

@@ -1,7 +1,8 @@
 """The states of instances and what happened to those that are gone, and the meaning for an attempt: tables, pure.
 
 An instance that is gone says nothing: the operations of its zone do, for some days. A state that this version does not
-know ends no attempt by itself. It knows no client.
+know ends no attempt by itself. A slice is the instances of a group, which itself says why it has not got them: it asks
+for them without end, so an end is put to that here. It knows no client.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from kinetic_orchestration.platforms.google.compute.request import UNTIL
 from kinetic_orchestration.protocol import wire
 
 REPAIR_PATIENCE = 900.0  # an instance that is under repair for longer is dead
+GROUP_PATIENCE = 900.0  # a group to which errors without a reason happen for longer gets no instances
 WHOM_TO_ASK = (
     "no operation of its zone says why. Ask the project's audit log for compute.instances.delete, and look at who has "
     "that permission"
@@ -51,9 +53,12 @@ _BY_GOOGLE = {
 }
 _PREEMPTED = "compute.instances.preempted"
 _BY_SOMEBODY = {"delete": "deleted", "stop": "stopped", "suspend": "suspended"}
+_ENDS = (*_BY_GOOGLE, _PREEMPTED, *_BY_SOMEBODY)
 UNSHOWN = 60.0  # seconds for which a VM whose insert has ended may not be shown yet
 _GOOGLE = "system"
 _OF_SERVICE = "gserviceaccount.com"  # how accounts end that are no person
+_OF_GROUPS = "@cloudservices.gserviceaccount.com"  # Google's own of a project, by which groups act
+_BROKEN = ("FAILED", "ACTIVE_DEGRADED")  # topologies on which a program does not run, though the instances do
 
 
 class Vm(NamedTuple):
@@ -69,6 +74,62 @@ class Vm(NamedTuple):
     account: str = ""
     model: str = ""  # its provisioning model
     repairing: float = 0.0  # known seconds in that state
+
+
+class Group(NamedTuple):
+    """A managed instance group in bulk mode: it gets all of its instances at once.
+
+    Attributes:
+        name: Its name.
+        zone: Its zone.
+        labels: Whose it is, as its description says it.
+        hosts: Of the placement that it is of, which may have several groups.
+        model: How they are to be had, as the placement has it.
+        created: When it was.
+        until: Until when it may wait for instances; 0 for no limit.
+        asks: It asks for instances, and has not got them.
+        remakes: It makes instances again that were there before.
+        deletes: It deletes instances, as it does once its own deletion has begun.
+        problems: Of its last request.
+        topology: The state of its topology, in the API's word; "" if it has none.
+        said: The error of that topology.
+    """
+
+    name: str
+    zone: str
+    labels: Mapping[str, str] = {}
+    hosts: int = 0
+    model: str = ""
+    created: float = 0.0
+    until: float = 0.0
+    asks: bool = False
+    remakes: bool = False
+    deletes: bool = False
+    problems: tuple[Problem, ...] = ()
+    topology: str = ""
+    said: str = ""
+
+
+class Resource(NamedTuple):
+    """A disk, a template or a policy: what belongs to an attempt and is no machine.
+
+    Attributes:
+        name: Its name.
+        zone: The zone of the placement that it is of.
+        labels: Whose it is, as its labels or its description say it.
+        created: When it was.
+        hosts: Of the placement, if it says so.
+        model: How they are to be had, if it says so.
+        deletes: Its deletion has begun.
+    """
+
+    name: str
+    zone: str
+    labels: Mapping[str, str] = {}
+    created: float = 0.0
+    hosts: int = 0
+    model: str = ""
+    deletes: bool = False
 
 
 class Event(NamedTuple):
@@ -107,12 +168,55 @@ class Member(NamedTuple):
         return any(event.kind == "insert" and event.ended for event in self.events or ())
 
 
+class Slice(NamedTuple):
+    """One slice of a placement, as far as it is known.
+
+    Attributes:
+        name: The name of its group.
+        group: The group; None if there is none.
+        members: Its VMs, in the order of its hosts.
+        empty: Seconds for which the group is known to be there without instances, though it asks for none.
+    """
+
+    name: str
+    group: Group | None
+    members: Sequence[Member]
+    empty: float = 0.0
+
+    @property
+    def waits(self) -> bool:
+        """True if it is to get its first instances: one of which some were there gets no others that are wanted."""
+        if self.group is None or self.group.remakes or not self.group.asks:
+            return False
+        return not self._was_had
+
+    @property
+    def is_refused(self) -> bool:
+        """True if its request has ended with an error, and it never had an instance."""
+        group = self.group
+        return group is not None and not group.asks and bool(group.problems) and not self._was_had
+
+    @property
+    def _was_had(self) -> bool:
+        return any(member.now or member.before for member in self.members)
+
+
+def is_an_end(event: Event) -> bool:
+    """Return True if an operation tells of the end of an instance, or that it was never made."""
+    return bool(event.problems) if event.kind == "insert" else event.kind in _ENDS and not event.problems
+
+
 def is_lost(vm: Vm | None) -> bool:
     """Return True if only the operations of its zone say what became of an instance."""
     if vm is None or vm.status in DEAD:
         return True
     # One whose insert failed is shown STOPPING for a while.
     return vm.status in ENDING and not vm.started
+
+
+def is_told(vm: Vm | None) -> bool:
+    """Return True if the operations of its zone say what becomes of an instance: it is lost, or about to be."""
+    return is_lost(vm) or (vm is not None and vm.status in ENDING)
 
 
 def observation(members: Sequence[Member], context: CallContext, model: str, now: float) -> Observation:
@@ -127,7 +231,11 @@ def observation(members: Sequence[Member], context: CallContext, model: str, now
     alive = [member.now for member in members if member.now is not None and _lives(member.now)]
     if strange := [vm for vm in alive if vm.status not in KNOWN]:
         return Observation(ELSEWHERE, f"{strange[0].name} is in a state that this version does not know")
-    lost = [member for member in members if member.now is None or not _lives(member.now)]
+    lost = [
+        member for member in members
+        if member.now is None or not _lives(member.now) or _is_ended(member, context, model, now)
+    ]  # fmt: skip
+    alive = [vm for vm in alive if not any(member.now is vm for member in lost)]
     charged = min((vm.started for vm in _seen(members) if vm.started), default=0.0)
     if lost:
         return _without(lost, alive, context, model, now)._replace(charged=charged)
@@ -141,6 +249,99 @@ def observation(members: Sequence[Member], context: CallContext, model: str, now
     return Observation(PRESENT, said, charged=charged, hint=hint)
 
 
+def of_slices(slices: Sequence[Slice], context: CallContext, model: str, now: float) -> Observation:
+    """Return what follows for an attempt from its groups and their VMs, in the order of the slices.
+
+    Args:
+        slices: The slices.
+        context: Whose they are.
+        model: How their VMs were to be had, as a placement has it.
+        now: The time.
+    """
+    members = [member for one in slices for member in one.members]
+    is_alive = any(member.now is not None and _lives(member.now) for member in members)
+    charged = min((vm.started for vm in _seen(members) if vm.started), default=0.0)
+    if told := [why for one in slices if (why := _fails(one, context, model, now)) is not None]:
+        return Observation(WOUNDED if is_alive else GONE, *_gravest(told), charged=charged)
+    waiting = [one for one in slices if one.waits]
+    missing = [one for one in slices if one.group is None and not any(member.now for member in one.members)]
+    had = [member for one in slices if not one.waits for member in one.members]
+    seen = observation(had, context, model, now) if had else Observation(QUEUED)
+    if seen.cause:  # of a group that is there, hosts are gone rather than absent
+        return seen._replace(state=seen.state if len(missing) == len(slices) or seen.state != ABSENT else GONE)
+    if missing and len(missing) < len(slices):
+        return Observation(PARTIAL, f"{missing[0].name} is not there yet", charged=charged)
+    if waiting:
+        said = _waits(waiting[0], context)
+        return Observation(QUEUED if model == machines.FLEX_START else PROVISIONING, said, charged=charged)
+    if seen.state == ABSENT and not missing:
+        return _empty(max(slices, key=lambda one: one.empty), context)
+    return seen
+
+
+def _fails(one: Slice, context: CallContext, model: str, now: float) -> tuple[str, str] | None:
+    """Return the reason for which a slice cannot be used, or never comes, and its cause; None if there is none."""
+    group = one.group
+    if group is not None and group.topology in _BROKEN:
+        said = f": {group.said.rstrip('.')}" if group.said else ""
+        return f"the topology of {group.name} in {context.zone} is {group.topology}{said}", wire.INFRASTRUCTURE
+    if group is None or not (one.waits or one.is_refused):
+        return None
+    if group.problems:
+        trouble = causes.classify(group.problems, context)
+        may_pass = trouble.action in (api_errors.AGAIN, api_errors.HERE, api_errors.LATER)
+        is_late = model != machines.FLEX_START and now - group.created > GROUP_PATIENCE
+        comes = model == machines.FLEX_START and trouble.action == api_errors.ELSEWHERE
+        if one.is_refused or (not comes and (not may_pass or is_late)):
+            taken = "; it was not made by this group: delete it" if trouble.action == api_errors.ADOPT else ""
+            return f"{context.zone}: {trouble.sentence}{taken}", trouble.cause
+    if 0 < group.until <= now:
+        why = _wait_is_over(context, group.name)
+        if group.problems:
+            why = f"{why}. The last answer: {causes.classify(group.problems, context).sentence}"
+        return why, wire.STOCKOUT
+    return None
+
+
+def _waits(one: Slice, context: CallContext) -> str:
+    """Say that a group waits, until when, and what it was told last."""
+    assert one.group is not None
+    said = f"{one.name} waits for all of its hosts in {context.zone}{_at_the_latest(one.group.until)}"
+    if not one.group.problems:
+        return said
+    return f"{said}: {causes.classify(one.group.problems, context).sentence}"
+
+
+def _empty(one: Slice, context: CallContext) -> Observation:
+    """The observation for groups that ask for nothing, none of whose VMs was ever seen, or is known to be gone."""
+    if one.empty <= UNSHOWN:
+        return Observation(PROVISIONING, f"{one.name} in {context.zone} shows no VMs yet")
+    said = f"{one.name} in {context.zone} has no VMs and asks for none: {WHOM_TO_ASK}"
+    return Observation(GONE, said, wire.INFRASTRUCTURE)
+
+
+def events_of(events: Sequence[Event], member: str, group: str = "") -> list[Event]:
+    """Return the operations that tell of one VM, in their order.
+
+    What a group deletes with itself is deleted by whoever deleted the group, also before it was there, and what it
+    deletes by itself, by Google. A group whose insert failed gets no instances.
+
+    Args:
+        events: All operations of a placement.
+        member: The VM's name.
+        group: The name of its group; "" if it has none.
+    """
+    own = [event for event in events if event.target == member]
+    if not group:
+        return own
+    of_group = [event for event in events if event.target == group]
+    over = [event for event in of_group if event.kind == "delete" and not event.problems]
+    failed = [event for event in of_group if event.kind == "insert" and event.problems and not own]
+    if over:
+        own = [event for event in own if event.kind != "delete" or not event.user.endswith(_OF_GROUPS)]
+    return sorted([*own, *over, *failed], key=lambda event: event.began, reverse=True)
+
+
 def _seen(members: Sequence[Member]) -> list[Vm]:
     return [vm for member in members if (vm := member.now or member.before) is not None]
 
@@ -151,10 +352,17 @@ def _lives(vm: Vm) -> bool:
     return not is_lost(vm)
 
 
+def _is_ended(member: Member, context: CallContext, model: str, now: float) -> bool:
+    """Return True if it is known who ends a VM that is still there, and shuts down: its own host cannot know it."""
+    ending = member.now is not None and member.now.status in ENDING
+    return ending and _end(member, context, model, now) is not None
+
+
 def _without(lost: Sequence[Member], alive: Sequence[Vm], context: CallContext, model: str, now: float) -> Observation:
     """The observation for VMs of which some, or all, are not there."""
     none_left = ABSENT if all(member.now is None for member in lost) else GONE
-    whole = WOUNDED if alive else none_left
+    ending = any(member.now is not None and _lives(member.now) for member in lost)  # its program may still save
+    whole = WOUNDED if alive or ending else none_left
     told = [why for member in lost if (why := _end(member, context, model, now)) is not None]
     if told:
         return Observation(whole, *_gravest(told))
@@ -170,8 +378,9 @@ def _without(lost: Sequence[Member], alive: Sequence[Vm], context: CallContext, 
 
 
 def _gravest(told: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """Choose the reason that is told of several: a VM that could not be had, rather than what followed from it."""
-    order = (wire.CONFIGURATION, wire.QUOTA, wire.STOCKOUT, wire.PREEMPTION)
+    """Choose the reason that is told of several: a VM that could not be had, rather than what followed from it; and
+    one that a person ended, rather than those that its hosts then gave up."""
+    order = (wire.CONFIGURATION, wire.QUOTA, wire.STOCKOUT, wire.CANCELLED, wire.PREEMPTION)
     return min(told, key=lambda why: order.index(why[1]) if why[1] in order else len(order))
 
 
@@ -197,8 +406,12 @@ def _end(member: Member, context: CallContext, model: str, now: float) -> tuple[
         # Such a VM vanishes without a word once its request is no longer valid. One that was never seen may be late.
         if vm is None and member.missed <= UNSHOWN:
             return None
-        return f"nothing became free in {context.zone} while the request for {member.name} was valid", wire.STOCKOUT
+        return _wait_is_over(context, member.name), wire.STOCKOUT
     return None
+
+
+def _wait_is_over(context: CallContext, name: str) -> str:
+    return f"nothing became free in {context.zone} while the request for {name} was valid"
 
 
 def _told_by(event: Event, member: Member, vm: Vm | None, context: CallContext, model: str) -> tuple[str, str] | None:
@@ -227,13 +440,13 @@ def _by(event: Event, where: str, vm: Vm | None, context: CallContext) -> tuple[
         return f"{where}: its own account {did} it ({event.user})", wire.INFRASTRUCTURE
     if _is_google(event.user):
         return f"{where}: Google {did} it", wire.INFRASTRUCTURE
-    if not own and event.user.endswith(_OF_SERVICE):  # of a VM that nobody here has seen
+    if vm is None and event.user.endswith(_OF_SERVICE):  # of a VM that nobody here has seen
         return f"{where}: {event.user} {did} it, which may be its own account", wire.INFRASTRUCTURE
     return f"{where}: {event.user} {did} it", wire.CANCELLED
 
 
 def _is_google(user: str) -> bool:
-    return user.partition("@")[0] in ("", _GOOGLE)
+    return user.partition("@")[0] in ("", _GOOGLE) or user.endswith(_OF_GROUPS)
 
 
 def _state(member: Member) -> str:
@@ -242,6 +455,8 @@ def _state(member: Member) -> str:
 
 def _until(vm: Vm) -> str:
     until = vm.labels.get(UNTIL, "")
-    if not until.isdecimal():
-        return ""
-    return f" until {datetime.fromtimestamp(int(until), UTC):%Y-%m-%d %H:%M:%S} UTC at the latest"
+    return _at_the_latest(float(until)) if until.isdecimal() else ""
+
+
+def _at_the_latest(until: float) -> str:
+    return f" until {datetime.fromtimestamp(until, UTC):%Y-%m-%d %H:%M:%S} UTC at the latest" if until else ""

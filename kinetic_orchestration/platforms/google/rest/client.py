@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import CredentialsError
@@ -27,10 +28,11 @@ _CODES = {0: api_errors.UNAVAILABLE, 401: api_errors.UNAUTHENTICATED, 502: api_e
 
 
 class Answer(NamedTuple):
-    """An HTTP status, 0 for no answer at all, and the JSON that came."""
+    """An HTTP status, 0 for no answer at all, the JSON that came, and its time by the server's clock, 0 if unknown."""
 
     status: int
     body: Mapping[str, Any]
+    date: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -104,11 +106,18 @@ class Google:
         except ValueError:
             found = None
         if isinstance(found, dict):
-            return Answer(reply.status_code, found)
+            return Answer(reply.status_code, found, _date(reply.headers.get("Date")))
         said = {"message": f"the answer cannot be read: {reply.text[:300]!r}"}
         if reply.ok:
             return Answer(0, {"error": {**said, "status": "UNAVAILABLE"}})
         return Answer(reply.status_code, {"error": {**said, "status": "UNKNOWN"}})
+
+
+def _date(header: str | None) -> float:
+    try:
+        return parsedate_to_datetime(header).timestamp() if header else 0.0
+    except (TypeError, ValueError):
+        return 0.0
 
 
 _sessions: OrderedDict[tuple[Any, ...], tuple[Google, Any]] = OrderedDict()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.host.attempt.notice import Notice
+from kinetic_orchestration.host.machine.machine import Machine
 from kinetic_orchestration.protocol import attempt_rules, wire
 
 pytestmark = pytest.mark.fast
@@ -43,7 +44,8 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.view: Any = View()
-        self.notice = Notice(SimpleNamespace(hosts=3, host=0), self.view)  # type: ignore[arg-type]
+        at: Any = SimpleNamespace(hosts=3, host=0)
+        self.notice = Notice(at, self.view, Machine(at))
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
     def beat(self, host: int, generation: int, **said: Any) -> None:
@@ -111,6 +113,32 @@ def test_a_host_tells_which_others_were_told(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_host_waits_for_the_others_from_the_first_moment_on(clock: Clock) -> None:
     """Before anything is read anew."""
-    fresh = Notice(SimpleNamespace(hosts=3, host=0), clock.view)  # type: ignore[arg-type]
+    at: Any = SimpleNamespace(hosts=3, host=0)
+    fresh = Notice(at, clock.view, Machine(at))
     assert fresh.read("").missing == ()
     assert fresh.read(TOLD).missing == (1, 2)
+
+
+def test_where_ends_are_explained_a_host_knows_which_others_were_ended_also_once_they_are_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    at: Any = SimpleNamespace(hosts=3, host=0)
+    machine = Machine(at)
+    machine.is_explained = True
+    notice = Notice(at, clock.view, machine)
+    clock.beat(1, 7)
+
+    def company(after: float) -> attempt_rules.Company:
+        clock.now = clock.view.read_at = 100.0 + after
+        return notice.company("", "")
+
+    assert company(1.0) == attempt_rules.Company(is_explained=True)
+    clock.beat(2, 8, told=True)
+    assert (company(2.0).told, company(2.0).age) == ((2,), 0.0)
+    clock.beat(2, 9, told=True, state=wire.DONE)
+    assert (company(7.0).told, company(7.0).age) == ((2,), 5.0)
+    assert not notice.is_heard
+    notice.company("", TOLD)
+    assert notice.is_heard
+    assert Notice(at, clock.view, Machine(at)).company(TOLD, TOLD) == attempt_rules.Company()

@@ -263,3 +263,18 @@ def test_a_pod_that_cannot_know_how_its_attempt_ended_leaves_the_reason(
         storage.heal()
     assert code == (0 if host else wire.EXIT_CODES[wire.INFRASTRUCTURE])
     assert ("the attempt's end could not be read: Cannot read prod/jobs/" in left.read_text()) == (not host)
+
+
+def test_of_a_slice_that_a_group_has_made_one_call_ends_all_so_turns_are_waited_for_and_no_vm_is_asked_for(
+    records: CloudRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(self_delete, "FIRST_TURN", 0.3)
+    monkeypatch.setattr(self_delete, "TURN", 0.2)
+    monkeypatch.setattr(bootstrap, "request", None)  # which is not called
+    deleted: list[tuple[object, ...]] = []
+    monkeypatch.setattr(bootstrap, "end_slice", lambda *what, **_: deleted.append(what))
+    group = "projects/p/zones/z/instanceGroupManagers/kinetic-1"
+    began = time.monotonic()
+    self_delete.delete_own_slice(Assignment(records.url, JOB, 1, 2, 4, "", "", "", "", "", "A=b", group, slices=2))
+    assert 0.6 < time.monotonic() - began < 60.0
+    assert deleted == [(group, 2, 1)]

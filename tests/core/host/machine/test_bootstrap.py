@@ -638,6 +638,7 @@ def test_a_slice_is_gone_when_both_the_queued_resource_and_the_node_answer_404(m
 # ---- instances of Compute Engine -------------------------------------------------------------------------------
 
 INSTANCE = "projects/p/zones/z/instances/kinetic-1"
+GROUP = "projects/p/zones/z/instanceGroupManagers/kinetic-1"
 OF_COMPUTE = "https://compute.googleapis.com/compute/v1"
 
 
@@ -647,8 +648,8 @@ OF_COMPUTE = "https://compute.googleapis.com/compute/v1"
         (INSTANCE, 1, 0, [f"{OF_COMPUTE}/{INSTANCE}"]),
         (INSTANCE, 3, 0, [f"{OF_COMPUTE}/{INSTANCE}-{number}" for number in (1, 2, 0)]),
         (INSTANCE, 3, 1, [f"{OF_COMPUTE}/{INSTANCE}-{number}" for number in (0, 2, 1)]),
-        ("projects/p/zones/z/instanceGroupManagers/kinetic-1", 4, 2,
-         [f"{OF_COMPUTE}/projects/p/zones/z/instanceGroupManagers/kinetic-1"]),
+        (GROUP, 1, 0, [f"{OF_COMPUTE}/{GROUP}"]),
+        (GROUP, 3, 1, [f"{OF_COMPUTE}/{GROUP}-{number}" for number in (0, 2, 1)]),
         ("projects/p/locations/z/queuedResources/q", 4, 2,
          ["https://tpu.googleapis.com/v2/projects/p/locations/z/queuedResources/q?force=true",
           "https://tpu.googleapis.com/v2/projects/p/locations/z/nodes/q"]),
@@ -666,7 +667,46 @@ def test_an_instance_of_several_knows_its_number_by_its_orders_and_asks_nobody(m
     assert bootstrap.host_number({"host": 3, "slices": 1, "hosts_per_slice": 4, "resource": INSTANCE}) == 3
 
 
-@pytest.mark.parametrize("orders", [{"hosts": "many"}, {"host": None}, {"resource": "this VM"}, {"resource": 7}])
+ENV = "instance/attributes/tpu-env"
+WORKER = "instance/attributes/agent-worker-number"
+ENDPOINTS = "instance/attributes/worker-network-endpoints"
+
+
+@pytest.mark.parametrize(
+    ("slices", "name", "told", "number"),
+    [
+        (1, "kinetic-1-003", {WORKER: "2"}, 2),
+        (1, "kinetic-1-003", {WORKER: "1", ENV: "WORKER_ID: '2'"}, 1),
+        (1, "kinetic-1-003", {ENV: "WORKER_ID: '0'\nNODE_ID: 'kinetic-1'"}, 0),
+        (1, "kinetic-1-003", {ENDPOINTS: "10.0.0.1,10.0.0.2", "instance/network-interfaces/0/ip": "10.0.0.2"}, 1),
+        (1, "kinetic-1-003", {}, 2),
+        (2, "kinetic-1-0-004", {WORKER: "3"}, 3),
+        (2, "kinetic-1-1-001", {WORKER: "0", ENV: "NODE_ID: 'whatever'"}, 4),
+        (2, "kinetic-1-1-004", {}, 7),
+        (12, "kinetic-1-10-002", {WORKER: "1"}, 41),
+    ],
+)
+def test_a_member_of_a_group_knows_its_slice_by_its_name_and_its_worker_as_on_cloud_tpu_or_else_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, slices: int, name: str, told: dict[str, str], number: int
+) -> None:
+    monkeypatch.setattr(bootstrap, "metadata", {"instance/name": name, **told}.get)
+    assert bootstrap.host_number({"slices": slices, "hosts_per_slice": 4, "resource": GROUP}) == number
+
+
+@pytest.mark.parametrize(
+    ("resource", "hosts", "host", "slices", "expected"),
+    [(GROUP, 4, 3, 1, (1, 0)), (GROUP, 8, 3, 2, (2, 0)), (GROUP, 8, 4, 2, (2, 1)), (INSTANCE, 4, 3, 1, (4, 3))],
+)
+def test_what_is_deleted_in_the_end_is_as_many_groups_as_there_are_slices_or_the_instances(
+    resource: str, hosts: int, host: int, slices: int, expected: tuple[int, int]
+) -> None:
+    at = Assignment("s", "job-1", 1, host, hosts, "", "b", "r", "h", "", "A=b", resource, slices=slices)
+    assert Assignment.from_words(at.words()).unit() == expected
+
+
+@pytest.mark.parametrize(
+    "orders", [{"hosts": "many"}, {"slices": "some"}, {"host": None}, {"resource": "this VM"}, {"resource": 7}]
+)
 def test_orders_by_which_a_vm_could_not_be_deleted_are_none(orders: dict[str, Any]) -> None:
     whole = {"resource": INSTANCE, "deadline": 1.5e9, "hosts": 2, "host": 1}
     google = {"Metadata-Flavor": "Google"}
@@ -720,11 +760,13 @@ class _Instances(BaseHTTPRequestHandler):
         elif self.command == "DELETE":
             server.states[name] = "STOPPING"
             self._answer(200, {"kind": "compute#operation", "status": "RUNNING"})
-        elif server.states[name] == "STOPPING" and server.looks > 0:
-            server.looks -= 1
-            self._answer(200, {"name": name, "status": "RUNNING"})
         else:
-            self._answer(200, {"name": name, "status": server.states[name]})
+            state = server.states[name]
+            if state == "STOPPING" and server.looks > 0:
+                server.looks -= 1
+                state = "RUNNING"
+            actions = {"currentActions": {"none": 4, "deleting": 4 * (state == "STOPPING")}}
+            self._answer(200, {"name": name, **(actions if bootstrap.GROUPS in self.path else {"status": state})})
 
     do_GET = do_DELETE = answer
 
@@ -757,6 +799,28 @@ def test_a_host_of_several_deletes_the_others_first_and_itself_once_those_are_on
     assert taken == [1]
 
 
+def test_a_host_of_several_slices_deletes_the_other_groups_first_and_its_own_once_those_are_on_their_way(
+    monkeypatch: pytest.MonkeyPatch, swift: None
+) -> None:
+    """Of each group one call ends all hosts, and a group is there until the last of them is gone."""
+    with Instances("kinetic-1-0", "kinetic-1-1", looks=2) as api:
+        at(api, monkeypatch)
+        bootstrap.end_slice(GROUP, 2, 0)
+        assert set(api.states.values()) == {"STOPPING"}
+    before = api.calls[: api.calls.index("DELETE kinetic-1-0")]
+    assert before == ["DELETE kinetic-1-1", "GET kinetic-1-1"] * 3, "members that stay are not on their way"
+
+
+def test_a_group_of_another_slice_that_cannot_be_freed_keeps_no_slice_alive(
+    monkeypatch: pytest.MonkeyPatch, swift: None
+) -> None:
+    refusals = {"kinetic-1-0": [(400, "The resource is not ready")] * 1000}
+    with Instances("kinetic-1-0", "kinetic-1-1", looks=0, refusals=refusals) as api:
+        at(api, monkeypatch)
+        bootstrap.end_slice(GROUP, 2, 1)
+    assert api.states == {"kinetic-1-0": "RUNNING", "kinetic-1-1": "STOPPING"}
+
+
 def test_instances_that_are_gone_already_or_never_came_keep_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch, swift: None
 ) -> None:
@@ -781,7 +845,7 @@ def test_a_host_that_cannot_free_another_one_frees_itself_in_the_end(
     assert "kinetic-1-1 was not deleted: The resource is not ready" in capsys.readouterr().out
 
 
-def test_a_403_of_compute_engine_may_mean_slow_down_and_else_names_the_role_with_its_condition(
+def test_a_403_of_compute_engine_may_mean_slow_down_and_else_names_the_page_with_the_role(
     monkeypatch: pytest.MonkeyPatch, swift: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     denied = "Required 'compute.instances.delete' permission"
@@ -791,13 +855,7 @@ def test_a_403_of_compute_engine_may_mean_slow_down_and_else_names_the_role_with
         bootstrap.end_slice(INSTANCE)
     said = capsys.readouterr().out
     assert said.count("may not delete") == 1
-    assert f"this VM may not delete its slice: {denied}. Grant its service account a role: " in said
-    assert "gcloud iam roles create kineticHost --project=p --permissions=compute.instances.get," in said
-    assert "gcloud projects add-iam-policy-binding p --member=serviceAccount:" in said
-    assert (
-        """--condition='title=kinetic,expression=resource.name.extract("instances/{name}").startsWith("kinetic-")'"""
-        in said
-    )
+    assert f"may not delete its slice: {denied}. Grant its service account the role of docs/cloud/compute.md" in said
     assert f"UNTIL SOMEBODY DELETES {INSTANCE}, IT COSTS MONEY" in said
     assert "secret" not in said
 

@@ -275,6 +275,17 @@ def test_an_attempt_that_has_just_ended_is_left_to_its_own_hosts_unless_another_
     here.cloud.ledger.assert_nothing_left()
 
 
+def test_programs_that_have_long_to_save_are_not_cut_off(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaper, "SETTLED", -30.0)
+    job = here.admit()
+    here.submit(job)
+    told = wire.Verdict(wire.ABORTED, "host", 0.0, cause=wire.PREEMPTION, reason="taken back", host=0, grace=90.0)
+    assert job.store.create(names.verdict(job.job_id, 1), told.encode())
+    assert here.reap() == []
+    monkeypatch.setattr(reaper, "SETTLED", -OLD)
+    assert [reaped.why for reaped in here.reap()] == ["its attempt has its verdict"]
+
+
 def test_what_lives_within_its_deadline_stays_whether_the_store_knows_of_it_or_not(here: Here) -> None:
     known = here.submit(here.admit())
     unknown = here.make("job-999999999999")

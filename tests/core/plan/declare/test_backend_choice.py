@@ -32,10 +32,11 @@ def planned(home: Path, options: Options, **environ: str) -> Plan:
 BY_RULE = {
     "v5e-8": ("tpu-vm", "v5e has the Cloud TPU API"),
     "v6e-8": ("tpu-vm", "v6e has the Cloud TPU API; backend='compute' also serves it"),
-    "v6e-16": ("tpu-vm", "v6e has the Cloud TPU API"),
+    "v6e-16": ("tpu-vm", "v6e has the Cloud TPU API; backend='compute' also serves it"),
     "l4": ("compute", "GPUs have no Cloud TPU API; backend='gke' with a cluster also serves them"),
     "h100x8": ("compute", "GPUs have no Cloud TPU API; backend='gke' with a cluster also serves them"),
     "tpu7x-4": ("compute", "TPU7x has no Cloud TPU API; backend='gke' with a cluster also serves them"),
+    "tpu7x-64": ("compute", "TPU7x has no Cloud TPU API; backend='gke' with a cluster also serves them"),
 }
 
 
@@ -91,6 +92,15 @@ def test_a_plan_for_vms_has_what_only_they_know(home: Path) -> None:
     assert "Compute Engine l4x4" in plan.hardware
 
 
+def test_slices_of_several_hosts_and_several_slices_are_planned_for_vms(home: Path) -> None:
+    plan = planned(home, Options("v6e-16", cloud=Compute(num_slices=2)))
+    assert (plan.backend, plan.slices, plan.hosts) == ("compute", 2, 8)
+    assert "num_slices" not in plan.cloud and Plan.from_json(plan.to_json()) == plan
+    assert "2 slices of v6e-16" in planner.describe(plan)
+    assert planned(home, Options("tpu7x-64")).hosts == 16
+    assert planned(home, Options("v6e-8", backend="compute", cloud=TpuVm(zones=["us-east5-a"]))).hosts == 1
+
+
 def test_the_dry_run_says_how_vms_are_got(home: Path) -> None:
     for cloud, spot, told in (
         (Compute(flex_start=True), False, "capacity     flex-start"),
@@ -111,19 +121,33 @@ REFUSED: dict[str, tuple[Options, str]] = {
         Options("l4", cloud=Compute(flex_start=True, reservation="r")),
         "flex_start=True and reservation='r' name two kinds of capacity: keep one",
     ),
+    "flex-start of several": (
+        Options("l4", cloud=Compute(flex_start=True, hosts=2)),
+        "flex_start=True gives each VM by itself, and the first of hosts=2 would cost money while it waits",
+    ),
+    "flex-start of several slices": (
+        Options("tpu7x-8", cloud=Compute(flex_start=True, num_slices=2)),
+        "flex_start=True gives each slice by itself, and the first of num_slices=2 would cost money while it waits",
+    ),
     "spot of a reservation": (
         Options("l4", spot=True, cloud=Compute(reservation="r")),
         "spot=True and the reservation 'r' exclude each other",
     ),
     "hosts of a TPU": (
         Options("v6e-8", cloud=Compute(hosts=2)),
-        "cloud=Compute(hosts=2) is for VMs with GPUs, and v6e-8 has 1 host: leave hosts out",
+        "cloud=Compute(hosts=2) is for VMs with GPUs, and v6e-8 has 1 host: leave hosts out; num_slices= joins several",
     ),
     "no host": (Options("l4", cloud=Compute(hosts=0)), "cloud=Compute(hosts=0): it is a number of VMs, from 1 to"),
-    "slices": (
-        Options("v6e-8", cloud=Compute(num_slices=2)),
-        "cloud=Compute(num_slices=2): it makes one slice; cloud=TpuVm(num_slices=…) joins TPU slices",
+    "slices of GPUs": (
+        Options("l4", cloud=Compute(num_slices=2)),
+        "cloud=Compute(num_slices=2) joins slices of TPUs, and l4 is none: hosts= joins VMs with GPUs",
     ),
+    "no slice": (Options("v6e-8", cloud=Compute(num_slices=0)), "num_slices is 0: it is a number of slices, from 1 to"),
+    "more slices than a job has hosts": (
+        Options("v5p-2048", cloud=Compute(num_slices=200)),
+        "num_slices is 200, and so many slices of v5p-2048 have 102400 hosts: a job has 65536 at most, so choose 128 or",
+    ),
+    "half a slice of Cloud TPU": (Options("v6e-8", cloud=TpuVm(num_slices=1.5)), "num_slices is 1.5: it is a number of"),  # type: ignore[arg-type]
     "a disk smaller than the image": (
         Options("l4", cloud=Compute(disk_gib=5)),
         "cloud=Compute(disk_gib=5): the image alone takes 10 GiB",
@@ -199,9 +223,26 @@ NOT_PLANNED: dict[str, tuple[Options, dict[str, str], str]] = {
     "too long for any VM": (
         Options("l4", limits=planner.Limits(run="120d")), {}, "limits.run is 120d, and Compute Engine ends a VM after 120"
     ),
+    "a process for each GPU": (
+        Options("l4x4", processes="gpu"), {},
+        ("processes= is not possible on the compute backend: a host of it is one process that sees all GPUs of its VM, as "
+        "JAX and Keras use them. Leave it out; PyTorch's launcher starts one for each GPU of a VM, in a command"),
+    ),
     "a container without docker": (
         Options("l4", container_image="r/train:1"), {},
         "container_image= is not possible on the compute backend: its default image has no docker",
+    ),
+    "a container on a TPU": (
+        Options("v6e-8", backend="compute", container_image="r/train:1"), {},
+        "name an image of your own with cloud=Compute(image=…): one for these TPUs, with docker added",
+    ),
+    "a container on Google's image without docker": (
+        Options(
+            "l4", container_image="r/train:1",
+            cloud=Compute(image="projects/ubuntu-os-accelerator-images/global/images/family/ubuntu-accelerator-2204-x"),
+        ), {},
+        ("family/ubuntu-accelerator-2204-x has no docker. Leave it out, and the hosts get locked packages; or name an "
+        "image that has docker and NVIDIA's container toolkit, with cloud=Compute(image='projects/ml-images/"),
     ),
     "an h100 on demand": (Options("h100"), {}, "h100 (a3-highgpu-1g) does not come on demand: add spot=True or"),
     "t4 by flex-start": (

@@ -11,6 +11,7 @@ from kinetic_orchestration.errors import UnknownAccelerator, Unsupported
 from kinetic_orchestration.plan.hardware import machines
 from kinetic_orchestration.plan.hardware.accelerators import catalogue, on_hosts, parse
 from kinetic_orchestration.plan.hardware.machines import FLEX_START, ON_DEMAND, RESERVATION, SPOT, machine_of, refusal
+from kinetic_orchestration.testing.model.compute import catalog
 
 pytestmark = pytest.mark.fast
 
@@ -25,11 +26,12 @@ def test_each_accelerator_has_the_machine_that_google_lists_for_it() -> None:
         if machines.serves(one)
     }
     assert found == {
-        "v5p-4": ("ct5p-hightpu-4t", "pd-balanced"),
+        **{f"v5p-{4 << power}": ("ct5p-hightpu-4t", "pd-balanced") for power in range(10)},
         "v6e-1": ("ct6e-standard-1t", "hyperdisk-balanced"),
         "v6e-4": ("ct6e-standard-4t", "hyperdisk-balanced"),
         "v6e-8": ("ct6e-standard-8t", "hyperdisk-balanced"),
-        "tpu7x-4": ("tpu7x-standard-4t", "hyperdisk-balanced"),
+        **{f"v6e-{16 << power}": ("ct6e-standard-4t", "hyperdisk-balanced") for power in range(5)},
+        **{f"tpu7x-{4 << power}": ("tpu7x-standard-4t", "hyperdisk-balanced") for power in range(10)},
         "b200x8": ("a4-highgpu-8g", "hyperdisk-balanced"),
         "h200x8": ("a3-ultragpu-8g", "hyperdisk-balanced"),
         "h100-megax8": ("a3-megagpu-8g", "pd-balanced"),
@@ -58,6 +60,16 @@ def test_each_accelerator_has_the_machine_that_google_lists_for_it() -> None:
         "t4x2": ("n1-standard-8", "pd-balanced"),
         "t4x4": ("n1-standard-16", "pd-balanced"),
     }  # fmt: skip
+
+
+def test_slices_of_several_hosts_are_those_that_compute_engine_links() -> None:
+    """Two ct6e-standard-4t as 2x4 are GKE's alone, and a group of one zone has 1000 VMs at most."""
+    for one in catalogue():
+        if one.kind == "tpu" and machines.serves(one) and one.hosts > 1:
+            assert one.topology in catalog.TOPOLOGIES[machine_of(one).machine_type].split()
+            assert machine_of(one).count == 4 and one.hosts < 1000
+    assert "as 2x4, which no group of VMs links: take v6e-8" in refusal(on_hosts(parse("v6e-8"), 2), SPOT)
+    assert machine_of(parse("v6e-16")) == machine_of(parse("v6e-4"))
 
 
 def test_only_n1_machines_are_given_their_gpus_apart() -> None:
@@ -95,8 +107,9 @@ REFUSED = {
     "t4x4": (FLEX_START, "t4x4 (n1-standard-16) does not come by cloud=Compute(flex_start=True): take spot=True or cloud=Compute(reservation='NAME'), or leave it out for one on demand"),
     "v5e-8": (SPOT, "v5e-8 cannot be a VM of Compute Engine, whose API refuses the machines of v5e: Cloud TPU has it, with backend='tpu-vm', and GKE, with backend='gke'"),
     "v4-4": (SPOT, "v4-4 cannot be a VM of Compute Engine, which begins with v5p: Cloud TPU has it, with backend='tpu-vm'"),
-    "v6e-16": (SPOT, "v6e-16 is a slice of 4 hosts, and the compute backend makes slices of one host so far (v6e-1 or v6e-4 or v6e-8): Cloud TPU has it, with backend='tpu-vm', and GKE has it, with backend='gke' and a cluster"),
-    "tpu7x-8": (SPOT, "tpu7x-8 is a slice of 2 hosts, and the compute backend makes slices of one host so far (tpu7x-4): GKE has it, with backend='gke' and a cluster"),
+    "v5p-192": (SPOT, "v5p-192 is 48 VMs of 4 chips as 4x4x12, which no group of VMs links: take v5p-128 or v5p-256; Cloud TPU has it, with backend='tpu-vm', and GKE has it, with backend='gke' and a cluster"),
+    "v5p-4096": (SPOT, "v5p-4096 is 1024 VMs of 4 chips as 16x16x16, which no group of VMs links: take v5p-2048; Cloud TPU has it, with backend='tpu-vm', and GKE has it, with backend='gke' and a cluster"),
+    "tpu7x-192": (SPOT, "tpu7x-192 is 48 VMs of 4 chips as 4x4x12, which no group of VMs links: take tpu7x-128 or tpu7x-256; GKE has it, with backend='gke' and a cluster"),
     "tpu7x-1": (SPOT, "tpu7x-1 is half a machine of Compute Engine, and GKE alone divides it: take tpu7x-4, or backend='gke'"),
     "gb200x4": (RESERVATION, "gb200x4 has Arm processors, for which no packages are locked: run it on GKE with backend='gke' and a container_image= for arm64, or take b200x8"),
     "v100x2": (ON_DEMAND, "v100x2 needs a driver for GPUs older than the T4, which the images of the compute backend (driver 580, open kernel modules) do not have: take t4 or l4, or a node pool of GKE with backend='gke'"),

@@ -139,7 +139,7 @@ def test_eight_chips_may_be_of_one_host_or_of_two_as_keras_kinetic_has_them(name
         (f"{machine}-8t", 8, 1), (f"{machine}-4t", 4, 2)
     ]  # fmt: skip
     assert node(two).labels == node(one).labels
-    assert str(two) == f"{name}: 8 chips (2x4), 2 hosts × 4 chips, through GKE"
+    assert str(two) == f"{name}: 8 chips (2x4), 2 hosts × 4 chips, not in the Cloud TPU API"
     assert command(two).startswith(f"gcloud container node-pools create ko-{name}-on-2 ")
     assert "--placement-type=COMPACT --tpu-topology=2x4 " in command(two) and "--max-nodes=2 " in f"{command(two)} "
     assert (otherwise(one), otherwise(two)) == (two, one)

@@ -166,25 +166,28 @@ def test_what_four_hosts_wrote_two_restore_if_they_are_asked_to(jobs: Any, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
 @pytest.mark.timeout(3600)
-def test_a_training_on_four_hosts_that_is_killed_twenty_times_comes_to_the_very_same_weights(
-    jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("seed", "dark"),
+    [pytest.param(1903, 6, marks=pytest.mark.turn(0)), pytest.param(1904, 7, marks=pytest.mark.turn(3))],
+)
+def test_a_training_on_four_hosts_that_is_killed_ten_times_comes_to_the_very_same_weights(
+    jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, dark: int
 ) -> None:
     """Killed at random moments: half of them while JAX starts, compiles or restores, half in a step or while a
-    checkpoint is written. It is an agent that dies, a host that loses its power, or a machine that is taken back.
-    `fill` makes checkpoints long enough to be hit."""
+    checkpoint is written. It is an agent that dies, a machine that is taken back, or a host that loses its power, in the
+    attempt that is `dark`. `fill` makes checkpoints long enough to be hit."""
     constants(monkeypatch, attempt_rules, ECHO=20.0)  # who waits for the job tells of a host without power, in its time
-    steps, fill, chance = 400, 2_000_000, random.Random(1903)
+    kills, steps, fill, chance = 10, 240, 2_000_000, random.Random(seed)
     undisturbed = launched(jobs.trains_on_a_slice, steps, 0.0, 50, str(tmp_path / "undisturbed"), fill, devices=2)
     expected = undisturbed.result(timeout=PATIENCE)
     assert expected["begun"] == 0
     folder = tmp_path / "marks"
-    job = launched(jobs.trains_on_a_slice, steps, 0.05, 4, str(folder), fill, devices=2, paused=20)
+    job = launched(jobs.trains_on_a_slice, steps, 0.05, 4, str(folder), fill, devices=2, paused=kills)
     follower = ThreadPoolExecutor(1)
-    ended = follower.submit(job.result, timeout=21 * PATIENCE)  # whoever waits for it starts the attempts
+    ended = follower.submit(job.result, timeout=(kills + 1) * PATIENCE)  # whoever waits for it starts the attempts
     start = 0.0  # seconds until all hosts train
-    for attempt in range(1, 21):
+    for attempt in range(1, kills + 1):
         wait_until(lambda number=attempt: is_intended(job, number) or ended.done(), within=PATIENCE)
         assert not ended.done(), f"it was over before its last kill: {ended.exception()!r}"
         hosts = trees(job._job, attempt, within=PATIENCE)
@@ -198,7 +201,7 @@ def test_a_training_on_four_hosts_that_is_killed_twenty_times_comes_to_the_very_
             wait_until(
                 lambda at=moment, of=attempt: time.monotonic() > at or marks(folder, "runs", of), within=PATIENCE
             )
-        if attempt in (6, 13):
+        if attempt == dark:
             kill_host(hosts[chance.randrange(4)])  # loses its power: nobody speaks for it
         else:
             kill(
@@ -206,9 +209,9 @@ def test_a_training_on_four_hosts_that_is_killed_twenty_times_comes_to_the_very_
             )
     found = ended.result(timeout=PATIENCE)
     follower.shutdown()
-    assert found["attempt"] == 21
+    assert found["attempt"] == kills + 1
     assert found["begun"] > 0
-    agreed = [set(marks(folder, "began", attempt).values()) for attempt in range(1, 22)]
+    agreed = [set(marks(folder, "began", attempt).values()) for attempt in range(1, kills + 2)]
     assert all(len(steps) <= 1 for steps in agreed)
     began_at = [int(step) for steps in agreed for step in steps]
     assert began_at == sorted(began_at)

@@ -26,7 +26,7 @@ from kinetic_orchestration.protocol.content import tree
 from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.cloud.cases import FOUR_HOSTS, nodes, run, vm
 from tests.end_to_end.cloud.conftest import ZONES
-from tests.support.faults import break_hosts
+from tests.support.faults import CHANGED, PATIENT, break_hosts
 from tests.support.jobs import ALL_OF_THE_AGENT, WITHIN, beats, changes, lines, placements, told, wait_running
 from tests.support.waits import wait_until
 
@@ -34,9 +34,6 @@ from tests.support.waits import wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.turn, pytest.mark.timeout(600)]
 
 NONE = kinetic.Retry(infra=0, preemption=0)
-PATIENT = (
-    "attempt_rules.GRACE = {**attempt_rules.GRACE, 'preemption': 25.0}"  # with programs, as far as the notice goes
-)
 Break = Callable[[str], None]
 
 
@@ -371,15 +368,7 @@ def test_f28_topology_variables_left_from_elsewhere_are_replaced_by_the_slices_o
 # ---- F29 -----------------------------------------------------------------------------------------------------------
 
 
-MESSAGES = {
-    "payload": "was sent.*It was removed from the store",
-    "tree": "pack [0-9a-f]{64} .*It was removed from the store",
-    "spec": r"spec\.json is not the one that was submitted.*Nothing of it was run",
-    "agent": "the agent in gs://.* is not the one that was submitted.*It was not run",
-}
-
-
-@pytest.mark.parametrize("what", list(MESSAGES))
+@pytest.mark.parametrize("what", list(CHANGED))
 def test_f29_what_was_changed_in_the_bucket_is_refused_on_the_host_and_not_tried_again(
     cloud: Emulator, jobs: Any, tmp_path: Path, what: str
 ) -> None:
@@ -404,7 +393,7 @@ def test_f29_what_was_changed_in_the_bucket_is_refused_on_the_host_and_not_tried
     data[len(data) // 2] ^= 1
     store.put(name, bytes(data))
     cloud.restock(ZONES[0])
-    with pytest.raises(JobError, match=MESSAGES[what]) as caught:
+    with pytest.raises(JobError, match=CHANGED[what]) as caught:
         job.result(timeout=WITHIN)
     assert caught.value.cause == wire.CONFIGURATION
     assert job.attempts() == 1

@@ -18,28 +18,16 @@ from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.cloud.cases import FOUR_HOSTS, run
 from tests.end_to_end.cloud.conftest import ZONES
+from tests.support.faults import KILLED, RECORDS
 from tests.support.jobs import WITHIN, changes, lines, placements, told, wait_running
 from tests.support.waits import wait_until
 
 # Each starts machines, and several processes on each.
 pytestmark = [pytest.mark.slow, pytest.mark.turn, pytest.mark.timeout(600)]
 
-RECORDS = (
-    "insert */identities/*",
-    "insert */in/spec.json",
-    "insert */intent.json",
-    "insert */started.json",
-    "insert */beats/*/1/0",
-    "insert */log/*",
-    "insert */exit.json",
-    "insert */hosts/0/result",
-    "insert */verdict.json",
-    "insert */done.json",
-)
 OF_SEVERAL_HOSTS = ("insert */exit.json",)
 ONE_HOST = "v5e-1"
 READS = ("GetNode", "ListNodes", "GetQueuedResource", "ListQueuedResources")
-KILLED = -9
 REFUSED = 3  # requests, so that whoever asks has asked again
 
 

@@ -18,6 +18,7 @@ from kinetic_orchestration.host.attempt.opening import machine_of
 from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.host.machine.machine import Unanswered, Unauthorized
 from kinetic_orchestration.host.machine.vm import gpus, network, vm
+from kinetic_orchestration.host.machine.vm import instance as vm_instance
 from kinetic_orchestration.host.machine.vm.instance import Instance, patience_with_gpus
 from kinetic_orchestration.host.prepare.prepare import Ready
 from kinetic_orchestration.host.process import topology
@@ -305,6 +306,26 @@ def test_addresses_that_may_not_be_read_are_told_with_the_role_and_those_that_ne
         Unanswered, match=r"where the hosts of projects/p/zones/z/instances/kinetic-1-0 are was not told"
     ):
         instance().addresses(ON_L4)
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ([(200, {"status": "STAGING"}), (404, {})], "kinetic-1-0, the VM of another host, is gone, and is not waited"),
+        ([(200, {**shown("10.0.0.9"), "status": "TERMINATED"})], "kinetic-1-0, the VM of another host, is TERMINATED"),
+        ([(404, {})], "kinetic-1-0, the VM of another host, is not there"),
+    ],
+)
+def test_a_host_whose_vm_is_gone_before_it_speaks_is_not_waited_for(
+    google: Google, monkeypatch: pytest.MonkeyPatch, answers: list[Any], said: str
+) -> None:
+    monkeypatch.setattr(vm_instance, "JUDGED", 0.3)
+    monkeypatch.setattr(vm_instance, "UNMADE", 0.6)
+    google.answers = {"/kinetic-1-0": answers}
+    began = time.monotonic()
+    with pytest.raises(Unanswered, match=said):
+        instance().addresses(ON_L4)
+    assert time.monotonic() - began < 10.0
 
 
 def test_rights_are_asked_for_on_ones_own_vm_and_what_cannot_be_checked_is_a_note(google: Google) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -359,7 +360,8 @@ def test_a_notice_that_comes_between_two_waits_is_not_missed(site: Site, monkeyp
         return reply
 
     monkeypatch.setattr(bootstrap, "exchange", and_then_it_changes)
-    threading.Thread(target=vm._watch, args=(path, lambda _: told.set()), daemon=True).start()
+    at: Any = SimpleNamespace(hosts=1)
+    threading.Thread(target=vm.Vm(at)._watch, args=(path, lambda _: told.set()), daemon=True).start()
     try:
         assert told.wait(vm.WAIT / 3)
     finally:

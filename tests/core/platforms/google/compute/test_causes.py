@@ -205,11 +205,38 @@ CASES: Mapping[str, Case] = {
     "policy": Case(
         call(412, "conditionNotMet", POLICY), wire.CONFIGURATION, FATAL, ("use cloud=Compute(external_ips=False)",)
     ),
+    "policy: secure boot": Case(
+        call(412, "conditionNotMet", "Constraint constraints/compute.requireShieldedVm violated for project ours."),
+        wire.CONFIGURATION, FATAL, ("use cloud=Compute(secure_boot=True, image=…) with an image of your own whose",),
+    ),
     "not logged in": Case(call(401, "authError", "Invalid Credentials"), wire.CONFIGURATION, FATAL, ("log in anew",)),
     # what was asked for
     "a machine for others": Case(
         call(400, "invalid", "The project ours is not allowed to use the machine type ct5lp-hightpu-1t."),
-        wire.CONFIGURATION, FATAL, ("backend='tpu-vm'",),
+        wire.CONFIGURATION, FATAL, ("Google has not opened these machines to the project",),
+    ),
+    "a machine that needs an agreement": Case(
+        call(400, "invalid", "This user agent is not allowed to use the machine type tpu7x-standard-4t."),
+        wire.CONFIGURATION, FATAL, ("tpu7x-standard-4t", "ask your contact there for access"),
+    ),
+    "an unknown zone": Case(
+        call(400, "invalid", "Invalid value for field 'zone': 'us-central1-x'. Unknown zone."),
+        wire.QUOTA, DROP, ("there is no such zone", "gcloud compute zones list"), ZONE,
+    ),
+    "a zone that is not found": Case(
+        call(404, "notFound", "The resource 'projects/ours/zones/us-central1-x' was not found"),
+        wire.QUOTA, DROP, ("there is no such zone",), ZONE,
+    ),
+    "disks of other zones": Case(
+        call(404, "notFound", "The resource 'projects/ours/zones/z/diskTypes/hyperdisk-balanced' was not found"),
+        wire.QUOTA, DROP, ("the zone has no disks of the type",), ZONE,
+    ),
+    "an account that is not there": Case(
+        call(404, "notFound", "The resource 'projects/-/serviceAccounts/x@ours' of type 'serviceAccount' was not found."),
+        wire.CONFIGURATION, FATAL, ("name one that is there",),
+    ),
+    "a project that is not there": Case(
+        call(404, "notFound", "The resource 'projects/gone' was not found"), wire.CONFIGURATION, FATAL,
     ),
     "a machine of other zones": Case(
         call(400, "invalid", "Invalid value for field 'resource.machineType': 'zones/z/machineTypes/a2-highgpu-1g'. Machine "

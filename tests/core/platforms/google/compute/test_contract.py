@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.platforms.google.compute import request
 from kinetic_orchestration.testing import BackendContract, Emulator
 
 pytestmark = [
@@ -37,4 +38,31 @@ class TestComputeBackend(BackendContract):
         self.cloud.compute.host_error(f"{placement['name']}-{host}")
 
     def left(self) -> Sequence[str]:
+        return [str(item) for item in self.cloud.ledger.leaks()]
+
+
+class TestSlices(BackendContract):
+    """The same of slices whose VMs are made by groups."""
+
+    backend = "compute"
+    one_host = "v6e-4"
+    several_hosts = "v6e-8"
+    options_of_several = {"cloud": kinetic.Compute(num_slices=2)}  # noqa: RUF012 - of the test
+
+    @pytest.fixture
+    def environment(self, home: Path) -> Iterator[Mapping[str, str]]:
+        with Emulator(zones=("us-central1-a", "us-east5-b"), python=sys.executable) as self.cloud:
+            yield self.cloud.environ(deployment="prod", backend="compute")
+            self.cloud.ledger.assert_nothing_left()
+
+    def kill_host(self, placement: Mapping[str, Any], host: int) -> None:
+        """The machine under one VM fails."""
+        self.cloud.compute.host_error(request.members_of(placement)[host])
+
+    def left(self) -> Sequence[str]:
+        """Templates and policies, which cost nothing, are removed by whoever looks for leftovers."""
+        backend = self.opened()
+        for entry in backend.leftovers():
+            if entry["state"] in ("TEMPLATE", "POLICY"):
+                backend.release(entry)
         return [str(item) for item in self.cloud.ledger.leaks()]

@@ -18,6 +18,7 @@ from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.platforms.google import preflight as google
 from kinetic_orchestration.platforms.google.compute.backend import ComputeBackend
 from kinetic_orchestration.platforms.google.compute.preflight import (
+    OF_SLICES,
     PERMISSIONS,
     SET_TAGS,
     USE_ADDRESS,
@@ -137,6 +138,12 @@ def test_a_disk_smaller_than_the_image_is_refused_with_the_images_size(cloud: Em
     assert "takes 60 GiB, and the disk has 50" in said
 
 
+def test_an_image_for_other_processors_is_refused(cloud: Emulator) -> None:
+    cloud.compute.add_image("emulated", "arm", disk_gib=10, driver="580", arm=True)
+    said = refused(cloud=Compute(image="family/arm"))
+    assert "is for Arm processors, and those of g2-standard-4 are x86. Name an image for x86" in said
+
+
 def test_a_subnetwork_of_another_region_is_refused(cloud: Emulator) -> None:
     cloud.compute.add_network("emulated", "own", "europe-west4")
     said = refused(cloud=Compute(subnetwork="own"))
@@ -151,6 +158,20 @@ def test_each_right_that_is_missing_is_named_with_the_role_that_has_it(cloud: Em
         assert f"{permission} missing in emulated" in said
         assert "gcloud projects add-iam-policy-binding emulated" in said
         cloud.allow("client", permission)
+
+
+def test_slices_need_rights_of_groups_too_and_other_jobs_do_not(cloud: Emulator) -> None:
+    for permission in OF_SLICES:
+        google._passed.clear()
+        cloud.deny("client", permission)
+        said = refused("v6e-16", backend="compute")
+        assert f"{permission} missing in emulated" in said
+        if permission.endswith(".delete"):
+            assert "they could be made and not be deleted" in said
+        assert found()["permissions"].state == OK
+        cloud.allow("client", permission)
+    google._passed.clear()
+    assert found("v6e-16", backend="compute")["permissions"].state == OK
 
 
 def test_any_zone_of_the_project_may_be_looked_at_and_nothing_else(cloud: Emulator) -> None:
@@ -174,6 +195,6 @@ def test_the_role_of_the_page_has_every_right_that_is_asked_for_or_used() -> Non
     page = (ROOT / "docs" / "cloud" / "compute.md").read_text(encoding="utf-8")
     told = page.partition("gcloud iam roles create kineticVms")[2].partition("gcloud projects add-iam")[0]
     granted = set(re.findall(r"[a-z]+(?:\.[a-zA-Z]+)+", told.partition("--permissions=")[2].replace("\\\n", "")))
-    used = {*PERMISSIONS, USE_SUBNETWORK, USE_ADDRESS, SET_TAGS}
+    used = {*PERMISSIONS, *OF_SLICES, USE_SUBNETWORK, USE_ADDRESS, SET_TAGS}
     reads = {"compute.machineTypes.get", "compute.projects.get", "compute.regions.get"}
     assert used | reads | {"compute.instances.getSerialPortOutput"} <= granted

@@ -57,7 +57,8 @@ def intent_of(plan: Plan, attempt: int = 1, deadline: float = 100_000.0) -> Inte
         "zone": ZONE,
         "name": name,
         "hosts": plan.hosts,
-        "slices": 1,
+        "slices": plan.slices,
+        **({"grouped": True} if request.needs_groups(plan) else {}),
     }
     created = 1_799_900_000.0
     return Intent(attempt, "b007" * 4, placed, created + deadline, created)
@@ -237,8 +238,8 @@ def test_a_dry_run_shows_the_whole_call_and_not_the_program() -> None:
     ("plan", "says"),
     [
         (plan_of("h100"), "does not come on demand"),
-        (plan_of("v6e-16"), "slice of"),
-        (plan_of("v6e-8", slices=2), "are not joined on Compute Engine"),
+        (plan_of("v5p-4096"), "no group of VMs links"),
+        (plan_of("l4", slices=2), "only slices of TPUs are joined"),
     ],
 )
 def test_what_can_never_be_made_is_refused_with_what_to_use_instead(plan: Plan, says: str) -> None:

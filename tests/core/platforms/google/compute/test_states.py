@@ -22,7 +22,9 @@ from kinetic_orchestration.platforms.google.api_errors import UNKNOWN, CallConte
 from kinetic_orchestration.platforms.google.compute import states
 from kinetic_orchestration.platforms.google.compute.causes import Problem
 from kinetic_orchestration.platforms.google.compute.request import UNTIL
-from kinetic_orchestration.platforms.google.compute.states import Event, Member, Vm
+from kinetic_orchestration.platforms.google.compute.states import Event, Group, Member, Slice, Vm
+from kinetic_orchestration.platforms.google.compute.verbs import memory
+from kinetic_orchestration.platforms.google.compute.verbs.memory import Memory
 from kinetic_orchestration.protocol import wire
 
 pytestmark = pytest.mark.fast
@@ -39,7 +41,8 @@ def vm(status: str = "RUNNING", name: str = "k-0", **more: Any) -> Vm:
 
 
 def event(kind: str, user: str = "ada@example.com", **more: Any) -> Event:
-    return Event("projects/ours/zones/z/operations/o", kind, "k-0", user, NOW - 150, more.pop("ended", True), **more)
+    target = more.pop("target", "k-0")
+    return Event("projects/ours/zones/z/operations/o", kind, target, user, NOW - 150, more.pop("ended", True), **more)
 
 
 def seen(*members: Member, model: str = machines.ON_DEMAND, context: CallContext = ASKED) -> Observation:
@@ -52,6 +55,27 @@ def gone(*events: Event, before: Vm | None = None, model: str = machines.ON_DEMA
 
 def problem(word: str, message: str = "no") -> tuple[Problem, ...]:
     return (Problem(word, message, UNKNOWN),)
+
+
+# ---- who ends what is still there
+
+
+def test_who_deletes_a_vm_is_known_while_its_guest_still_shuts_down_and_its_host_may_still_save() -> None:
+    told = seen(Member("k-0", vm("STOPPING"), vm(), [event("delete", ended=False), event("insert")]))
+    assert (told.state, told.cause) == (WOUNDED, wire.CANCELLED)
+    assert told.message == f"k-0 in {ZONE} is STOPPING: ada@example.com deleted it"
+
+
+def test_of_two_vms_the_one_that_a_person_ended_says_why_the_host_of_the_other_gave_up() -> None:
+    by_host = Member("k-0", None, vm(), [event("delete", ACCOUNT), event("insert")])
+    by_person = Member("k-1", vm("STOPPING", "k-1"), None, [event("stop", target="k-1"), event("insert")])
+    told = seen(by_host, by_person)
+    assert (told.state, told.cause) == (WOUNDED, wire.CANCELLED)
+    assert told.message == f"k-1 in {ZONE} is STOPPING: ada@example.com stopped it"
+
+
+def test_a_vm_that_shuts_down_and_nobody_is_known_to_have_ended_is_still_there() -> None:
+    assert seen(Member("k-0", vm("STOPPING"), vm(), [event("insert")])).state == PRESENT
 
 
 # ---- what is there
@@ -186,6 +210,21 @@ def test_a_flex_start_vm_that_nobody_has_seen_is_waited_for_before_it_counts_as_
     assert late.cause == wire.STOCKOUT
 
 
+@pytest.mark.parametrize(
+    "told", [event("setMetadata"), event("delete", problems=problem("INTERNAL_ERROR")), event("insert")]
+)
+def test_a_vm_is_asked_for_again_until_an_operation_says_why_it_is_gone(
+    told: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Google may tell of a preemption a while after the VM shows it."""
+    monkeypatch.setattr(memory, "LOOK_AGAIN", 0.0)
+    known, placement = Memory(("", "p")), {"project": "p", "zone": ZONE, "name": "k", "hosts": 1}
+    known.listed("k-0", [told])
+    assert known.is_to_be_asked(placement, "k-0")
+    known.listed("k-0", [event("compute.instances.preempted", "system"), told])
+    assert not known.is_to_be_asked(placement, "k-0")
+
+
 def test_a_delete_that_failed_deleted_nothing() -> None:
     told = gone(event("delete", problems=problem("INTERNAL_ERROR")), event("insert"), before=vm())
     assert (told.state, told.message) == (ABSENT, "")
@@ -230,9 +269,26 @@ def test_of_several_that_could_not_be_had_is_told_rather_than_what_followed() ->
     assert seen(deleted, short).cause == wire.STOCKOUT
 
 
+def test_a_group_whose_request_ended_with_an_error_says_which_whatever_it_waits_for() -> None:
+    """And not that it is empty, as if somebody had taken its VMs."""
+    ended = Group("k", ZONE, problems=problem("ZONE_RESOURCE_POOL_EXHAUSTED", "none left"), until=NOW - 1.0)
+    none = Slice("k", ended, [Member("k-001", None), Member("k-002", None)], states.UNSHOWN + 1.0)
+    for model in (machines.ON_DEMAND, machines.FLEX_START):
+        told = states.of_slices([none], ASKED, model, NOW)
+        assert (told.state, told.cause) == (GONE, wire.STOCKOUT)
+        assert "none left" in told.message
+    there = none._replace(members=[Member(name, vm(name=name)) for name in ("k-001", "k-002")], empty=0.0)
+    assert states.of_slices([there], ASKED, machines.FLEX_START, NOW).state == PRESENT
+
+
 def test_whose_account_deleted_a_vm_that_was_never_seen_is_not_guessed() -> None:
     """A process that only now looks does not know a VM's account, and takes no service account for a user's wish."""
-    unseen = CallContext("p", "us-central1-a", service="compute")
+    for account in ("", "of-the-settings@p.iam.gserviceaccount.com"):
+        unseen = CallContext("p", "us-central1-a", account, service="compute")
+        _judge_unseen(unseen)
+
+
+def _judge_unseen(unseen: CallContext) -> None:
     for user, cause in ((ACCOUNT, wire.INFRASTRUCTURE), ("somebody@example.com", wire.CANCELLED)):
         member = Member("k-0", None, None, [event("delete", user), event("insert")])
         told = states.observation([member], unseen, machines.ON_DEMAND, NOW)

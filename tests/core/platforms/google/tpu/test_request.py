@@ -253,7 +253,7 @@ def test_a_request_waits_no_longer_than_the_job_may_still_wait_for_hardware() ->
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("tpu7x-8", r"stops at v6e. TPU7x comes as one VM \(tpu7x-4\) with backend='compute'"),
+        ("tpu7x-8", "stops at v6e. TPU7x comes as VMs with backend='compute', and in more sizes with backend='gke'"),
         ("l4", "no TPU"),
         ("cpu", "no TPU"),
     ],

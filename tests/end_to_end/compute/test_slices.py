@@ -1,0 +1,113 @@
+"""Jobs on slices of several TPU hosts, and on several slices, of an emulated Compute Engine: from submit to a policy
+that is gone."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.jobs.cleanup import reaper
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.platforms.registry import open_backend, open_store
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.testing import Emulator
+from tests.end_to_end.compute.conftest import KEPT, ZONES, free_rest, instances, left, run
+from tests.support.jobs import WITHIN, changes, lines, placements, told, wait_running
+from tests.support.waits import wait_until
+
+FOUR_HOSTS, TWO_HOSTS = "v6e-16", "tpu7x-8"
+TWO_SLICES = kinetic.Compute(num_slices=2)
+SURVIVES = 30.0  # seconds, for which the rest of a slice is paid for after one of its hosts was lost
+
+
+def reap() -> list[reaper.Reaped]:
+    here = settings.load()
+    return reaper.reap(open_store(here.store, here.deployment), open_backend("compute", here), here, patience=WITHIN)
+
+
+def test_a_job_on_a_slice_of_four_hosts_is_followed_and_nothing_of_it_is_left(cloud: Emulator, jobs: Any) -> None:
+    job = run(jobs.writes_lines, 5, accelerator=FOUR_HOSTS)
+    events = told(job)
+    assert [lines(events, host) for host in range(4)] == [
+        "".join(f"line {number} of host {host}\n" for number in range(5)) for host in range(4)
+    ]
+    assert job.result(timeout=30) == 5
+    free_rest(cloud)
+    kinds = [entry.kind for entry in cloud.ledger.entries if entry.what == "created"]
+    assert [kinds.count(kind) for kind in ("resource policy", "instance template", "instance group", "instance")] == [
+        1, 1, 1, 4,
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.turn(1)
+def test_two_slices_of_two_hosts_are_joined_in_the_order_of_their_hosts(cloud: Emulator, jobs: Any) -> None:
+    job = run(jobs.prints_topology, accelerator=TWO_HOSTS, cloud=TWO_SLICES)
+    events = told(job)
+    found = [json.loads(lines(events, host)) for host in range(4)]
+    assert [one["MEGASCALE_SLICE_ID"] for one in found] == ["0", "0", "1", "1"]
+    assert {(one["MEGASCALE_NUM_SLICES"], one["JAX_NUM_PROCESSES"]) for one in found} == {("2", "4")}
+    assert [one["JAX_PROCESS_ID"] for one in found] == ["0", "1", "2", "3"]
+    assert not [name for one in found for name in one if name.startswith("TPU_WORKER")]
+    job.result(timeout=30)
+    free_rest(cloud)
+    assert sum(entry.what == "created" and entry.kind == "instance group" for entry in cloud.ledger.entries) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.turn(2)
+@pytest.mark.parametrize("notice", [0.0, 2.0])
+def test_a_slice_that_loses_one_host_ends_as_preempted_and_the_next_one_has_the_result(
+    cloud: Emulator, jobs: Any, tmp_path: Path, notice: float
+) -> None:
+    end = tmp_path / "end"
+    job = run(jobs.until, str(end), accelerator=FOUR_HOSTS, spot=True)
+    wait_running(job)
+    first = sorted(instances(cloud, job))
+    with ThreadPoolExecutor(1) as follower:
+        following = follower.submit(told, job)
+        try:
+            cloud.compute.preempt(first[2], notice=notice)
+            wait_until(lambda: not set(first) & set(instances(cloud, job)), "the first slice is gone", within=SURVIVES)
+        finally:
+            end.touch()
+        events = following.result()
+    assert job.result(timeout=60) == 2
+    verdict = job.history()[0].verdict
+    assert verdict is not None and verdict.cause == "preemption"
+    assert any("preempt" in line for line in changes(events))
+
+
+@pytest.mark.slow
+@pytest.mark.turn(3)
+@pytest.mark.parametrize("slices", [1, 2])
+def test_with_all_clients_dead_hosts_free_their_groups_and_the_reaper_what_they_were_made_of(
+    cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch, slices: int
+) -> None:
+    monkeypatch.setattr(reaper, "SETTLED", -60.0)  # so old a verdict has to be
+    job = run(jobs.attempt, accelerator=TWO_HOSTS, cloud=kinetic.Compute(num_slices=slices))  # and nobody follows it
+    wait_until(lambda: job._job.store.read(names.verdict(job.job_id, 1)) is not None, "the attempt ends", within=WITHIN)
+    wait_until(lambda: left(cloud) == KEPT, lambda: f"hosts free their groups: {left(cloud)}", within=WITHIN)
+    (name,) = {placement["name"] for placement in placements(job)}
+    assert (name, reaper.REMOVED) in [(one.name, one.result) for one in reap() if one.what == reaper.PLACEMENT]
+    cloud.wait_until_empty(60)
+    assert job.result(timeout=60) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.turn(4)
+def test_a_slice_that_finds_no_capacity_leaves_nothing_in_that_zone_and_is_made_in_the_next(
+    cloud: Emulator, jobs: Any
+) -> None:
+    cloud.compute.stockout(ZONES[0])
+    job = run(jobs.attempt, accelerator=TWO_HOSTS)
+    events = told(job)
+    assert job.result(timeout=60) == 1
+    assert placements(job)[0]["zone"] == ZONES[0]
+    assert any("does not have enough resources" in line for line in changes(events))
+    free_rest(cloud)
