@@ -73,6 +73,7 @@ def simulate(session: nox.Session) -> None:
     session.run(*play, "--seeds", "250", "--cloud", *session.posargs)
     session.run(*play, "--seeds", "250", "--cluster", *session.posargs)
     session.run(*play, "--seeds", "250", "--compute", *session.posargs)
+    session.run(*play, "--seeds", "150", "--groups", *session.posargs)
 
 
 @nox.session

@@ -21,6 +21,27 @@ def figures() -> Iterator[Figure]:
     yield measure.bounded("compute.load", os.getloadavg()[0], "processes", None)
     yield from cloud.added_time(ComputeSite, TARGETS)
     yield from cloud.followed(ComputeSite)
+    yield from waiting()
+
+
+def waiting() -> Iterator[Figure]:
+    """Requests in a tick of a process for jobs that others have placed, and that have no VM yet."""
+    from kinetic_orchestration.plan.configuration import settings
+    from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+    from kinetic_orchestration.plan.planner import make_plan
+    from kinetic_orchestration.platforms.google.compute.backend import ComputeBackend
+    from kinetic_orchestration.platforms.google.compute.verbs.look import LOOKS_AT_ONCE
+
+    with cloud.site(ComputeSite, zones=ComputeSite.zones, hosts=False) as here:
+        loaded = settings.load({**os.environ, "KINETIC_ZONES": ",".join(here.zones)})
+        plan = make_plan(JobSpec("train", Options(accelerator="l4")), loaded)
+        for count in cloud.FOLLOWED:
+            other, observer = ComputeBackend(loaded), ComputeBackend(loaded)
+            placements = [other.place(plan, f"job-{number:012}", 1) for number in range(count)]
+            before = len(here.cloud.requests)
+            observer.observe(placements)
+            asked = len(here.cloud.requests) - before
+            yield measure.bounded(f"compute.waiting.{count}_jobs.compute", asked, "requests", 1 + 2 * LOOKS_AT_ONCE)
 
 
 class ComputeSite(cloud.Site):

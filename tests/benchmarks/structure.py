@@ -31,7 +31,7 @@ LARGE_FOLDERS = {
         "names of Keras Kinetic, or that handles were pickled with by version 0.1"
     ),
     "kinetic_orchestration/testing": "eight parts of an emulated cloud that know each other by layers, with what joins them, and pytest's plugin",
-    "kinetic_orchestration/cli/verify": "nine modules, and the recorded baseline with which they compare a project",
+    "kinetic_orchestration/cli/verify": "nine modules, what each cloud is asked, and the recorded baselines with which they compare a project",
 }
 """Folders that may have more than ENTRIES entries, with the reason."""
 

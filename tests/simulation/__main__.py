@@ -22,6 +22,7 @@ from tests.simulation.cloud_scenario import CloudSchedule
 from tests.simulation.cluster_scenario import ClusterSchedule
 from tests.simulation.compute_scenario import ComputeSchedule
 from tests.simulation.edges import simulated_edges
+from tests.simulation.group_scenario import GroupSchedule
 from tests.simulation.many import played_by
 from tests.simulation.scenario import Failed, Schedule, command_of, play, trace_of
 from tests.simulation.world import World
@@ -38,6 +39,7 @@ def main() -> int:
     parser.add_argument("--by-date", action="store_true", help="the first of them is today's, by UTC")
     parser.add_argument("--cloud", action="store_true", help="on the simulated Cloud TPU API")
     parser.add_argument("--compute", action="store_true", help="on the simulated Compute Engine")
+    parser.add_argument("--groups", action="store_true", help="on the simulated Compute Engine, slices of TPUs")
     parser.add_argument("--cluster", action="store_true", help="on the simulated API of Kubernetes")
     parser.add_argument("--stop", action="store_true", help="at the first seed that breaks a promise")
     parser.add_argument(
@@ -47,6 +49,7 @@ def main() -> int:
     kinds = (
         (arguments.cluster, ClusterSchedule),
         (arguments.compute, ComputeSchedule),
+        (arguments.groups, GroupSchedule),
         (arguments.cloud, CloudSchedule),
     )
     kind = next((kind for is_asked, kind in kinds if is_asked), Schedule)

@@ -378,6 +378,11 @@ class CloudJudge(Judge):
         self.deadlines[job, attempt] = queued.told["deadline"]
         world.at(queued.told["deadline"] + LATE, lambda: self._check_expired(queued))
         world.at(queued.told["deadline"] - 100.0 * world.random.random(), lambda: self.near_deadline(queued))
+        self._check_wanted(task, job, attempt)
+
+    def _check_wanted(self, task: Task, job: str, attempt: int) -> None:
+        """Check that whoever submits an attempt could not see that nobody wants it any longer."""
+        world = self.world
         cancel = world.records.get(names.cancel(job))
         if cancel is not None and cancel.updated < task.look_began:
             raise Violation(f"{task.name} submits attempt {attempt} of {job}, whose cancel it could see")

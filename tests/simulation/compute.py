@@ -38,6 +38,7 @@ PENDING, PROVISIONING, STAGING, RUNNING = "PENDING", "PROVISIONING", "STAGING", 
 STOPPING, TERMINATED, REPAIRING = "STOPPING", "TERMINATED", "REPAIRING"
 HIDDEN = "hidden"  # an insert that succeeds, and whose VM nobody ever sees
 ACCOUNT, CLIENT, SOMEBODY, GOOGLE = "vm@p.iam.gserviceaccount.com", "client@example.com", "her@example.com", "system"
+LISTS = ("operations", "instances", "disks", "instanceGroupManagers", "instanceTemplates", "resourcePolicies")
 _KINDS = {  # of the operations by which Google tells what it did
     "preempted": "compute.instances.preempted",
     "host error": "compute.instances.hostError",
@@ -73,8 +74,8 @@ class Instance:
         self.name = name
         _, self.project, _, self.zone, _, self.id = name.split("/")
         self.queued = group
-        self.told: Json = json.loads(next(it["value"] for it in body["metadata"]["items"] if it["key"] == "kinetic"))
-        self.index: int = self.told["host"]
+        self.told = orders_in(body)
+        self.index: int = self.told.get("host", 0)
         self.labels: dict[str, str] = dict(body["labels"])
         scheduling = body["scheduling"]
         self.model: str = scheduling["provisioningModel"]
@@ -112,6 +113,20 @@ class BootDisk:
         return {"name": self.id, "zone": zone, "labels": self.labels, "creationTimestamp": moment(self.created)}
 
 
+def orders_in(body: Mapping[str, Any]) -> Json:
+    """The orders that a VM is to be given."""
+    found: Json = json.loads(next(it["value"] for it in body["metadata"]["items"] if it["key"] == "kinetic"))
+    return found
+
+
+def _is_chosen(one: Json, wanted: str) -> bool:
+    """Return True for what a filter chooses: by a label, or by a part of its name."""
+    if wanted.startswith("name:"):
+        return wanted.removeprefix("name:") in one["name"]
+    label, _, value = wanted.removeprefix("labels.").partition("=")
+    return bool(one["labels"].get(label) == value)
+
+
 def moment(when: float) -> str:
     return datetime.fromtimestamp(when, UTC).isoformat(timespec="microseconds")
 
@@ -135,25 +150,29 @@ class Compute(Zones):
         """Act as the session of a process (`rest.client.Google`)."""
         del service, within
         path = path.removeprefix("compute/v1/")
-        plural = path.endswith(("operations", "instances", "disks"))
+        plural = path.endswith(LISTS)
         verb = {"POST": "submit", "DELETE": "release"}.get(method, "list" if plural else "get")
+        verb = "operation" if path.endswith("/wait") else verb
         name = path.removeprefix("projects/p/") if plural and method == "GET" else path.rpartition("/")[2]
-        name = str(body["name"]) if method == "POST" else name
+        name = str(body["name"]) if body else name
         try:
             self.world.request(verb, name, Unreachable)
             answer = self.answered(method, path, body, params or {})
             self.world.request(verb, name, Unreachable, done=True)
         except Unreachable as lost:
             return Answer(0, {"error": {"message": str(lost), "status": "UNAVAILABLE"}})
-        if method == "POST":
-            self.made(json.loads(body["metadata"]["items"][1]["value"])["job"])
+        if body:
+            self.made(self._job_of(body))
         return answer
+
+    def _job_of(self, body: Mapping[str, Any]) -> str:
+        return str(orders_in(body)["job"])
 
     def answered(self, method: str, path: str, body: Any, params: Mapping[str, str]) -> Answer:
         try:
-            return Answer(200, self._answer(method, path, body, params))
+            return Answer(200, self._answer(method, path, body, params), self.world.now)
         except ComputeRefusal as refusal:
-            return Answer(refusal.http, refusal.to_http())
+            return Answer(refusal.http, refusal.to_http(), self.world.now)
 
     def _answer(self, method: str, path: str, body: Any, params: Mapping[str, str]) -> Json:
         _, _, rest = path.partition("projects/p/")
@@ -164,7 +183,7 @@ class Compute(Zones):
         if rest.startswith("aggregated/"):
             return self._listed(rest.partition("/")[2], params["filter"])
         if rest.endswith("/operations"):
-            return {"items": self._told_of(params["filter"].rpartition("/")[2])}
+            return {"items": self._told_of(params["filter"].removeprefix("targetLink:"))}
         if path.endswith("/serialPort"):
             return {"contents": "the kernel says little\n"}
         things: Mapping[str, Instance | BootDisk] = self.disks if "/disks/" in path else self.nodes
@@ -174,7 +193,6 @@ class Compute(Zones):
 
     def _listed(self, kind: str, wanted: str) -> Json:
         """An aggregated list: zones that are silent are told in one of two ways, and have things all the same."""
-        label, _, value = wanted.removeprefix("labels.").partition("=")
         items: dict[str, Json] = {f"zones/{zone}": {} for zone in self.zones}
         silent: list[str] = []
         for zone in self.zones:
@@ -188,22 +206,24 @@ class Compute(Zones):
                 continue
             names = [name for name in self.shown if f"/zones/{zone}/{kind}/" in name]
             found = [view for name in names if (view := self.view(name)) is not None]
-            if mine := [one for one in found if one["labels"].get(label) == value]:
+            if mine := [one for one in found if _is_chosen(one, wanted)]:
                 items[f"zones/{zone}"] = {kind: mine}
         return {"items": items, **({"unreachables": silent} if silent else {})}
 
-    def _told_of(self, name: str) -> list[Json]:
+    def _told_of(self, part: str) -> list[Json]:
+        """The operations of everything whose path has a part in it."""
         if self.odds.forgets and not self.calm:
             self.world.reached.add("operations were forgotten")
             return []
-        return [dict(one) for one in self.operations if one["targetLink"].endswith(f"/instances/{name}")]
+        return [dict(one) for one in self.operations if part in one["targetLink"]]
 
     # ---- operations --------------------------------------------------------------------------------------
 
     def _begin(self, kind: str, path: str, user: str, *, ended: bool = False) -> Json:
-        zone = path.partition("/instances/")[0]
+        place = path.rsplit("/", 2)[0]
+        scope = place.split("/")[2].removesuffix("s")
         operation = {
-            "name": f"operation-{len(self.operations) + 1}", "zone": f"https://compute/{zone}", "operationType": kind,
+            "name": f"operation-{len(self.operations) + 1}", scope: f"https://compute/{place}", "operationType": kind,
             "targetLink": f"https://compute/{path}", "user": user, "status": "RUNNING",
             "insertTime": moment(self.world.now + 1e-6 * len(self.operations)),
         }  # fmt: skip
@@ -225,7 +245,7 @@ class Compute(Zones):
 
     def _insert(self, zone: str, body: Mapping[str, Any], request_id: str) -> Json:
         world, draw = self.world, self.world.random
-        told = json.loads(body["metadata"]["items"][1]["value"])
+        told = orders_in(body)
         path, base = f"{zone}/instances/{body['name']}", told["resource"]
         if request_id in self.answers and not self.odds.forgetful:
             world.reached.add("an insert was made again and recognised")

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import Limits, Plan, Retry
 from kinetic_orchestration.platforms.google.compute.backend import ComputeBackend
@@ -88,7 +89,7 @@ class ComputeJudge(CloudJudge):
         for one in self._there(job, attempt):
             mine = [box for box in self.ground.living if box.node.queued is one.queued]
             well = [box.name for box in mine if box.is_well and self.world.now > max(box.up, one.started) + ENDED]
-            if well and one.state == RUNNING:
+            if well and self._runs(one):
                 raise Violation(f"{one.id} has its verdict, and {well} do not delete it")
 
     def on_write(self, name: str, data: bytes) -> None:
@@ -102,7 +103,7 @@ class ComputeJudge(CloudJudge):
         if self.world.now < self.healed + FREED:
             self.world.at(self.world.now + FREED, lambda: self._check_freed(job, attempt))
             return
-        runs_on = [one.id for one in self._there(job, attempt) if one.state == RUNNING and one.asked]
+        runs_on = [one.id for one in self._there(job, attempt) if self._runs(one) and one.asked]
         if runs_on and self._is_left(job, attempt):
             raise Violation(f"{runs_on} were to be deleted after their verdict, and run on")
 
@@ -125,12 +126,20 @@ class ComputeJudge(CloudJudge):
                 if self.world.now > max(box.up, one.started) + LATE
                 and any(task.name.startswith("deadline") and not task.dead for task in box.tasks)
             ]
-            if armed and one.state == RUNNING:
+            if armed and self._runs(one):
                 raise Violation(f"{one.id} is there long after its deadline, and {armed} do not delete it")
 
-    def _there(self, job: str, attempt: int) -> list[Instance]:
+    def _there(self, job: str, attempt: int) -> list[Any]:
+        """What the hosts of an attempt delete at its end, as far as it is not going."""
         mine = [one for one in self.ground.api.nodes.values() if one.name not in self.foreign]
         return [one for one in mine if (one.told["job"], one.told["attempt"]) == (job, attempt) and not one.going]
+
+    def _runs(self, one: Any) -> bool:
+        return bool(one.state == RUNNING)
+
+    def _own(self, machine: Any) -> Any:
+        """What a host deletes last."""
+        return machine.node
 
     def may_delete(self, name: str, what: Any) -> None:
         """Check also that a host ends after the VMs that it was to end first."""
@@ -142,12 +151,12 @@ class ComputeJudge(CloudJudge):
         task = self.world.current
         assert task is not None
         machine = self.ground.machine_of.get(task.process)
-        if machine is None or what is not machine.node:
+        if machine is None or what is not self._own(machine):
             return
         others = [one for one in self._there(machine.job, machine.attempt) if one is not what]
         unasked = [one.id for one in others if not machine.asked[task.process, one.name]]
         if unasked:
-            raise Violation(f"{task.name} deletes its own VM before {unasked}")
+            raise Violation(f"{task.name} deletes its own {self.ground.part} before {unasked}")
 
     def _justified(self, job: str, attempt: int, verdict: Verdict) -> bool:  # noqa: PLR0911 - a table
         harm = self.ground.truth(job, attempt).harm
@@ -156,7 +165,8 @@ class ComputeJudge(CloudJudge):
             return "limit" in harm
         if f"{SOMEBODY} deleted it" in verdict.reason:
             self.world.reached.add("a job was told who deleted its VM")
-            return verdict.cause == wire.CANCELLED and bool(harm & {"user", "user deletes all"})
+            is_late = verdict.cause == wire.DEADLINE and self.world.now > self.deadlines[job, attempt]
+            return (verdict.cause == wire.CANCELLED or is_late) and bool(harm & {"user", "user deletes all"})
         if "was made and is not there" in verdict.reason:
             return "hidden" in harm
         if "while the request for" in verdict.reason:  # what is never shown cannot be told from what waits no longer
@@ -165,6 +175,14 @@ class ComputeJudge(CloudJudge):
             self.world.reached.add("a host waited in vain for one that nobody made")
             other = self.ground.api.nodes.get(match[1])
             return other is None or bool(other.going) or self.world.now - other.created < COMPANY
+        if match := re.search(r"(\S+), the VM of another host, is", verdict.reason):
+            self.world.reached.add("a host did not wait for one whose VM is gone")
+            other = next((one for name, one in self.ground.api.nodes.items() if name.endswith(f"/{match[1]}")), None)
+            runs = other is not None and not other.going and other.state == "RUNNING"
+            return not runs or self.world.now - other.created < COMPANY
+        if "did not start within" in verdict.reason and self._is_late(job, attempt, verdict.host):
+            self.world.reached.add("a host came too late for the others")
+            return True
         if verdict.cause == wire.INFRASTRUCTURE and self.ground.api.odds.forgets and harm:
             return True
         if verdict.cause == wire.PREEMPTION and verdict.kind == wire.CLOSED and not self.plan.spot:
@@ -173,12 +191,26 @@ class ComputeJudge(CloudJudge):
             return bool(harm & {"notice", "long notice", "preempted", "maintenance"})
         return super()._justified(job, attempt, verdict)
 
+    def _is_late(self, job: str, attempt: int, host: int | None) -> bool:
+        """Return True if the VM of a host is not there or has not run for long: its insert may be refused for minutes,
+        while the others run."""
+        nodes = self.ground.api.nodes.values()
+        mine = [one for one in nodes if (one.told["job"], one.told["attempt"], one.index) == (job, attempt, host)]
+        return not any(one.started and self.world.now - one.started > COMPANY for one in mine)
+
 
 class ComputeSchedule(CloudSchedule):
     """Everything that one seed draws, on the simulated Compute Engine."""
 
     option = " --compute"
     judge: ComputeJudge
+    api: type[Compute] = Compute
+    kind_of_ground: type[ComputeGround] = ComputeGround
+    kind_of_judge: type[ComputeJudge] = ComputeJudge
+    fates: tuple[str, ...] = FATES
+    ways: tuple[dict[str, Any], ...] = (  # of getting VMs
+        *({}, {}, {"spot": True}, {"spot": True}, {"cloud": {"flex_start": True}}, {"cloud": {"reservation": "r"}}),
+    )
 
     def __init__(self, seed: int, worlds: list[World]) -> None:
         world = self.world = World(seed)
@@ -191,9 +223,9 @@ class ComputeSchedule(CloudSchedule):
         for zone in known.values():
             if nothing or zone.weather == api.NEVER:
                 zone.weather = api.NEVER if nothing else api.NEVER_REGION
-        compute = Compute(
+        compute = self.api(
             world, known,
-            api.Odds(
+            self._habits(draw, api.Odds(
                 lag=draw.choice((0.0, 0.0, 3.0, 8.0)),
                 stuck=draw.choice((0.0, 0.0, 0.3)),
                 refuses=draw.choice((0.0, 0.0, 0.3)),
@@ -203,18 +235,17 @@ class ComputeSchedule(CloudSchedule):
                 hidden=draw.choice((0.0, 0.0, 0.0, 0.2)),
                 idle=draw.choice((0.0, 0.0, 0.7)),
                 forgets=draw.random() < 0.1,
-            ),
+            )),
         )  # fmt: skip
-        ground = self.ground = ComputeGround(world, compute)
+        ground = self.ground = self.kind_of_ground(world, compute)
         world.distance = self.distance = ComputeDistance(world, ground)
-        slice_ = draw.choice((SLICES[0], SLICES[0], SLICES[1], SLICES[2]))
+        slice_, slices = self._slices(draw)
         ground.hosts_per_slice = slice_.hosts
-        kind: dict[str, Any] = draw.choice(
-            ({}, {}, {"spot": True}, {"spot": True}, {"cloud": {"flex_start": True}}, {"cloud": {"reservation": "r"}})
-        )
+        kind = draw.choice(self.ways)
         self.plan = ground.plan = Plan(
             name="train",
             slice=slice_,
+            slices=slices,
             backend="compute",
             store=STORE,
             deployment=DEPLOYMENT,
@@ -234,7 +265,7 @@ class ComputeSchedule(CloudSchedule):
         )
         ground.harmful = draw.choice((0.0, 1.0, 1.0))
         self.orphaned = draw.random() < 0.2
-        ground.fates = FATES + UNFOLLOWED if self.orphaned else FATES
+        ground.fates = self.fates + UNFOLLOWED if self.orphaned else self.fates
         ground.user_failure = draw.choice((0.0, 0.0, 0.5))
         self._draw_odds(draw)
         if draw.random() < 0.2:
@@ -242,7 +273,7 @@ class ComputeSchedule(CloudSchedule):
             world.at(when, lambda: self._limit_rate(draw.choice((30.0, 300.0))))
         self.again = draw.random() < 0.3
         self.identity = Identity(DEPLOYMENT, "simulation", str(seed))
-        self.judge = ComputeJudge(world, ground, self.plan, self.identity)
+        self.judge = self.kind_of_judge(world, ground, self.plan, self.identity)
         self._inform_judge()
         world.on_write, world.on_delete = self.judge.on_write, self.judge.on_delete
         self.clients = self.staging = 0
@@ -250,6 +281,15 @@ class ComputeSchedule(CloudSchedule):
         self.forgotten = self.judge.forgotten
         self._strangers()
         self._people()
+
+    def _slices(self, draw: Any) -> tuple[Slice, int]:
+        """Draw a slice, and how many of it are joined."""
+        return draw.choice((SLICES[0], SLICES[0], SLICES[1], SLICES[2])), 1
+
+    def _habits(self, draw: Any, odds: api.Odds) -> api.Odds:
+        """Draw what else differs between seeds."""
+        del draw
+        return odds
 
     def _zone(self, name: str, draw: Any, now: float) -> Zone:
         zone = super()._zone(name, draw, now)
@@ -266,13 +306,10 @@ class ComputeSchedule(CloudSchedule):
         other = names.slice_of("gs://another/store", DEPLOYMENT, "job-0123456789ab", 1)
         ours = names.slice_of(STORE, DEPLOYMENT, "job-0123456789ab", 1)
         zone = f"projects/p/zones/{ZONES[0]}"
-        for name, marks in (
-            ("a-training", {}),
-            (other, labels),
-            (f"{ours}x", labels),
-            (f"{ours}-a", labels),
-            (ours, {}),
-        ):
+        stranger_names = (
+            ("a-training", {}), (other, labels), (f"{ours}x", labels), (f"{ours}-a", labels), (ours, {}),
+        )  # fmt: skip
+        for name, marks in stranger_names:
             path = f"{zone}/instances/{name}"
             told = {"job": "job-0123456789ab", "attempt": 1, "hosts": 1, "host": 0, "deadline": 0.0, "resource": path}
             body = {

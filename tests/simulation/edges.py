@@ -8,7 +8,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from pytest import MonkeyPatch
 from kinetic_orchestration.host.attempt import opening
 from kinetic_orchestration.host.machine import attestation, bootstrap, bucket_records
 from kinetic_orchestration.host.machine.pod import pod, start
-from kinetic_orchestration.host.machine.vm import gpus, network
+from kinetic_orchestration.host.machine.vm import gpus, member, network
 from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.host.view import bucket, open_records, segments
 from kinetic_orchestration.jobs import job as jobs
@@ -85,6 +85,17 @@ def simulated_edges(worlds: list[World]) -> Iterator[None]:
             yield
         finally:
             gc.set_threshold(*often)
+
+
+class _OneByOne:
+    """Acts as Several, on the thread that asks."""
+
+    def __init__(self, act: Callable[[Any], Any], things: Sequence[Any], most: int) -> None:
+        del most
+        self._act, self._things = act, things
+
+    def result(self) -> list[Any]:
+        return [self._act(thing) for thing in self._things]
 
 
 def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
@@ -162,6 +173,7 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     for module in (request, inserts):
         edges.setattr(module, "startup_script", lambda: "#!/bin/sh")
     edges.setattr(compute, "kept", lambda _settings: worlds[-1].distance.ground.api)
+    edges.setattr(member, "Several", _OneByOne)
     edges.setattr(gpus, "missing", lambda *_args, **_how: worlds[-1].distance.ground.gpus())
     edges.setattr(network, "receive", lambda *_args: None)
     edges.setattr(network, "knock", lambda *_args: "")

@@ -42,6 +42,7 @@ class ComputeGround(CloudGround):
     """The zones in which instances live, and the faults that hit them."""
 
     api: Any
+    kind_of_machine: type[InstanceMachine] = InstanceMachine
 
     def __init__(self, world: World, api: Compute) -> None:
         super().__init__(world, api)  # type: ignore[arg-type]
@@ -62,7 +63,7 @@ class ComputeGround(CloudGround):
 
     def _boot(self, node: Any) -> None:
         one, draw, group = node, self.world.random, node.queued
-        machine = InstanceMachine(self, one)
+        machine = self.kind_of_machine(self, one)
         one.machines, kind = [machine], ""
         if not self.calm and not group.harmed and draw.random() < self.harmful / group.told["hosts"]:
             group.harmed = True
@@ -103,6 +104,8 @@ class ComputeGround(CloudGround):
             for one in [node] if kind == "user" else api.nodes_of(queued):
                 api._begin("delete", one.name, SOMEBODY, ended=True)
                 api.end(one)
+        elif kind not in ("repair", "repair for ever"):
+            self._befall_more(kind, queued, node)
         else:
             node.state = REPAIRING
             self.truth(queued.told["job"], queued.told["attempt"]).repairs = self.world.now
@@ -110,6 +113,9 @@ class ComputeGround(CloudGround):
             victim.stop()
             if kind == "repair":
                 self.world.at(self.world.now + draw.uniform(30.0, 600.0), lambda: self._repaired(node))
+
+    def _befall_more(self, kind: str, queued: Any, node: Any) -> None:
+        raise LookupError(f"nobody knows what {kind!r} is")
 
     def _preempt(self, one: Instance, notice: float) -> None:
         """A VM is taken away, so long after it was told; its programs may end before it."""
@@ -143,7 +149,8 @@ class ComputeGround(CloudGround):
         if not path:
             return super()._exchanged(machine, method, url)
         if path.endswith("/testIamPermissions"):
-            rights = [] if machine.denied else ["compute.instances.delete", "compute.instances.get"]
+            kind = path.split("/")[-3]
+            rights = [] if machine.denied else [f"compute.{kind}.delete", f"compute.{kind}.get"]
             return boot.Reply(200, {}, json.dumps({"permissions": rights}).encode())
         if method == "DELETE":
             return self._deleted(machine, path)
@@ -156,18 +163,26 @@ class ComputeGround(CloudGround):
         if machine.denied:
             world.reached.add("a machine may not delete its VM")
             return boot.Reply(403, {}, b"{}")
-        base = machine.told["resource"]
-        members = {base} if machine.hosts == 1 else {f"{base}-{number}" for number in range(machine.hosts)}
-        if path not in members:
+        own, others = self._parts(machine)
+        if path not in {own, *others}:
             raise Violation(f"{machine.name} deletes {path}")
         if task.name.startswith("deadline"):
             world.reached.add("a machine reached its deadline")
             self.harm(machine.node.queued, "deadline")
         answer = self.api.answered("DELETE", path, None, {})
         if answer.ok:
-            whose = "its own VM" if path == machine.node.name else "another's VM"
+            whose = f"its own {self.part}" if path == own else f"another's {self.part}"
             world.reached.add(f"host {min(1, machine.index)} deleted {whose}")
         return _reply(answer)
+
+    part = "VM"
+
+    def _parts(self, machine: Any) -> tuple[str, list[str]]:
+        """What a host deletes at its end: what it runs on, and the others of its attempt."""
+        base = machine.told["resource"]
+        members = [base] if machine.hosts == 1 else [f"{base}-{number}" for number in range(machine.hosts)]
+        own: str = machine.node.name
+        return own, [name for name in members if name != own]
 
 
 def _reply(answer: Any) -> boot.Reply:

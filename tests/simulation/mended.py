@@ -113,17 +113,6 @@ CLOUD = (
             ),
         ),
     ),
-    Mend(
-        "one answer that was lost, the first of all, left a machine's deadline to its own clock",
-        (96002450,),
-        (
-            Change(
-                "kinetic_orchestration/host/machine/bootstrap.py",
-                "tries(0.0 if _heard[0] else FIRST_WORD)",
-                "tries(0.0)",
-            ),
-        ),
-    ),
 )
 COMPUTE = (
     Mend(
@@ -131,9 +120,55 @@ COMPUTE = (
         (10774,),
         (
             Change(
-                "kinetic_orchestration/platforms/google/compute/backend.py",
+                "kinetic_orchestration/platforms/google/compute/verbs/memory.py",
                 " or (vm is not None and not events)\n",
                 "\n",
+            ),
+        ),
+    ),
+    Mend(
+        "a flex-start VM that had vanished counted as lost for who had never seen it: the wait for what is not shown began anew",
+        (739960000161,),
+        (
+            Change(
+                "kinetic_orchestration/platforms/google/compute/verbs/look.py",
+                "return member._replace(missed=self._memory.missed(path)) if member.is_made else member",
+                "return member",
+            ),
+        ),
+    ),
+)
+GROUPS = (
+    Mend(
+        "at the deadline of an attempt on several slices a host deleted its own group before the others",
+        (400,),
+        (
+            Change(
+                "kinetic_orchestration/host/machine/bootstrap.py",
+                'own = next((index for index in range(number) if name.startswith(f"{base}-{index}-")), own)',
+                "assert name or base",
+            ),
+        ),
+    ),
+    Mend(
+        "what a reaper found after the deadline had been deleted by somebody, which it told as the reason",
+        (1235,),
+        (
+            Change(
+                "tests/simulation/compute_scenario.py",
+                "return (verdict.cause == wire.CANCELLED or is_late) and",
+                "return verdict.cause == wire.CANCELLED and",
+            ),
+        ),
+    ),
+    Mend(
+        "a group that the rate of inserts kept from being made until its request was over had waited for too long",
+        (477,),
+        (
+            Change(
+                "tests/simulation/group_scenario.py",
+                "since = max(manager.until, self.world.now)",
+                "since = manager.until",
             ),
         ),
     ),
@@ -151,11 +186,13 @@ BROKE = {seed: mend.reason for mend in LOCAL for seed in mend.seeds} | HOLD_NOTH
 # Since programs heed what they are asked, which they did not when it was found, no seed of 4,000 holds its mend, of the judge.
 HELD_ON_THE_CLOUD = {51011240: "an attempt was counted by whether anybody intended it, not by its verdict"}
 BROKE_ON_COMPUTE = {seed: mend.reason for mend in COMPUTE for seed in mend.seeds}
+BROKE_ON_GROUPS = {seed: mend.reason for mend in GROUPS for seed in mend.seeds}
 BROKE_ON_THE_CLOUD = {seed: mend.reason for mend in CLOUD for seed in mend.seeds} | HELD_ON_THE_CLOUD
 
 
 def still_broken(mend: Mend) -> set[int]:
     """Its seeds that break a promise again once it is taken out."""
-    where = ["--cloud"] if mend in CLOUD else ["--compute"] if mend in COMPUTE else []
+    options = {"--cloud": CLOUD, "--compute": COMPUTE, "--groups": GROUPS}
+    where = [option for option, mends in options.items() if mend in mends]
     told = broken_with(mend.out, *where, "--processes=1", "--seed", *map(str, mend.seeds))
     return {int(line.split()[1].rstrip(":")) for line in told}

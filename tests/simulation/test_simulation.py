@@ -20,7 +20,7 @@ from kinetic_orchestration.plan.values import Limits, Plan, Retry
 from kinetic_orchestration.protocol import attempt_rules, names, wire
 from tests.simulation.__main__ import first_of, main
 from tests.simulation.edges import simulated_edges
-from tests.simulation.mended import BROKE, CLOUD, COMPUTE, LOCAL, Mend, still_broken
+from tests.simulation.mended import BROKE, CLOUD, COMPUTE, GROUPS, LOCAL, Mend, still_broken
 from tests.simulation.scenario import REQUESTS, SLICES, Failed, Judge, check, play, trace_of
 from tests.simulation.slices import Ground
 from tests.simulation.world import EPOCH, Odds, SimulatedStore, Task, Violation, World
@@ -112,7 +112,7 @@ def test_what_broke_a_promise_once_does_so_no_more() -> None:
 
 @pytest.mark.slow
 @pytest.mark.turn
-@pytest.mark.parametrize("mend", [*LOCAL, *CLOUD, *COMPUTE], ids=lambda mend: mend.seeds[0])
+@pytest.mark.parametrize("mend", [*LOCAL, *CLOUD, *COMPUTE, *GROUPS], ids=lambda mend: mend.seeds[0])
 def test_each_seed_that_broke_a_promise_breaks_it_again_without_its_mend(mend: Mend) -> None:
     assert still_broken(mend) == set(mend.seeds), f"drop what is missing: it holds nothing any more ({mend.reason})"
 

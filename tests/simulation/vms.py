@@ -182,9 +182,13 @@ class Machine:
     def _deadline(self, _task: Task) -> None:
         """Act as boot.arm, which forks for it."""
         told = self.told
-        slice_ = told["resource"], told["hosts"], told.get("host", 0)
+        slice_ = told["resource"], *self.unit()
         while not boot._is_deleted(slice_, told["deadline"]):
             self.ground.world.sleep(10.0)
+
+    def unit(self) -> tuple[int, int]:
+        """Of how many parts its slice is deleted, and which of them it is on, as boot.main knows it when it arms that."""
+        return self.told["hosts"], self.told.get("host", 0)
 
     @property
     def is_well(self) -> bool:
@@ -214,6 +218,7 @@ class Machine:
         return Assignment(
             told["store"], self.job, self.attempt, self.index, self.hosts, told["spec"], f"{told['boot']}/{self.index}",
             "/simulated", "/simulated", "", "A=b", told["resource"], str(told["deadline"]),
+            slices=told.get("slices", 1),
         )  # fmt: skip
 
     def _live(self, over: Event, clean: list[bool]) -> None:

@@ -38,6 +38,7 @@ class Odds(NamedTuple):
     hidden: float = 0.0  # what was made is never shown
     idle: float = 0.0  # a delete is accepted, and nothing comes of it
     forgets: bool = False  # operations are not there any more when they are asked for
+    remakes: bool = False  # a group makes a member again that is gone, though it is to do nothing
 
 
 class Zones:

@@ -37,9 +37,9 @@ def waiting_fleet(context: dg.AssetExecutionContext, kinetic: KineticResource) -
 
 
 @dg.asset
-def two_hundred(context: dg.AssetExecutionContext, kinetic: KineticResource) -> dg.MaterializeResult:
-    results = kinetic.map(trial, range(200), accelerator="cpu", context=context, max_concurrent=16)
-    assert [result.input for result in results] == list(range(200))
+def more_than_a_table_holds(context: dg.AssetExecutionContext, kinetic: KineticResource) -> dg.MaterializeResult:
+    results = kinetic.map(trial, range(120), accelerator="cpu", context=context, max_concurrent=16)
+    assert [result.input for result in results] == list(range(120))
     assert all(result.value == result.input**2 for result in results if result.ok)
     failed = [result.input for result in results if not result.ok]
     return dg.MaterializeResult(metadata={"failed": failed, "ok": sum(result.ok for result in results)})
@@ -53,5 +53,5 @@ def waiting_asset(host: HostContext) -> str:
 
 fleet_job = dg.define_asset_job("fleet_job", ["waiting_fleet"])
 defs = dg.Definitions(
-    [waiting_fleet, two_hundred, waiting_asset], jobs=[fleet_job], resources={"kinetic": KineticResource()}
+    [waiting_fleet, more_than_a_table_holds, waiting_asset], jobs=[fleet_job], resources={"kinetic": KineticResource()}
 )

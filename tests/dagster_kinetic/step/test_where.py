@@ -100,7 +100,7 @@ def test_a_step_that_means_the_cloud_is_not_trained_on_its_worker(
     assert not (home / "store").exists()
 
 
-NAMES = ["gpu", "gpu:3", "v100", "h100", "cpu:4", "tpu7x-8"]
+NAMES = ["gpu", "gpu:3", "v100", "h100", "cpu:4", "tpu7x-192"]
 
 
 def test_a_step_says_of_what_the_cloud_cannot_run_what_everybody_says(home: Path) -> None:
