@@ -10,6 +10,7 @@ from kinetic_orchestration.plan.configuration import plugins
 from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm, fields_of
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.hardware.accelerators import Slice
+from kinetic_orchestration.plan.hardware.prices import Purchase
 from kinetic_orchestration.protocol.wire import Beat, Verdict
 from kinetic_orchestration.protocol.wire.task import DataPiece, Environment, Package, Payload, json_of, parts_of
 
@@ -167,7 +168,7 @@ class Plan:
     distributed: bool = True
     emulated: bool = True
     emulation_asked: bool = False  # where there is no such hardware, this machine's processors are to stand for it
-    processes: int = 1  # on one machine: each a host of its own, with one of the machine's devices
+    processes: int = 1  # on each machine: each a host of its own, with one of the machine's devices
     slices: int = 1
     project: str = ""
     zones: tuple[str, ...] = ()  # in the order in which they are tried: on Kubernetes, each CLUSTER/NAMESPACE
@@ -186,19 +187,52 @@ class Plan:
     labels: dict[str, str] = field(default_factory=dict)
 
     @property
-    def hosts(self) -> int:
-        """The number of hosts of all slices together."""
+    def machines(self) -> int:
+        """The number of machines of all slices together; on this machine, of the hosts that share it."""
         return self.slice.hosts * self.slices
+
+    @property
+    def hosts(self) -> int:
+        """The number of hosts of all slices together: of machines of their own, each process is one."""
+        return self.machines if self.traits.share_machine else self.machines * self.processes
+
+    @property
+    def devices(self) -> int:
+        """The number of devices of one host."""
+        return self.slice.devices_per_host * self.machines // self.hosts
+
+    @property
+    def flex_start(self) -> bool:
+        """True if its hosts come by flex-start."""
+        return bool(self.cloud.get("flex_start"))
+
+    @property
+    def purchase(self) -> Purchase:
+        """What is paid for while its hosts are there; for a job on this machine, what the named hardware would cost."""
+        return Purchase(
+            self.slice, self.slices, self.spot, self.flex_start, int(self.cloud.get("disk_gib") or 0),
+            of_google=self.traits.in_project or self.traits.share_machine or self._is_of_gke,
+        )  # fmt: skip
+
+    @property
+    def _is_of_gke(self) -> bool:
+        """True if all clusters that may run it are GKE's, as `gcloud container clusters get-credentials` names them."""
+        return bool(self.zones) and all(zone.startswith("gke_") for zone in self.zones)
 
     @property
     def crew(self) -> str:
         """The number of hosts and processes, for users: processes of one host are no hosts."""
-        return self.slice.crew(self.slices)
+        return f"{self.slice.crew(self.slices)}{self._divided}"
+
+    @property
+    def _divided(self) -> str:
+        """The number of processes of machines of their own, if they are more, to follow the number of the hosts."""
+        return f", {self.hosts} processes" if self.hosts > self.machines else ""
 
     @property
     def asked(self) -> str:
         """The requested hardware, without its location."""
-        return f"{self.slices} slices of {self.slice}" if self.slices > 1 else str(self.slice)
+        return f"{self.slices} slices of {self.slice}" if self.slices > 1 else f"{self.slice}{self._divided}"
 
     @property
     def stands_in(self) -> bool:
@@ -224,7 +258,7 @@ class Plan:
     def hardware(self) -> str:
         """The shape of all its hosts, and their location, for users."""
         shape = f"{self.slices} slices of {self.slice.shape}" if self.slices > 1 else self.slice.shape
-        return f"{shape}, {self.where}{', spot' if self.spot or self.slice.spot else ''}"
+        return f"{shape}{self._divided}, {self.where}{', spot' if self.spot or self.slice.spot else ''}"
 
     @property
     def traits(self) -> Traits:
@@ -333,6 +367,7 @@ class Observation(NamedTuple):
         charged: Time before which no host can have been charged for; 0 if unknown.
         waits: Why hosts that exist cannot continue now.
         hint: Where to look next if hosts are gone, or if those that exist do not report.
+        slices: How many slices are charged for now; 0 for all, if any.
     """
 
     state: str
@@ -341,6 +376,12 @@ class Observation(NamedTuple):
     charged: float = 0.0  # before which none of its hosts can have been charged for; 0: none is known to have been
     waits: str = ""  # why hosts that are there cannot go on for now
     hint: str = ""  # the next place to check if hosts have disappeared or are silent
+    slices: int = 0  # of which there are hosts that are charged for now; 0: of all, if any
+
+    @property
+    def costs(self) -> bool:
+        """True if hosts are charged for now; also while others are waited for."""
+        return self.state in (PRESENT, PARTIAL, WOUNDED) or (self.slices > 0 and self.state in (QUEUED, PROVISIONING))
 
 
 ABSENT = "absent"  # nothing there: not made yet, or gone

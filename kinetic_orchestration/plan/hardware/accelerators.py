@@ -490,11 +490,16 @@ def _explain_number(kind: str, number: int) -> str:
     return f"{tpus if kind else f'{gpus}, and {tpus}'}. Near: {', '.join(near)}."
 
 
+def joined(hosts: int) -> str:
+    """Return how a user asks for so many hosts with GPUs."""
+    return f"cloud=Compute(hosts={hosts}) or Kubernetes(hosts={hosts})"
+
+
 def _explain_gpus(gpu: _Gpu, count: int) -> str:
     hosts, rest = divmod(count, most := max(gpu.counts))
     several = ""
     if hosts > 1 and not rest:
-        several = f" {count} are {hosts} hosts: {gpu.slice(most).name} with cloud=Kubernetes(hosts={hosts})."
+        several = f" {count} are {hosts} hosts: {gpu.slice(most).name} with {joined(hosts)}."
     near = ", ".join(gpu.slice(near).name for near in _near(count, gpu.counts))
     return f"{gpu.name} comes {_either(gpu.counts)} to a host.{several} Near: {near}."
 

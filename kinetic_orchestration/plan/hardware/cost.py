@@ -1,8 +1,6 @@
-"""The cost of a job's chips: list prices as a table, and estimates with the date of their prices.
+"""The cost of what a job holds, by its price (`prices`): estimates with the date of their prices, and limits of money.
 
-The prices are those of a `PriceList`; settings override them. A GPU has its share of what its VM costs besides
-(`machine_parts`). If none is known the answer is None, never a guess. This
-module does not know what ran, or what was billed.
+This module does not know what ran, or what was billed.
 """
 
 from __future__ import annotations
@@ -15,20 +13,9 @@ from types import MappingProxyType
 from typing import Literal
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.plan.hardware import machine_parts, machines
 from kinetic_orchestration.plan.hardware.accelerators import Slice
-from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, FLEX_START, ON_DEMAND, SPOT, PriceList, Rate
-from kinetic_orchestration.plan.messages import command
-
-NO_PRICE = "no price known"
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    usd_per_chip_hour: float
-    region: str  # where it applies; "" for a price that names no region
-    source: str  # how it is shown: what price this is, and how old
-    date: str  # "" for a price from settings
+from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, PriceList
+from kinetic_orchestration.plan.hardware.prices import Price, Purchase, Unknown, dearest, price, region_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +59,7 @@ class Estimate:
         if self.uncharged and not (priced and self.chip_hours):
             return f"cost: {here}"
         if self.usd is None or self.usd_per_chip_hour is None:
-            there = f"{NO_PRICE} for {self.hardware} ({_hours(self.chip_hours)})"
+            there = f"unknown for {self.hardware} ({_hours(self.chip_hours)}): {self.note}"
         else:
             where = f"{self.hardware} in {self.region}" if self.region else self.hardware
             rate = f"{_hours(self.chip_hours)} at {_rate(self.usd_per_chip_hour)}, {self.note}"
@@ -101,112 +88,34 @@ class Total:
         return self.productive_seconds / self.counted_seconds if self.counted_seconds else None
 
 
-def price(
-    slice: Slice,
-    zone: str | None = None,
-    spot: bool = False,
-    overrides: Mapping[str, float] | None = None,
-    listed: PriceList = BUILT_IN,
-    *,
-    flex_start: bool = False,
-) -> Price | None:
-    """The price of one chip of `slice` for an hour, or None if none is known. That of a GPU contains its share of its
-    VM, and names what it does not contain.
-
-    The keys of `overrides` are `v5e`, or `v5e/us-central1` for one region, each with `:spot` behind it for
-    spot capacity. They may also price what the table does not know, such as `a100`. What comes by flex-start has the
-    price on demand where no other is listed.
-    """
-    spot = spot or slice.spot
-    region = _region(zone)
-    own = overrides or {}
-    for key in (f"{slice.generation}/{region}", slice.generation):
-        if (usd := own.get(f"{key}:spot" if spot else key)) is not None:
-            return Price(usd, region, "price from settings", "")
-    known = listed.regions(slice.generation)
-    if not known:
-        return None
-    found = region if region in known else known[0]
-    model = SPOT if spot else FLEX_START if flex_start else ON_DEMAND
-    if slice.kind == "gpu":
-        return _of_vm(slice, region, found, model, listed)
-    rate = listed.rate(slice.generation, found, model) or listed.rate(slice.generation, found, ON_DEMAND)
-    assert rate is not None
-    return Price(rate.usd, found, _source((rate,), model, region), rate.date)
-
-
-def _of_vm(slice: Slice, region: str, found: str, model: str, listed: PriceList) -> Price | None:
-    """The price of a GPU with its share of its VM; None if the list has none of the GPU itself."""
-    if not machines.serves(slice):
-        return None
-    gpu, *others = machine_parts.parts_of(slice)
-    rates: list[Rate] = []
-    usd, told, missing = 0.0, list[str](), list[str]()
-    for part in (gpu, *others):
-        own = None if part.is_disk else listed.rate(part.name, found, model)
-        rate = own or listed.rate(part.name, found, ON_DEMAND)
-        if rate is None:
-            missing.append(part.words)
-            continue
-        told += [part.words] if part is not gpu else []
-        usd += rate.usd * part.amount
-        rates += [] if part.is_disk and model != ON_DEMAND else [rate]
-    share = "its share of " if gpu.amount > 1 else ""
-    source = _source(rates, model, region)
-    source += f", with {share}{_listed(told)}" if told else ""
-    source += f", without {_listed(missing)}, for which none is known" if missing else ""
-    return Price(usd / gpu.amount, found, source, min(rate.date for rate in rates))
-
-
-def _source(rates: Sequence[Rate], model: str, region: str) -> str:
-    """What prices these are, and how old. A discounted price that is not known has the one on demand in its place."""
-    kinds, dates = {rate.model for rate in rates}, sorted({rate.date for rate in rates})
-    kind = "" if model == ON_DEMAND or model not in kinds else f"{model} "
-    source = f"{kind}list price of {dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}"
-    if region and rates[0].region not in ("", region):
-        source += f" for {rates[0].region}, none known for {region}"
-    if model not in kinds:
-        source += f", none known for {model}"
-    elif len(kinds) > 1:
-        source += f", in part on demand, as none is known for {model}"
-    return source
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
-
-
 def estimate(
-    slice: Slice,
+    of: Purchase,
     seconds: float,
     *,
     zone: str | None = None,
-    spot: bool = False,
     overrides: Mapping[str, float] | None = None,
-    slices: int = 1,
     uncharged: bool = False,
     listed: PriceList = BUILT_IN,
     service: str = "",
-    flex_start: bool = False,
 ) -> Estimate:
-    """Estimate the cost of holding a slice for `seconds`, whether or not its chips compute.
+    """Estimate the cost of holding what is bought for `seconds`, whether or not its chips compute.
 
     service: what has it under its own name here; "" for Cloud TPU, which has names of its own for slices.
     """
-    per_hour = price(slice, zone, spot, overrides, listed, flex_start=flex_start)
-    chips = 0 if slice.kind == "cpu" else slice.chips * slices
-    chip_hours = chips * max(seconds, 0.0) / 3600
+    found = price(of, zone, overrides, listed)
+    known = found if isinstance(found, Price) else None
+    chip_hours = of.chips * max(seconds, 0.0) / 3600
     return Estimate(
-        accelerator=slice.name,
-        hardware=_hardware(slice, service),
-        region=_region(zone) or (per_hour.region if per_hour else ""),
+        accelerator=of.slice.name,
+        hardware=_hardware(of.slice, service),
+        region=region_of(zone) or (known.region if known else ""),
         chip_hours=chip_hours,
-        usd=per_hour.usd_per_chip_hour * chip_hours if per_hour else None,
-        usd_per_chip_hour=per_hour.usd_per_chip_hour if per_hour else None,
-        note=per_hour.source if per_hour else "" if uncharged else NO_PRICE,
-        date=per_hour.date if per_hour else "",
+        usd=known.usd_per_chip_hour * chip_hours if known else None,
+        usd_per_chip_hour=known.usd_per_chip_hour if known else None,
+        note=known.source if known else "" if uncharged else str(found),
+        date=known.date if known else "",
         uncharged=uncharged,
-        spot=spot or slice.spot,
+        spot=of.is_spot,
         ready_seconds=max(seconds, 0.0),
     )
 
@@ -256,37 +165,31 @@ def check_usd(usd: float) -> None:
 
 def affordable(
     usd: float,
-    slice: Slice,
+    of: Purchase,
     zones: Sequence[str],
-    *,
-    slices: int = 1,
-    spot: bool = False,
     overrides: Mapping[str, float] | None = None,
     listed: PriceList = BUILT_IN,
-    flex_start: bool = False,
 ) -> float:
-    """The seconds for which `usd` pays, in the dearest of the zones."""
+    """Return the seconds for which `usd` pays, in the dearest of the zones.
+
+    Raises:
+        UsageError: A price that it takes is not known, or it is 0; or `usd` is no amount.
+    """
     check_usd(usd)
-    rates = []
-    for zone in zones or ("",):
-        found = price(slice, zone, spot, overrides, listed, flex_start=flex_start)
-        if found is None:
-            region = _region(zone)
-            key = f"{slice.generation}{f'/{region}' if region else ''}{':spot' if spot or slice.spot else ''}"
-            raise UsageError(
-                f"limits.cost is ${usd:,.2f}, and no price is known for {slice.name} in {zone or 'any zone'}, so it "
-                f"cannot be kept: {_read_list(slice)}name the price of a chip for an hour with KINETIC_PRICES={key}=…, "
-                "or use limits.run"
-            )
-        rates.append(found.usd_per_chip_hour)
-    per_second = max(rates) * slice.chips * slices / 3600
+    if not of.chips:
+        raise UsageError(
+            f"limits.cost is ${usd:,.2f}, and {of.slice.name} is no accelerator, for which alone prices are known: use "
+            "limits.run instead"
+        )
+    found = dearest(of, zones, overrides, listed)
+    if isinstance(found, Unknown):
+        raise UsageError(f"limits.cost is ${usd:,.2f} and cannot be kept, as {found}, or use limits.run instead")
+    per_second = found.usd_per_chip_hour * of.chips / 3600
     if not per_second:
-        raise UsageError(f"limits.cost is ${usd:,.2f}, and {slice.name} costs nothing by KINETIC_PRICES: leave one out")
+        raise UsageError(
+            f"limits.cost is ${usd:,.2f}, and {of.slice.name} costs nothing by KINETIC_PRICES: leave one out"
+        )
     return usd / per_second
-
-
-def _read_list(slice: Slice) -> str:
-    return f"read Google's list with `{command('prices', '--refresh')}`, " if slice.kind == "gpu" else ""
 
 
 def times(estimate: Estimate) -> str:
@@ -332,14 +235,6 @@ def _total(period: str, estimates: list[Estimate]) -> Total:
 def _period(time: float, period: str) -> str:
     formats = {"day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
     return datetime.fromtimestamp(time, UTC).strftime(formats[period])
-
-
-def _region(zone: str | None) -> str:
-    """us-central1 of us-central1-a; a region stays what it is, and a cluster's is not known."""
-    if "/" in (zone or ""):
-        return ""
-    parts = (zone or "").split("-")
-    return "-".join(parts[:2])
 
 
 def _seconds(seconds: float) -> str:

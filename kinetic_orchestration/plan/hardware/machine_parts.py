@@ -1,4 +1,4 @@
-"""What Google charges for in the VM of one host with GPUs: the GPUs, the machine's cores and memory, its disks. Pure.
+"""What Google charges for in the VM of one host: its GPUs or TPUs, the machine's cores and memory, its disks. Pure.
 
 Each part has the name under which a price list has its price for an hour: of one GPU, one core, or one GiB. This module
 knows no prices.
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from kinetic_orchestration.plan.hardware.accelerators import Slice
-from kinetic_orchestration.plan.hardware.machines import machine_of
+from kinetic_orchestration.plan.hardware.machines import Machine, machine_of
 
 LOCAL_SSD = "local-ssd"
 _LOCAL_SSD_GIB = 375  # of one
@@ -24,9 +24,9 @@ FAMILIES: Mapping[str, str] = {
 }  # fmt: skip
 WHOLE = ("a4",)
 """Families of which the price of a GPU is that of its share of the whole machine, but for the boot disk."""
-# Local SSDs that come with a machine, by its GPUs: how many for each.
-_SSDS_FOR_EACH = {"a2-ultragpu": 1, "a3-highgpu": 2, "a3-megagpu": 2}
-_OTHER_SSDS = ("a3-ultragpu",)  # of another kind, for which no row is known
+# Local SSDs that come with a machine, by its GPUs: how many for each. No row of those of a3-ultragpu is known, so they
+# are counted at the price of the others.
+_SSDS_FOR_EACH = {"a2-ultragpu": 1, "a3-highgpu": 2, "a3-megagpu": 2, "a3-ultragpu": 4}
 
 
 class Part(NamedTuple):
@@ -53,12 +53,21 @@ def memory(family: str) -> str:
     return f"{family} memory"
 
 
-def parts_of(slice_: Slice) -> tuple[Part, ...]:
-    """Return the parts of the VM of one host, the GPUs first.
+def parts_of(slice_: Slice, disk_gib: int = 0) -> tuple[Part, ...]:
+    """Return the parts of the VM of one host, the GPUs or chips first.
+
+    Of a TPU the price of a chip contains its machine. Only a boot disk whose size is named is a part beside it.
+
+    Args:
+        slice_: The slice.
+        disk_gib: Size of the boot disk; 0 for the one that suits the hardware.
 
     Raises:
-        Unsupported: Compute Engine has no VM for it.
+        Unsupported: It has GPUs, and Compute Engine has no VM for it.
     """
+    if slice_.kind == "tpu":
+        chips = Part(slice_.generation, slice_.chips_per_host, "a chip")
+        return (chips, _disk(machine_of(slice_), disk_gib)) if disk_gib else (chips,)
     machine = machine_of(slice_)
     prefix, family = next((one, name) for one, name in FAMILIES.items() if machine.machine_type.startswith(one))
     found = [Part(slice_.generation, machine.count, "GPU" if machine.count == 1 else f"{machine.count} GPUs")]
@@ -68,7 +77,9 @@ def parts_of(slice_: Slice) -> tuple[Part, ...]:
         if each := _SSDS_FOR_EACH.get(prefix):
             gib = each * machine.count * _LOCAL_SSD_GIB
             found.append(Part(LOCAL_SSD, gib, f"{gib} GiB of local SSDs"))
-        elif prefix in _OTHER_SSDS:
-            found.append(Part(f"{family} {LOCAL_SSD}", 0, "its local SSDs"))
-    disk = Part(machine.disk_type, machine.disk_gib, f"a boot disk of {machine.disk_gib} GiB", is_disk=True)
-    return (*found, disk)
+    return (*found, _disk(machine, disk_gib))
+
+
+def _disk(machine: Machine, gib: int) -> Part:
+    size = gib or machine.disk_gib
+    return Part(machine.disk_type, size, f"a boot disk of {size} GiB", is_disk=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -200,6 +201,12 @@ def has_docker(image: str) -> bool | None:
     return _DOCKER_BY_PROJECT.get(parts[1]) if len(parts) > 2 and parts[0] == "projects" else None
 
 
+def driver_of(image: str) -> int:
+    """Return the branch of NVIDIA's driver that an image has, as Google's are named by it; 0 if the name has none."""
+    found = re.search(r"nvidia-(\d{3})\b", image)
+    return int(found[1]) if found else 0
+
+
 def between_hosts(slice_: Slice) -> str:
     """Return by what the VMs of several hosts are joined, for users; "" for one host."""
     if slice_.machines == 1:
@@ -278,7 +285,9 @@ def _no_tpu(slice_: Slice) -> str:
         return ""
     if slice_.hosts == 1:
         sizes = " or ".join(f"{generation}-{chips}" for chips in alone)
-        return f"{name} is half a machine of Compute Engine, and GKE alone divides it: take {sizes}, or backend='gke'"
+        return (
+            f"{name} is a part of a machine of Compute Engine, and GKE alone divides it: take {sizes}, or backend='gke'"
+        )
     there = "GKE has it, with backend='gke' and a cluster"
     if slice_.accelerator_type:
         there = f"Cloud TPU has it, with backend='tpu-vm', and {there}"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from kinetic_orchestration.errors import UnknownAccelerator, UsageError
-from kinetic_orchestration.plan.hardware.accelerators import Slice, parse
+from kinetic_orchestration.plan.hardware.accelerators import Slice, joined, parse
 from kinetic_orchestration.plan.hardware.regions import region_of
 
 TPU = "google.com/tpu"
@@ -375,6 +375,11 @@ def no_machine(slice: Slice) -> str:
         return "A pool of GKE for cpu has any machine: no accelerator names one."
     if slice.generation not in _GPU_NODES:
         return f"{slice.name} is of any model, and a pool of GKE has one: name it, as in l4 or a100x4."
-    *most, last = (str(count) for count in _GPU_NODES[slice.generation].machines)
-    counts = f"{', '.join(most)} or {last}"
-    return f"No machine of Google Cloud has {slice.name}: {slice.generation} comes {counts} to a machine."
+    known = sorted(_GPU_NODES[slice.generation].machines)
+    *fewer, last = map(str, known)
+    counts = f"{', '.join(fewer)} or {last}" if fewer else last
+    near = max((count for count in known if count <= slice.chips), default=known[0])
+    take = f"take {slice.generation}" if near == 1 else f"take {slice.generation}x{near}"
+    hosts, rest = divmod(slice.chips, near)
+    take += f" with {joined(hosts)}" if hosts > 1 and not rest else ""
+    return f"No machine of Google Cloud has {slice.name}: {slice.generation} comes {counts} to a machine: {take}."

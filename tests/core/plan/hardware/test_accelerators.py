@@ -256,9 +256,11 @@ def test_a_slice_written_by_a_later_version_can_be_read() -> None:
         ("nvidia-gb200", ["gb200 comes 4 to a host. Near: gb200x4."]),
         (
             "h100x16",
-            ["1, 2, 4 or 8 to a host. 16 are 2 hosts: h100x8 with cloud=Kubernetes(hosts=2). Near: h100x4, h100x8."],
+            [
+                "1, 2, 4 or 8 to a host. 16 are 2 hosts: h100x8 with cloud=Compute(hosts=2) or Kubernetes(hosts=2). Near: h100x4, h100x8."
+            ],
         ),
-        ("gpu:b200x72", ["72 are 9 hosts: b200x8 with cloud=Kubernetes(hosts=9). Near: b200x8."]),
+        ("gpu:b200x72", ["72 are 9 hosts: b200x8 with cloud=Compute(hosts=9) or Kubernetes(hosts=9). Near: b200x8."]),
         ("rtx-pro-6000x3", ["Near: rtx-pro-6000, rtx-pro-6000x2, rtx-pro-6000x4, rtx-pro-6000x8."]),
         ("tpu7-8", ["two machine types of GKE", "memory and its speed are not known", "tpu7x-8"]),
         ("tpu-7", ["no slice of it can be resolved"]),

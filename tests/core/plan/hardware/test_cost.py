@@ -31,13 +31,13 @@ from kinetic_orchestration.plan.hardware.cost import (
     Total,
     affordable,
     estimate,
-    price,
     summary,
     times,
     together,
     went_to,
 )
 from kinetic_orchestration.plan.hardware.price_list import PRICES, PRICES_DATE
+from kinetic_orchestration.plan.hardware.prices import Price, Purchase, dearest, price
 from kinetic_orchestration.plan.planner import describe, make_plan
 from kinetic_orchestration.plan.values import PRESENT, Change, Event, Limits, Plan, Retry
 from kinetic_orchestration.platforms.local.backend import LocalBackend
@@ -64,28 +64,61 @@ pytestmark = pytest.mark.fast
     ],
 )
 def test_a_price_is_that_of_the_generation_in_the_region(name: str, zone: str, usd: float) -> None:
-    found = price(parse(name), zone)
-    assert found is not None
+    found = price(Purchase(parse(name)), zone)
+    assert isinstance(found, Price)
     assert (found.usd_per_chip_hour, found.date) == (usd, PRICES_DATE)
 
 
 def test_spot_may_be_asked_for_by_name_or_by_argument() -> None:
-    assert price(parse("v5e-8:spot"), "us-west4-a") == price(parse("v5e-8"), "us-west4-a", spot=True)
+    named, asked_for = Purchase(parse("v5e-8:spot")), Purchase(parse("v5e-8"), spot=True)
+    assert price(named, "us-west4-a") == price(asked_for, "us-west4-a")
 
 
 def test_no_price_is_invented() -> None:
-    assert [name for name in ("tpu7x-8", "a100x4", "l4", "cpu", "v2-4") if price(parse(name)) is not None] == []
+    names = ("tpu7x-8", "a100x4", "l4", "cpu", "v2-4", "gpu", "v100")
+    assert [name for name in names if isinstance(price(Purchase(parse(name))), Price)] == []
 
 
-def test_another_regions_price_says_that_it_is() -> None:
-    found = price(parse("v6e-8"), "us-central1-b")
-    assert found is not None
-    assert found.source == f"list price of {PRICES_DATE} for us-east1, none known for us-central1"
+def test_the_dearest_regions_price_stands_in_for_that_of_another_and_says_so() -> None:
+    found = price(Purchase(parse("v6e-8")), "us-central1-b")
+    assert isinstance(found, Price)
+    assert (found.usd_per_chip_hour, found.region) == (3.24, "asia-northeast1")
+    told = f"list price of {PRICES_DATE} for asia-northeast1, the dearest, as none is known for us-central1"
+    assert found.source == told
+
+
+def test_the_dearest_price_stands_in_for_that_of_a_cluster_and_says_so() -> None:
+    """Nobody knows its region here, and it was said to be the first of the table."""
+    found = price(Purchase(parse("v6e-8")), "prod/default")
+    assert isinstance(found, Price)
+    told = f"list price of {PRICES_DATE} for asia-northeast1, the dearest, as the cluster's is not known"
+    assert (found.usd_per_chip_hour, found.source) == (3.24, told)
+    assert price(Purchase(parse("v6e-8")), "prod/default", {"v6e": 1.0}) == Price(1.0, "", "price from settings", "")
+    assert price(Purchase(parse("v4-8")), "prod/default") == price(Purchase(parse("v4-8"))), "it is that of any region"
+
+
+def test_where_a_slice_will_be_is_not_known_so_the_dearest_of_its_zones_counts() -> None:
+    v6e = Purchase(parse("v6e-8"))
+
+    def usd(*zones: str, own: dict[str, float] | None = None) -> float | None:
+        found = dearest(v6e, zones, own)
+        return found.usd_per_chip_hour if isinstance(found, Price) else None
+
+    assert usd("us-east5-a", "europe-west4-a") == 2.97
+    assert usd() == usd("a-cluster/default") == 3.24, "it may be anywhere"
+    assert usd("us-east5-a", "us-east5-b", own={"v6e/us-east5": 1.0}) == 1.0
+    assert usd(own={"v6e": 1.0}) == 1.0
+    half = dearest(Purchase(parse("v2-4")), ("us-central1-b", "us-central1-c"), {"v2/us-central1": 1.0})
+    assert isinstance(half, Price)
+    half = dearest(Purchase(parse("v2-4")), ("us-central1-b", "europe-west4-a"), {"v2/us-central1": 1.0})
+    assert "of v2-4 in europe-west4: name the price of a chip for an hour with KINETIC_PRICES=v2/europe-west4=…" in str(
+        half
+    )
 
 
 def test_an_on_demand_price_in_place_of_a_spot_price_says_that_it_is() -> None:
-    found = price(parse("v4-8:spot"), "us-central2-b")
-    assert found is not None
+    found = price(Purchase(parse("v4-8:spot")), "us-central2-b")
+    assert isinstance(found, Price)
     assert (found.usd_per_chip_hour, found.source) == (
         3.22,
         f"list price of {PRICES_DATE}, none known for spot",
@@ -96,8 +129,8 @@ def test_settings_override_prices_the_more_exact_first() -> None:
     own = {"v5e": 1.0, "v5e/us-west4": 0.9, "v5e:spot": 0.3, "a100": 3.0}
 
     def usd(name: str, zone: str | None = None) -> float | None:
-        found = price(parse(name), zone, overrides=own)
-        return found.usd_per_chip_hour if found else None
+        found = price(Purchase(parse(name)), zone, own)
+        return found.usd_per_chip_hour if isinstance(found, Price) else None
 
     assert usd("v5e-8") == 1.0
     assert usd("v5e-8", "us-west4-a") == 0.9
@@ -107,7 +140,7 @@ def test_settings_override_prices_the_more_exact_first() -> None:
 
 
 def test_an_emulated_job_shows_what_it_would_have_cost() -> None:
-    found = estimate(parse("v5e-16"), 22.5, uncharged=True)
+    found = estimate(Purchase(parse("v5e-16")), 22.5, uncharged=True)
     assert str(found) == (
         "cost: $0.00 on this machine; on Cloud TPU v5litepod-16 in us-central1 about $0.12 "
         "(0.10 chip-hours at $1.20, list price of 2024-12-23)"
@@ -126,7 +159,8 @@ def test_an_emulated_job_shows_what_it_would_have_cost() -> None:
          "cost: on Cloud TPU v4-16 about $51.52 (16.00 chip-hours at $3.22, list price of 2024-12-23)"),
         ("a100x4", 90, None, True, "cost: $0.00 on this machine"),
         ("gpu", 90, None, True, "cost: $0.00 on this machine"),
-        ("tpu7x-8", 3600, "us-central1-c", False, "cost: no price known for tpu7x-8 (8.00 chip-hours)"),
+        ("tpu7x-8", 3600, "us-central1-c", False, ("cost: unknown for tpu7x-8 (8.00 chip-hours): no price is known of tpu7x-8 in us-central1: name the price of a chip "
+          "for an hour with KINETIC_PRICES=tpu7x/us-central1=…")),
         ("cpu:8", 3600, None, True, "cost: $0.00 on this machine"),
         ("v5e-8", -5, None, True, "cost: $0.00 on this machine"),
         ("v5e-256", 86400 * 30, "europe-west4-b", False,
@@ -135,18 +169,18 @@ def test_an_emulated_job_shows_what_it_would_have_cost() -> None:
     ],
 )  # fmt: skip
 def test_the_cost_line(name: str, seconds: float, zone: str | None, emulated: bool, expected: str) -> None:
-    assert str(estimate(parse(name), seconds, zone=zone, uncharged=emulated)) == expected
+    assert str(estimate(Purchase(parse(name)), seconds, zone=zone, uncharged=emulated)) == expected
 
 
 def test_several_slices_cost_several_times_as_much() -> None:
-    one, two = (estimate(parse("v6e-256"), 3600, zone="us-east5-a", slices=slices) for slices in (1, 2))
+    one, two = (estimate(Purchase(parse("v6e-256"), slices), 3600, zone="us-east5-a") for slices in (1, 2))
     assert one.usd is not None
     assert two.usd == pytest.approx(2 * one.usd)
     assert two.chip_hours == 512
 
 
 def test_every_estimate_is_plain_data() -> None:
-    assert {type(value) for found in catalogue() for value in asdict(estimate(found, 1)).values()} <= {
+    assert {type(value) for found in catalogue() for value in asdict(estimate(Purchase(found), 1)).values()} <= {
         str, float, bool, int, dict, type(None),
     }  # fmt: skip
 
@@ -160,10 +194,10 @@ def test_totals_count_what_was_paid_for_by_period() -> None:
         return datetime(2025, 1, day, 12, tzinfo=UTC).timestamp()
 
     rows = [
-        (at(31), estimate(parse("v4-8"), 3600)),
-        (at(2), estimate(parse("v4-8"), 3600)),
-        (at(2), estimate(parse("a100"), 3600)),
-        (at(2), estimate(parse("v5e-16"), 3600, uncharged=True)),
+        (at(31), estimate(Purchase(parse("v4-8")), 3600)),
+        (at(2), estimate(Purchase(parse("v4-8")), 3600)),
+        (at(2), estimate(Purchase(parse("a100")), 3600)),
+        (at(2), estimate(Purchase(parse("v5e-16")), 3600, uncharged=True)),
     ]
     assert summary(rows) == [
         Total("2025-01-02", jobs=3, uncharged=1, unpriced=1, chip_hours=9.0, usd=8 * 3.22, ready_seconds=10800),
@@ -339,7 +373,7 @@ def test_a_job_that_never_had_hosts_cost_nothing() -> None:
 
 
 def test_the_line_of_times_says_what_part_was_of_use() -> None:
-    one = estimate(parse("v5p-8"), 7200, zone=ZONE)
+    one = estimate(Purchase(parse("v5p-8")), 7200, zone=ZONE)
     of = {"attempts": 2, "queued": 42.0, "ready": 14400.0, "productive": 9000.0}
     told = together([one, one], **of)
     assert times(told) == "2 attempts, 42 s queued, 4.0 h READY, 2.5 h program time"
@@ -349,7 +383,7 @@ def test_the_line_of_times_says_what_part_was_of_use() -> None:
 
 
 def test_what_one_zone_has_no_price_for_leaves_the_whole_unknown() -> None:
-    parts = [estimate(parse("v5p-8"), 60, zone=ZONE), estimate(parse("tpu7x-8"), 60)]
+    parts = [estimate(Purchase(parse("v5p-8")), 60, zone=ZONE), estimate(Purchase(parse("tpu7x-8")), 60)]
     assert together(parts, attempts=2, queued=0, ready=120, productive=0).usd is None
 
 
@@ -367,11 +401,11 @@ def in_the_cloud(tmp_path: Path, **arguments: Any) -> settings.Settings:
 
 
 def test_dollars_become_seconds_in_the_dearest_of_the_zones() -> None:
-    zones = ("us-east5-a", "europe-west4-a")
-    assert affordable(2.97 * 8, parse("v6e-8"), zones) == pytest.approx(3600)
-    assert affordable(2.97 * 8, parse("v6e-8"), zones, slices=2) == pytest.approx(1800)
-    assert affordable(2.08 * 8, parse("v6e-8"), zones, spot=True) == pytest.approx(3600)
-    assert affordable(8, parse("v6e-8"), zones, overrides={"v6e": 1.0}) == pytest.approx(3600)
+    zones, v6e = ("us-east5-a", "europe-west4-a"), parse("v6e-8")
+    assert affordable(2.97 * 8, Purchase(v6e), zones) == pytest.approx(3600)
+    assert affordable(2.97 * 8, Purchase(v6e, 2), zones) == pytest.approx(1800)
+    assert affordable(2.08 * 8, Purchase(v6e, spot=True), zones) == pytest.approx(3600)
+    assert affordable(8, Purchase(v6e), zones, {"v6e": 1.0}) == pytest.approx(3600)
 
 
 def test_a_cost_limit_bounds_what_the_hosts_are_told(tmp_path: Path) -> None:

@@ -110,10 +110,16 @@ REFUSED = {
     "v5p-192": (SPOT, "v5p-192 is 48 VMs of 4 chips as 4x4x12, which no group of VMs links: take v5p-128 or v5p-256; Cloud TPU has it, with backend='tpu-vm', and GKE has it, with backend='gke' and a cluster"),
     "v5p-4096": (SPOT, "v5p-4096 is 1024 VMs of 4 chips as 16x16x16, which no group of VMs links: take v5p-2048; Cloud TPU has it, with backend='tpu-vm', and GKE has it, with backend='gke' and a cluster"),
     "tpu7x-192": (SPOT, "tpu7x-192 is 48 VMs of 4 chips as 4x4x12, which no group of VMs links: take tpu7x-128 or tpu7x-256; GKE has it, with backend='gke' and a cluster"),
-    "tpu7x-1": (SPOT, "tpu7x-1 is half a machine of Compute Engine, and GKE alone divides it: take tpu7x-4, or backend='gke'"),
+    "tpu7x-1": (SPOT, "tpu7x-1 is a part of a machine of Compute Engine, and GKE alone divides it: take tpu7x-4, or backend='gke'"),
     "gb200x4": (RESERVATION, "gb200x4 has Arm processors, for which no packages are locked: run it on GKE with backend='gke' and a container_image= for arm64, or take b200x8"),
     "v100x2": (ON_DEMAND, "v100x2 needs a driver for GPUs older than the T4, which the images of the compute backend (driver 580, open kernel modules) do not have: take t4 or l4, or a node pool of GKE with backend='gke'"),
-    "a100-80gbx16": (SPOT, "No machine of Google Cloud has a100-80gbx16: a100-80gb comes 1, 2, 4 or 8 to a machine."),
+    "a100-80gbx16": (
+        SPOT,
+        (
+            "No machine of Google Cloud has a100-80gbx16: a100-80gb comes 1, 2, 4 or 8 to a machine: take a100-80gbx8 "
+            "with cloud=Compute(hosts=2) or Kubernetes(hosts=2)."
+        ),
+    ),
     "gpu:4": (ON_DEMAND, "gpu:4 is of any model, and a VM of Compute Engine has one: name it, as in l4x4 or a100x4"),
     "cpu": (ON_DEMAND, "cpu names no accelerator, and the compute backend makes VMs with GPUs or TPUs alone: name one, such as l4, or run it on this machine's CPU with backend='local'"),
 }  # fmt: skip

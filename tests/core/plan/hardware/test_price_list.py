@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,30 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import cli
-from kinetic_orchestration.errors import BackendError
+from kinetic_orchestration.errors import BackendError, UsageError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.hardware import cost, price_list
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.plan.hardware.machine_parts import core, memory
-from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, FLEX_START, ON_DEMAND, PRICES_DATE, SPOT, Rate
-from kinetic_orchestration.plan.planner import make_plan
+from kinetic_orchestration.plan.hardware.price_list import (
+    BUILT_IN,
+    FLEX_START,
+    ON_DEMAND,
+    PRICES_DATE,
+    SPOT,
+    PriceList,
+    Rate,
+)
+from kinetic_orchestration.plan.hardware.prices import Price, Purchase, Unknown, price
+from kinetic_orchestration.plan.planner import describe, make_plan
+from kinetic_orchestration.plan.values import Plan, Retry
 from kinetic_orchestration.platforms.google.rest import billing_catalog
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.api_servers.billing_skus import sku, skus
 
 pytestmark = pytest.mark.fast
-
-Price = Callable[..., cost.Price | None]
 
 
 @pytest.fixture
@@ -66,8 +74,8 @@ def test_a_refresh_reads_googles_catalogue_and_every_estimate_uses_it(
     assert by["v6e", "us-east5", SPOT]["source"].startswith("Google's Billing Catalog, SKU ")
     assert by["v6e", "asia-northeast1", ON_DEMAND]["date"] == PRICES_DATE, "what it does not say stays, with its date"
     here = settings.load()
-    found = cost.price(parse("v6e-8:spot"), "us-east5-a", overrides=here.prices, listed=here.listed)
-    assert found is not None and found.source == "spot list price of 2026-08-11"
+    found = price(Purchase(parse("v6e-8:spot")), "us-east5-a", here.prices, here.listed)
+    assert isinstance(found, Price) and found.source == "spot list price of 2026-08-11"
     cli.main(["accelerators"])
     assert "list prices of 2024-12-23 to 2026-08-11" in capsys.readouterr().out
     (tmp_path / "train.py").write_text(
@@ -76,6 +84,22 @@ def test_a_refresh_reads_googles_catalogue_and_every_estimate_uses_it(
     )
     cli.main(["plan", str(tmp_path / "train.py")])
     assert "$11.23 an hour while READY in us-east5-a (8 × spot list price of 2026-08-11)" in capsys.readouterr().out
+
+
+def test_plan_shows_the_price_of_the_first_zone_and_of_the_dearest_by_which_money_is_limited(
+    cloud: Emulator, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "import kinetic_orchestration as kinetic\n\n"
+        "@kinetic.run(accelerator='v6e-8', cloud=kinetic.TpuVm(zones=['us-east5-a', 'europe-west4-a']), "
+        "limits=kinetic.Limits(cost=47.52))\ndef train():\n    pass\n"
+    )
+    cli.main(["plan", str(tmp_path / "train.py")])
+    told = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"$21.60 an hour while READY in us-east5-a (8 × list price of {PRICES_DATE}); $23.76 in europe-west4, " in told
+    )
+    assert "cost $47.52 (pays for 2.00 h in the dearest of its zones)" in told
 
 
 def test_a_jobs_own_estimate_has_the_date(home: Path, tmp_path: Path) -> None:
@@ -186,39 +210,123 @@ def test_a_gpu_has_its_share_of_its_machine_of_what_way_it_is_got(
     name: str, given: dict[str, bool], usd: float, said: str
 ) -> None:
     listed = BUILT_IN.with_rates(billing_catalog.rates_of(skus(), BUILT_IN).rates, "")
-    found = cost.price(parse(name), "us-central1-a", listed=listed, **given)
-    assert found is not None
+    found = price(Purchase(parse(name), **given), "us-central1-a", listed=listed)
+    assert isinstance(found, Price)
     assert found.usd_per_chip_hour == pytest.approx(usd)
     assert said in found.source
-    assert "without" not in found.source
 
 
-def test_what_no_row_has_the_price_of_is_named_and_not_made_up() -> None:
-    rates = [
-        Rate("h200", "us-east5", ON_DEMAND, 10.0, "2026-08-01", "x"),
-        Rate(core("a3ultra"), "us-east5", ON_DEMAND, 0.03, "2026-07-01", "x"),
-    ]
-    listed = BUILT_IN.with_rates(rates, "")
-    found = cost.price(parse("h200x8"), "us-east5-a", listed=listed)
-    assert found is not None
-    assert found.usd_per_chip_hour == pytest.approx(10.0 + 224 * 0.03 / 8)
-    assert found.source == (
-        "list price of 2026-07-01 to 2026-08-01, with its share of 224 cores, without 2952 GiB of memory, its local SSDs "
-        "and a boot disk of 200 GiB, for which none is known"
+def listed_without(*gone: str) -> PriceList:
+    """The catalogue's prices, but for those parts."""
+    rates = billing_catalog.rates_of(skus(), BUILT_IN).rates
+    return BUILT_IN.with_rates([rate for rate in rates if rate.generation not in gone], "")
+
+
+@pytest.mark.parametrize(
+    ("name", "gone", "told"),
+    [
+        ("a100x8", core("a2"), "96 cores ('a2 core')"),
+        ("a100x8", memory("a2"), "680 GiB of memory ('a2 memory')"),
+        ("a100-80gb", "local-ssd", "375 GiB of local SSDs ('local-ssd')"),
+        ("b200x8", "hyperdisk-balanced", "a boot disk of 200 GiB ('hyperdisk-balanced')"),
+    ],
+)
+def test_a_machine_of_which_a_part_has_no_price_has_none_and_no_limit_of_money_lets_it_run(
+    name: str, gone: str, told: str
+) -> None:
+    """A part without a row would count as nothing, and the limit let several times as much through."""
+    listed, of = listed_without(gone), Purchase(parse(name))
+    found = price(of, "us-central1-a", listed=listed)
+    assert isinstance(found, Unknown)
+    assert told in found.of and f"of {name} in us-central1" in found.of
+    assert "prices --refresh`" in found.fix and f"KINETIC_PRICES={of.slice.generation}/us-central1=…" in found.fix
+    with pytest.raises(UsageError, match=r"limits\.cost is \$10\.00 and cannot be kept, as no price is known of "):
+        cost.affordable(10.0, of, ["us-central1-a"], listed=listed)
+    estimated = cost.estimate(of, 3600, zone="us-central1-a", listed=listed)
+    assert estimated.usd is None and str(estimated).startswith(f"cost: unknown for {name} (")
+    own = {of.slice.generation: 3.0}
+    assert cost.affordable(3.0 * of.chips, of, ["us-central1-a"], own, listed) == pytest.approx(3600)
+
+
+def test_an_h200_has_the_local_ssds_of_its_machine_at_the_price_of_others() -> None:
+    made = {
+        "h200": 10.0,
+        core("a3ultra"): 0.03,
+        memory("a3ultra"): 0.003,
+        "local-ssd": 1e-4,
+        "hyperdisk-balanced": 1e-4,
+    }
+    rates = [Rate(name, "us-east5", ON_DEMAND, usd, "2026-08-01", "x") for name, usd in made.items()]
+    found = price(Purchase(parse("h200x8")), "us-east5-a", listed=BUILT_IN.with_rates(rates, ""))
+    assert isinstance(found, Price)
+    share = 224 * 0.03 + 2952 * 0.003 + 12000 * 1e-4 + 200 * 1e-4
+    assert found.usd_per_chip_hour == pytest.approx(10.0 + share / 8)
+
+
+def test_a_region_that_is_not_listed_never_gets_the_price_of_one_where_a_part_is_missing() -> None:
+    """An H100 is listed in us-east5, and no part of its machine."""
+    listed = listed_without()
+    told = price(Purchase(parse("h100x8")), "us-west1-a", listed=listed)
+    assert isinstance(told, Unknown)
+    assert "208 cores ('a3 core')" in told.of and "KINETIC_PRICES=h100/us-west1=…" in told.fix
+
+
+@pytest.mark.parametrize(("name", "each"), [("l4", 0.1 / 730), ("v6e-8", 0.08 / 730 / 8)])
+def test_a_boot_disk_of_a_size_that_is_named_is_in_the_price(name: str, each: float) -> None:
+    listed, zone = listed_without(), "us-central1-a" if name == "l4" else "us-east5-a"
+    rates = [Rate("hyperdisk-balanced", "us-east5", ON_DEMAND, 0.08 / 730, "2026-08-11", "x")]
+    listed = listed.with_rates(rates, "")
+    usual = price(Purchase(parse(name)), zone, listed=listed)
+    large = price(Purchase(parse(name), disk_gib=5000), zone, listed=listed)
+    assert isinstance(usual, Price) and isinstance(large, Price)
+    more = 4900 if name == "l4" else 5000  # the one that comes with a TPU is not counted
+    assert large.usd_per_chip_hour == pytest.approx(usual.usd_per_chip_hour + more * each)
+    assert "a boot disk of 5000 GiB" in large.source
+    missing = price(
+        Purchase(parse(name), disk_gib=5000), zone, listed=listed_without("pd-balanced", "hyperdisk-balanced")
     )
-    assert found.date == "2026-07-01"
-    assert cost.price(parse("l4"), "us-east5-a", listed=listed) is None, "its GPU has none"
-    assert cost.price(parse("v100"), listed=BUILT_IN.with_rates([rates[0]._replace(generation="v100")], "")) is None
+    assert isinstance(missing, Unknown) and "a boot disk of 5000 GiB" in missing.of
+
+
+def test_a_named_disk_is_in_the_limit_of_a_job() -> None:
+    here = replace(settings.load(store="gs://b/p", deployment="d", project="p"), listed=listed_without())
+    cloud = kinetic.Compute(zones=["us-central1-a"], disk_gib=5000)
+    options = Options("l4", backend="compute", cloud=cloud, limits=Limits(cost=1.0))
+    plan = make_plan(JobSpec("f", options, argv=("x",)), here)
+    assert plan.affordable == pytest.approx(3600 / (ON_L4 + 4900 * 0.1 / 730))
+    assert "cost $1.00 (pays for 0.72 h in the dearest of its zones)" in describe(plan)
+
+
+@pytest.mark.parametrize(
+    ("backend", "known"), [("compute", True), ("gke", True), ("kubernetes", False), ("local", True)]
+)
+def test_the_list_has_prices_of_gpus_in_googles_machines_alone(backend: str, known: bool) -> None:
+    """A cluster may be of another cloud, or of one's own machines; for a job on this machine it is what it stands for."""
+    plan = Plan("f", parse("l4"), backend, "gs://b/p", "prod", Limits(), Retry())
+    found = price(plan.purchase, "", listed=listed_without())
+    assert isinstance(found, Price) == known
+    tpu = price(replace(plan, slice=parse("v6e-8")).purchase, "", listed=listed_without())
+    assert isinstance(tpu, Price), "Google alone has them"
+    if isinstance(found, Unknown):
+        assert found.of == "l4 on machines that are not Google's"
+        assert found.fix.endswith("with KINETIC_PRICES=l4=…") and "--refresh" not in found.fix
+
+
+def test_a_limit_of_money_on_another_cluster_takes_a_price_of_ones_own() -> None:
+    here = replace(settings.load(store="gs://b/p", deployment="d"), listed=listed_without())
+    options = Options("l4", backend="kubernetes", limits=Limits(cost=1.0))
+    with pytest.raises(UsageError, match=r"l4 on machines that are not Google's: name the price of a GPU"):
+        make_plan(JobSpec("f", options, argv=("x",)), here)
+    assert make_plan(JobSpec("f", options, argv=("x",)), replace(here, prices={"l4": 2.0})).affordable == 1800
 
 
 def test_limits_and_estimates_use_the_same_number_for_a_gpu() -> None:
-    listed = BUILT_IN.with_rates(billing_catalog.rates_of(skus(), BUILT_IN).rates, "")
+    listed = listed_without()
     for spot, hourly in ((False, ON_L4), (True, SPOT_L4)):
-        seconds = cost.affordable(1.0, parse("l4"), ["us-central1-a"], spot=spot, listed=listed)
+        of = Purchase(parse("l4"), spot=spot)
+        seconds = cost.affordable(1.0, of, ["us-central1-a"], listed=listed)
         assert seconds == pytest.approx(3600 / hourly)
-        assert cost.estimate(parse("l4"), seconds, zone="us-central1-a", spot=spot, listed=listed).usd == pytest.approx(
-            1.0
-        )
+        assert cost.estimate(of, seconds, zone="us-central1-a", listed=listed).usd == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("flex_start", "hourly"), [(False, 3.6874), (True, 2.1929)])
@@ -232,7 +340,8 @@ def test_plan_shows_the_price_of_the_way_in_which_a_gpu_is_got_and_limits_its_jo
     )
     cli.main(["plan", str(tmp_path / "train.py")])
     assert re.search(
-        r"price +none known; name one with KINETIC_PRICES, or read .*prices --refresh", capsys.readouterr().out
+        r"price +unknown: no price is known of a100 in us-central1: read .*prices --refresh`, .*KINETIC_PRICES=a100/us-",
+        capsys.readouterr().out,
     )
     shown(capsys, "--refresh")
     cli.main(["plan", str(tmp_path / "train.py")])
@@ -274,9 +383,46 @@ def test_rows_of_machines_are_told_apart_and_a_strange_one_costs_the_others_noth
     for words in (
         "g2 core in asia-northeast1, on demand, at $5 for an hour of a core: no core costs that",
         "Nvidia L4 GPU in another word", "h100-mega us-central1 on demand: two SKUs have two prices",
-        "A2 Instance Ram running in Delhi (SKU",
+        "(A2 Instance Ram running in Delhi): it is charged by 'GiBy.s'",
     ):  # fmt: skip
         assert words in told
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (sku("DWS Defined Duration V6e running in Netherlands", 9, ["europe-west4"]), "dearer than on demand"),
+        (sku("DWS Defined Duration V5p running in Columbus", 0, ["us-east5"]), "has no price above 0"),
+        (sku("DWS Defined Duration V5p running in Columbus", 1, ["us-east5"], unit="mo"), "charged by 'mo'"),
+        (sku("DWS Defined Duration V6e running in Ohio", 1.5, ["us-east5"]), "v6e us-east5 flex-start: two SKUs"),
+    ],
+)
+def test_a_strange_row_of_flex_start_is_left_out_and_named_and_the_others_are_taken(row: Any, why: str) -> None:
+    usual, found = (billing_catalog.rates_of(rows, BUILT_IN) for rows in (skus(), [*skus(), row]))
+    assert why in "\n".join(found.unknown)
+    assert {rate for rate in usual.rates if rate.model != FLEX_START} <= set(found.rates)
+    assert len(found.rates) >= len(usual.rates) - 1
+
+
+def test_a_refresh_names_rows_of_machines_in_new_words_and_what_has_no_price_for_want_of_them(
+    cloud: Emulator, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row for row in skus() if not row["description"].startswith("G2 Instance")]
+    new = ["G2 Instance vCPU running in Americas", "Instance Memory of A2, Americas", "N1 Predefined Thread in Iowa"]
+    more = [
+        "Sole Tenancy Premium for G2 Core",
+        "Commitment v1: A2 Ram in Americas for 1 Year",
+        "N2 Instance Core in Iowa",
+    ]
+    groups = ["CPU", "RAM", "N1Standard"]
+    for words in (new, more):
+        rows += [sku(text, 0.1, ["us-central1"], group=group) for text, group in zip(words, groups, strict=True)]
+    cloud.neighbours.skus = rows
+    _, err = shown(capsys, "--refresh")
+    assert [text for text in new if f"left out, since it is not known what it is: {text}" in err] == new
+    assert [text for text in more if text in err] == []
+    assert "no price of l4 in us-central1, as the list has none of g2 core and g2 memory there" in err
+    assert "no price of h100 in us-east5, as the list has none of a3 core, a3 memory, local-ssd and pd-balanced" in err
 
 
 @pytest.mark.parametrize(
