@@ -84,7 +84,8 @@ class Report:
 
 
 def examine(environ: Mapping[str, str], spec: JobSpec | None = None, **arguments: str | None) -> Report:
-    """Run all checks, even after a failure. `spec`: the job for which a cluster is checked; by default a small one."""
+    """Run all checks, even after a failure. `spec`: the job for which its platform is checked; by default a small
+    one."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -63,10 +63,9 @@ def _planning(commands: Any) -> None:
         action="store_true",
         help="also read every blob of the store and the home: which are not what they were",
     )
-    command.add_argument(
-        "target", nargs="?", metavar="FILE:FUNCTION", help="on Kubernetes: check what jobs of this function need"
-    )
-    command.add_argument("--accelerator", metavar="NAME", help="on Kubernetes: check for this one")
+    command.add_argument("target", nargs="?", metavar="FILE:FUNCTION", help="check what jobs of this function need")
+    command.add_argument("--accelerator", metavar="NAME", help="check for this one, on the platform that serves it")
+    command.add_argument("--spot", action="store_true", help="check for spot capacity of it")
     command.add_argument(
         "--queue", metavar="NAME", help="on Kubernetes: check for jobs of this queue of Kueue; several: a,b"
     )
@@ -183,7 +182,11 @@ def _upkeep(commands: Any) -> None:
 def _verify(commands: Any) -> None:
     command = _add(commands, "verify", "run on Google Cloud what the emulator proves, and write a report", place=True)
     command.add_argument(
-        "--accelerator", default="", metavar="NAME", help="of one host (v5e-1; on Compute Engine the cheapest GPU)"
+        "--accelerator", default="", metavar="NAME",
+        help="of one host, or on Compute Engine a slice, too (v5e-1; on Compute Engine the cheapest GPU)",
+    )  # fmt: skip
+    command.add_argument(
+        "--backend", default="", choices=("tpu-vm", "compute"), help="where, if both have it (by the settings)"
     )
     command.add_argument(
         "--budget", type=float, default=5.0, metavar="USD", help="what it may cost at most, by list prices (5)"

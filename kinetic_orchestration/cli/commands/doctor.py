@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli import doctor as checks
 from kinetic_orchestration.cli.output import note, show_checks, show_json, show_table, working
-from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.errors import KineticError, UsageError
 from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.plan.declare.cloud import Kubernetes, queues_of
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
@@ -55,15 +55,18 @@ def doctor(arguments: Namespace) -> int:
 
 
 def _spec(arguments: Namespace) -> JobSpec | None:
-    """Return the job for which a cluster is checked; None if none is described."""
+    """Return the job for which the platform is checked; None if none is described."""
     if arguments.target:
         from kinetic_orchestration.cli.commands.planning import spec_of
 
-        return spec_of(arguments)
+        spec = spec_of(arguments)
+        return replace(spec, options=replace(spec.options, spot=True)) if arguments.spot else spec
+    if arguments.spot and not arguments.accelerator:
+        raise UsageError("--spot asks how an accelerator comes: name it, too, with --accelerator or FILE:FUNCTION")
     if not (arguments.accelerator or arguments.queue):
         return None
-    cloud = Kubernetes(queue=arguments.queue or "")
-    return JobSpec("a job", Options(accelerator=arguments.accelerator or "cpu", cloud=cloud))
+    cloud = Kubernetes(queue=arguments.queue) if arguments.queue else None
+    return JobSpec("a job", Options(accelerator=arguments.accelerator or "cpu", spot=arguments.spot, cloud=cloud))
 
 
 def _print_role(arguments: Namespace, spec: JobSpec | None) -> int:

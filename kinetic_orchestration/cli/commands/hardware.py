@@ -13,7 +13,7 @@ from kinetic_orchestration.cli.slice_drawing import draw
 from kinetic_orchestration.plan.configuration.settings import Settings, load
 from kinetic_orchestration.plan.hardware import accelerators as table
 from kinetic_orchestration.plan.hardware import machines, price_list
-from kinetic_orchestration.plan.hardware.cost import Price, price
+from kinetic_orchestration.plan.hardware.prices import Price, Purchase, incomplete, price
 from kinetic_orchestration.plan.messages import command
 from kinetic_orchestration.platforms.local import backend
 from kinetic_orchestration.protocol.system import copies
@@ -63,6 +63,7 @@ def accelerators(arguments: Namespace) -> int:
     return codes.OK
 
 
+SHOWN = 10  # of the rows that a refresh leaves out
 ANY_MODEL = "Whatever their model: a model's name, such as 'l4', takes GPUs of that model alone."
 ONE_MODEL = "Only those of model {}: 'gpu' takes any."
 TOO_FEW = "Where there are too few, a job is refused; with backend='local' it is emulated on the processor."
@@ -93,7 +94,8 @@ def _gpus(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _price(slice_: table.Slice, settings: Settings) -> Price | None:
-    return price(slice_, overrides=settings.prices, listed=settings.listed)
+    found = price(Purchase(slice_), own=settings.prices, listed=settings.listed)
+    return found if isinstance(found, Price) else None
 
 
 def _record(slice_: table.Slice, settings: Settings) -> dict[str, Any]:
@@ -121,8 +123,12 @@ def prices(arguments: Namespace) -> int:
         changed = sum(before.get((rate.generation, rate.region, rate.model)) != rate.usd for rate in fetched.rates)
         listed = price_list.read(settings.home)
         note(f"{len(fetched.rates)} prices of {fetched.read} SKUs, {changed} of them new or changed; kept in {kept}")
-        for description in fetched.unknown[:10]:
+        for description in fetched.unknown[:SHOWN]:
             note(f"left out, since it is not known what it is: {description}")
+        if (more := len(fetched.unknown) - SHOWN) > 0:
+            note(f"left out: {more} more")
+        for lack in incomplete(table.catalogue(), listed):
+            note(lack)
     rates = sorted(listed.rates, key=lambda rate: (rate.generation, rate.region, rate.model))
     if arguments.json:
         prices = [rate._asdict() for rate in rates]

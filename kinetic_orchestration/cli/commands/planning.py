@@ -31,10 +31,11 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.backend_choice import by_rule, chosen
 from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_function, name_of, slice_of
-from kinetic_orchestration.plan.hardware import cost, regions
+from kinetic_orchestration.plan.hardware import regions
 from kinetic_orchestration.plan.hardware.accelerators import zones as zones_of
+from kinetic_orchestration.plan.hardware.prices import Unknown, dearest, price
 from kinetic_orchestration.plan.hardware.regions import Location
-from kinetic_orchestration.plan.messages import command, size, warn
+from kinetic_orchestration.plan.messages import size, warn
 from kinetic_orchestration.plan.planner import backend_of, describe, near_bucket, zones_named
 from kinetic_orchestration.plan.values import Plan, Traits, traits_of
 from kinetic_orchestration.platforms.backend import Backend
@@ -236,17 +237,19 @@ def _function(module: ModuleType, name: str, file: str) -> Any:
 
 
 def _prices(planned: Plan, settings: Settings) -> list[tuple[str, str]]:
-    """The price in the first place, where the slice would be requested first."""
-    zone, chips = planned.zones[0] if planned.zones else "", planned.slice.chips * planned.slices
-    flex_start = bool(planned.cloud.get("flex_start"))
-    known = cost.price(planned.slice, zone, planned.spot, settings.prices, settings.listed, flex_start=flex_start)
-    if known is None:
-        refresh = f", or read Google's list with `{command('prices', '--refresh')}`"
-        of_gpus = planned.slice.kind == "gpu"
-        return [("price      ", f"none known; name one with KINETIC_PRICES{refresh * of_gpus}")]
-    hourly = dollars(known.usd_per_chip_hour * chips)
+    """The price in the first place, where the slice would be requested first, and in the dearest if that is another."""
+    zone, of = planned.zones[0] if planned.zones else "", planned.purchase
+    known = price(of, zone, settings.prices, settings.listed)
+    most = dearest(of, planned.zones, settings.prices, settings.listed)
+    if isinstance(known, Unknown):
+        return [("price      ", f"unknown: {known}")]
     held = f"READY in {zone or 'any zone'}" if planned.traits.in_zones else f"its nodes exist in {zone or 'any place'}"
-    return [("price      ", f"{hourly} an hour while {held} ({chips} × {known.source})")]
+    told = f"{dollars(known.usd_per_chip_hour * of.chips)} an hour while {held} ({of.chips} × {known.source})"
+    if isinstance(most, Unknown):
+        told += f"; elsewhere unknown: {most}"
+    elif most.usd_per_chip_hour > known.usd_per_chip_hour:
+        told += f"; {dollars(most.usd_per_chip_hour * of.chips)} in {most.region}, the dearest"
+    return [("price      ", told)]
 
 
 def _drawing(planned: Plan) -> str:

@@ -20,7 +20,8 @@ from kinetic_orchestration.plan.configuration.settings import Settings, seconds
 
 def verify(arguments: Namespace) -> int:
     wanted = runner.Wanted(
-        accelerator=arguments.accelerator, usd=arguments.budget, spot=arguments.spot, zones=tuple(arguments.zone),
+        accelerator=arguments.accelerator, backend=arguments.backend, usd=arguments.budget, spot=arguments.spot,
+        zones=tuple(arguments.zone),
         wait=seconds("--wait", arguments.wait) or 0.0, only=tuple(arguments.only), store=arguments.store,
     )  # fmt: skip
     folder = Path(arguments.output)

@@ -6,23 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kinetic_orchestration.cli.verify.clouds import compute_engine
+from kinetic_orchestration.cli.verify.clouds.cloud import ALONE, FOUR_HOSTS, Kind
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.plan.hardware import accelerators, cost
+from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, PriceList
+from kinetic_orchestration.plan.hardware.prices import Price, Purchase, Unknown, dearest
 
 FOUR = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The slices that a step needs: a number, one after another, each charged for at most that long."""
+    """The slices that a step needs: a number, of a kind, each charged for at most that long."""
 
     name: str
     proves: str
     slices: int = 0
     minutes: float = 0.0
-    four_hosts: bool = False
+    kind: Kind = ALONE
     needs: tuple[str, ...] = ()
 
 
@@ -72,36 +74,38 @@ def plan(
     """Select, in order, each step that the budget still allows, and every step without a slice.
 
     A slice costs what the dearest of `zones` asks: by `prices` from settings, then by the list.
+
+    Raises:
+        UsageError: There is nothing to verify on with this accelerator, or it has no price.
     """
     if usd < 0:
         raise UsageError(f"--budget is {usd:g}: give dollars, 0 for what costs nothing alone")
     one = accelerators.parse(accelerator)
-    if backend == "compute":
-        compute_engine.check(one, spot=spot)
-    elif one.hosts != 1 or one.api != "tpu-vm":
-        raise UsageError(
-            f"--accelerator is {accelerator}, and a verification runs on slices of one host that the Cloud TPU API "
-            "makes, such as v5e-1 or v6e-1; its step of four hosts takes the smallest slice of that generation"
-        )
-    four = of_four_hosts(one)
-    dearest = _dearest(one, zones or accelerators.zones(one), spot, prices, listed)
+    kinds = compute_engine.kinds(one, spot=spot) if backend == "compute" else _kinds_of_cloud_tpu(one)
+    alone = kinds[ALONE]
+    assert isinstance(alone, Slice)
+    dearest_of = {
+        slice_.name: _dearest(slice_, zones or accelerators.zones(slice_), spot, prices, listed)
+        for slice_ in kinds.values() if isinstance(slice_, Slice)
+    }  # fmt: skip
     found: list[Planned] = []
     spent = 0.0
     out: set[str] = set()
     for wish in wishes:
-        slice_ = None if not wish.slices else four if wish.four_hosts else one
-        most = 0.0
-        if slice_ is not None:
-            most = slice_.chips * dearest.usd_per_chip_hour * wish.slices * wish.minutes / 60
+        taken: Slice | str = kinds[wish.kind] if wish.slices else ""
+        slice_, most = None, 0.0
+        if isinstance(taken, Slice):
+            hourly = taken.chips * dearest_of[taken.name].usd_per_chip_hour
+            slice_, most = taken, hourly * wish.slices * wish.minutes / 60
         step = Planned(wish, slice_, most)
-        if reason := _left_out(step, out, only) or over(step, usd, spent):
+        if reason := _left_out(step, taken, out, only) or over(step, usd, spent):
             out.add(wish.name)
             step = replace(step, left_out=reason)
         else:
             spent += most
         found.append(step)
-    unit = "GPU" if one.kind == "gpu" else "chip"
-    return Budget(tuple(found), usd, f"${dearest.usd_per_chip_hour:.2f} a {unit} and hour, {dearest.source}")
+    unit, price = "GPU" if alone.kind == "gpu" else "chip", dearest_of[alone.name]
+    return Budget(tuple(found), usd, f"${price.usd_per_chip_hour:.2f} a {unit} and hour, {price.source}")
 
 
 def over(step: Planned, usd: float, spent: float) -> str:
@@ -112,32 +116,34 @@ def over(step: Planned, usd: float, spent: float) -> str:
     return ""
 
 
-def of_four_hosts(slice_: Slice) -> Slice | None:
-    """The smallest of its generation with four hosts."""
+def _kinds_of_cloud_tpu(one: Slice) -> Mapping[Kind, Slice | str]:
+    """Return the slice of each kind for steps on Cloud TPU; in place of one that there is not, the reason."""
+    if one.hosts != 1 or one.api != "tpu-vm":
+        raise UsageError(
+            f"--accelerator is {one.name}, and a verification runs on slices of one host that the Cloud TPU API "
+            "makes, such as v5e-1 or v6e-1; its step of four hosts takes the smallest slice of that generation"
+        )
     found = [
         other
         for other in accelerators.catalogue()
-        if (other.generation, other.hosts, other.api) == (slice_.generation, FOUR, "tpu-vm")
+        if (other.generation, other.hosts, other.api) == (one.generation, FOUR, "tpu-vm")
     ]
-    return min(found, key=lambda other: other.chips, default=None)
+    four = min(found, key=lambda other: other.chips, default=None)
+    return {ALONE: one, FOUR_HOSTS: four or "no slice of this generation has four hosts"}
 
 
-def _left_out(step: Planned, out: set[str], only: Sequence[str]) -> str:
+def _left_out(step: Planned, taken: Slice | str, out: set[str], only: Sequence[str]) -> str:
     if only and step.wish.name not in only:
         return "not asked for"
     if missing := [name for name in step.wish.needs if name in out]:
         return f"needs {' and '.join(missing)}"
-    return "no slice of this generation has four hosts" if step.wish.slices and step.slice is None else ""
+    return taken if isinstance(taken, str) else ""
 
 
 def _dearest(
     slice_: Slice, zones: Sequence[str], spot: bool, prices: Mapping[str, float] | None, listed: PriceList
-) -> cost.Price:
-    asked = (cost.price(slice_, zone, spot, prices, listed) for zone in zones or ("",))
-    found = [price for price in asked if price is not None]
-    if not found:
-        raise UsageError(
-            f"no price is known for {slice_.name}, so a budget cannot be kept: name the price of a chip for an hour "
-            f"with KINETIC_PRICES={slice_.generation}{':spot' * spot}=…"
-        )
-    return max(found, key=lambda price: price.usd_per_chip_hour)
+) -> Price:
+    price = dearest(Purchase(slice_, spot=spot), zones, prices, listed)
+    if isinstance(price, Unknown):
+        raise UsageError(f"a budget cannot be kept, as {price}")
+    return price

@@ -262,6 +262,10 @@ _ONE_OF = {
     "tpu ListNodes nodes[]": "tpu GetNode",
     "tpu ListQueuedResources queuedResources[]": "tpu GetQueuedResource",
     f"{_ALL}/aggregated/instances instances[]": f"{_ALL}/zones/ZONE/instances/NAME",
+    **{
+        f"{_ALL}/aggregated/{kind} {kind}[]": f"{_ALL}/{places}/ZONE/{kind}/NAME"
+        for kind, places in (("instanceGroupManagers", "zones"), ("resourcePolicies", "regions"))
+    },
     f"{_ALL}/zones/ZONE/operations items[]": "compute POST compute/v1/projects/PROJECT/zones/ZONE/instances",
 }
 

@@ -129,6 +129,9 @@ class Recorder:
             slice_.asked = slice_.asked or told.asked
             return
         self.seen.append(self._as_seen(call.began, told, told.word))
+        if told.part:
+            slice_.observe_part(told.word, call.began)
+            return
         slice_.observe(told.word, call.began)
         if call.status == OK:
             self.echoes.update(self._echoes(call, self.calls.echoed(told.kind, slice_.asked)))
@@ -145,7 +148,8 @@ class Recorder:
         return sum((seen.name, seen.word) == (shown, "delete: OK") for seen in self.seen)
 
     def _as_seen(self, at: float, told: Told, word: str) -> Seen:
-        return Seen(at - self._began, told.kind, self.redactor.placeholder("NAME", _name(told.resource)), word)
+        name = _name(told.part or told.resource)
+        return Seen(at - self._began, told.kind, self.redactor.placeholder("NAME", name), word)
 
     def _echoes(self, call: Call, asked: Mapping[str, Any]) -> Iterator[Echo]:
         """Compare each field of a request with the answer, and report only the field's path."""

@@ -35,7 +35,7 @@ SHOWN: Mapping[str, str] = {
     ),
     **dict.fromkeys(("acceleratorType", "accelerator-type"), _ACCELERATOR),
     "runtimeVersion": _RUNTIME,
-    "topology": r"\d{1,3}x\d{1,3}(?:x\d{1,3})?",
+    **dict.fromkeys(("topology", "acceleratorTopology"), r"\d{1,3}x\d{1,3}(?:x\d{1,3})?"),
     **dict.fromkeys(("locationId", "zone", "region", "location"), rf"{ZONE}|{REGION}|global"),
     "@type": r"type\.googleapis\.com/google\.(?:[a-z]+[0-9]*\.){1,6}[A-Za-z]{1,60}",
     **dict.fromkeys(("domain", "service"), _GOOGLE),
@@ -79,6 +79,7 @@ _HOLDERS = frozenset(
         "projects", "locations", "queuedResources", "nodes", "operations", "secrets", "versions", "networks",
         "subnetworks", "regions", "zones", "reservations", "disks", "acceleratorTypes", "runtimeVersions",
         "serviceAccounts", "services", "b", "o", "instances", "images", "family", "machineTypes", "diskTypes",
+        "instanceGroupManagers", "instanceGroups", "instanceTemplates", "resourcePolicies",
     }
 )  # fmt: skip
 _FIXED = frozenset(

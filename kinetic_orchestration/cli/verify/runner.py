@@ -74,6 +74,7 @@ class Wanted:
     wait: float = 1200.0
     only: tuple[str, ...] = ()
     store: str | None = None
+    backend: str = ""  # "": that of the settings, or of the accelerator
 
 
 class Result(NamedTuple):
@@ -123,12 +124,15 @@ def completed(wanted: Wanted) -> Wanted:
 
 
 def _load(wanted: Wanted, deployment: str, zones: str | None = None) -> Settings:
-    """The settings of a run, with the platform that serves its accelerator if no setting names one."""
+    """The settings of a run, with the platform that is asked for; else with that which serves its accelerator if no
+    setting names one."""
     asked: dict[str, Any] = {
         "store": wanted.store,
         "deployment": deployment,
         "zones": zones or ",".join(wanted.zones) or None,
     }
+    if wanted.backend:
+        return load(**asked, backend=wanted.backend)
     settings = load(**asked)
     if wanted.accelerator and backend_choice.leaves_open(settings):
         chosen = backend_choice.by_hardware(accelerators.parse(wanted.accelerator)).backend
@@ -211,7 +215,10 @@ def run(wanted: Wanted, settings: Settings, planned: Budget, note: Note, emulato
         else:
             assert isinstance(store, GcsStore)
             cloud = ComputeEngine(settings) if settings.backend == COMPUTE else CloudTpu(settings)
-            scene = Scene(settings, cloud, store, recorder, jobs, budget=wanted.usd, wait=wanted.wait, spot=wanted.spot)
+            scene = Scene(
+                settings, cloud, store, recorder, jobs, budget=wanted.usd, wait=wanted.wait, spot=wanted.spot,
+                accelerator=completed(wanted).accelerator,
+            )  # fmt: skip
             _run_all(scene, planned, report, note)
             measured = scene.measured
     report.seconds = time.monotonic() - began

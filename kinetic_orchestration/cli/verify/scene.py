@@ -1,6 +1,6 @@
 """The environment of the verification's steps: jobs that are bounded in time and cost, and polling of their slices.
 
-A slice is what its cloud (`clouds`) makes: a slice of Cloud TPU, or a VM of Compute Engine.
+A slice is what its cloud (`clouds`) makes: a slice of Cloud TPU, or a VM or a group of Compute Engine.
 
 It knows every resource that a step creates, so that it can be removed however the step ends.
 """
@@ -69,6 +69,7 @@ class Scene:
     budget: float
     wait: float
     spot: bool
+    accelerator: str  # that was asked for
     results: dict[str, dict[str, Any]] = field(default_factory=dict)  # the observations of each step
     measured: list[tuple[str, float]] = field(default_factory=list)
     handles: list[JobHandle[Any]] = field(default_factory=list)
@@ -108,7 +109,7 @@ class Scene:
 
     # ---- jobs
 
-    def submit(self, function: Any, *arguments: Any, hosts: int = 1, **options: Any) -> JobHandle[Any]:
+    def submit(self, function: Any, *arguments: Any, hosts: int = 1, slices: int = 1, **options: Any) -> JobHandle[Any]:
         """Submit a job on the slice of this step, limited to its cost; on Compute Engine, on so many of it."""
         planned = self.planned
         assert planned is not None and planned.slice is not None
@@ -124,7 +125,7 @@ class Scene:
                 "backend": self.cloud.backend,
                 "store": self.settings.store,
                 "deployment": self.settings.deployment,
-                "cloud": self.cloud.option(self.settings.zones, hosts),
+                "cloud": self.cloud.option(self.settings.zones, hosts, slices),
                 **options,
             }
         )(function).run_async(*arguments)
@@ -193,10 +194,10 @@ class Scene:
             stop.set()
             thread.join(60.0)
 
-    def poll(self, slice_: Slice) -> bool:
-        """Poll each resource of the slice. True if none exists any longer."""
+    def poll(self, slice_: Slice, *, whole: bool = False) -> bool:
+        """Poll what costs of the slice, or each resource of it (`whole`). True if none exists any longer."""
         gone = True
-        for is_gone in self.cloud.polls(slice_):
+        for is_gone in self.cloud.polls(slice_, whole=whole):
             try:
                 gone = is_gone() and gone
             except Exception:  # as it is recorded
@@ -224,7 +225,7 @@ class Scene:
         return self._wait_gone(deletes=False)
 
     def _wait_gone(self, *, deletes: bool = True) -> float:
-        """Wait until all that belongs to the slices of this run answers 404; the seconds it took.
+        """Wait until all that costs of the slices of this run answers 404; the seconds it took.
 
         A slice whose deletion does not begin is deleted once more (`deletes`): then the states show that one call was
         not enough.
@@ -318,7 +319,7 @@ class Scene:
         return [self.cloud.command(slice_) for slice_ in left]
 
     def _gone(self, slice_: Slice) -> bool:
-        if self.poll(slice_):
+        if self.poll(slice_, whole=True):
             return True
         for remove in self.cloud.removals(slice_):
             with contextlib.suppress(Exception):  # as it is recorded; asked again until it is gone

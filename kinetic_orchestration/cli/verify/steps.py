@@ -10,14 +10,18 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.cli import doctor
 from kinetic_orchestration.cli.verify.budget import Wish
-from kinetic_orchestration.cli.verify.scene import Ended, Scene
+from kinetic_orchestration.cli.verify.clouds import cloud as kinds
+from kinetic_orchestration.cli.verify.clouds.cloud import Slice
+from kinetic_orchestration.cli.verify.scene import RELEASE, Ended, Scene
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.jobs.cleanup import reaper
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.registry import open_backend
 from kinetic_orchestration.protocol.system import copies
@@ -47,9 +51,12 @@ class Step(NamedTuple):
 
 
 def _doctor(scene: Scene) -> Seen:
-    here = scene.settings
+    """Check what a job needs with the accelerator that was asked for, got in the way and the zones that were."""
+    here, backend = scene.settings, scene.cloud.backend
+    cloud = scene.cloud.option(here.zones)
+    job = JobSpec("a job", Options(accelerator=scene.accelerator, spot=scene.spot, backend=backend, cloud=cloud))
     report = doctor.examine(
-        copies.environ(), backend=here.backend, zones=",".join(here.zones), store=here.store, deployment=here.deployment
+        copies.environ(), job, backend=backend, zones=",".join(here.zones), store=here.store, deployment=here.deployment
     )
     checks = [{"check": check.name, "state": check.state.upper(), "found": check.found} for check in report.checks]
     return {
@@ -203,8 +210,8 @@ def _was_cancelled(seen: Mapping[str, Any]) -> list[str]:
     return [] if seen["status"] == "CANCELLED" else [f"after a cancel it is {seen['status']}: {seen['message']}"]
 
 
-def _node_deleted(scene: Scene) -> Seen:
-    """Record the API's refusals while the job runs; then delete its node as a user at the console would."""
+def _deleted_by_hand(scene: Scene) -> Seen:
+    """Record the API's refusals while the job runs; then delete its machine as a user at the console would."""
     handle = scene.submit(scene.jobs.waits)
     ended = scene.finish(handle, RUNS, lambda: scene.ask_all(scene.cloud.refused(scene.newest_slice())))
     with contextlib.suppress(KineticError):
@@ -214,41 +221,16 @@ def _node_deleted(scene: Scene) -> Seen:
 
 def _says_who_deleted(seen: Mapping[str, Any]) -> list[str]:
     if not seen["answers"]:
-        return ["it never ran, so that its node could not be deleted"]
-    problems = _knows_its_name(seen["answers"])
-    if seen["status"] != "CANCELLED":
-        problems.append(f"a slice that its owner deleted ends the job, and it is {seen['status']}: {seen['message']}")
+        return ["it never ran, so that its machine could not be deleted"]
+    taken = next((answer for moment, answer in seen["answers"].items() if moment.endswith("whose name is taken")), "")
+    problems = []
+    if taken not in ("AlreadyExists", "Conflict"):
+        problems.append(f"a name that is taken was answered with {taken}")
+    if seen["status"] != JobStatus.CANCELLED.name:
+        problems.append(f"a machine that its owner deleted ends the job, and it is {seen['status']}: {seen['message']}")
+    elif "deleted" not in seen["message"]:
+        problems.append(f"the job is CANCELLED, and does not say that its machine was deleted: {seen['message']}")
     return problems
-
-
-def _knows_its_name(answers: Mapping[str, str]) -> list[str]:
-    taken = next((answer for moment, answer in answers.items() if moment.endswith("whose name is taken")), "")
-    return [] if taken in ("AlreadyExists", "Conflict") else [f"a name that is taken was answered with {taken}"]
-
-
-def _vm_deleted(scene: Scene) -> Seen:
-    """Record the API's refusals while a training runs; then delete its VM as a user at the console would."""
-    handle = scene.submit(scene.jobs.endures, STEPS, BETWEEN, HELD)
-    ended = scene.finish(
-        handle,
-        f"verify: step {HELD} of attempt 1",
-        lambda: scene.ask_all(scene.cloud.refused(scene.newest_slice())),
-    )
-    with contextlib.suppress(KineticError):
-        handle.result(timeout=1)
-    return {**_outcome(ended), "answers": ended.acted or {}, "value": ended.value}
-
-
-def _ends_or_goes_on(seen: Mapping[str, Any]) -> list[str]:
-    """The deletion ends the job, unless the VM could still report that it is shut down: then another one goes on."""
-    if not seen["answers"]:
-        return ["its training never came as far as to be deleted"]
-    problems = _knows_its_name(seen["answers"])
-    if (answer := seen["answers"].get("delete a RUNNING VM")) != "OK":
-        return [*problems, f"the deletion of its VM was answered with {answer}"]
-    if seen["status"] == JobStatus.CANCELLED.name and "deleted" in seen["message"]:
-        return problems
-    return problems + (_succeeded(seen) or _went_on(seen))
 
 
 def _deletes_itself(scene: Scene) -> Seen:
@@ -298,25 +280,55 @@ def _went_on(seen: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _several_hosts(hosts: int, words: str) -> Callable[[Scene], Seen]:
+def _several_hosts(words: str, vms: int = 1, slices: int = 1) -> Callable[[Scene], Seen]:
+    """Return a step in which hosts meet: those of so many slices, or so many VMs that are joined."""
+
     def step(scene: Scene) -> Seen:
-        ended = scene.finish(scene.submit(scene.jobs.among_others, hosts=hosts))
+        assert scene.planned is not None and scene.planned.slice is not None
+        before = set(scene.recorder.slices)
+        handle = scene.submit(scene.jobs.among_others, hosts=vms, slices=slices)
+        ended = scene.finish(handle)
         spoken = sorted({line for _, _, line in ended.lines if line.startswith("verify: host ")})
         machine = dict(ended.value or {})
         for call, answer in machine.pop("metadata", {}).items():
             field = "attributes" if call == "attributes" else "of"
             scene.recorder.add(f"metadata {call}, of {words}", {field: answer})
-        return {**_outcome(ended), "said": spoken, "hosts": machine.get("hosts", 0)}
+        mine = [slice_ for name, slice_ in scene.recorder.slices.items() if name not in before]
+        if scene.planned.wish.kind == kinds.LINKED:
+            scene.until(lambda: _cleaned(scene, handle, mine), RELEASE, "the deletion of template and policy")
+        return {
+            **_outcome(ended), "said": spoken, "hosts": machine.get("hosts", 0),
+            "wanted": scene.planned.slice.hosts * vms * slices, "slices": len(mine),
+            "left": [
+                moment for slice_ in mine for moment, question in scene.cloud.deleted(slice_).items()
+                if scene.ask(moment, question) != "NotFound"
+            ],
+        }  # fmt: skip
 
     return step
 
 
-def _all_spoke(hosts: int) -> Callable[[Mapping[str, Any]], list[str]]:
+def _cleaned(scene: Scene, handle: JobHandle[Any], slices: Sequence[Slice]) -> bool:
+    """Free what costs nothing and can go last, for which a job waits a moment alone. True if all of it is gone."""
+    handle.cleanup()
+    return all(scene.poll(slice_, whole=True) for slice_ in slices)
+
+
+def _all_spoke(seen: Mapping[str, Any]) -> list[str]:
+    problems, hosts = _succeeded(seen), seen["wanted"]
+    wanted = [f"verify: host {number} of {hosts}" for number in range(hosts)]
+    if not problems and (sorted(wanted) != seen["said"] or seen["hosts"] != hosts):
+        problems.append(f"{len(seen['said'])} of {hosts} hosts were heard")
+    return problems + [f"{moment}: it is still there" for moment in seen["left"]]
+
+
+def _were_linked(slices: int) -> Callable[[Mapping[str, Any]], list[str]]:
+    """Return the check of a step on slices, each of which one group is: no more were asked for, and each was seen."""
+
     def check(seen: Mapping[str, Any]) -> list[str]:
-        problems = _succeeded(seen)
-        wanted = [f"verify: host {number} of {hosts}" for number in range(hosts)]
-        if not problems and (seen["said"] != wanted or seen["hosts"] != hosts):
-            problems.append(f"{len(seen['said'])} of {hosts} hosts were heard")
+        problems = _all_spoke(seen)
+        if not problems and seen["slices"] != slices:
+            problems.append(f"{seen['slices']} groups were made for {slices} slices")
         return problems
 
     return check
@@ -368,7 +380,7 @@ def _succeeded(seen: Mapping[str, Any]) -> list[str]:
 
 DOCTOR, API, BUCKET, JOB, LOGS, COST = "doctor", "api", "bucket", "job", "logs", "cost"
 SECRETS, CANCEL, NODE, PREEMPTION, RESUME = "secrets", "cancel", "node deleted", "preemption", "resume"
-SELF, VM_DELETED = "self-deletion", "VM deleted"
+SELF, VM_DELETED, SLICE, SEVERAL_SLICES = "self-deletion", "VM deleted", "slice", "two slices"
 FOUR_HOSTS, TWO_HOSTS, REAP = "four hosts", "two hosts", "reap"
 
 _FREE = (
@@ -390,12 +402,12 @@ STEPS_IN_ORDER: tuple[Step, ...] = (
     *_OF_JOB,
     Step(Wish(CANCEL, "a running job is cancelled, and its slice is gone", 1, 8), _cancel, _was_cancelled),
     Step(Wish(NODE, "what the API refuses while a slice is there; a slice deleted by hand ends its job", 1, 8),
-         _node_deleted, _says_who_deleted),
+         _deleted_by_hand, _says_who_deleted),
     Step(Wish(PREEMPTION, "a slice that is taken away is followed by another", 2, 8), _preemption, _came_again),
     Step(Wish(RESUME, "the next attempt goes on from the checkpoint", needs=(PREEMPTION,)),
          lambda scene: scene.results[PREEMPTION], _went_on),
-    Step(Wish(FOUR_HOSTS, "four hosts meet, run and are heard", 1, 10, four_hosts=True),
-         _several_hosts(4, FOUR_HOSTS), _all_spoke(4)),
+    Step(Wish(FOUR_HOSTS, "four hosts meet, run and are heard", 1, 10, kinds.FOUR_HOSTS),
+         _several_hosts(FOUR_HOSTS), _all_spoke),
     Step(Wish(REAP, "nothing is left: slices, nodes, secrets, objects"), _reap, _nothing_left),
 )  # fmt: skip
 """Of Cloud TPU."""
@@ -407,10 +419,17 @@ STEPS_OF_COMPUTE: tuple[Step, ...] = (
     Step(Wish(SELF, "a VM whose job has ended deletes itself, though nobody looks", 1, 10), _deletes_itself,
          _deleted_itself),
     Step(Wish(CANCEL, "a running job is cancelled, and its VM is gone", 1, 8), _cancel, _was_cancelled),
-    Step(Wish(VM_DELETED, "what the API refuses while a VM is there; one deleted by hand ends its job, or another goes "
-              "on from its checkpoint", 2, 8), _vm_deleted, _ends_or_goes_on),
-    Step(Wish(TWO_HOSTS, "two VMs meet, run and are heard", 2, 10), _several_hosts(2, TWO_HOSTS), _all_spoke(2)),
-    Step(Wish(REAP, "nothing is left: VMs, disks, secrets, objects"), _reap, _nothing_left),
+    Step(Wish(VM_DELETED, "what the API refuses while a VM is there; a VM deleted by hand ends its job, which says so",
+              1, 8), _deleted_by_hand, _says_who_deleted),
+    Step(Wish(TWO_HOSTS, "two VMs meet, run and are heard", 2, 10, kinds.JOINED),
+         _several_hosts(TWO_HOSTS, vms=2), _all_spoke),
+    Step(Wish(SLICE, "the hosts of one slice meet, run and are heard; its group, VMs, template and policy are gone", 1,
+              10, kinds.LINKED), _several_hosts(SLICE), _were_linked(1)),
+    Step(Wish(SEVERAL_SLICES, "the hosts of two slices, which share template and policy, meet, run and are heard, and "
+              "nothing of them is left", 2, 10, kinds.LINKED),
+         _several_hosts(SEVERAL_SLICES, slices=2), _were_linked(2)),
+    Step(Wish(REAP, "nothing is left: VMs, disks, groups, templates, policies, secrets, objects"), _reap,
+         _nothing_left),
 )  # fmt: skip
 
 

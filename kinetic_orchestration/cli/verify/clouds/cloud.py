@@ -1,6 +1,7 @@
 """The cloud that a verification runs on: which of its calls tell of machines, and what it is asked.
 
-A slice is one machine of it: a queued resource with its node on Cloud TPU, a VM on Compute Engine.
+A slice is what one deletion takes away: a queued resource with its node on Cloud TPU; on Compute Engine a VM, or a
+group with its VMs.
 """
 
 from __future__ import annotations
@@ -17,11 +18,19 @@ What = Literal["asked", "deleted", "seen"]
 ASKED: What = "asked"
 DELETED: What = "deleted"
 SEEN: What = "seen"
-OF_LISTS = ("queuedResources", "nodes", "instances", "disks")  # the fields of lists, of all clouds
+OF_LISTS = (  # the fields of lists, of all clouds
+    *("queuedResources", "nodes"),
+    *("instances", "disks", "instanceGroupManagers", "instanceTemplates", "resourcePolicies"),
+)
 _CHARGED = ("READY", "ACTIVE", "RESTARTING", "REPAIRING", "RUNNING", "STOPPING")
 _FREE = (MISSING, "SUSPENDED", "FAILED", "PREEMPTED", "TERMINATED", "STOPPED")
 
 Question = Callable[[], Any]
+Kind = Literal["alone", "four hosts", "joined", "linked"]
+ALONE: Kind = "alone"  # one host, which a step has to itself
+FOUR_HOSTS: Kind = "four hosts"  # of a slice of Cloud TPU
+JOINED: Kind = "joined"  # VMs that are created one by one
+LINKED: Kind = "linked"  # a group's VMs, as a slice
 
 
 @dataclass
@@ -44,6 +53,11 @@ class Slice:
         elif word in _FREE and self.ready is not None and self.ended is None:
             self.ended = at
 
+    def observe_part(self, word: str, at: float) -> None:
+        """Take note of one of its machines: the first that is charged begins it, and only its own end ends it."""
+        if word in _CHARGED:
+            self.observe(word, at)
+
     def seconds(self, now: float) -> float:
         return 0.0 if self.ready is None else max(0.0, (self.ended or now) - self.ready)
 
@@ -58,10 +72,11 @@ class Told(NamedTuple):
     """What a call says of a slice."""
 
     what: What
-    kind: str  # "queued resource", "node", "VM"
+    kind: str  # "queued resource", "node", "VM", "group"
     resource: str  # of the slice, whole
     word: str = ""  # its state
     asked: Mapping[str, Any] = {}  # the body of a create call
+    part: str = ""  # the path of one of its machines, if it is that which the call is about
 
 
 class Calls(Protocol):
@@ -85,7 +100,9 @@ class Cloud(Protocol):
 
     backend: str
 
-    def option(self, zones: Sequence[str], hosts: int) -> CloudOptions | None: ...
+    def option(self, zones: Sequence[str], hosts: int = 1, slices: int = 1) -> CloudOptions | None:
+        """Return the options of a job: of so many VMs that are joined, or so many slices."""
+        ...
 
     def zones(self) -> Sequence[str]:
         """Return those of the settings' zones that exist."""
@@ -99,8 +116,13 @@ class Cloud(Protocol):
         """Return questions about a slice whose job runs, the last of which deletes it as a user would."""
         ...
 
-    def polls(self, slice_: Slice) -> Iterator[Callable[[], bool]]:
-        """Yield a question for each resource of a slice, which returns True if it does not exist."""
+    def polls(self, slice_: Slice, *, whole: bool = False) -> Iterator[Callable[[], bool]]:
+        """Yield questions about a slice, each of which returns True if what it asks for does not exist.
+
+        Args:
+            slice_: The slice.
+            whole: Ask for each resource of it; else for those whose states tell what costs.
+        """
         ...
 
     def deleted(self, slice_: Slice) -> Mapping[str, Question]:

@@ -53,8 +53,8 @@ class CloudTpu:
         self._settings = settings
         self._tpus = Tpus(settings)
 
-    def option(self, zones: Sequence[str], hosts: int) -> TpuVm | None:
-        del hosts  # which its slices have by their names
+    def option(self, zones: Sequence[str], hosts: int = 1, slices: int = 1) -> TpuVm | None:
+        del hosts, slices  # its slices have hosts by their names, and each step has one
         return TpuVm(zones=list(zones)) if zones else None
 
     def zones(self) -> Sequence[str]:
@@ -101,7 +101,8 @@ class CloudTpu:
             "delete the node of an ACTIVE queued resource": lambda: api.delete_node(name=_node_of(slice_), timeout=40),
         }
 
-    def polls(self, slice_: Slice) -> Iterator[Callable[[], bool]]:
+    def polls(self, slice_: Slice, *, whole: bool = False) -> Iterator[Callable[[], bool]]:
+        del whole  # both tell what costs
         yield lambda: self._tpus.queued_resource(slice_.resource) is None
         yield lambda: self._tpus.node(_node_of(slice_)) is None
 

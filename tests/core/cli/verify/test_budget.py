@@ -95,6 +95,13 @@ def test_what_cannot_be_verified_on_is_refused_with_what_can(name: str, words: s
         budget.plan(WISHES, name, 5.0, ["us-central1-a"])
 
 
+def test_a_budget_is_not_kept_by_the_price_of_one_zone_where_that_of_another_is_unknown() -> None:
+    zones, prices = ["us-central1-b", "europe-west4-a"], {"v2/us-central1": 1.0}
+    assert budget.plan(WISHES, "v2-4", 50.0, zones[:1], prices=prices).price.startswith("$1.00 a chip and hour")
+    with pytest.raises(UsageError, match=r"of v2-4 in europe-west4: .* KINETIC_PRICES=v2/europe-west4=…"):
+        budget.plan(WISHES, "v2-4", 50.0, zones, prices=prices)
+
+
 def look(recorder: Recorder, at: float, kind: str, state: str) -> None:
     name = {"Node": "nodes", "QueuedResource": "queuedResources"}[kind]
     answer = {"state": state} if kind == "Node" else {"state": {"state": state}}
@@ -181,7 +188,11 @@ def test_a_run_has_a_deployment_of_its_own(home: Path, monkeypatch: pytest.Monke
     ("location", "zones", "left_out"),
     [
         ("US-WEST4", ("us-west4-a",), []),
-        ("US", ("us-central1-a", "us-south1-a", "us-west1-c", "us-west4-a"), []),
+        (
+            "US",
+            ("us-central1-a", "us-south1-a", "us-west1-c", "us-west4-a"),
+            ["four hosts"],
+        ),  # two of them have no price in the table
         ("EU", ("europe-west4-b",), ["four hosts"]),
     ],
 )
