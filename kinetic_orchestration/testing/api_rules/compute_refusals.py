@@ -215,8 +215,8 @@ def stockout(
 
 
 def quota(metric: str, limit: float, region: str, dimensions: Mapping[str, str], name: str) -> ComputeRefusal:
-    """A quota of a region, or with "" of all regions, is used up."""
-    where = f"in region {region}" if region else "globally"
+    """A quota of a region, of a zone, or with "" of all regions, is used up."""
+    where = f"in {'zone' if region.count('-') > 1 else 'region'} {region}" if region else "globally"
     info = {
         "metricName": f"{SERVICE}/{metric.lower()}",
         "limitName": name,
@@ -231,6 +231,11 @@ def quota(metric: str, limit: float, region: str, dimensions: Mapping[str, str],
         code="QUOTA_EXCEEDED",
         error_details=({"quotaInfo": info},),
     )
+
+
+def reservation(message: str) -> ComputeRefusal:
+    """A reservation gives no machine; the words are those by which Kubernetes' autoscaler knows it."""
+    return ComputeRefusal(400, "invalid", message, code="CONDITION_NOT_MET")
 
 
 def in_use(resource: str, user: str) -> ComputeRefusal:

@@ -106,6 +106,7 @@ ROUTES: Final = (
     _route("GET projects/P/zones", "zones.list", _LIST),
     _route("GET projects/P/zones/Z", "zones.get"),
     _route("GET projects/P/zones/Z/machineTypes/N", "machineTypes.get"),
+    _route("GET projects/P/zones/Z/acceleratorTypes/N", "acceleratorTypes.get"),
     _route("GET projects/P/zones/Z/reservations/N", "reservations.get"),
     _route("GET projects/P/global/images/N", "images.get"),
     _route("GET projects/P/global/images/family/N", "images.getFromFamily"),

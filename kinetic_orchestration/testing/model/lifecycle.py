@@ -11,6 +11,7 @@ import dataclasses
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from kinetic_orchestration.testing.api_rules import refusals
@@ -285,7 +286,7 @@ class Lifecycle(Quotas):
         if self._machines is None:
             return None
         for pattern, number, choices in self._furnished:
-            if pattern in ("*", machine.node) and number in (None, machine.worker):
+            if fnmatchcase(machine.node, pattern) and number in (None, machine.worker):
                 machine = dataclasses.replace(machine, **choices)
         handle = self._machines.create(machine)
         self._handles.append((name, handle))

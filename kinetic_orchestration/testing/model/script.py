@@ -120,7 +120,10 @@ class Script(Lifecycle):
 
     @step
     def furnish(self, choices: Mapping[str, Any], node: str = "*", worker: int | None = None) -> None:
-        """Hosts that boot from now on get other fields of `Machine`: python, index, clock_skew, disk, silent, …"""
+        """Hosts that boot from now on get other fields of `Machine`: python, index, clock_skew, disk, silent, …
+
+        `node` is the id of a node or the name of an instance, or a pattern of such (`*-1`).
+        """
         self._furnished.append((node, worker, choices))
 
     @step

@@ -69,7 +69,7 @@ def machine_type(body: Json, project: str, zone: str, offered: Callable[[str, st
     return known
 
 
-def accelerators(body: Json, machine: MachineType) -> None:
+def accelerators(body: Json, machine: MachineType, offered: Callable[[str], bool]) -> None:
     given = body.get("guestAccelerators") or ()
     for index, one in enumerate(given):
         at = f"resource.guestAccelerators[{index}]"
@@ -80,6 +80,8 @@ def accelerators(body: Json, machine: MachineType) -> None:
                 raise refusals.value(at, kind, f"Machine type {machine.name} does not support this accelerator.")
             continue
         known = catalog.ATTACHED.get(kind)
+        if known is not None and not offered(kind):
+            raise refusals.missing(short(str(one["acceleratorType"])))
         if known is None or not machine.takes_gpus:
             raise refusals.value(
                 at, kind, f"[{machine.name}, {kind}] features are not compatible for creating instance."
@@ -198,8 +200,14 @@ def metadata(body: Json) -> None:
         raise refusals.value("resource.metadata", "", f"Metadata is larger than {_METADATA_ALL} bytes in total.")
 
 
-def reservation(body: Json, model: str) -> str:
-    """The name of the reservation that is asked for; "" if there is none."""
+def reservation(body: Json, model: str, zone: str) -> str:
+    """The path of the reservation that an instance in a zone asks for; "" if there is none.
+
+    Args:
+        body: The instance.
+        model: Its provisioning model.
+        zone: projects/P/zones/Z; a reservation of another project that shares it is of the same zone.
+    """
     affinity: Mapping[str, Any] = body.get("reservationAffinity") or {}
     if affinity.get("consumeReservationType") != "SPECIFIC_RESERVATION":
         if model == catalog.RESERVATION_BOUND:
@@ -210,4 +218,7 @@ def reservation(body: Json, model: str) -> str:
         raise refusals.value(
             "resource.reservationAffinity", affinity, "A specific reservation is named by its key and one value."
         )
-    return str(values[0]).rpartition("/")[2]
+    parts = str(values[0]).split("/")
+    if len(parts) == 1:
+        return f"{zone}/reservations/{parts[0]}"
+    return f"projects/{parts[1]}/zones/{zone.rpartition('/')[2]}/reservations/{parts[3]}"

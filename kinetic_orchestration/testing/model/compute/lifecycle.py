@@ -18,7 +18,7 @@ from kinetic_orchestration.testing.api_rules import compute_refusals as refusals
 from kinetic_orchestration.testing.api_rules.compute_refusals import ComputeRefusal
 from kinetic_orchestration.testing.model.compute import catalog
 from kinetic_orchestration.testing.model.compute.catalog import GPUS
-from kinetic_orchestration.testing.model.compute.machine import Drivers, machine
+from kinetic_orchestration.testing.model.compute.machine import Docker, Drivers, machine
 from kinetic_orchestration.testing.model.compute.resources import (
     SYSTEM,
     Disk,
@@ -124,7 +124,9 @@ class ComputeLifecycle:
         self._scarce: list[Scarcity] = []
         self._quotas: list[ComputeQuota] = []
         self._drivers: list[tuple[str, Drivers]] = []
+        self._dockers: list[tuple[str, Docker]] = []
         self._silent: dict[str, str] = {}  # zone or region → unreachables, warning or error
+        self._curtailed: set[str] = set()  # zones whose lists are not whole; "" for all
         self._lag = 0.0
         self._bootless: list[tuple[str, int | None]] = []
         self._mute: list[tuple[str, int | None]] = []
@@ -212,7 +214,8 @@ class ComputeLifecycle:
 
     def _boot(self, instance: Instance) -> Host | None:
         drivers = next((told for pattern, told in self._drivers if fnmatchcase(instance.name, pattern)), Drivers())
-        made = machine(instance, self.default_account(instance.project), drivers)
+        docker = next((told for pattern, told in self._dockers if fnmatchcase(instance.name, pattern)), Docker())
+        made = machine(instance, self.default_account(instance.project), drivers, docker)
         if self._met(self._mute, instance.name):
             kept = {key: value for key, value in made.metadata.items() if key != "startup-script"}
             made = replace(made, metadata={**kept, "startup-script": "#!/bin/sh\nexec sleep 100000000\n"})
@@ -460,7 +463,7 @@ class ComputeLifecycle:
                 raise self._quota_refusal(known)
 
     def _charged(self, known: ComputeQuota, instance: Instance) -> int:
-        if known.region and known.region != region_of(instance.zone):
+        if known.region not in ("", instance.zone, region_of(instance.zone)):
             return 0
         charged = usage(instance)
         if known.family:
@@ -469,11 +472,12 @@ class ComputeLifecycle:
 
     @staticmethod
     def _quota_refusal(known: ComputeQuota) -> ComputeRefusal:
-        dimensions = {"region": known.region} if known.region else {"global": "global"}
+        kind = "zone" if known.region.count("-") > 1 else "region"
+        dimensions = {kind: known.region} if known.region else {"global": "global"}
         name = known.metric.replace("_", "-")
         if known.family:
             dimensions["gpu_family"] = known.family
-        limit = f"{name}-per-project-region" if known.region else f"{name}-per-project"
+        limit = f"{name}-per-project-{kind}" if known.region else f"{name}-per-project"
         return refusals.quota(known.metric, known.limit, known.region, dimensions, limit)
 
     # Operations

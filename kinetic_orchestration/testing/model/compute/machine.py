@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -59,7 +60,7 @@ class InstanceMachine(Machine):
         return {name: value for name, value in found.items() if name not in ("instance-id", *self.lacking)}
 
 
-def machine(instance: Instance, account: str, drivers: Drivers) -> InstanceMachine:
+def machine(instance: Instance, account: str, drivers: Drivers, docker: Docker) -> InstanceMachine:
     """The VM of an instance. `account`: the project's default one."""
     type_ = instance.machine_type
     generation, cores = _TYPES.get(type_.tpu, ("", 1))
@@ -103,7 +104,7 @@ def machine(instance: Instance, account: str, drivers: Drivers) -> InstanceMachi
         spot=bool(scheduling["preemptible"]),
         service_account=account if email == "default" else email,
         scopes=instance.scopes,
-        programs=_programs(instance, drivers),
+        programs=_programs(instance, drivers, docker),
         number=instance.number,
         tpu=bool(type_.tpu),
         slice=placed.slice,
@@ -139,12 +140,14 @@ def _driver(instance: Instance) -> bool:
     return wanted or (instance.image is not None and bool(instance.image.driver))
 
 
-def _programs(instance: Instance, drivers: Drivers) -> dict[str, str]:
+def _programs(instance: Instance, drivers: Drivers, docker: Docker) -> dict[str, str]:
     """What the image of an instance has on its PATH."""
     name, count = instance.gpus
-    found = {"nvidia-smi": drivers.program(name, count)} if count and instance.image and _driver(instance) else {}
+    found: dict[str, str] = {}
+    if count and instance.image and _driver(instance):
+        found["nvidia-smi"] = drivers.program(name, count, instance.number)
     if instance.image is not None and instance.image.docker:
-        found["docker"] = _DOCKER.format(toolkit=bool(instance.image.driver) and drivers.toolkit)
+        found["docker"] = docker.program(toolkit=bool(instance.image.driver) and drivers.toolkit)
     return found
 
 
@@ -158,111 +161,176 @@ class Drivers:
     toolkit: bool = True
     version: str = _DRIVER
 
-    def program(self, model: str, count: int) -> str:
-        gpu = GPUS[model]
+    def program(self, model: str, count: int, vm: int) -> str:
+        """Return its source for a VM of that number, whose GPUs have identifiers of their own."""
+        gpu, shown = GPUS[model], max(0, count - self.fewer)
+        uuids = (f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'{vm}/{index}')}" for index in range(shown))
         return _NVIDIA_SMI.format(
             name=gpu.shown,
             memory=gpu.memory_mib,
-            count=max(0, count - self.fewer),
+            free=gpu.memory_mib - 1,
+            count=shown,
+            uuids=",".join(uuids),
             late=self.late,
             version=self.version,
         )
 
 
+@dataclass(frozen=True)
+class Docker:
+    """The behavior of docker on a VM: the first `times` pulls (None: all) fail with the words `refuses`, and whatever
+    it runs ends at once with the code `exits`, after the words `says`."""
+
+    refuses: str = ""
+    times: int | None = None
+    exits: int = 0
+    says: str = ""
+
+    def program(self, *, toolkit: bool) -> str:
+        return _DOCKER.format(toolkit=toolkit, refuses=self.refuses, times=self.times, exits=self.exits, says=self.says)
+
+
 _DOCKER: Final = '''\
 #!/usr/bin/env python3
-"""docker as far as it pulls an image, and runs a Python in it: a container is a process of its VM with that one's
-files, and with no variable but those that it is given."""
+"""docker as far as it pulls an image, and runs a Python in it.
+
+A container is a process of its VM with that one's files, and with no variable but those that it is given. It is process
+1 of a namespace of its own, where such can be made, and no child of this program: who kills this one does not end it.
+"""
 
 import os
+import signal
+import subprocess
 import sys
 
 TOOLKIT = {toolkit!r}  # NVIDIA's, for containers
-words = sys.argv[1:]
-if words[:1] == ["--config"]:
-    del words[:2]
-if words[:1] == ["pull"]:
-    print(words[-1])
-elif words[:1] == ["run"]:
+REFUSES, TIMES, EXITS, SAYS = {refuses!r}, {times!r}, {exits!r}, {says!r}
+ROOT = os.environ["KINETIC_ROOT"]
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+OWN = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+OWN += ["sh", "-c", 'mount --bind "$1" "$2" && shift 2 && exec "$@"', "sh", ROOT + BOOT_ID, BOOT_ID]
+
+
+def pull(image):
+    with open(ROOT + "/var/lib/pulls", "a") as file:
+        file.write("x")
+    if REFUSES and (TIMES is None or os.path.getsize(ROOT + "/var/lib/pulls") <= TIMES):
+        print(REFUSES, file=sys.stderr)
+        return 1
+    print(image)
+    return 0
+
+
+def run(words):
     if "--gpus=all" in words and not TOOLKIT:
         print('docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].',
               file=sys.stderr)
-        sys.exit(125)
+        return 125
+    if EXITS:
+        print(SAYS, file=sys.stderr)
+        return EXITS
     entry = next(index for index, word in enumerate(words) if word.startswith("--entrypoint"))
     names = [word.partition("=")[2] for word in words[:entry] if word.startswith("--env=")]
     given = {{name: os.environ[name] for name in names}}
     own = {{name: os.environ[name] for name in ("PATH", "LANG", "HOME") if name in os.environ}}
     given.update(own, EMULATED_IMAGE=words[entry + 1], EMULATED_GPUS=str("--gpus=all" in words))
-    python = os.environ["KINETIC_ROOT"] + "/bin/python3"
-    os.execve(python, [python, *words[entry + 2 :]], given)
-else:
-    print("docker: the emulated one pulls and runs alone", file=sys.stderr)
-    sys.exit(1)
+    command = [ROOT + "/bin/python3", *words[entry + 2 :]]
+    if subprocess.run([*OWN, "true"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
+        os.execve(command[0], command, given)
+    container = subprocess.Popen([*OWN, *command], env=given, start_new_session=True)
+    children = "/proc/%d/task/%d/children" % (container.pid, container.pid)
+
+    def pass_on(number, _frame):
+        try:
+            with open(children) as file:
+                os.kill(int(file.read()), number)
+        except (OSError, ValueError):
+            pass
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, pass_on)
+    code = container.wait()
+    return code if code >= 0 else 128 - code
+
+
+words = sys.argv[1:]
+if words[:1] == ["--config"]:
+    del words[:2]
+if words[:1] == ["pull"]:
+    sys.exit(pull(words[-1]))
+if words[:1] == ["run"]:
+    sys.exit(run(words))
+print("docker: the emulated one pulls and runs alone", file=sys.stderr)
+sys.exit(1)
 '''
 
 
-_NVIDIA_SMI: Final = '''\
-#!/usr/bin/env python3
-"""NVIDIA's program of that name, as far as it says which GPUs there are."""
+# In sh, as the real one is no Python either: each job asks it, and an interpreter starts slower than a small job ends.
+_NVIDIA_SMI: Final = """\
+#!/bin/sh
+# NVIDIA's program of that name, as far as it says which GPUs there are.
+name='{name}' version='{version}' uuids='{uuids}' unit=' MiB' header=yes asked= lists=
 
-import os
-import sys
-import uuid
-
-NAME, MEMORY, COUNT, LATE, VERSION = {name!r}, {memory}, {count}, {late}, {version!r}
-ROOT = os.environ["KINETIC_ROOT"]
-
-
-def loaded():
-    """Return True if the driver is loaded; each question of a boot counts."""
-    with open(ROOT + "/proc/sys/kernel/random/boot_id") as file:
-        path = ROOT + "/var/lib/nvidia-" + file.read().strip()
-    with open(path, "a") as file:
-        file.write("x")
-    return os.path.getsize(path) > LATE
-
-
-def fields(index):
-    unit = " MiB" if "nounits" not in " ".join(sys.argv) else ""
-    with open(ROOT + "/proc/sys/kernel/random/boot_id") as file:
-        own = str(uuid.uuid5(uuid.NAMESPACE_OID, ROOT + str(index)))
-    return {{
-        "index": str(index), "name": NAME, "gpu_name": NAME, "uuid": "GPU-" + own, "gpu_uuid": "GPU-" + own,
-        "count": str(COUNT), "driver_version": VERSION, "memory.total": str(MEMORY) + unit,
-        "memory.used": "1" + unit, "memory.free": str(MEMORY - 1) + unit, "utilization.gpu": "0",
+# The driver is loaded after some questions of each boot.
+read -r boot < "$KINETIC_ROOT/proc/sys/kernel/random/boot_id"
+printf x >> "$KINETIC_ROOT/var/lib/nvidia-$boot"
+read -r questions < "$KINETIC_ROOT/var/lib/nvidia-$boot"
+if [ "${{#questions}}" -le {late} ]; then
+    echo "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest\
+ NVIDIA driver is installed and running."
+    echo
+    exit 9
+fi
+if [ -z "$uuids" ]; then
+    echo "No devices were found"
+    exit 6
+fi
+for word; do
+    case "$word" in
+        --query-gpu=*) asked="${{word#*=}}" ;;
+        -L | --list-gpus) lists=yes ;;
+    esac
+    case "$word" in *nounits*) unit= ;; esac
+    case "$word" in *noheader*) header= ;; esac
+done
+if [ -n "$asked" ]; then
+    IFS=,
+    values() {{ # of the GPU $1 with the UUID $2; without an argument, their names
+        told= between=
+        for field in $asked; do
+            case "$field" in
+                index) value="$1" ;;
+                name | gpu_name) value="$name" ;;
+                uuid | gpu_uuid) value="$2" ;;
+                count) value={count} ;;
+                driver_version) value="$version" ;;
+                memory.total) value="{memory}$unit" ;;
+                memory.used) value="1$unit" ;;
+                memory.free) value="{free}$unit" ;;
+                utilization.gpu) value=0 ;;
+                *)
+                    printf 'Field "%s" is not a valid field to query.\\n\\n' "$field"
+                    exit 2
+                    ;;
+            esac
+            [ $# -gt 0 ] || value="$field"
+            told="$told$between$value" between=', '
+        done
+        if [ $# -gt 0 ] || [ -n "$header" ]; then printf '%s\\n' "$told"; fi
     }}
-
-
-def main():
-    if not loaded():
-        print("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest "
-              "NVIDIA driver is installed and running.\\n")
-        return 9
-    if not COUNT:
-        print("No devices were found")
-        return 6
-    words = sys.argv[1:]
-    asked = next((word.split("=", 1)[1] for word in words if word.startswith("--query-gpu=")), "")
-    if asked:
-        names = asked.split(",")
-        unknown = [name for name in names if name not in fields(0)]
-        if unknown:
-            print('Field "%s" is not a valid field to query.\\n' % unknown[0])
-            return 2
-        if "noheader" not in " ".join(words):
-            print(", ".join(names))
-        for index in range(COUNT):
-            print(", ".join(fields(index)[name] for name in names))
-        return 0
-    if "-L" in words or "--list-gpus" in words:
-        for index in range(COUNT):
-            print("GPU %d: %s (UUID: %s)" % (index, NAME, fields(index)["uuid"]))
-        return 0
-    print("NVIDIA-SMI %s    Driver Version: %s    CUDA Version: 13.0" % (VERSION, VERSION))
-    for index in range(COUNT):
-        print("|   %d  %s" % (index, NAME))
-    return 0
-
-
-sys.exit(main())
-'''
+    values
+fi
+[ -n "$asked$lists" ] || echo "NVIDIA-SMI $version    Driver Version: $version    CUDA Version: 13.0"
+index=0
+IFS=,
+for uuid in $uuids; do
+    if [ -n "$asked" ]; then
+        values "$index" "$uuid"
+    elif [ -n "$lists" ]; then
+        echo "GPU $index: $name (UUID: $uuid)"
+    else
+        echo "|   $index  $name"
+    fi
+    index=$((index + 1))
+done
+"""

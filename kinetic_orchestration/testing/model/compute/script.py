@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kinetic_orchestration.testing.model.compute import catalog
 from kinetic_orchestration.testing.model.compute.catalog import Image
@@ -20,7 +20,14 @@ from kinetic_orchestration.testing.model.compute.lifecycle import (
     World,
     step,
 )
-from kinetic_orchestration.testing.model.compute.machine import Drivers
+from kinetic_orchestration.testing.model.compute.machine import Docker, Drivers
+
+
+class Reservation(NamedTuple):
+    machine_type: str
+    machines: int
+    bound: bool
+    status: str
 
 
 class ComputeScript(ComputeLifecycle):
@@ -29,7 +36,7 @@ class ComputeScript(ComputeLifecycle):
         self.images: list[Image] = list(catalog.IMAGES)
         self.networks: dict[str, bool] = {}  # projects/P/global/networks/N → whether it makes subnetworks by itself
         self.subnetworks: dict[str, str] = {}  # projects/P/regions/R/subnetworks/S → the network's path
-        self.reservations: dict[str, tuple[str, int]] = {}  # projects/P/zones/Z/reservations/R → machine type, count
+        self.reservations: dict[str, Reservation] = {}  # by projects/P/zones/Z/reservations/R
         self._rate: int | None = None
         self._asked: list[float] = []
         self._lacking: set[tuple[str, str]] = set()
@@ -67,13 +74,13 @@ class ComputeScript(ComputeLifecycle):
         self, metric: str, limit: float | None, region: str = "", *, family: str = "",
         at: Literal["call", "operation"] = "operation",
     ) -> None:  # fmt: skip
-        """Limit what there may be by a metric, such as NVIDIA_L4_GPUS, A2_CPUS or HDB_TOTAL_GB, in a region or in all.
+        """Limit what there may be by a metric, such as NVIDIA_L4_GPUS or A2_CPUS, in a region, a zone, or all of them.
 
         Args:
             metric: As quotas have it; `GPUS_PER_GPU_FAMILY` with a `family`, such as NVIDIA_H100, of H100 and newer;
                 `GPUS_ALL_REGIONS`, of GPUs and TPUs alike, without a region.
             limit: None lifts it.
-            region: A region; "" all of them together.
+            region: A region or a zone; "" all of them together.
             family: Of GPUs.
             at: The insert itself is refused, or its operation fails.
         """
@@ -100,14 +107,20 @@ class ComputeScript(ComputeLifecycle):
         self._silent.pop(place, None)
 
     @step
+    def curtail(self, zone: str = "", *, ends: bool = False) -> None:
+        """Aggregated lists leave out what a zone has, or all that there is, as filters took too long, and say so by a
+        warning of the zone or of the list. A GET of it finds it."""
+        (self._curtailed.discard if ends else self._curtailed.add)(zone)
+
+    @step
     def lag(self, seconds: float) -> None:
         """Aggregated lists do not have what was created within so many seconds, though a GET of it does; 0 ends it."""
         self._lag = seconds
 
     @step
-    def lack(self, zone: str, machine_type: str) -> None:
-        """`zone` does not offer such machines at all."""
-        self._lacking.add((zone, machine_type))
+    def lack(self, zone: str, kind: str) -> None:
+        """`zone` does not offer such a type of machines, or of accelerators, at all."""
+        self._lacking.add((zone, kind))
 
     @step
     def never_boots(self, name: str = "*", times: int | None = 1) -> None:
@@ -124,6 +137,14 @@ class ComputeScript(ComputeLifecycle):
         """NVIDIA's driver of VMs that boot from now on is not there for the first `late` questions of each boot, and
         then lists `fewer` GPUs than there are. Without `toolkit`, containers of theirs get no GPUs."""
         self._drivers.insert(0, (name, Drivers(late, fewer, toolkit)))
+
+    @step
+    def docker(
+        self, name: str = "*", *, refuses: str = "", times: int | None = None, exits: int = 0, says: str = ""
+    ) -> None:
+        """The docker of VMs that boot from now on refuses the first `times` pulls (None: all) with these words, and
+        whatever it runs ends at once with the code `exits`, after the words `says`."""
+        self._dockers.insert(0, (name, Docker(refuses, times, exits, says)))
 
     @step
     def stuck_delete(self, name: str = "*") -> None:
@@ -169,8 +190,23 @@ class ComputeScript(ComputeLifecycle):
             self.subnetworks[f"projects/{project}/regions/{region}/subnetworks/{name}"] = path
 
     @step
-    def add_reservation(self, project: str, zone: str, name: str, machine_type: str, count: int) -> None:
-        self.reservations[f"projects/{project}/zones/{zone}/reservations/{name}"] = machine_type, count
+    def add_reservation(
+        self, project: str, zone: str, name: str, machine_type: str, count: int, *, bound: bool = False,
+        status: Literal["CREATING", "READY", "UPDATING", "DELETING"] = "READY",
+    ) -> None:  # fmt: skip
+        """A reservation has so many machines of a type, also for other projects that name it by its path.
+
+        Args:
+            project: Of its owner.
+            zone: Its zone.
+            name: Its name; one of the same name is replaced.
+            machine_type: Of its machines.
+            count: How many it has.
+            bound: It was booked for a time, as by a future reservation: its VMs are RESERVATION_BOUND, and no others.
+            status: None but one that is READY gives any.
+        """
+        path = f"projects/{project}/zones/{zone}/reservations/{name}"
+        self.reservations[path] = Reservation(machine_type, count, bound, status)
 
     @step
     def narrow(self, prefix: str) -> None:
@@ -218,8 +254,9 @@ class ComputeScript(ComputeLifecycle):
     @step
     def clear_faults(self) -> None:
         """Remove all that was scripted; past failures keep their effects."""
-        self._scarce, self._quotas, self._drivers = [], [], []
+        self._scarce, self._quotas, self._drivers, self._dockers = [], [], [], []
         self._bootless, self._mute, self._silent, self._lacking, self._lag = [], [], {}, set(), 0.0
+        self._curtailed.clear()
         self._rate, self._narrowed, self._endless = None, None, []
         self.reconsider()
         self.unstick()

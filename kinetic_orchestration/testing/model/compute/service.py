@@ -171,8 +171,8 @@ class ComputeEngine(ComputeScript):
     def _made(self, asked: Request, body: Json, path: str) -> Instance:
         """The instance that a request asks for, once all about it has been found good."""
         project, zone = asked.project, asked.place
-        machine = checks.machine_type(body, project, zone, lambda zone, kind: (zone, kind) not in self._lacking)
-        checks.accelerators(body, machine)
+        machine = checks.machine_type(body, project, zone, self._offers)
+        checks.accelerators(body, machine, lambda kind: self._offers(zone, kind))
         checks.scheduling(body, machine, self.world.now)
         checks.labels(body.get("labels") or {})
         checks.metadata(body)
@@ -180,9 +180,8 @@ class ComputeEngine(ComputeScript):
         checks.secure_boot(body, image)
         self._demand_account(asked)
         model = str((body.get("scheduling") or {}).get("provisioningModel") or "")
-        reservation = checks.reservation(body, model)
-        if reservation:
-            self._demand_reservation(f"{asked.zone}/reservations/{reservation}", machine)
+        if reservation := checks.reservation(body, model, asked.zone):
+            self._demand_reservation(reservation, machine, model)
         return Instance(
             path, body, machine, self.means.random_bits(62) | 1 << 61, self.world.now, self._user(asked), image,
             disks, self._interfaces(body, machine, project, zone), labels=dict(body.get("labels") or {}),
@@ -364,7 +363,9 @@ class ComputeEngine(ComputeScript):
             broken = next(scope for scope, told in silent.items() if told == "error")
             raise refusals.unavailable(broken.rpartition("/")[2])
         scope_of = {path: "/".join(path.split("/")[2:-2]) for path in there if path.startswith(prefix)}
-        heard = [path for path in sorted(scope_of) if scope_of[path] not in silent]
+        curtailed = {f"zones/{zone}" for zone in self._curtailed if zone}
+        heard = [path for path in sorted(scope_of) if scope_of[path] not in silent.keys() | curtailed]
+        heard = [] if "" in self._curtailed else heard
         shown, rest = page([there[path] for path in heard if not self._is_late(there[path])], asked.query)
         items: dict[str, Json] = {}
         for scope in scopes:
@@ -372,6 +373,8 @@ class ComputeEngine(ComputeScript):
             if silent.get(scope) == "warning":
                 place = "zone" if scope.startswith("zones/") else "region"
                 items[scope] = _warning("UNREACHABLE", f"The {place} '{scope}' is unreachable.", scope)
+            elif scope in curtailed:
+                items[scope] = _warning(*_CURTAILED, scope)
             elif mine:
                 items[scope] = {kind: mine}
             else:
@@ -380,6 +383,7 @@ class ComputeEngine(ComputeScript):
         path = f"projects/{asked.project}/aggregated/{kind}"
         found: Json = {"kind": name, "id": path, "selfLink": LINK + path, "items": items}
         unreachable = [prefix + scope for scope, told in sorted(silent.items()) if told == "unreachables"]
+        found |= _warning(*_CURTAILED, "") if "" in self._curtailed else {}
         return found | ({"unreachables": unreachable} if unreachable else {}) | rest
 
     def _is_late(self, shown: Json) -> bool:
@@ -548,10 +552,30 @@ class ComputeEngine(ComputeScript):
         path = f"projects/{asked.project}/zones"
         return {"kind": "compute#zoneList", "id": path, "selfLink": LINK + path, "items": shown} | rest
 
+    def _offers(self, zone: str, kind: str) -> bool:
+        """Whether a zone has a type of machines, or of accelerators."""
+        return (zone, kind) not in self._lacking
+
+    def get_accelerator_type(self, asked: Request) -> Json:
+        path = f"{asked.zone}/acceleratorTypes/{asked.name}"
+        known = catalog.GPUS.get(asked.name)
+        if known is None or not self._offers(asked.place, asked.name):
+            raise refusals.missing(path)
+        return {
+            "kind": "compute#acceleratorType",
+            "id": str(identity(path)),
+            "name": asked.name,
+            "zone": asked.place,
+            "selfLink": LINK + path,
+            "creationTimestamp": stamp(_BEGINNING),
+            "description": known.shown,
+            "maximumCardsPerInstance": max(catalog.ATTACHED.get(asked.name, (8,))),
+        }
+
     def get_machine_type(self, asked: Request) -> Json:
         path = f"{asked.zone}/machineTypes/{asked.name}"
         known = catalog.MACHINES.get(asked.name)
-        if known is None or (asked.place, asked.name) in self._lacking:
+        if known is None or not self._offers(asked.place, asked.name):
             raise refusals.missing(path)
         kind = known.gpu or (f"{known.tpu}-tpu" if known.tpu else "")
         own = {"guestAcceleratorType": kind, "guestAcceleratorCount": known.accelerators}
@@ -671,38 +695,42 @@ class ComputeEngine(ComputeScript):
         path = f"{asked.zone}/reservations/{asked.name}"
         if path not in self.reservations:
             raise refusals.missing(path)
-        kind, count = self.reservations[path]
+        known = self.reservations[path]
         return {
             "kind": "compute#reservation",
             "id": str(identity(path)),
             "name": asked.name,
             "zone": LINK + asked.zone,
             "selfLink": LINK + path,
-            "status": "READY",
+            "status": known.status,
             "creationTimestamp": stamp(_BEGINNING),
             "specificReservationRequired": True,
+            **({"deploymentType": "DENSE"} if known.bound else {}),
             "specificReservation": {
-                "count": str(count),
+                "count": str(known.machines),
                 "inUseCount": str(self._reserved(path)),
-                "instanceProperties": {"machineType": kind},
+                "instanceProperties": {"machineType": known.machine_type},
             },
         }
 
-    def _demand_reservation(self, path: str, machine: MachineType, number: int = 1) -> None:
-        if path not in self.reservations:
-            raise refusals.missing(path)
-        kind, count = self.reservations[path]
-        if kind != machine.name or self._reserved(path) + number > count:
-            name = path.rpartition("/")[2]
-            raise refusals.usage(f"Specified reservation '{name}' does not have available resources for the request.")
+    def _demand_reservation(self, path: str, machine: MachineType, model: str, number: int = 1) -> None:
+        name, known = path.rpartition("/")[2], self.reservations.get(path)
+        if known is None:
+            raise refusals.reservation(f"Specified reservations [{name}] do not exist.")
+        if known.status != "READY":
+            raise refusals.reservation(
+                f"Cannot insert instance to a reservation with status: {known.status}, as it requires reservation to "
+                "be in READY state."
+            )
+        if (known.machine_type, known.bound) != (machine.name, model == catalog.RESERVATION_BOUND):
+            raise refusals.reservation(f"No available resources in specified reservations '{name}'.")
+        if self._reserved(path) + number > known.machines:
+            raise refusals.reservation(
+                f"Specified reservation '{name}' does not have available resources for the request."
+            )
 
     def _reserved(self, path: str) -> int:
-        return sum(_reservation(one.body) == path.rpartition("/")[2] and one.occupies for one in self._in(path))
-
-    def _in(self, path: str) -> list[Instance]:
-        """The instances of the zone in which a path is."""
-        zone = path.split("/")[:4]
-        return [one for one in self.instances.values() if one.path.split("/")[:4] == zone]
+        return sum(_reservation(one) == path and one.occupies for one in self.instances.values())
 
     # Inspection by tests
 
@@ -749,6 +777,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     "zones.get": Verb(ComputeEngine.get_zone, "zones.get", False),
     "zones.list": Verb(ComputeEngine.list_zones, "zones.list", False),
     "machineTypes.get": Verb(ComputeEngine.get_machine_type, "machineTypes.get", kind="machineTypes"),
+    "acceleratorTypes.get": Verb(ComputeEngine.get_accelerator_type, "acceleratorTypes.get", kind="acceleratorTypes"),
     "images.get": Verb(ComputeEngine.get_image, "images.get", False, "images"),
     "images.getFromFamily": Verb(ComputeEngine.get_from_family, "images.getFromFamily", False, "images"),
     "subnetworks.get": Verb(ComputeEngine.get_subnetwork, "subnetworks.get", False, "subnetworks"),
@@ -759,10 +788,12 @@ VERBS: Final[Mapping[str, Verb]] = {
 }
 
 
-def _reservation(body: Json) -> str:
-    """The name of the reservation that an instance takes a machine of; "" if there is none."""
-    values = (body.get("reservationAffinity") or {}).get("values") or ("",)
-    return str(values[0]).rpartition("/")[2]
+def _reservation(instance: Instance) -> str:
+    """The path of the reservation that an instance takes a machine of; "" if there is none."""
+    return checks.reservation(instance.body, "", f"projects/{instance.project}/zones/{instance.zone}")
+
+
+_CURTAILED = ("LIST_OVERHEAD_QUOTA_EXCEED", "The list is not complete: its filter has exceeded a quota of overhead.")
 
 
 def _warning(code: str, message: str, scope: str) -> Json:

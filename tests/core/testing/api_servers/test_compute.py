@@ -157,6 +157,8 @@ def test_the_lines_for_a_client_lead_to_compute_engine(cloud: Emulator) -> None:
         cloud.environ(backend="slurm")
 
 
+@pytest.mark.slow
+@pytest.mark.turn(4)
 def test_google_s_client_finds_and_deletes_a_disk_that_was_left(google: Google, cloud: Emulator) -> None:
     sent = body()
     sent["disks"][0]["autoDelete"] = False

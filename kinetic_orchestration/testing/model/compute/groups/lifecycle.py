@@ -105,9 +105,8 @@ class GroupLifecycle(ComputeEngine):
         for at in ("call", "operation"):
             self._demand_quota(first, at, len(made))
         model = str(first.scheduling["provisioningModel"])
-        if reservation := checks.reservation(first.body, model):
-            path = f"projects/{group.project}/zones/{group.zone}/reservations/{reservation}"
-            self._demand_reservation(path, first.machine_type, len(made))
+        if reservation := checks.reservation(first.body, model, f"projects/{group.project}/zones/{group.zone}"):
+            self._demand_reservation(reservation, first.machine_type, model, len(made))
         lack = self._lack(first, len(made))
         if lack is not None:
             self._use_up(lack)

@@ -112,6 +112,8 @@ def test_a_stockout_is_told_by_the_group_and_not_by_its_operation_and_none_of_th
     assert world.topology() == "ACTIVE" and not any("lastAttempt" in one for one in world.members())
 
 
+@pytest.mark.slow
+@pytest.mark.turn(0)
 def test_flex_start_waits_without_end_until_it_is_granted_or_given_up(world: Slices) -> None:
     world.compute.stockout(ZONE)
     flex = {
@@ -366,7 +368,7 @@ def test_rights_on_groups_are_asked_for_one_by_one(world: Slices) -> None:
 
 
 def test_a_reservation_has_room_for_all_of_a_slice_or_for_none(world: Slices) -> None:
-    world.compute.add_reservation("p", ZONE, "r", "tpu7x-standard-4t", 1)
+    world.compute.add_reservation("p", ZONE, "r", "tpu7x-standard-4t", 1, bound=True)
     world.parts()
     sent = template_body("ko-r", provisioningModel="RESERVATION_BOUND")
     sent["properties"]["reservationAffinity"] = {
@@ -378,7 +380,7 @@ def test_a_reservation_has_room_for_all_of_a_slice_or_for_none(world: Slices) ->
     world.wait(30.0)
     assert "does not have available resources" in world.members()[1]["lastAttempt"]["errors"]["errors"][0]["message"]
     assert world.room.made == []
-    world.compute.add_reservation("p", ZONE, "r", "tpu7x-standard-4t", 2)
+    world.compute.add_reservation("p", ZONE, "r", "tpu7x-standard-4t", 2, bound=True)
     world.wait(30.0)
     assert world.topology() == "ACTIVE"
 

@@ -232,7 +232,7 @@ def test_an_operation_may_never_finish_though_its_instance_runs(world: World) ->
 
 
 def test_hosts_are_furnished_as_those_of_tpus_are(world: World) -> None:
-    world.cloud.furnish({"clock_skew": 600.0, "lacking": ("tpu-env",)}, "ko-a")
+    world.cloud.furnish({"clock_skew": 600.0, "lacking": ("tpu-env",)}, "ko-*a")
     image = f"{IMAGES}/ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
     for name in ("ko-a", "ko-b"):
         world.insert(body(name, "ct6e-standard-8t", disk="hyperdisk-balanced", image=image))
@@ -311,7 +311,7 @@ WRONG = {
         {"reservationAffinity": {
             "consumeReservationType": "SPECIFIC_RESERVATION", "key": "compute.googleapis.com/reservation-name", "values": ["r"],
         }},
-        f"'projects/p/zones/{ZONE}/reservations/r' was not found",
+        "Specified reservations [r] do not exist.",
     ),
 }  # fmt: skip
 
@@ -690,10 +690,35 @@ def test_a_reservation_has_machines_of_one_type_and_no_more_than_it_has(world: W
             "values": ["projects/p/reservations/r"],
         },
     }  # fmt: skip
-    assert "does not have available resources" in refused(world.insert, body(**asked)).message
+    assert "No available resources in specified reservations 'r'" in refused(world.insert, body(**asked)).message
     world.insert(body(machine="a3-highgpu-8g", **asked))
     assert world.ask(f"GET zones/{ZONE}/reservations/r")["specificReservation"]["inUseCount"] == "1"
     assert "does not have available resources" in refused(world.insert, body("ko-b", "a3-highgpu-8g", **asked)).message
+    world.compute.add_reservation("p", ZONE, "r", "a3-highgpu-8g", 9, status="CREATING")
+    said = refused(world.insert, body("ko-b", "a3-highgpu-8g", **asked)).message
+    assert "status: CREATING, as it requires reservation to be in READY state" in said
+
+
+def test_a_reservation_for_a_time_has_bound_machines_alone_and_another_has_none(world: World) -> None:
+    affinity = {
+        "consumeReservationType": "SPECIFIC_RESERVATION", "key": "compute.googleapis.com/reservation-name",
+        "values": ["projects/owner/reservations/r"],
+    }  # fmt: skip
+    scheduling = {"onHostMaintenance": "TERMINATE", **DELETES, "maxRunDuration": {"seconds": "3600"}}
+    standard, bound = (
+        body(machine="a3-ultragpu-8g", disk="hyperdisk-balanced", reservationAffinity=affinity,
+             scheduling={**scheduling, "provisioningModel": model})
+        for model in ("STANDARD", "RESERVATION_BOUND")
+    )  # fmt: skip
+    for is_bound, refuses, gives in ((True, standard, bound), (False, bound, standard)):
+        world.compute.add_reservation("owner", ZONE, "r", "a3-ultragpu-8g", 1, bound=is_bound)
+        assert "No available resources in specified reservations 'r'" in refused(world.insert, refuses).message
+        world.insert(gives)
+        world.wait(10.0)
+        assert world.get()["status"] == "RUNNING"
+        world.delete()
+        world.wait(120.0)
+    assert world.leaks() == []
 
 
 def test_the_notice_is_scaled_with_all_that_requests_name(world: World) -> None:
@@ -775,6 +800,10 @@ def test_machines_images_zones_and_reservations_are_found(world: World) -> None:
     assert (found["guestCpus"], found["memoryMb"]) == (208, 1872 * 1024)
     world.compute.lack(ZONE, "a3-highgpu-8g")
     assert refused(world.ask, f"GET zones/{ZONE}/machineTypes/a3-highgpu-8g").http == 404
+    found = world.ask(f"GET zones/{ZONE}/acceleratorTypes/nvidia-tesla-t4")
+    assert (found["name"], found["maximumCardsPerInstance"]) == ("nvidia-tesla-t4", 4)
+    world.compute.lack(ZONE, "nvidia-tesla-t4")
+    assert refused(world.ask, f"GET zones/{ZONE}/acceleratorTypes/nvidia-tesla-t4").http == 404
     assert world.ask(f"GET zones/{ZONE}")["region"].endswith("/regions/us-central1")
     assert refused(world.ask, "GET zones/mars-a").http == 404
     assert "Unknown zone" in refused(world.ask, "GET zones/mars-a/instances").message
