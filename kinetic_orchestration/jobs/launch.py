@@ -352,7 +352,7 @@ def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Id
         environment=staged.environment,
         python=staged.python,
         env=plan.env,
-        devices=plan.slice.devices_per_host,
+        devices=plan.devices,
         emulated=plan.emulated,
         processes=plan.processes,
         distributed=plan.distributed,

@@ -295,7 +295,7 @@ def _phase(cursor: Cursor, seen: Glimpse, policy: Policy) -> tuple[Cursor, tuple
     elif len(states) == policy.hosts and all(state in (wire.RUNNING, wire.ENDING, wire.DONE) for state in states):
         phase, message = "running", policy.crew
     elif states:
-        phase, message = "preparing", f"{len(states)} of {policy.crew.removeprefix('1 host, ')} have started"
+        phase, message = "preparing", f"{len(states)} of {policy.crew.rpartition(', ')[2]} have started"
     elif seen.observation.state in (QUEUED, PROVISIONING):
         phase, message = seen.observation.state, seen.observation.message
     else:

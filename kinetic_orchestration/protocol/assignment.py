@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from kinetic_orchestration.protocol import names
 
+_NUMBERS = ("attempt", "host", "hosts", "slices", "processes")
+
 
 class Assignment:
     """The parameters by which a host finds its work, and the digests that authenticate it."""
 
     __slots__ = (
-        "attempt", "boot", "deadline", "devices", "home", "host", "hosts", "job", "marker", "pod", "python", "resource",
-        "run", "slices", "spec", "store",
+        "attempt", "boot", "deadline", "devices", "home", "host", "hosts", "job", "marker", "pod", "processes",
+        "python", "resource", "run", "slices", "spec", "store",
     )  # fmt: skip
 
     def __init__(
@@ -31,6 +33,7 @@ class Assignment:
         devices: str = "",
         pod: str = "",
         slices: int = 1,
+        processes: int = 1,
     ) -> None:
         self.store = store
         self.job = job
@@ -38,6 +41,7 @@ class Assignment:
         self.host = host
         self.hosts = hosts
         self.slices = slices
+        self.processes = processes  # hosts that share a machine of the cloud, one after the other
         self.spec = spec  # digest of spec.json
         self.boot = boot
         self.run = run  # this placement's folder on this machine
@@ -52,7 +56,7 @@ class Assignment:
     @classmethod
     def from_words(cls, words: list[str]) -> Assignment:
         fields = dict(word.split("=", 1) for word in words)
-        numbers = {name: int(fields.pop(name)) for name in ("attempt", "host", "hosts", "slices") if name in fields}
+        numbers = {name: int(fields.pop(name)) for name in _NUMBERS if name in fields}
         return cls(**fields, **numbers)  # type: ignore[arg-type]  # which are which is known only here
 
     def own(self, what: str) -> str:
@@ -63,10 +67,24 @@ class Assignment:
         """Return True if the deadline has passed at that time of the store, whose clock may tell whole seconds only."""
         return 0.0 < float(self.deadline or 0.0) < now + 1.0
 
+    def next(self) -> Assignment:
+        """Return the assignment of the host after this one, on the same machine."""
+        host, (boot, _, _) = self.host + 1, self.boot.rpartition("/")
+        return self.from_words([*self.words(), f"host={host}", f"boot={boot}/{host}"])
+
+    @property
+    def machines(self) -> int:
+        """The number of machines of the cloud that all hosts are on."""
+        return self.hosts // self.processes
+
+    def machine_of(self, host: int) -> int:
+        """Return which of the machines a host is on."""
+        return host // self.processes
+
     def unit(self) -> tuple[int, int]:
         """Return of how many parts the resource is, instances or groups, and which of them this host is on."""
         if "/instanceGroupManagers/" not in self.resource:
-            return self.hosts, self.host
+            return self.machines, self.machine_of(self.host)
         return self.slices, self.host * self.slices // self.hosts
 
     def words(self) -> list[str]:

@@ -46,6 +46,20 @@ def slice_of(store: str, deployment: str, job_id: str, attempt: int) -> str:
     return f"kinetic-{mark(store, deployment)}-{job_id.removeprefix('job-')}-{attempt}"
 
 
+def numbered(name: str, number: int) -> list[str]:
+    """The parts of what has that name, in their order: the VMs or the groups of an attempt, or its nodes."""
+    return [name] if number == 1 else [f"{name}-{index}" for index in range(number)]
+
+
+MEMBERS = "###[1]"  # of a group of VMs, after its name: three digits, enough for the largest slice, from 001 on
+UNTIL = "until"  # the field of a group's description that says until when it may wait for its VMs, in epoch seconds
+
+
+def members(group: str, hosts: int) -> list[str]:
+    """The VMs that a group makes, in the order of its hosts."""
+    return [f"{group}-{worker + 1:03}" for worker in range(hosts)]
+
+
 JOBS_OF_SET = "s"  # the one replicated job of a JobSet, of which each Job is a slice
 
 

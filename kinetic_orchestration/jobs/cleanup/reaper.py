@@ -14,7 +14,8 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from kinetic_orchestration.jobs.following.held_time import record_held
 from kinetic_orchestration.jobs.job import ME, open_job
 from kinetic_orchestration.jobs.watching import attempts, live_index
 from kinetic_orchestration.plan.configuration.settings import Settings, duration
-from kinetic_orchestration.plan.hardware.cost import price
+from kinetic_orchestration.plan.hardware.prices import Price, price
 from kinetic_orchestration.plan.identity import job_of
 from kinetic_orchestration.plan.messages import command, warn_once
 from kinetic_orchestration.plan.records import IDENTITY, SPEC, plan_of, spec_of, texts
@@ -187,19 +188,20 @@ def _placements(
 ) -> Iterator[Reaped]:
     placements, unseen = _found(store, backend, believed)
     yield from unseen
-    going: list[tuple[dict[str, Any], Reaped]] = []
+    going, kept = list[tuple[dict[str, Any], Reaped]](), list[tuple[dict[str, Any], Observation]]()
     late: list[dict[str, Any]] = []  # their hosts were charged for after their attempt's verdict
     for placement, seen in zip(placements, backend.observe(placements) if placements else (), strict=True):
-        name = placement.get("name") or f"{placement['job']}-{placement['attempt']}"
+        name, zone = _name_of(placement), placement.get("zone", "")
         try:
             is_idle = recorded.says_nothing(store, placement, seen, EXPIRED)
             why, cause = ("", "") if is_idle else _unwanted(store, placement, seen)
             waits = _waits(store, placement, seen) if settings is not None and not why else ""  # else it is unused
             if not why and not waits:
+                kept.append((placement, seen))
                 continue
             usd = _usd_per_hour(store, backend, placement, seen, settings) if settings is not None else None
             if waits:
-                yield Reaped(PLACEMENT, name, waits, placement.get("zone", ""), placement["age"], usd, WAITS)
+                yield Reaped(PLACEMENT, name, waits, zone, placement["age"], usd, WAITS)
                 continue
             unread = _close(store, backend, placement, believed, cause, why, seen) if cause and not dry_run else ""
         except Unreachable:
@@ -207,14 +209,14 @@ def _placements(
         except StoreError as error:  # one that cannot be read keeps none of the others
             unread, cause = str(error), ""
         if unread and cause != wire.DEADLINE:  # it costs money, so it is released even if its records cannot be written
-            yield Reaped(PLACEMENT, name, unread, placement.get("zone", ""), placement["age"], result=UNREAD)
+            yield Reaped(PLACEMENT, name, unread, zone, placement["age"], result=UNREAD)
             continue
         if not cause and backend.charges and seen.state in (PRESENT, WOUNDED):
             late.append(placement)
         is_lost = recorded.RECORDED in placement and seen.state == UNKNOWN
         result = LEFT if is_lost else DELETING  # if its release does not end, and no listing has it
-        zone = placement.get("zone", "")
         going.append((placement, Reaped(PLACEMENT, name, why, zone, placement["age"], usd, result)))
+    yield from _not_looked_at(store, kept if settings is not None else (), {one.zone for one in unseen})
     left = [] if dry_run else _released(store, backend, [placement for placement, _ in going], patience)
     for placement in late if not dry_run else ():
         attempts.record_release(store, placement["job"], placement["attempt"], done=placement not in left)
@@ -226,6 +228,21 @@ def _placements(
             yield reaped._replace(result=DELETING if state == "DELETING" else LEFT)
         else:
             yield reaped
+
+
+def _not_looked_at(
+    store: Store, kept: Iterable[tuple[Mapping[str, Any], Observation]], silent: Container[str]
+) -> Iterator[Reaped]:
+    """Yield of which placements of attempts that are not closed nothing is known, and why: one line for each reason and
+    place. `silent`: places that were told of already."""
+    unknown = defaultdict[tuple[str, str], list[str]](list)
+    for placement, seen in kept:
+        if seen.state != UNKNOWN or placement.get("zone") in silent:
+            continue
+        if store.read(names.verdict(placement["job"], placement["attempt"])) is None:
+            unknown[seen.message, placement.get("zone", "")].append(_name_of(placement))
+    for (why, zone), those in unknown.items():
+        yield Reaped(PLACEMENT, those[0] if len(those) == 1 else f"{len(those)} placements", why, zone, result=UNREAD)
 
 
 def _everywhere(
@@ -279,6 +296,10 @@ def _released(
             break
         time.sleep(AGAIN)
     return left
+
+
+def _name_of(placement: Mapping[str, Any]) -> str:
+    return str(placement.get("name") or f"{placement['job']}-{placement['attempt']}")
 
 
 def _key(placement: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -366,7 +387,7 @@ def _usd_per_hour(
     store: Store, backend: Backend, placement: Mapping[str, Any], seen: Observation, settings: Settings
 ) -> float | None:
     """Return a placement's cost per hour, or None if unknown. Chips are charged for while their nodes are READY."""
-    if seen.state not in (PRESENT, PARTIAL, WOUNDED) and placement.get("state") != "READY":
+    if not seen.costs and placement.get("state") != "READY":
         return 0.0
     plan: Plan | None = None
     with contextlib.suppress(KineticError, KeyError, TypeError, ValueError):  # one that is damaged has no price
@@ -376,11 +397,10 @@ def _usd_per_hour(
         return None
     if not backend.charges:
         return 0.0
-    found = price(
-        plan.slice, placement.get("zone"), plan.spot, settings.prices, settings.listed,
-        flex_start=bool(plan.cloud.get("flex_start")),
-    )  # fmt: skip
-    return None if found is None else found.usd_per_chip_hour * plan.slice.chips * plan.slices
+    found = price(plan.purchase, placement.get("zone"), settings.prices, settings.listed)
+    if not isinstance(found, Price):
+        return None
+    return found.usd_per_chip_hour * plan.slice.chips * (seen.slices or plan.slices)
 
 
 def _secrets(store: Store, backend: Backend, dry_run: bool) -> Iterator[Reaped]:

@@ -105,10 +105,8 @@ def estimate_of(
     """Estimate the cost of the attempts, each in its zone. `charged`: the backend's hosts cost money."""
     uncharged = plan.emulated or not charged
     of = partial(
-        estimate, plan.slice,
-        spot=plan.spot, overrides=prices, slices=plan.slices, uncharged=uncharged, listed=listed,
+        estimate, plan.purchase, overrides=prices, uncharged=uncharged, listed=listed,
         service=plan.traits.service if plan.traits.options is Compute else "",
-        flex_start=bool(plan.cloud.get("flex_start")),
     )  # fmt: skip
     parts = [of(stay.ready, zone=stay.zone) for stay in found if stay.had_hosts]
     held = [(stay.queued, stay.ready, stay.took) for stay in found]

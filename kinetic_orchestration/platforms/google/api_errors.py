@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kinetic_orchestration.plan.hardware.machines import IMAGES
 from kinetic_orchestration.plan.hardware.regions import region_of
 from kinetic_orchestration.plan.values import Past
 from kinetic_orchestration.platforms.shared.places import Refusal
@@ -85,7 +86,7 @@ def _advise_enable(found: Mapping[str, str], context: CallContext) -> str:
     return said
 
 
-def _advise_permission(found: Mapping[str, str], context: CallContext) -> str:
+def advise_permission(found: Mapping[str, str], context: CallContext) -> str:
     permission = found.get("permission", "")
     role = role_of(permission, context.service)
     missing = f"the permission {permission} is missing" if permission else "a permission is missing"
@@ -104,7 +105,8 @@ def _advise_constraint(found: Mapping[str, str], context: CallContext) -> str:
     constraint = f"constraints/{found['constraint']}" if found.get("constraint") else "a constraint"
     known = {**CONSTRAINTS, **_OF_COMPUTE} if context.service == "compute" else CONSTRAINTS
     fix = known.get(found.get("constraint", ""), "ask whoever administers the organisation for an exception")
-    fix = fix.format(options=OPTIONS.get(context.service, ""), service=context.service)
+    images = found.get("images") or f"the image's project ({IMAGES}, unless image= names another)"
+    fix = fix.format(options=OPTIONS.get(context.service, ""), service=context.service, images=images)
     return f"the organisation's policy {constraint} forbids it: {fix}"
 
 
@@ -125,11 +127,13 @@ def _advise_quota_project(found: Mapping[str, str], context: CallContext) -> str
 
 
 def role_of(permission: str, service: str = "tpu") -> str:
-    """Return the least role that has a permission, for whoever calls that API to create VMs."""
+    """Return the least role that has a permission, or with "" what is needed of the API that was called."""
     part, _, rest = permission.partition(".")
     if part == "compute" and service == "compute" and rest.partition(".")[0] not in ("networks", "subnetworks"):
         return INSTANCE_ADMIN
-    return ROLES.get(part, INSTANCE_ADMIN if service == "compute" else "roles/tpu.admin")
+    if part in ROLES:
+        return ROLES[part]
+    return INSTANCE_ADMIN if service == "compute" else ROLES.get(service, "roles/tpu.admin")
 
 
 def grant(role: str, project: str) -> str:
@@ -163,16 +167,24 @@ CONSTRAINTS = {
     "compute.skipDefaultNetworkCreation": "name a network with cloud={options}(network=…)",
 }
 _OF_COMPUTE = {
+    "compute.trustedImageProjects": "have {images} added to the projects whose images are allowed, or name an image of "
+    "one that is, with cloud={options}(image=…)",
     "compute.requireShieldedVm": "use cloud={options}(secure_boot=True, image=…) with an image of your own whose "
     "drivers are signed: those of GPUs and of TPU7x that come without image= do not boot so",
 }
 
+SCOPES = (
+    "these credentials have not the scope https://www.googleapis.com/auth/cloud-platform: log in with it (gcloud auth "
+    "application-default login), or give the machine that asks this scope"
+)
 LOGIN = "log in anew: gcloud auth application-default login"
 RATE = "the rate of calls is limited"
 RESERVED = "the reservation has not enough free: wait for its other users, ask for less, or leave the reservation out"
 
 # The first matching row applies. Rows about permissions come first: 403 and 400 have many reasons.
 COMMON: tuple[Row, ...] = (
+    Row((), r"insufficient authentication scopes", ("ACCESS_TOKEN_SCOPE_INSUFFICIENT",),
+        wire.CONFIGURATION, FATAL, SCOPES),
     Row((), r"vpcServiceControlsUniqueIdentifier", ("SECURITY_POLICY_VIOLATED", "VPC_SERVICE_CONTROLS"),
         wire.CONFIGURATION, FATAL, _advise_perimeter),
     Row((), r"\bconstraints/[a-z]+\.\w+", ("ORG_POLICY_VIOLATION", "CUSTOM_ORG_POLICY_VIOLATION"),
@@ -188,7 +200,7 @@ COMMON: tuple[Row, ...] = (
     Row((UNAUTHENTICATED,), "", (), wire.CONFIGURATION, FATAL, LOGIN),
     Row((DENIED, INVALID), r"access to (the )?service account|iam\.serviceAccounts\.actAs", (),
         wire.CONFIGURATION, FATAL, advise_act_as),
-    Row((DENIED,), "", ("IAM_PERMISSION_DENIED",), wire.CONFIGURATION, FATAL, _advise_permission),
+    Row((DENIED,), "", ("IAM_PERMISSION_DENIED",), wire.CONFIGURATION, FATAL, advise_permission),
 )  # fmt: skip
 # Without any other sign.
 BY_CODE: tuple[Row, ...] = (
@@ -196,7 +208,7 @@ BY_CODE: tuple[Row, ...] = (
     Row((INTERNAL,), "", (), wire.INTERNAL, HERE),
     Row((UNAVAILABLE, DEADLINE, UNKNOWN, ABORTED, CANCELLED, DATA_LOSS), "", (), wire.INTERNAL, AGAIN),
     # What was asked for.
-    Row((DENIED,), "", (), wire.CONFIGURATION, FATAL, _advise_permission),
+    Row((DENIED,), "", (), wire.CONFIGURATION, FATAL, advise_permission),
     Row((INVALID, NOT_FOUND, PRECONDITION, RANGE, UNIMPLEMENTED), "", (), wire.CONFIGURATION, FATAL),
 )  # fmt: skip
 # Of the Cloud TPU API.
@@ -228,7 +240,9 @@ _FACTS = {  # facts for the advice that only the message has
     "constraint": re.compile(r"constraints/([a-z]+\.\w+)"),
     "perimeter": re.compile(r"vpcServiceControlsUniqueIdentifier:? ?([\w-]+)"),
     "account": re.compile(r"service account '?([\w.@-]+\w)'?"),
+    "offer": re.compile(r"\b((?:machineTypes|acceleratorTypes)/[\w-]+)"),  # of a zone
     "consumer": re.compile(r"to use project ([\w:.-]*\w)"),
+    "images": re.compile(r"images from project ([\w:.-]*\w)"),
 }
 _SCOPES = (
     re.compile(r"[Ll]imit:? 0(?:\.0)?\b.*?\bin (?:region|zone|region/zone)? ?\"?([a-z]+-[a-z]+\d+(?:-[a-z0-9]+)?)\"?"),

@@ -160,12 +160,16 @@ def _act_as(settings: Settings, api: Google) -> Finding:
     if answer.ok and not missing_of(answer, (ACT_AS,)):
         return Finding("service account", OK, f"VMs may run as {account or 'the default account of Compute Engine'}")
     if not account:
+        if not answer.ok:  # of which "permissions" tells, too
+            return unchecked("service account", answer, settings, "iam")._replace(state=WARNING)
         fix = f"Name one with KINETIC_SERVICE_ACCOUNT, or {api_errors.grant(ACCOUNT_USER, settings.project)}"
         return Finding("service account", WARNING, f"{ACT_AS} is not granted on the whole project", fix)
     path = f"v1/projects/-/serviceAccounts/{account}:testIamPermissions"
     own = api.call("POST", "iam", path, {"permissions": [ACT_AS]})
     if own.ok and not missing_of(own, (ACT_AS,)):
         return Finding("service account", OK, f"VMs may run as {account}")
+    if not answer.ok and not own.ok:
+        return unchecked("service account", answer, settings, "iam")._replace(state=WARNING)
     fix = (
         f"Grant it: gcloud iam service-accounts add-iam-policy-binding {account} --member=user:YOU "
         f"--role={ACCOUNT_USER}"
@@ -206,7 +210,7 @@ def _zones(settings: Settings, api: Google) -> Finding:
 def _secrets(settings: Settings, api: Google) -> Finding:
     answer = test_permissions(settings, api, SECRETS)
     if not answer.ok:
-        return unchecked("Secret Manager", answer, settings)
+        return unchecked("Secret Manager", answer, settings, "secretmanager")
     missing = missing_of(answer, SECRETS)
     if missing and SECRETS[0] not in missing:  # a project does not show the grants of a condition on their names
         found = f"secrets may be made; that {', '.join(missing)} are granted for kinetic-* cannot be asked beforehand"
@@ -264,15 +268,15 @@ def missing_of(answer: Answer, permissions: Sequence[str]) -> list[str]:
     return [permission for permission in permissions if permission not in granted]
 
 
-def _refused(name: str, answer: Answer, settings: Settings) -> Finding:
-    trouble = api_errors.classify(answer.status_of(), CallContext(settings.project))
+def _refused(name: str, answer: Answer, settings: Settings, service: str = "tpu") -> Finding:
+    trouble = api_errors.classify(answer.status_of(), CallContext(settings.project, service=service))
     said, _, advice = trouble.sentence.partition("): ")
     return Finding(name, FAILED, f"{said})" if advice else said, advice[:1].upper() + advice[1:])
 
 
-def unchecked(name: str, answer: Answer, settings: Settings) -> Finding:
-    """The finding of a check that neither succeeded nor was denied."""
-    refused = _refused(name, answer, settings)
+def unchecked(name: str, answer: Answer, settings: Settings, service: str = "tpu") -> Finding:
+    """The finding of a check that neither succeeded nor was denied; `service` is the API that it is about."""
+    refused = _refused(name, answer, settings, service)
     fatal = api_errors.classify(answer.status_of(), CallContext(settings.project))
     enable = "cloudresourcemanager" in refused.fix or fatal.action != api_errors.FATAL
     return refused._replace(state=WARNING if enable else FAILED)

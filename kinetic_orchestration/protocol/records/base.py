@@ -94,7 +94,8 @@ class Damaged(RecordsError):
 
 
 class Misconfigured(RecordsError):
-    """The settings of this process lead to no store, or to one that refuses their key: no other try helps."""
+    """The settings of this process lead to no store, or to one that refuses their key or what it may do: no other try
+    helps."""
 
     cause = "configuration"  # of the end of a host that has no agent yet: wire's, which is not there
 

@@ -85,7 +85,7 @@ class ComputeBackend:
             "project": plan.project,
             "zone": choice.place,
             "name": names.slice_of(plan.store, plan.deployment, job_id, attempt),
-            "hosts": plan.hosts,
+            "hosts": plan.machines,
             "slices": plan.slices,
             "model": request.model_of(plan),
             **({"grouped": True} if request.needs_groups(plan) else {}),

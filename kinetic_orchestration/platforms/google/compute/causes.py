@@ -113,15 +113,18 @@ def _of_entry(entry: Mapping[str, Any], code: int) -> Problem:
     return Problem(word or api_errors.name_of(code), message, code, tuple(details), quota, zones or _zones_in(message))
 
 
-_ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]\b")
+_REGION = r"[a-z]+-[a-z]+\d+"
+_ZONE = re.compile(rf"{_REGION}-[a-z0-9]+\b")  # us-central1-a, and us-central1-ai1a of those for AI
 _HINTED = re.compile(
-    r"(?:Consider trying (?:your request )?in the|[Zz]ones that have some:)((?:[ ,]*[a-z]+-[a-z]+\d+-[a-z]\b)+)"
+    rf"(?:Consider trying (?:your request )?in the|[Zz]ones that have some:)((?:[ ,]*{_ZONE.pattern})+)"
 )
 # Google's words, and those of the advice below.
+_WHERE = rf"(?P<where>{_REGION}(?:-[a-z0-9]+)?)"
 _LIMITS = (
-    re.compile(r"is limited to (?P<limit>[\d.]*\d) in (?P<where>[a-z]+-[a-z]+\d+|all regions)"),
-    re.compile(r"[Ll]imit: (?P<limit>[\d.]*\d)(?: in region (?P<where>[a-z]+-[a-z]+\d+)| globally)?"),
+    re.compile(rf"is limited to (?P<limit>[\d.]*\d) in (?:{_WHERE}|all regions)"),
+    re.compile(rf"[Ll]imit: (?P<limit>[\d.]*\d)(?: in (?:region|zone) {_WHERE}| globally)?"),
 )
+_SUBNETWORK = re.compile(rf"regions/(?P<region>{_REGION})/subnetworks/")
 
 
 def _zones_in(message: str) -> tuple[str, ...]:
@@ -129,10 +132,6 @@ def _zones_in(message: str) -> tuple[str, ...]:
 
 
 RATE = f"{api_errors.RATE} until the next full minute"
-SCOPES = (
-    "these credentials have not the scope https://www.googleapis.com/auth/cloud-platform: log in with it (gcloud auth "
-    "application-default login), or give the machine that asks this scope"
-)
 IMAGE = (
     "the image is not there, or not for you: name another with cloud=Compute(image='family/NAME' or its path). gcloud "
     "compute images list --project PROJECT --show-deprecated shows them"
@@ -141,8 +140,9 @@ NETWORK = (
     "name one of the zone's region with cloud=Compute(subnetwork=…), or KINETIC_SUBNETWORK: gcloud compute networks "
     "subnets list"
 )
-MACHINE = (
-    "the zone has no such machine: gcloud compute machine-types list --filter=name=MACHINE shows where there are some"
+NO_NETWORK = (
+    "name one that is there with cloud=Compute(network=…), or KINETIC_NETWORK: gcloud compute networks list shows "
+    "them, and gcloud compute networks create default makes the usual one"
 )
 NOT_ALLOWED = (
     "Google has not opened these machines to the project: ask your contact there for access to them, or take another "
@@ -152,9 +152,35 @@ ZONE = "there is no such zone, or not for this project: gcloud compute zones lis
 DISKS = "the zone has no disks of the type that the machine takes"
 NAMED = "name one that is there, or leave it out"
 RESERVATION = "no reservation of that name is there: gcloud compute reservations list shows them with their zones"
+NOT_READY = "the reservation is not ready yet: it is asked again"
+NOT_SUCH = (
+    "the reservation has none of these machines free. If it is of others, name another accelerator; if it was booked "
+    "for a time, say cloud=Compute(reservation_bound=True), and leave that out if it was not"
+)
+OTHER_MACHINES = (
+    "the reservation is of other machines, or for something else: gcloud compute reservations describe shows of which; "
+    "name another accelerator, or another reservation"
+)
+ADDRESSES = (
+    "the subnetwork has no address left in this region: make its range larger (gcloud compute networks subnets "
+    "expand-ip-range), name another subnetwork, or zones of another region"
+)
 PROFILE = "the network belongs to another zone's fabric"
 DISK = "name a larger disk with cloud=Compute(disk_gib=…), or leave it out"
 TAKEN = "it was preempted while it was created"
+
+
+def where_offered(kind: str, name: str) -> str:
+    """Return the command that lists the zones with a type of machines or accelerators; `kind` is its collection."""
+    listed = "accelerator-types" if kind == "acceleratorTypes" else "machine-types"
+    return f"gcloud compute {listed} list --filter=name={name or 'NAME'}"
+
+
+def _advise_offer(found: Mapping[str, str], context: CallContext) -> str:
+    kind, _, name = found.get("offer", "").partition("/")
+    what = "GPUs" if kind == "acceleratorTypes" else "machine"
+    return f"the zone has no such {what}: {where_offered(kind, name)} shows where there are some"
+
 
 _STOCKOUTS = tuple(
     f"{what}{tail}"
@@ -168,32 +194,44 @@ ROWS: tuple[Row, ...] = (
     Row((), r"[Rr]ate [Ll]imit [Ee]xceeded|requests per minute",
         ("rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED", "RESOURCE_OPERATION_RATE_EXCEEDED"),
         wire.QUOTA, LATER, RATE),
-    Row((), r"insufficient authentication scopes", ("ACCESS_TOKEN_SCOPE_INSUFFICIENT",),
-        wire.CONFIGURATION, FATAL, SCOPES),
     Row((), "", ("SERVICE_ACCOUNT_ACCESS_DENIED", "serviceAccountAccessDenied"),
         wire.CONFIGURATION, FATAL, api_errors.advise_act_as),
     *COMMON,
     # How much there is.
     Row((), r"[Qq]uota '\S+' exceeded", ("QUOTA_EXCEEDED", "quotaExceeded"), wire.QUOTA, ELSEWHERE),
+    # Of reservations: Kubernetes' autoscaler knows them by these words, behind CONDITION_NOT_MET or a status of 400.
+    Row((), r"Specified reservations? .*do(es)? not exist|Could not find the given reservation", (),
+        wire.CONFIGURATION, FATAL, RESERVATION),
+    Row((), r"requires reservation to be in READY state", (), wire.STOCKOUT, ELSEWHERE, NOT_READY),
+    Row((), r"No available resources in specified reservations", (), wire.STOCKOUT, ELSEWHERE, NOT_SUCH),
+    Row((), r"Reservation .*is incorrect for the requested resources|for aggregate reservations|AggregateReservation"
+        r"|must use ReservationAffinity of|The reservation must exist in the same project", (),
+        wire.CONFIGURATION, FATAL, OTHER_MACHINES),
     Row((), r"[Rr]eservation\S* .*(not have|insufficient|not enough|no) .*(capacity|resources|available)",
-        ("RESERVATION_CAPACITY_EXCEEDED",), wire.STOCKOUT, ELSEWHERE, "the reservation has not enough free"),
-    Row((), r"not have enough resources available|no more capacity|is currently unavailable in the \S+ zone",
+        ("RESERVATION_CAPACITY_EXCEEDED",), wire.STOCKOUT, ELSEWHERE, api_errors.RESERVED),
+    Row((), r"not have enough resources available|no more capacity|is currently unavailable in the \S+ zone"
+        r"|not currently have sufficient capacity",
         (*_STOCKOUTS, "GPU_STOCKOUT", "STOCKOUT", "stockout", "insufficientCapacity", "resource_availability"),
         wire.STOCKOUT, ELSEWHERE),
     Row((), "", ("UNSUPPORTED_OPERATION",), wire.STOCKOUT, ELSEWHERE, TAKEN),
+    Row((), r"IP space of \S+ is exhausted", ("IP_SPACE_EXHAUSTED", "IP_SPACE_EXHAUSTED_WITH_DETAILS"),
+        wire.QUOTA, DROP, ADDRESSES),
     Row((), r"Network profile only allows", (), wire.QUOTA, DROP, PROFILE),
     Row((), r"[Mm]achine type with name '\S+' does not exist in zone|(machineTypes|acceleratorTypes)/\S+ was not found",
-        (), wire.QUOTA, DROP, MACHINE),
+        (), wire.QUOTA, DROP, _advise_offer),
     Row((), r"diskTypes/\S+ was not found", (), wire.QUOTA, DROP, DISKS),
     Row((), r"Unknown zone|projects/[^/\s']+/zones/[^/\s']+' was not found", (), wire.QUOTA, DROP, ZONE),
     # What was asked for.
     Row((), r"not allowed to use the machine type", (), wire.CONFIGURATION, FATAL, NOT_ALLOWED),
     Row((), r"/images/\S+ was not found", (), wire.CONFIGURATION, FATAL, IMAGE),
     Row((), r"/reservations/\S+ was not found", (), wire.CONFIGURATION, FATAL, RESERVATION),
+    Row((), r"global/networks/\S+ was not found", (), wire.CONFIGURATION, FATAL, NO_NETWORK),
     Row((), r"networks/\S+ was not found|Subnetwork is in region|must specify a subnet", (),
         wire.CONFIGURATION, FATAL, NETWORK),
     Row((), r"cannot be smaller than the image size", (), wire.CONFIGURATION, FATAL, DISK),
-    Row((), "", ("INVALID_FIELD_VALUE", "INVALID_USAGE", "invalid", "badRequest"), wire.CONFIGURATION, FATAL),
+    Row((), "", ("PERMISSIONS_ERROR",), wire.CONFIGURATION, FATAL, api_errors.advise_permission),
+    Row((), "", ("INVALID_FIELD_VALUE", "INVALID_USAGE", "CONDITION_NOT_MET", "invalid", "badRequest"),
+        wire.CONFIGURATION, FATAL),
     # Anything else that a request names. What it creates may be there, though it is not found yet.
     Row((), r"[Rr]esource '(?!\S*/(?:instances|disks|operations)/)\S+' (?:of type '\w+' )?was not found", (),
         wire.CONFIGURATION, FATAL, NAMED),
@@ -232,13 +270,14 @@ def _classify(problem: Problem, context: CallContext) -> Trouble:
         advice = _of_quota(problem.quota)
         action, scope = _within(f"{problem.message} {advice}", context)
     elif cause == wire.STOCKOUT:
-        if context.reserved and row.advice != TAKEN:
+        if context.reserved and not row.advice:
             advice = api_errors.RESERVED  # VMs that are being deleted still occupy it, so it is asked for again
         elif problem.zones:
             there = f"zones that have some: {', '.join(problem.zones)}"
             advice = f"{advice}; {there}" if advice else there
     elif action == DROP:
-        scope = context.zone
+        of_region = _SUBNETWORK.search(problem.message) if row.advice == ADDRESSES else None
+        scope = of_region["region"] if of_region is not None else context.zone
     return Trouble(cause, action, api_errors.sentence(problem.message, _words(problem), advice), scope)
 
 
@@ -259,13 +298,16 @@ def _of_quota(quota: Mapping[str, Any]) -> str:
     """The advice about a quota, with the one that really was short: the message may name another."""
     if not quota.get("metricName"):
         return f"ask for more at {QUOTAS}, or use another region"
-    where = dict(quota.get("dimensions") or {})
-    region = where.pop("region", "") or "all regions"
-    family = f" of {where['gpu_family']}" if where.get("gpu_family") else ""
+    of = dict(quota.get("dimensions") or {})
+    region, zone = of.pop("region", ""), of.pop("zone", "")
+    where = zone or region or "all regions"
+    kind = ", ".join(str(value) for name, value in sorted(of.items()) if name != "global" and value)
     metric = str(quota["metricName"]).rpartition("/")[2].upper()
-    limit = float(quota.get("limit") or 0.0)
-    told = f"{metric}{family} ({quota.get('limitName') or 'its limit'}) is limited to {limit:g} in {region}"
-    return f"{told}: ask for {'some' if not limit else 'more'} at {QUOTAS}"
+    told = f"{metric}{f' of {kind}' if kind else ''} ({quota.get('limitName') or 'its limit'})"
+    if quota.get("limit") is None:  # 0 or inherited: nobody can tell
+        return f"{told} is used up in {where}: ask for more at {QUOTAS}"
+    limit = float(quota["limit"])
+    return f"{told} is limited to {limit:g} in {where}: ask for {'some' if not limit else 'more'} at {QUOTAS}"
 
 
 def _within(text: str, context: CallContext) -> tuple[str, str]:
@@ -273,10 +315,9 @@ def _within(text: str, context: CallContext) -> tuple[str, str]:
     match = next(filter(None, (pattern.search(text) for pattern in _LIMITS)), None)
     if match is None or float(match["limit"]) > 0:
         return ELSEWHERE, ""
-    where = match["where"]
-    if where and where != "all regions":
-        return DROP, where
-    return DROP, EVERYWHERE if where or " globally" in match[0] else context.zone
+    if match["where"]:
+        return DROP, match["where"]
+    return DROP, EVERYWHERE if match[0].endswith((" in all regions", " globally")) else context.zone
 
 
 def recall(reason: str) -> Trouble | None:

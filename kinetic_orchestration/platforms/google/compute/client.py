@@ -31,6 +31,8 @@ WRITE_SECONDS = 40.0
 END_SECONDS = 10.0  # of waiting for the end of an operation
 SERIAL_BYTES = 8 << 10  # of a serial log, its end
 _NOT_FOUND, _UNKNOWN_METHOD = 404, 501
+_NO_ANSWER = "UNREACHABLE"  # as a warning of a place in a list
+_PARTIAL = ("LIST_OVERHEAD_QUOTA_EXCEED", "PARTIAL_SUCCESS")  # or of the whole list
 _EVENT_FIELDS = (
     "name,operationType,targetLink,user,status,statusMessage,insertTime,endTime,httpErrorStatusCode,error,zone,region"
 )
@@ -50,10 +52,16 @@ class Refused(Exception):
 
 
 class Listing(NamedTuple):
-    """The listed resources, and the zones that did not answer."""
+    """The listed resources, the places that did not answer, and those of which only a part is listed: EVERYWHERE if
+    that is said of the whole list."""
 
     found: list[Any]
-    silent: tuple[str, ...]
+    silent: tuple[str, ...] = ()
+    partial: tuple[str, ...] = ()
+
+    def is_whole(self, zone: str) -> bool:
+        """Return True if nothing in a zone is left out."""
+        return not {zone, api_errors.EVERYWHERE} & {*self.silent, *self.partial}
 
 
 class Instances:
@@ -91,22 +99,27 @@ class Instances:
         return _event(self._call("DELETE", path))
 
     def everywhere(self, project: str, collection: str, chosen: str) -> Listing:
-        """List what of a collection a filter chooses, in all zones or regions in one request: one that did not answer
-        is told beside them, and is not empty."""
+        """List what of a collection a filter chooses, in all zones or regions in one request. Those that did not
+        answer, or only in part, are told beside it: that they list nothing does not mean that they have nothing."""
         kind = KINDS[collection]
-        wished = f"items/*/{collection}({kind.fields}),items/*/warning/code,nextPageToken"
+        wished = f"items/*/{collection}({kind.fields}),items/*/warning/code,warning/code,nextPageToken"
         if collection != TEMPLATES:  # whose list has no such field, which would be refused
             wished += ",unreachables"
         params = {"filter": chosen, "maxResults": str(PAGE), "fields": wished}
         found: list[Any] = []
         silent: set[str] = set()
+        partial: set[str] = set()
         for page in self._pages(f"projects/{project}/aggregated/{collection}", params):
             silent |= {_last(scope) for scope in page.get("unreachables", ())}
+            if _warning(page) in _PARTIAL:
+                partial.add(api_errors.EVERYWHERE)
             for scope, listed in (page.get("items") or {}).items():
                 found += [kind.read(item) for item in listed.get(collection, ())]
-                if (listed.get("warning") or {}).get("code") == "UNREACHABLE":
+                if _warning(listed) == _NO_ANSWER:
                     silent.add(_last(scope))
-        return Listing(found, tuple(sorted(silent)))
+                elif _warning(listed) in _PARTIAL:
+                    partial.add(_last(scope))
+        return Listing(found, tuple(sorted(silent)), tuple(sorted(partial)))
 
     def serial_end(self, path: str) -> str:
         """Return the end of the first serial port's output; "" if there is none."""
@@ -137,11 +150,19 @@ class Instances:
         """Return an image by its path, or the newest of a family."""
         return self._call("GET", path, None, {"fields": "name,family,diskSizeGb,architecture"})
 
-    def machine_type(self, zone: str, name: str) -> Mapping[str, Any]:
-        return self._call("GET", f"{zone}/machineTypes/{name}", None, {"fields": "name"})
+    def offer(self, path: str) -> Mapping[str, Any]:
+        """Return a type of machines or of accelerators that a zone has, by its path."""
+        return self._call("GET", path, None, {"fields": "name"})
 
     def subnetwork(self, path: str) -> Mapping[str, Any]:
         return self._call("GET", path, None, {"fields": "name,region"})
+
+    def network(self, path: str) -> Mapping[str, Any]:
+        return self._call("GET", path, None, {"fields": "name,autoCreateSubnetworks,IPv4Range"})
+
+    def reservation(self, path: str) -> Mapping[str, Any]:
+        wished = "status,deploymentType,specificReservation(count,inUseCount,instanceProperties/machineType)"
+        return self._call("GET", path, None, {"fields": wished})
 
     def quotas(self, path: str) -> dict[str, tuple[float, float]]:
         """Return limit and usage of each quota that a project or one of its regions shows, by its metric."""
@@ -187,6 +208,11 @@ def problems_of(answer: Answer) -> list[Problem]:
     return causes.of_call(answer.status, error if isinstance(error, dict) else {})
 
 
+def _warning(listed: Mapping[str, Any]) -> str:
+    """Return the word of the warning of a list, or of one place in it; "" if there is none."""
+    return str((listed.get("warning") or {}).get("code") or "")
+
+
 def _import() -> None:
     import google.auth.transport.requests  # noqa: F401
 
@@ -224,6 +250,7 @@ def _group(raw: Mapping[str, Any]) -> Group:
         asks=bool(bulk.get("inProgress")) or bool(actions.get("creating")),
         remakes=bool(actions.get("recreating")),
         deletes=bool(actions.get("deleting")),
+        leaves=bool(actions.get("deleting")) and not any(actions[name] for name in actions if name != "deleting"),
         problems=tuple(causes.of_error((bulk.get("lastProgressCheck") or {}).get("error"))),
         topology=str(topology.get("state") or ""),
         said=" ".join(problem.message for problem in causes.of_error(details)),
@@ -275,7 +302,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     DISKS: Kind("name,zone,labels,creationTimestamp", _labelled),
     GROUPS: Kind(
-        "name,zone,description,creationTimestamp,currentActions(creating,recreating,deleting),"
+        "name,zone,description,creationTimestamp,currentActions,"
         "status(bulkInstanceOperation,appliedAcceleratorTopologies(state,stateDetails/error))",
         _group,
     ),

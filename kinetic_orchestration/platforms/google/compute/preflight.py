@@ -6,12 +6,13 @@ and the operation that creates a VM names the one that is short. What passed is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.cloud import reservation_of
 from kinetic_orchestration.plan.hardware import machines
 from kinetic_orchestration.plan.hardware.machines import ON_DEMAND, RESERVATION, Machine, machine_of
 from kinetic_orchestration.plan.hardware.regions import region_of
@@ -43,7 +44,7 @@ USE_SUBNETWORK = "compute.subnetworks.use"
 USE_ADDRESS = "compute.subnetworks.useExternalIp"
 SET_TAGS = "compute.instances.setTags"
 USE_IMAGE = ("compute.images.get", "compute.images.getFromFamily", "compute.images.useReadOnly")
-_ARM = "ARM64"
+_ARM, _DENSE, _READY = "ARM64", "DENSE", "READY"
 GPUS_ALL_REGIONS = "GPUS_ALL_REGIONS"  # of TPUs, too
 _SHOWN = ("t4", "l4", "a100", "a100-80gb")  # GPUs whose quota a region shows: of newer ones it is one by families
 
@@ -77,7 +78,8 @@ def checks_of(api: Instances, plan: Plan) -> tuple[preflight.Check, ...]:
     def on(check: Callable[[Instances, Plan], Finding]) -> preflight.Check:
         return lambda settings, google: check(api, plan)
 
-    return (partial(_permissions, plan), on(_machine), on(_image), on(_network), on(_quota))
+    reserved = (on(_reservation),) if plan.cloud.get("reservation") else ()
+    return (partial(_permissions, plan), on(_machine), on(_image), on(_network), on(_quota), *reserved)
 
 
 def permissions_of(plan: Plan) -> list[str]:
@@ -96,14 +98,16 @@ def _about(plan: Plan) -> tuple[Any, ...]:
     machine = machine_of(plan.slice)
     image, disk = request.image_of(plan, machine, plan.project), _disk_of(plan, machine)
     network = (plan.cloud.get("network"), plan.cloud.get("subnetwork"))
-    return (plan.zones, machine.machine_type, image, disk, network, tuple(permissions_of(plan)))
+    reserved = (plan.cloud.get("reservation"), plan.cloud.get("reservation_bound"))
+    size = (plan.machines, plan.slice.chips)
+    return (plan.zones, machine.machine_type, size, image, disk, network, reserved, tuple(permissions_of(plan)))
 
 
 def _permissions(plan: Plan, settings: Settings, google: Google) -> Finding:
     needed = permissions_of(plan)
     answer = preflight.test_permissions(settings, google, needed)
     if not answer.ok:
-        return preflight.unchecked("permissions", answer, settings)
+        return preflight.unchecked("permissions", answer, settings, "compute")
     missing = preflight.missing_of(answer, needed)
     if not missing:
         return Finding("permissions", OK, "VMs may be made, seen and deleted")
@@ -115,19 +119,25 @@ def _permissions(plan: Plan, settings: Settings, google: Google) -> Finding:
 
 
 def _machine(api: Instances, plan: Plan) -> Finding:
-    """Check that one zone at least has the machine, in the order in which they are tried."""
-    kind = machine_of(plan.slice).machine_type
-    zones = plan.zones
-    for zone in zones:
+    """Check that one zone at least has the machine, and the GPUs that are attached to it, in the order in which they
+    are tried."""
+    machine = machine_of(plan.slice)
+    offers = {"machineTypes": machine.machine_type}
+    if machine.accelerator:
+        offers["acceleratorTypes"] = machine.accelerator
+    lacking = ("machineTypes", machine.machine_type)
+    for zone in plan.zones:
         try:
-            api.machine_type(f"projects/{plan.project}/zones/{zone}", kind)
+            for lacking in offers.items():
+                api.offer(f"projects/{plan.project}/zones/{zone}/{'/'.join(lacking)}")
         except Refused as refused:
             if refused.missing or _is_no_zone(refused):
                 continue
             return _refused("machine type", refused, plan)
-        return Finding("machine type", OK, f"{kind} is offered in {zone}")
-    fix = f"Name zones that have it: gcloud compute machine-types list --filter=name={kind}"
-    found = f"none of {', '.join(zones)} offers {kind}, the machine of {plan.slice.name}"
+        return Finding("machine type", OK, f"{' with '.join(offers.values())} is offered in {zone}")
+    fix = f"Name zones that have it: {causes.where_offered(*lacking)}"
+    what = "GPUs" if lacking[0] == "acceleratorTypes" else "machine"
+    found = f"none of {', '.join(plan.zones)} offers {lacking[1]}, the {what} of {plan.slice.name}"
     return Finding("machine type", FAILED, found, fix)
 
 
@@ -174,12 +184,13 @@ def _disk_of(plan: Plan, machine: Machine) -> int:
 
 
 def _network(api: Instances, plan: Plan) -> Finding:
-    """Check the subnetwork, if one is named, in the region of every zone that may be tried."""
+    """Check the subnetwork, if one is named, in the region of every zone that may be tried; else the network."""
     found: dict[str, str] = {}  # path → a zone that leads to it
     for zone in plan.zones:
-        path = network_of(plan.cloud, {"project": plan.project, "zone": zone}).get("subnetwork", "")
+        named = network_of(plan.cloud, {"project": plan.project, "zone": zone})
+        path = named.get("subnetwork", "")
         if not path:
-            return Finding("subnetwork", OK, "that of the network in each zone's region")
+            return _own_subnetworks(api, plan, named.get("network") or request.usual_network(plan.project))
         region = path.split("/")[3] if path.count("/") >= 5 else ""
         if region and region_of(zone) != region:
             said = f"{path} is in {region}, and {zone} is elsewhere"
@@ -197,8 +208,69 @@ def _network(api: Instances, plan: Plan) -> Finding:
     return Finding("subnetwork", OK, ", ".join(found))
 
 
+def _whole(path: str, project: str) -> str:
+    """Return a path as this API's calls have it, of one that may be a URL, or have no project."""
+    _, found, rest = path.partition("projects/")
+    return found + rest if found else f"projects/{project}/{path}"
+
+
+def _own_subnetworks(api: Instances, plan: Plan, network: str) -> Finding:
+    """Check that a network is there, and has a subnetwork in each region by itself."""
+    try:
+        found = api.network(_whole(network, plan.project))
+    except Refused as refused:
+        if refused.missing:
+            said = f"there is no {network}, and each VM needs a network"
+            return Finding("subnetwork", FAILED, said, _sentence_of(causes.NO_NETWORK))
+        return Finding("subnetwork", OK, f"that of {network} in each zone's region; from here it cannot be looked at")
+    if not found.get("autoCreateSubnetworks") and not found.get("IPv4Range"):  # of a legacy one, which has none
+        said = f"{network} has no subnetworks but those that somebody made, and a VM there has to name one"
+        return Finding("subnetwork", FAILED, said, _sentence_of(causes.NETWORK))
+    return Finding("subnetwork", OK, f"that of {network} in each zone's region")
+
+
+def _reservation(api: Instances, plan: Plan) -> Finding:
+    """Check the reservation, in the first zone: in that it is asked for VMs."""
+    named = reservation_of(str(plan.cloud["reservation"]))
+    assert named is not None
+    owner = named.project or plan.project
+    path = f"projects/{owner}/zones/{plan.zones[0]}/reservations/{named.name}"
+    try:
+        known = api.reservation(path)
+    except Refused as refused:
+        if refused.missing and owner == plan.project:
+            return Finding("reservation", FAILED, f"there is no {path}", _sentence_of(causes.RESERVATION))
+        trouble = causes.classify(refused.problems, CallContext(owner, service="compute"))
+        return Finding("reservation", WARNING, trouble.sentence)  # who may use one need not be able to look at it
+    return _reserved(known, path, plan)
+
+
+def _reserved(known: Mapping[str, Any], path: str, plan: Plan) -> Finding:
+    """Judge a reservation. One of dense machines was booked for a time, and its VMs have to end with it; another may
+    be so, too, and does not say it."""
+    name, kind, own = (
+        path.rpartition("/")[2],
+        machine_of(plan.slice).machine_type,
+        known.get("specificReservation") or {},
+    )
+    machine = str((own.get("instanceProperties") or {}).get("machineType") or kind).rpartition("/")[2]
+    if machine != kind:
+        said = f"{name} has machines of type {machine}, and {plan.slice.name} is {kind}"
+        return Finding("reservation", FAILED, said, "Name another reservation, or the accelerator that it has")
+    if known.get("deploymentType") == _DENSE and not plan.cloud.get("reservation_bound"):
+        said = f"{name} was booked for a time (its deployment is {_DENSE}), and gives no VM that may outlive it"
+        return Finding("reservation", FAILED, said, "Say cloud=Compute(reservation_bound=True)")
+    if (status := str(known.get("status") or _READY)) != _READY:
+        return Finding("reservation", WARNING, f"{path} is {status}, and gives VMs once it is {_READY}")
+    free = int(own.get("count") or 0) - int(own.get("inUseCount") or 0)
+    if own and free < plan.machines:
+        said = f"{path} has {free} free of {plan.machines}: the job waits for the others"
+        return Finding("reservation", WARNING, said)
+    return Finding("reservation", OK, f"{path}, of which {free} are free" if own else path)
+
+
 def _quota(api: Instances, plan: Plan) -> Finding:
-    """Check that the project may have accelerators at all. Of new projects that quota is 0, whatever the others are."""
+    """Check that the project may have so many accelerators. Of new projects that quota is 0, whatever others are."""
     try:
         known = api.quotas(f"projects/{plan.project}").get(GPUS_ALL_REGIONS)
     except Refused:
@@ -210,7 +282,21 @@ def _quota(api: Instances, plan: Plan) -> Finding:
     if limit <= 0:
         fix = f"Ask for some at {causes.QUOTAS} (service: Compute Engine API, name: GPUs (all regions))"
         return Finding("quota", FAILED, f"{told}, so that it can have neither GPUs nor TPUs", fix)
-    return Finding("quota", OK, f"{told}, of which {used:g} are used")
+    said = f"{told}, of which {used:g} are used"
+    needed = plan.slice.chips if plan.slice.kind == "gpu" else 0  # how TPUs count is not published
+    if limit < needed:
+        fix = f"Name fewer, or ask for more at {causes.QUOTAS} (service: Compute Engine API, name: GPUs (all regions))"
+        return Finding("quota", FAILED, f"{told}, and {_of_all(plan)} needs {needed}", fix)
+    if limit - used < needed and not plan.cloud.get(
+        "reservation"
+    ):  # what is used may be free by the time the VM is made
+        fix = f"{_of_all(plan)} needs {needed}: wait until some are free, or ask for more at {causes.QUOTAS}"
+        return Finding("quota", WARNING, said, fix)
+    return Finding("quota", OK, said)
+
+
+def _of_all(plan: Plan) -> str:
+    return plan.slice.name if plan.slice.hosts == 1 else f"{plan.slice.name} on {plan.slice.hosts} VMs"
 
 
 def _regional_quota(api: Instances, plan: Plan) -> Finding:

@@ -13,6 +13,7 @@ from typing import Any
 
 from kinetic_orchestration.errors import Unsupported
 from kinetic_orchestration.plan.configuration.settings import duration
+from kinetic_orchestration.plan.declare.cloud import reservation_of
 from kinetic_orchestration.plan.hardware import machines
 from kinetic_orchestration.plan.hardware.machines import FLEX_START_RUN, FLEX_START_WAIT, Machine, Model, machine_of
 from kinetic_orchestration.plan.values import Intent, Plan
@@ -28,15 +29,13 @@ from kinetic_orchestration.platforms.google.vms import (
 )
 from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.platforms.shared.orders import orders_of
-from kinetic_orchestration.protocol import attempt_rules
+from kinetic_orchestration.protocol import attempt_rules, names
 
 UNTIL = f"{ownership.OURS}until"  # the label that says until when a request waits: no answer of the API has that
 NOTICE = int(attempt_rules.SPOT_NOTICE)  # the API knows 0 and 120
 SPARE = 900.0  # seconds after the attempt's deadline, when the VM's own software should long have deleted it
 SHORTEST_RUN, LONGEST_RUN = 30, 120 * 86400  # seconds, by the API
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
-NUMBER = "###"  # of a member at the end of its name: three digits, which are enough for the largest slice
-FIRST_NUMBER = 1
 
 _PROVISIONING: dict[Model, str] = {
     machines.ON_DEMAND: "STANDARD",
@@ -44,14 +43,13 @@ _PROVISIONING: dict[Model, str] = {
     machines.FLEX_START: "FLEX_START",
     machines.RESERVATION: "STANDARD",
 }
+_BOUND = "RESERVATION_BOUND"  # to the life of a reservation that was booked for a time
 
 
 def model_of(plan: Plan) -> Model:
     """Return the way in which a plan's VMs are requested."""
-    cloud = plan.cloud
-    return machines.model_of(
-        spot=plan.spot, flex_start=bool(cloud.get("flex_start")), reservation=str(cloud.get("reservation") or "")
-    )
+    reservation = str(plan.cloud.get("reservation") or "")
+    return machines.model_of(spot=plan.spot, flex_start=plan.flex_start, reservation=reservation)
 
 
 def check(plan: Plan) -> None:
@@ -82,21 +80,19 @@ def groups_of(placement: Mapping[str, Any]) -> list[str]:
     """The names of a placement's groups, in the order of its slices; none if its VMs are created one by one."""
     if not is_grouped(placement):
         return []
-    name, slices = placement["name"], int(placement.get("slices") or 1)
-    return [name] if slices == 1 else [f"{name}-{index}" for index in range(slices)]
+    return names.numbered(placement["name"], int(placement.get("slices") or 1))
 
 
 def members_of_group(placement: Mapping[str, Any], group: str) -> list[str]:
     """The names of the VMs of one of a placement's groups, in the order of its hosts."""
-    return [f"{group}-{number:0{len(NUMBER)}}" for number in range(FIRST_NUMBER, FIRST_NUMBER + per_slice(placement))]
+    return names.members(group, per_slice(placement))
 
 
 def members_of(placement: Mapping[str, Any]) -> list[str]:
     """The names of a placement's VMs, in the order of its hosts."""
     if is_grouped(placement):
         return [name for group in groups_of(placement) for name in members_of_group(placement, group)]
-    name, hosts = placement["name"], int(placement.get("hosts") or 1)
-    return [name] if hosts == 1 else [f"{name}-{index}" for index in range(hosts)]
+    return names.numbered(placement["name"], int(placement.get("hosts") or 1))
 
 
 def per_slice(placement: Mapping[str, Any]) -> int:
@@ -108,17 +104,23 @@ def zone_of(placement: Mapping[str, Any]) -> str:
     return f"projects/{placement['project']}/zones/{placement['zone']}"
 
 
+def usual_network(project: str) -> str:
+    """The path of the network of VMs for which none is named."""
+    return f"projects/{project}/global/networks/default"
+
+
 # ---- bodies
 
 
 def render(asked: Submission) -> list[dict[str, Any]]:
     """Return the body of the insert of each VM, in the order of the hosts."""
-    return [_instance(asked, host, name) for host, name in enumerate(members_of(asked.intent.placement))]
+    return [_instance(asked, number, name) for number, name in enumerate(members_of(asked.intent.placement))]
 
 
-def _instance(asked: Submission, host: int, name: str) -> dict[str, Any]:
+def _instance(asked: Submission, number: int, name: str) -> dict[str, Any]:
     plan, placement = asked.plan, asked.intent.placement
-    orders = {"resource": f"{zone_of(placement)}/instances/{placement['name']}", "host": host}
+    first = number * plan.processes  # of the hosts that it has
+    orders = {"resource": f"{zone_of(placement)}/instances/{placement['name']}", "host": first}
     body = {"name": name, **vm(asked, orders, name)}
     if model_of(plan) == machines.FLEX_START:
         wait = int(min(valid_for(plan, asked.intent) or FLEX_START_WAIT, FLEX_START_WAIT))
@@ -139,9 +141,11 @@ def vm(asked: Submission, orders: Mapping[str, Any], name: str = "") -> dict[str
     plan, placement, cloud = asked.plan, asked.intent.placement, asked.plan.cloud
     machine, zone = machine_of(plan.slice), zone_of(placement)
     labels = ownership.labels_of(plan, asked.intent, asked.job_id, asked.spec_digest)
+    if is_grouped(placement):  # what tells the VMs of groups, also of one, from as many that are made one by one
+        labels = dict([(ownership.SLICES, str(plan.slices)), *labels.items()][: ownership.LABELS_LIMIT])
     found: dict[str, Any] = {
         "machineType": f"{zone}/machineTypes/{machine.machine_type}" if name else machine.machine_type,
-        "scheduling": _scheduling(asked.intent, model_of(plan)),
+        "scheduling": _scheduling(asked.intent, model_of(plan), bound=bool(cloud.get("reservation_bound"))),
         "reservationAffinity": _affinity(plan, placement),
         "disks": [_boot_disk(plan, placement, machine, name, labels)],
         "networkInterfaces": [_interface(cloud, placement)],
@@ -181,9 +185,9 @@ def run_seconds(intent: Intent, model: Model) -> int:
     return int(max(least, min(most, intent.deadline - intent.created - intent.wait + SPARE)))
 
 
-def _scheduling(intent: Intent, model: Model) -> dict[str, Any]:
+def _scheduling(intent: Intent, model: Model, *, bound: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "provisioningModel": _PROVISIONING[model],
+        "provisioningModel": _BOUND if bound else _PROVISIONING[model],
         "onHostMaintenance": "TERMINATE",  # VMs with GPUs or TPUs are not moved
         "automaticRestart": False,  # an attempt must not come back to life behind our back
         "instanceTerminationAction": "DELETE",  # of a preemption, too: a stopped VM is billed for its disk
@@ -196,13 +200,12 @@ def _scheduling(intent: Intent, model: Model) -> dict[str, Any]:
 
 def _affinity(plan: Plan, placement: Mapping[str, Any]) -> dict[str, Any]:
     """Never the default, ANY_RESERVATION, which uses up a reservation that nobody named."""
-    given = str(plan.cloud.get("reservation") or "")
-    if not given:
+    named = reservation_of(str(plan.cloud.get("reservation") or ""))
+    if named is None:
         return {"consumeReservationType": "NO_RESERVATION"}
-    parts = given.split("/")
-    value = parts[-1]
-    if len(parts) > 1 and parts[1] != placement["project"]:  # that another project shares
-        value = f"projects/{parts[1]}/reservations/{parts[-1]}"
+    value = named.name
+    if named.project not in ("", placement["project"]):  # that another project shares
+        value = f"projects/{named.project}/reservations/{named.name}"
     return {"consumeReservationType": "SPECIFIC_RESERVATION", "key": RESERVATION_KEY, "values": [value]}
 
 
@@ -238,7 +241,7 @@ def _interface(cloud: Mapping[str, Any], placement: Mapping[str, Any]) -> dict[s
     """One gVNIC, which every machine has; without an access configuration it has no public address."""
     found: dict[str, Any] = {"nicType": "GVNIC", **network_of(cloud, placement)}
     if "network" not in found and "subnetwork" not in found:
-        found["network"] = f"projects/{placement['project']}/global/networks/default"
+        found["network"] = usual_network(placement["project"])
     if cloud.get("external_ips", True):
         found["accessConfigs"] = [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}]
     return found

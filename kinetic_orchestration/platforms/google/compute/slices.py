@@ -20,11 +20,12 @@ from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.google.compute import request
 from kinetic_orchestration.platforms.google.vms import shown, valid_for, would_submit
 from kinetic_orchestration.platforms.shared import ownership
+from kinetic_orchestration.protocol import names
 
 POLICIES, TEMPLATES, GROUPS = "resourcePolicies", "instanceTemplates", "instanceGroupManagers"
 """The collections of a region and of a zone that the three are in."""
 
-_OURS, _ZONE, _HOSTS, _MODEL, _UNTIL = "kinetic", "zone", "hosts", "model", "until"  # keys of a description
+_OURS, _ZONE, _HOSTS, _MODEL = "kinetic", "zone", "hosts", "model"  # keys of a description, beside `names.UNTIL`
 
 
 class Bodies(NamedTuple):
@@ -102,7 +103,7 @@ def _group(placement: Mapping[str, Any], name: str, description: str) -> dict[st
     return {
         "name": name,
         "description": description,
-        "baseInstanceName": f"{name}-{request.NUMBER}[{request.FIRST_NUMBER}]",
+        "baseInstanceName": f"{name}-{names.MEMBERS}",
         "targetSize": request.per_slice(placement),
         "targetSizePolicy": {"mode": "BULK"},  # all hosts or none
         "instanceTemplate": template_path(placement),
@@ -120,7 +121,7 @@ def description_of(asked: Submission) -> str:
     labels = ownership.labels_of(asked.plan, asked.intent, asked.job_id, asked.spec_digest)
     ours = {name: value for name, value in labels.items() if name.startswith(ownership.OURS)}
     wait = valid_for(asked.plan, asked.intent)
-    until = {_UNTIL: int(asked.intent.created + asked.intent.wait + wait)} if wait else {}
+    until = {names.UNTIL: int(asked.intent.created + asked.intent.wait + wait)} if wait else {}
     return json.dumps({_OURS: ours, **place, **until})
 
 
@@ -130,7 +131,7 @@ def described(description: str) -> Described:
         found = json.loads(description or "{}")
         labels = {str(name): str(value) for name, value in found[_OURS].items()}
         place = str(found[_ZONE]), int(found[_HOSTS]), str(found[_MODEL])
-        return Described(labels, *place, float(found.get(_UNTIL) or 0.0))
+        return Described(labels, *place, float(found.get(names.UNTIL) or 0.0))
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return Described({})
 

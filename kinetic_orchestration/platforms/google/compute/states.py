@@ -32,6 +32,7 @@ from kinetic_orchestration.protocol import wire
 
 REPAIR_PATIENCE = 900.0  # an instance that is under repair for longer is dead
 GROUP_PATIENCE = 900.0  # a group to which errors without a reason happen for longer gets no instances
+BESIDE = 60.0  # seconds for which some slices may run before the others without a word
 WHOM_TO_ASK = (
     "no operation of its zone says why. Ask the project's audit log for compute.instances.delete, and look at who has "
     "that permission"
@@ -58,6 +59,8 @@ UNSHOWN = 60.0  # seconds for which a VM whose insert has ended may not be shown
 _GOOGLE = "system"
 _OF_SERVICE = "gserviceaccount.com"  # how accounts end that are no person
 _OF_GROUPS = "@cloudservices.gserviceaccount.com"  # Google's own of a project, by which groups act
+_OF_MEMBERS = "compute.instanceGroupManagers."  # operations of a group on its members: deleteInstances, resize, …
+OBEYED = 600.0  # seconds after such an operation in which the group may still do as it says
 _BROKEN = ("FAILED", "ACTIVE_DEGRADED")  # topologies on which a program does not run, though the instances do
 
 
@@ -76,6 +79,15 @@ class Vm(NamedTuple):
     repairing: float = 0.0  # known seconds in that state
 
 
+class Seen(NamedTuple):
+    """What is remembered of an instance that was seen: what tells why it is gone once it is. A process may follow
+    thousands."""
+
+    started: float
+    ends: float
+    account: str
+
+
 class Group(NamedTuple):
     """A managed instance group in bulk mode: it gets all of its instances at once.
 
@@ -90,6 +102,7 @@ class Group(NamedTuple):
         asks: It asks for instances, and has not got them.
         remakes: It makes instances again that were there before.
         deletes: It deletes instances, as it does once its own deletion has begun.
+        leaves: It deletes all that it has, and makes none.
         problems: Of its last request.
         topology: The state of its topology, in the API's word; "" if it has none.
         said: The error of that topology.
@@ -105,6 +118,7 @@ class Group(NamedTuple):
     asks: bool = False
     remakes: bool = False
     deletes: bool = False
+    leaves: bool = False
     problems: tuple[Problem, ...] = ()
     topology: str = ""
     said: str = ""
@@ -151,14 +165,14 @@ class Member(NamedTuple):
     Attributes:
         name: Its name.
         now: The instance; None if there is none.
-        before: The instance when it was last seen; None if it never was.
+        before: What is remembered of the instance; None if it was never seen.
         events: Its operations, the newest first; None if nobody asked for them.
         missed: Seconds for which it is known not to be shown, since its insert has ended.
     """
 
     name: str
     now: Vm | None
-    before: Vm | None = None
+    before: Seen | None = None
     events: Sequence[Event] | None = None
     missed: float = 0.0
 
@@ -259,10 +273,11 @@ def of_slices(slices: Sequence[Slice], context: CallContext, model: str, now: fl
         now: The time.
     """
     members = [member for one in slices for member in one.members]
-    is_alive = any(member.now is not None and _lives(member.now) for member in members)
+    alive = [[vm for member in one.members if (vm := member.now) is not None and _lives(vm)] for one in slices]
+    running = sum(any(vm.started for vm in vms) for vms in alive)
     charged = min((vm.started for vm in _seen(members) if vm.started), default=0.0)
     if told := [why for one in slices if (why := _fails(one, context, model, now)) is not None]:
-        return Observation(WOUNDED if is_alive else GONE, *_gravest(told), charged=charged)
+        return Observation(WOUNDED if any(alive) else GONE, *_gravest(told), charged=charged, slices=running)
     waiting = [one for one in slices if one.waits]
     missing = [one for one in slices if one.group is None and not any(member.now for member in one.members)]
     had = [member for one in slices if not one.waits for member in one.members]
@@ -270,10 +285,12 @@ def of_slices(slices: Sequence[Slice], context: CallContext, model: str, now: fl
     if seen.cause:  # of a group that is there, hosts are gone rather than absent
         return seen._replace(state=seen.state if len(missing) == len(slices) or seen.state != ABSENT else GONE)
     if missing and len(missing) < len(slices):
-        return Observation(PARTIAL, f"{missing[0].name} is not there yet", charged=charged)
+        return Observation(PARTIAL, f"{missing[0].name} is not there yet", charged=charged, slices=running)
     if waiting:
-        said = _waits(waiting[0], context)
-        return Observation(QUEUED if model == machines.FLEX_START else PROVISIONING, said, charged=charged)
+        state, said, waits = QUEUED if model == machines.FLEX_START else PROVISIONING, _waits(waiting[0], context), ""
+        if running and now - charged > BESIDE:
+            waits = f"{running} of {len(slices)} slices run and are charged for, while {said}"
+        return Observation(state, said, charged=charged, waits=waits, slices=running)
     if seen.state == ABSENT and not missing:
         return _empty(max(slices, key=lambda one: one.empty), context)
     return seen
@@ -323,8 +340,8 @@ def _empty(one: Slice, context: CallContext) -> Observation:
 def events_of(events: Sequence[Event], member: str, group: str = "") -> list[Event]:
     """Return the operations that tell of one VM, in their order.
 
-    What a group deletes with itself is deleted by whoever deleted the group, also before it was there, and what it
-    deletes by itself, by Google. A group whose insert failed gets no instances.
+    What a group deletes with itself is deleted by whoever deleted the group, also before it was there; what it deletes
+    as somebody has told it to, by whoever did; and the rest by Google. A group whose insert failed gets no instances.
 
     Args:
         events: All operations of a placement.
@@ -339,10 +356,20 @@ def events_of(events: Sequence[Event], member: str, group: str = "") -> list[Eve
     failed = [event for event in of_group if event.kind == "insert" and event.problems and not own]
     if over:
         own = [event for event in own if event.kind != "delete" or not event.user.endswith(_OF_GROUPS)]
+    asked = [event for event in of_group if event.kind.startswith(_OF_MEMBERS) and not event.problems]
+    own = [_by_whoever_asked(event, asked) for event in own]
     return sorted([*own, *over, *failed], key=lambda event: event.began, reverse=True)
 
 
-def _seen(members: Sequence[Member]) -> list[Vm]:
+def _by_whoever_asked(event: Event, asked: Sequence[Event]) -> Event:
+    """Return the operation as one of the user who told its group to, if its account is the group's."""
+    if not event.user.endswith(_OF_GROUPS):
+        return event
+    before = [one for one in asked if 0 <= event.began - one.began <= OBEYED]
+    return event._replace(user=max(before, key=lambda one: one.began).user) if before else event
+
+
+def _seen(members: Sequence[Member]) -> list[Vm | Seen]:
     return [vm for member in members if (vm := member.now or member.before) is not None]
 
 
@@ -414,7 +441,9 @@ def _wait_is_over(context: CallContext, name: str) -> str:
     return f"nothing became free in {context.zone} while the request for {name} was valid"
 
 
-def _told_by(event: Event, member: Member, vm: Vm | None, context: CallContext, model: str) -> tuple[str, str] | None:
+def _told_by(
+    event: Event, member: Member, vm: Vm | Seen | None, context: CallContext, model: str
+) -> tuple[str, str] | None:
     """Read the end of a VM and its cause from one operation; None if it tells of none."""
     where = f"{member.name} in {context.zone} is {_state(member)}"
     if event.kind == "insert" and event.problems:
@@ -432,7 +461,7 @@ def _told_by(event: Event, member: Member, vm: Vm | None, context: CallContext, 
     return None
 
 
-def _by(event: Event, where: str, vm: Vm | None, context: CallContext) -> tuple[str, str]:
+def _by(event: Event, where: str, vm: Vm | Seen | None, context: CallContext) -> tuple[str, str]:
     """Name who ended a VM. A user who does so manually wants its job to end."""
     did = _BY_SOMEBODY[event.kind]
     own = {account for account in (context.account, vm.account if vm is not None else "") if account}

@@ -6,8 +6,8 @@ that vary, and keep the prices that come with the package; of TPU7x nobody knows
 
 A machine with GPUs has rows for a GPU, a core and a GiB of memory of its family, and a GiB of disk for a month; a row
 of B200 is a GPU with its share of the machine. The forms of descriptions are those that users have published
-(sparecores/sc-crawler, dstackai/gpuhunt, Infracost). A row of a GPU's machine that is not plausible is left out and
-told; one of a TPU refuses the whole list.
+(sparecores/sc-crawler, dstackai/gpuhunt, Infracost). A row that is not plausible is left out and told, and so is one
+of a GPU, a core or memory in words that are not known here; one of a TPU on demand or spot refuses the whole list.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ _DISK = re.compile(rf"({_one_of(*_DISKS)})(?: in \S.*)?")
 _SSD = re.compile(rf"SSD backed Local Storage({_AFTER}|)(?: in \S.*)?")
 _LEFT = re.compile(r"(DWS Calendar Mode|Reserved|Capacity Optimized|Commitment v\d:|TPU7x|TPU-v\d) ", re.IGNORECASE)
 _OF_OUR_GPUS = re.compile(r"\b(T4|L4|A100|H100|H200|B200|RTX 6000 96GB)\b")
-_OTHER_GPUS = re.compile(r"Virtual Workstation|vGPU|Sole Tenancy|Custom|Premium|GB200", re.IGNORECASE)
+_MACHINES = ("CPU", "RAM", "N1Standard")  # groups of rows of cores and memory
+_OF_OUR_MACHINES = re.compile(rf"\b({_one_of(*_FAMILIES)})\b")
+_OTHERS = re.compile(r"Virtual Workstation|vGPU|Sole Tenancy|Custom|Premium|GB200", re.IGNORECASE)
 
 
 class Row(NamedTuple):
@@ -81,6 +83,11 @@ class Row(NamedTuple):
     what: str  # of BOUNDS
     unit: str
     is_tpu: bool = False
+
+    @property
+    def decides(self) -> bool:
+        """True if the whole list is refused when this row is not plausible, as it is not read as it is meant then."""
+        return self.is_tpu and self.model != FLEX_START
 
 
 class Implausible(ValueError):
@@ -136,13 +143,13 @@ def rates_of(skus: Iterable[Any], known: PriceList) -> CatalogPrices:
         try:
             rates = list(_rates(sku, row))
         except Implausible as error:
-            if row.is_tpu:
+            if row.decides:
                 raise _refused(str(error), known) from None
-            unknown.append(f"{description[:80]} ({error!s:.120})")
+            unknown.append(str(error))
             continue
         for rate in rates:
             key = (rate.generation, rate.region, rate.model)
-            if key in found and row.is_tpu:
+            if key in found and row.decides:
                 raise _refused(f"two SKUs are {' '.join(key)}: {found[key].source} and {rate.source}", known)
             if key in found and found[key].usd != rate.usd:
                 apart.add(key)
@@ -191,13 +198,14 @@ def _category(sku: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_missed(description: str, category: Mapping[str, Any]) -> bool:
-    """Return True for a row of a TPU or a GPU of ours in words that are not known here."""
+    """Return True for a row of a TPU or a GPU of ours, or of its machine, in words that are not known here."""
+    group = str(category.get("resourceGroup"))
     if _LEFT.match(description):
         return False
-    if category.get("resourceGroup") == "TPU" or "tpu" in description.lower():
+    if group == "TPU" or "tpu" in description.lower():
         return True
-    is_gpu = category.get("resourceGroup") == "GPU" and _OF_OUR_GPUS.search(description)
-    return bool(is_gpu) and not _OTHER_GPUS.search(description)
+    ours = _OF_OUR_GPUS if group == "GPU" else _OF_OUR_MACHINES if group in _MACHINES else None
+    return ours is not None and bool(ours.search(description)) and not _OTHERS.search(description)
 
 
 def _rates(sku: Mapping[str, Any], row: Row) -> Iterator[Rate]:
@@ -232,9 +240,9 @@ def _dollars(price: Mapping[str, Any]) -> Decimal:
 def _is_plausible(
     rate: Rate, row: Row, found: Mapping[tuple[str, str, str], Rate], known: PriceList, unknown: list[str]
 ) -> bool:
-    """Return True for a price that may be one; what else is said of a GPU's machine is added to `unknown`."""
+    """Return True for a price that may be one; what is left out is added to `unknown`."""
     why = _why_not(rate, row, found, known)
-    if why and row.is_tpu:
+    if why and row.decides:
         raise _refused(why, known)
     unknown += [why] if why else []
     return not why

@@ -29,6 +29,7 @@ from kinetic_orchestration.platforms.google.vms import (
 )
 from kinetic_orchestration.platforms.shared.orders import orders_of
 from kinetic_orchestration.platforms.shared.ownership import labels_of
+from kinetic_orchestration.protocol import names
 
 
 def check(plan: Plan) -> None:
@@ -51,9 +52,7 @@ def resource_of(placement: Mapping[str, Any]) -> str:
 
 def nodes_of(placement: Mapping[str, Any]) -> list[str]:
     """The full names of the placement's nodes: one for each slice."""
-    name, slices = placement["name"], placement.get("slices", 1)
-    ids = [name] if slices == 1 else [f"{name}-{index}" for index in range(slices)]
-    return [f"{parent_of(placement)}/nodes/{node}" for node in ids]
+    return names.numbered(f"{parent_of(placement)}/nodes/{placement['name']}", placement.get("slices", 1))
 
 
 def render_queued_resource(asked: Submission) -> dict[str, Any]:

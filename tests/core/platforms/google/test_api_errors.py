@@ -69,6 +69,10 @@ RATE = (
 PERIMETER = "Request is prohibited by organization's policy. vpcServiceControlsUniqueIdentifier: VQQnKfX-8_uKn1EA"
 
 CASES = {
+    "a token without the scope": Case(
+        Status(7, "Request had insufficient authentication scopes.", (info("ACCESS_TOKEN_SCOPE_INSUFFICIENT"),)),
+        wire.CONFIGURATION, FATAL, "", ("have not the scope https://www.googleapis.com/auth/cloud-platform: log in",),
+    ),
     "stockout": Case(Status(8, NO_CAPACITY), wire.STOCKOUT, ELSEWHERE),
     "reserved capacity (8)": Case(
         Status(8, "Insufficient reserved capacity. Contact customer support to increase your reservation."),
@@ -113,6 +117,10 @@ CASES = {
         ),
         wire.CONFIGURATION, FATAL, "",
         ("permission tpu.nodes.create is missing", "add-iam-policy-binding ours", "--role=roles/tpu.admin"),
+    ),
+    "no scope": Case(
+        Status(7, "Request had insufficient authentication scopes.", (info("ACCESS_TOKEN_SCOPE_INSUFFICIENT"),)),
+        wire.CONFIGURATION, FATAL, "", ("these credentials have not the scope", "auth/cloud-platform"),
     ),
     "permission without details": Case(
         Status(7, "Permission 'storage.objects.create' denied on resource (or it may not exist)."),

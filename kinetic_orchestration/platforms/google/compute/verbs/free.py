@@ -11,7 +11,7 @@ from kinetic_orchestration.errors import BackendError, CredentialsError, UsageEr
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare import resource_labels
 from kinetic_orchestration.plan.values import Freed
-from kinetic_orchestration.platforms.google import vms
+from kinetic_orchestration.platforms.google import api_errors, vms
 from kinetic_orchestration.platforms.google.api_errors import CallContext
 from kinetic_orchestration.platforms.google.compute import causes, request, slices, states
 from kinetic_orchestration.platforms.google.compute.client import DISKS, INSTANCES, Instances, Listing, Refused
@@ -27,8 +27,8 @@ _WORDS = {DISKS: "DISK", GROUPS: "GROUP", TEMPLATES: "TEMPLATE", POLICIES: "POLI
 _WORST = (Freed.REFUSED, Freed.UNDER_WAY, Freed.PARTLY, Freed.DONE)
 A_MOMENT = 2.0  # seconds for which the end of groups is waited for, and that of what they were made of and by
 MOST_HOSTS = 100_000  # of a placement: what claims more was not made here
-# A VM's name after that of its placement: several VMs are numbered, and those of groups have more digits.
-_ONE_BY_ONE, _OF_GROUP = re.compile(r"(?:-(\d{1,6}))?"), re.compile(r"(?:-\d{1,6})?-(\d{3,6})")
+# The names of `names.numbered` and `names.members`, after that of their placement.
+_NUMBERED, _MEMBER = re.compile(r"(?:-(\d{1,6}))?"), re.compile(r"(?:-\d{1,6})?-(\d{3,6})")
 
 
 class Free:
@@ -110,7 +110,8 @@ class Free:
             self._api.ended(deletion, left)
         found = self._api.get(path)
         if found is not None:
-            return Freed.PARTLY if deletion is not None and found.deletes else Freed.REFUSED
+            # Of one that deletes all that it has, a second call may be refused.
+            return Freed.PARTLY if found.leaves or (deletion is not None and found.deletes) else Freed.REFUSED
         self._memory.forget(path)
         return Freed.DONE
 
@@ -119,7 +120,7 @@ class Free:
         freed = [Freed.DONE]
         for collection in (INSTANCES, DISKS):
             listed = self._api.everywhere(placement["project"], collection, f"name:{name}")
-            if placement["zone"] in listed.silent:
+            if not listed.is_whole(placement["zone"]):
                 return Freed.REFUSED
             mine = {one.name for one in listed.found if one.zone == placement["zone"] and self._is_ours(placement, one)}
             here = [one for one in request.members_of(placement) if one in mine]
@@ -150,14 +151,14 @@ class Free:
 
     def leftovers(self) -> Iterator[dict[str, Any]]:
         """Yield all placements of this deployment of which something is there: VMs, disks, groups, templates, policies;
-        and the zones and regions that did not answer, and what may not be listed."""
+        and the zones and regions that did not answer, or only in part, and what may not be listed."""
         project = self._settings.project
         if not project:
             raise UsageError("the project is not known: set KINETIC_PROJECT, so that its VMs can be listed")
         label = f"labels.{ownership.DEPLOYMENT}={resource_labels.label(self._settings.deployment)}"
         chosen = {INSTANCES: label, DISKS: label, **dict.fromkeys((GROUPS, TEMPLATES, POLICIES), named(self._settings))}
         found: dict[tuple[str, str], dict[str, Any]] = {}
-        silent: set[str] = set()
+        silent: dict[str, str] = {}
         unread: list[dict[str, Any]] = []
         for collection, wanted in chosen.items():
             try:
@@ -167,13 +168,15 @@ class Free:
                     raise
                 unread.append({"zone": collection, "unread": str(error)})  # by who may make VMs one by one alone
                 continue
-            silent |= {*listed.silent}
+            partial = (collection if place == api_errors.EVERYWHERE else place for place in listed.partial)
+            silent = {**dict.fromkeys(partial, "its list is not whole"), **silent}
+            silent |= dict.fromkeys(listed.silent, "no answer")
             for one in listed.found:
                 if (entry := self._leftover(project, collection, one)) is not None:
                     known = found.setdefault((entry["zone"], entry["name"]), entry)
                     known |= {"hosts": max(known["hosts"], entry["hosts"]), **_model_of(entry)}
         yield from found.values()
-        yield from [*unread, *({"zone": place, "unread": "no answer"} for place in sorted(silent))]
+        yield from [*unread, *({"zone": place, "unread": why} for place, why in sorted(silent.items()))]
 
     def _listed(self, project: str, collection: str, chosen: str) -> Listing:
         try:
@@ -218,10 +221,12 @@ def _shape(collection: str, one: Any, rest: str) -> dict[str, Any]:
     told = one.labels.get(ownership.SLICES, "1")
     slices_told = int(told) if told.isdecimal() else 0
     if collection in (GROUPS, TEMPLATES, POLICIES):
-        is_named = bool(_ONE_BY_ONE.fullmatch(rest)) if collection == GROUPS else not rest
+        is_named = bool(_NUMBERED.fullmatch(rest)) if collection == GROUPS else not rest
         return {"hosts": one.hosts, "slices": slices_told if is_named else 0, "grouped": True, "model": one.model}
-    if (found := _OF_GROUP.fullmatch(rest)) is not None:
-        return {"hosts": int(found[1]) * slices_told, "slices": slices_told, "grouped": True}
-    found = _ONE_BY_ONE.fullmatch(rest)
+    if ownership.SLICES in one.labels:  # by which VMs of groups differ from the hundredth that is made by itself
+        found = _MEMBER.fullmatch(rest)
+        shape = {"hosts": int(found[1]) * slices_told, "slices": slices_told} if found else {"hosts": 1, "slices": 0}
+        return {**shape, "grouped": True}
+    found = _NUMBERED.fullmatch(rest)
     number = found and found[1]
     return {"hosts": max(2, int(number) + 1) if number else 1, "slices": 1 if found else 0}

@@ -13,7 +13,7 @@ from kinetic_orchestration.plan.values import UNKNOWN, Observation, Plan
 from kinetic_orchestration.platforms.google import api_errors
 from kinetic_orchestration.platforms.google.api_errors import CallContext
 from kinetic_orchestration.platforms.google.compute import causes, request, slices, states
-from kinetic_orchestration.platforms.google.compute.client import INSTANCES, Instances, Listing, Refused
+from kinetic_orchestration.platforms.google.compute.client import INSTANCES, Instances, Refused
 from kinetic_orchestration.platforms.google.compute.slices import GROUPS
 from kinetic_orchestration.platforms.google.compute.states import Event, Group, Member, Slice, Vm
 from kinetic_orchestration.platforms.google.compute.verbs.memory import Memory
@@ -21,7 +21,6 @@ from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.platforms.shared.rate_limit import Pace
 from kinetic_orchestration.protocol import names
 
-NOTHING = Listing([], ())
 # VMs that the list does not show, or shows dead, are looked up one by one, with two requests each: so many a second,
 # and after a pause at once. Google allows 1,500 reads a minute, to all of a project together.
 LOOKS_PER_SECOND, LOOKS_AT_ONCE = 5.0, 40.0
@@ -75,7 +74,7 @@ class Look:
 
     def _lost(self, placement: Mapping[str, Any], name: str, events: Sequence[Event], group: str = "") -> Member:
         path = path_of(placement, name)
-        member = Member(name, None, self._memory.before(path), states.events_of(events, name, group))
+        member = Member(name, None, self._memory.before(name), states.events_of(events, name, group))
         return member._replace(missed=self._memory.missed(path)) if member.is_made else member
 
     def _unknown(self, error: Refused | CredentialsError, placement: Mapping[str, Any]) -> Observation:
@@ -122,8 +121,7 @@ class Look:
         for placement in placements:
             if asked := self._unshown(placement, vms, groups):
                 listed = min(self._memory.listed_at(path) for path in asked)
-                hosts = (path_of(placement, name) for name in request.members_of(placement))
-                has_run = not listed and any(self._memory.before(path) for path in hosts)
+                has_run = not listed and any(map(self._memory.before, request.members_of(placement)))
                 due.append((not has_run, listed, path_of_all(placement), len(asked)))
         later: set[str] = set()
         for _, _, path, count in sorted(due):
@@ -133,32 +131,32 @@ class Look:
         return later
 
     def _unshown(self, placement: Mapping[str, Any], vms: There, groups: There) -> list[str]:
-        """Return what of a placement is to be looked up, as lists do not show it or show it dead."""
+        """Return what of a placement is to be looked up, as lists do not show it or show it dead: the path of each, or
+        of a placement with groups, that of all as many times."""
         if not request.is_grouped(placement):
             paths = [path_of(placement, name) for name in request.members_of(placement)] if vms.is_list else []
-            shown = {path: vms.found.get(path) for path in paths}
+            shown = [(path, vms.found.get(path)) for path in paths]
         else:
-            shown = {path_of_all(placement): None} if self._is_incomplete(placement, vms, groups) else {}
+            shown = [(path_of_all(placement), None)] * self._missing(placement, vms, groups)
         return [
-            path for path, vm in shown.items()
-            if states.is_told(vm) and self._memory.is_to_be_asked(placement, path, vm)
+            path for path, vm in shown if states.is_told(vm) and self._memory.is_to_be_asked(placement, path, vm)
         ]  # fmt: skip
 
-    def _is_incomplete(self, placement: Mapping[str, Any], vms: There, groups: There) -> bool:
-        """Return True if a list lacks a group, or a VM of one that has got its VMs."""
+    def _missing(self, placement: Mapping[str, Any], vms: There, groups: There) -> int:
+        """Return how many groups the lists lack, and VMs of those that have got their VMs."""
+        missing = 0
         for name in request.groups_of(placement):
             group: Group | None = groups.found.get(slices.group_path(placement, name))
+            missing += group is None and groups.is_list
             known = self._known(placement, name, vms)
-            if group is None and groups.is_list:
-                return True
-            if vms.is_list and not Slice(name, group, known).waits and any(states.is_told(one.now) for one in known):
-                return True
-        return False
+            if vms.is_list and not Slice(name, group, known).waits:
+                missing += sum(states.is_told(one.now) for one in known)
+        return missing
 
     def _known(self, placement: Mapping[str, Any], group: str, vms: There) -> list[Member]:
         """The VMs of a group, as far as they are read already."""
         paths = {name: path_of(placement, name) for name in request.members_of_group(placement, group)}
-        return [Member(name, vms.found.get(path), self._memory.before(path)) for name, path in paths.items()]
+        return [Member(name, vms.found.get(path), self._memory.before(name)) for name, path in paths.items()]
 
     def _there(self, project: str, collection: str, wanted: Sequence[str], chosen: str) -> There:
         if len(wanted) < 2:
@@ -183,13 +181,13 @@ class Look:
     ) -> Member:
         """One VM. `is_whole`: what was read has it if it exists."""
         path = path_of(placement, name)
-        vm, before, known_as = vms.found.get(path), self._memory.before(path), known_by(placement, path)
+        vm, before, known_as = vms.found.get(path), self._memory.before(name), known_by(placement, path)
         is_list = vms.is_list and not is_whole
         if vm is None and is_list and self._memory.is_to_be_asked(placement, known_as):
             vm = self._api.get(path)
         if vm is not None:
             self._memory.asked_for(placement)
-            vm = self._memory.keep(path, vm, known_as)
+            vm = self._memory.keep(name, path, vm, known_as)
         told = self._told(placement, path, vm, group) if states.is_told(vm) else None
         return self._memory.timed(path, Member(name, vm, before, told))
 
@@ -214,7 +212,8 @@ class Look:
     def _told(self, placement: Mapping[str, Any], path: str, vm: Vm | None, group: str) -> Sequence[Event]:
         """The operations of a VM that is not there: those of all VMs of groups are listed at once."""
         name, known_as = path.rpartition("/")[2], known_by(placement, path)
-        if self._memory.is_to_be_asked(placement, known_as, vm):
+        is_fresh = request.is_grouped(placement) and self._memory.is_fresh(known_as)  # listed for the VM before
+        if not is_fresh and self._memory.is_to_be_asked(placement, known_as, vm):
             events = self._api.events(request.zone_of(placement), _told_by(placement, name))
             self._memory.listed(known_as, events)
         return states.events_of(self._memory.told(known_as), name, group)

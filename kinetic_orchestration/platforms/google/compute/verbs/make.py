@@ -167,7 +167,7 @@ class Make:
         place = {"name": insert.name, "zone": context.zone, "region": region_of(context.zone)}
         vms.adopt(insert.path, found.labels, asked, f"gcloud compute {_LOOKS[insert.kind].format(**place)}")
         if isinstance(found, Vm):
-            self._memory.keep(insert.path, found, known_by(asked.intent.placement, insert.path))
+            self._memory.keep(insert.name, insert.path, found, known_by(asked.intent.placement, insert.path))
 
     def _context(self, asked: Submission) -> CallContext:
         return context_of(self._settings, asked.intent.placement, asked.plan)

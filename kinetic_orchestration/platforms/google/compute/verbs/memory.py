@@ -3,15 +3,17 @@ were gone. It makes no call and decides nothing."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kinetic_orchestration.platforms.google.compute import request, states
-from kinetic_orchestration.platforms.google.compute.states import Event, Member, Vm
+from kinetic_orchestration.platforms.google.compute.states import Event, Member, Seen, Vm
 from kinetic_orchestration.platforms.google.rest import retries
 
 LOOK_AGAIN = 15.0  # seconds until the operations of a VM that is gone are listed again, if they said nothing
+A_MOMENT = 1.0  # seconds, within which all VMs of a placement are judged
 MOST_SEEN = 4096  # VMs that are remembered
 _MINUTE = 60.0
 
@@ -25,7 +27,7 @@ class Memory:
 
     def __init__(self, account: tuple[str, str]) -> None:
         self._account = account
-        self._seen: dict[str, Vm] = {}  # as it was last seen
+        self._seen: dict[str, Seen] = {}  # by name, a string that a follower has: what is known since it was last seen
         self._events: dict[str, tuple[float, list[Event]]] = {}  # its operations, and when they were listed
         self._unshown: dict[str, float] = {}  # since when something is made without being shown
         self._repairing: dict[str, float] = {}  # start of its repair by this process's clock
@@ -55,10 +57,10 @@ class Memory:
 
     # What is there
 
-    def before(self, path: str) -> Vm | None:
-        return self._seen.get(path)
+    def before(self, name: str) -> Seen | None:
+        return self._seen.get(name)
 
-    def keep(self, path: str, vm: Vm, known_as: str) -> Vm:
+    def keep(self, name: str, path: str, vm: Vm, known_as: str) -> Vm:
         """Keep what was seen of a VM; return it with the time for which it is known to be under repair. `known_as`: The
         path by which its operations are remembered."""
         now = time.monotonic()
@@ -68,10 +70,10 @@ class Memory:
             self._repairing.pop(path, None)
         if not states.is_lost(vm):
             # Else those of others are kept there as well, or those of its end.
-            if not states.is_told(vm) and (known_as == path or path not in self._seen):
+            if not states.is_told(vm) and (known_as == path or name not in self._seen):
                 self._events.pop(known_as, None)
-            self._seen.pop(path, None)
-            self._seen[path] = vm
+            known, seen = self._seen.pop(name, None), Seen(vm.started, vm.ends, sys.intern(vm.account))
+            self._seen[name] = known if known is not None and known == seen else seen
             while len(self._seen) > MOST_SEEN:
                 del self._seen[next(iter(self._seen))]
         return vm
@@ -106,6 +108,11 @@ class Memory:
     def listed_at(self, path: str) -> float:
         """Return when its operations were listed, by this process's clock; 0.0 if they never were."""
         return self._events.get(path, (0.0, []))[0]
+
+    def is_fresh(self, path: str) -> bool:
+        """Return True if its operations were listed a moment ago."""
+        listed = self.listed_at(path)
+        return bool(listed) and time.monotonic() - listed < A_MOMENT
 
     def listed(self, path: str, events: list[Event]) -> None:
         self._events[path] = (time.monotonic(), events)

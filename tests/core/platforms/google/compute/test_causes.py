@@ -171,6 +171,34 @@ CASES: Mapping[str, Case] = {
         ),
         wire.QUOTA, DROP, ("GPUS_ALL_REGIONS", "is limited to 0 in all regions: ask for some at"), EVERYWHERE,
     ),
+    "a quota of a zone": Case(
+        operation(
+            failed(
+                "QUOTA_EXCEEDED", "Quota 'TPUS_PER_TPU_FAMILY' exceeded.  Limit: 0.0 in zone us-central1-a.",
+                quota("compute.googleapis.com/tpus_per_tpu_family", 0.0, "TPUS-PER-TPU-FAMILY-per-project-zone",
+                      region="us-central1", zone="us-central1-a", tpu_family="CT6E"),
+            )
+        ),
+        wire.QUOTA, DROP, ("TPUS_PER_TPU_FAMILY of CT6E (", "-per-project-zone) is limited to 0 in us-central1-a: ask for some"), ZONE,
+    ),
+    "a quota of a zone, by its quotaInfo alone": Case(
+        operation(
+            failed("QUOTA_EXCEEDED", "The request exceeds your quota.",
+                   quota("compute.googleapis.com/tpus", 0.0, zone="us-central1-ai1a"))
+        ),
+        wire.QUOTA, DROP, ("TPUS (limit) is limited to 0 in us-central1-ai1a",), "us-central1-ai1a",
+    ),
+    "a quota of a zone, in words alone": Case(
+        call(403, "quotaExceeded", "Quota 'TPUS' exceeded.  Limit: 0.0 in zone us-central1-a."), wire.QUOTA, DROP, (), ZONE,
+    ),
+    "a quota whose limit nobody tells": Case(
+        operation(
+            failed("QUOTA_EXCEEDED", "The request exceeds your quota.",
+                   {"quotaInfo": {"metricName": "compute.googleapis.com/a2_cpus", "limitName": "A2-CPUS",
+                                  "dimensions": {"region": "us-central1"}}})
+        ),
+        wire.QUOTA, ELSEWHERE, ("A2_CPUS (A2-CPUS) is used up in us-central1: ask for more at",),
+    ),
     # slow down
     "rate": Case(call(403, "rateLimitExceeded", "Rate Limit Exceeded"), wire.QUOTA, LATER, ("until the next full minute",)),
     "rate in other words": Case(
@@ -204,6 +232,15 @@ CASES: Mapping[str, Case] = {
     ),
     "policy": Case(
         call(412, "conditionNotMet", POLICY), wire.CONFIGURATION, FATAL, ("use cloud=Compute(external_ips=False)",)
+    ),
+    "policy: images": Case(
+        operation(failed("CONDITION_NOT_MET", "Constraint constraints/compute.trustedImageProjects violated for project "
+                         "ours. Use of images from project ubuntu-os-accelerator-images is prohibited."), http=412),
+        wire.CONFIGURATION, FATAL, ("forbids it: have ubuntu-os-accelerator-images added to the projects whose images are",),
+    ),
+    "policy: images of whom it does not say": Case(
+        call(412, "conditionNotMet", "Constraint constraints/compute.trustedImageProjects violated for project ours."),
+        wire.CONFIGURATION, FATAL, ("the image's project (ubuntu-os-accelerator-images, unless image= names another)",),
     ),
     "policy: secure boot": Case(
         call(412, "conditionNotMet", "Constraint constraints/compute.requireShieldedVm violated for project ours."),
@@ -241,11 +278,19 @@ CASES: Mapping[str, Case] = {
     "a machine of other zones": Case(
         call(400, "invalid", "Invalid value for field 'resource.machineType': 'zones/z/machineTypes/a2-highgpu-1g'. Machine "
              "type with name 'a2-highgpu-1g' does not exist in zone 'us-central1-a'."),
-        wire.QUOTA, DROP, ("gcloud compute machine-types list",), ZONE,
+        wire.QUOTA, DROP, ("gcloud compute machine-types list --filter=name=a2-highgpu-1g",), ZONE,
+    ),
+    "GPUs of other zones": Case(
+        call(404, "notFound", "The resource 'projects/p/zones/z/acceleratorTypes/nvidia-tesla-t4' was not found"),
+        wire.QUOTA, DROP, ("no such GPUs", "accelerator-types list --filter=name=nvidia-tesla-t4 shows"), ZONE,
     ),
     "no such image": Case(
         call(404, "notFound", "The resource 'projects/p/global/images/family/gone' was not found"),
         wire.CONFIGURATION, FATAL, ("cloud=Compute(image=",),
+    ),
+    "no such network": Case(
+        call(404, "notFound", "The resource 'projects/p/global/networks/n' was not found"),
+        wire.CONFIGURATION, FATAL, ("cloud=Compute(network=", "gcloud compute networks list"),
     ),
     "no such subnetwork": Case(
         call(404, "notFound", "The resource 'projects/p/regions/r/subnetworks/s' was not found"),
@@ -261,6 +306,63 @@ CASES: Mapping[str, Case] = {
     "no such reservation": Case(
         call(404, "notFound", "The resource 'projects/p/zones/z/reservations/r' was not found"),
         wire.CONFIGURATION, FATAL, ("gcloud compute reservations list",),
+    ),
+    **{
+        f"no such reservation: {said}": Case(
+            operation(failed("CONDITION_NOT_MET", said)), wire.CONFIGURATION, FATAL, ("gcloud compute reservations list",),
+        )
+        for said in (
+            "Specified reservations [mine] do not exist. (when acting as 'x@y.iam.gserviceaccount.com')",
+            "Specified reservation mine does not exist", "Could not find the given reservation with the following name: mine",
+        )
+    },
+    "no such reservation, of a call": Case(
+        call(400, "invalid", "Invalid value for field 'resource.reservationAffinity': '{…}'. Specified reservations [mine] "
+             "do not exist."),
+        wire.CONFIGURATION, FATAL, ("gcloud compute reservations list",),
+    ),
+    "a reservation in use": Case(
+        operation(
+            failed("CONDITION_NOT_MET", "Specified reservation 'mine' does not have available resources for the request.")
+        ),
+        wire.STOCKOUT, ELSEWHERE, ("the reservation has not enough free: wait for its other users",),
+    ),
+    "a reservation of others": Case(
+        operation(failed("CONDITION_NOT_MET", "No available resources in specified reservations 'mine'")),
+        wire.STOCKOUT, ELSEWHERE, ("has none of these machines free", "cloud=Compute(reservation_bound=True)"),
+    ),
+    "a reservation of others, of a call": Case(
+        call(400, "invalid", "Invalid value for field 'resource.reservationAffinity': '{…}'. No available resources in "
+             "specified reservations."),
+        wire.STOCKOUT, ELSEWHERE, ("cloud=Compute(reservation_bound=True)",),
+    ),
+    "a reservation that is being made": Case(
+        operation(
+            failed("CONDITION_NOT_MET", "Cannot insert instance to a reservation with status: CREATING, as it requires "
+                   "reservation to be in READY state.")
+        ),
+        wire.STOCKOUT, ELSEWHERE, ("the reservation is not ready yet: it is asked again",),
+    ),
+    "a reservation of another kind": Case(
+        operation(failed("CONDITION_NOT_MET", "Reservation mine is incorrect for the requested resources.")),
+        wire.CONFIGURATION, FATAL, ("the reservation is of other machines",),
+    ),
+    "a condition": Case(
+        operation(failed("CONDITION_NOT_MET", "Unsupported TPU configuration")), wire.CONFIGURATION, FATAL,
+        ("Unsupported TPU configuration (CONDITION_NOT_MET)",),
+    ),
+    "a right, by its word": Case(
+        operation(failed("PERMISSIONS_ERROR", "Required 'compute.subnetworks.use' permission for 'projects/host/s'")),
+        wire.CONFIGURATION, FATAL, ("compute.subnetworks.use is missing", "--role=roles/compute.networkUser"),
+    ),
+    "no address left": Case(
+        operation(
+            failed("IP_SPACE_EXHAUSTED", "IP space of 'projects/ours/regions/us-central1/subnetworks/default-1' is exhausted.")
+        ),
+        wire.QUOTA, DROP, ("the subnetwork has no address left", "expand-ip-range"), "us-central1",
+    ),
+    "no address left, of whatever": Case(
+        operation(failed("IP_SPACE_EXHAUSTED_WITH_DETAILS", "none")), wire.QUOTA, DROP, ("no address left",), ZONE,
     ),
     "a disk that is too small": Case(
         call(400, "invalid", "Requested disk size cannot be smaller than the image size (50 GB)"),
@@ -322,6 +424,8 @@ def test_what_a_reservation_lacks_is_asked_for_again_as_vms_of_the_attempt_befor
     trouble = causes.classify(CASES["stockout with zones"].problems, ASKED._replace(reserved=True))
     assert (trouble.cause, trouble.action) == (wire.STOCKOUT, ELSEWHERE)
     assert "the reservation has not enough free" in trouble.sentence
+    for name in ("a reservation of others", "a reservation that is being made", "preempted while created"):
+        assert "not enough free" not in causes.classify(CASES[name].problems, ASKED._replace(reserved=True)).sentence
 
 
 def test_too_many_requests_without_a_reason_are_a_rate() -> None:
@@ -341,6 +445,13 @@ def test_zones_that_have_some_are_tried_next_and_all_others_after_them() -> None
     reason = past("stockout with zones").reason
     assert causes.hinted(ZONES, reason, ZONE) == [ZONE, "us-central1-b", "us-east4-c", "us-central1-f"]
     assert causes.hinted(ZONES, "a reason without zones", ZONE) == list(ZONES)
+    ai = ("us-central1-a", "us-central1-b", "us-central1-c", "us-central1-ai1a")
+    short = failed("STOCKOUT", "none", info("stockout", zonesAvailable="us-central1-ai1a,us-central1-c"))
+    told = causes.classify(operation(short, http=503), ASKED).sentence
+    assert "zones that have some: us-central1-ai1a, us-central1-c" in told
+    assert causes.hinted(ai, told, ZONE) == [ZONE, "us-central1-ai1a", "us-central1-c", "us-central1-b"]
+    said = THERE.replace("us-central1-b, us-east4-c", "us-central1-ai1a, us-central1-c")
+    assert causes.hinted(ai, said, ZONE)[1:3] == ["us-central1-ai1a", "us-central1-c"]
     assert causes.hinted(ZONES[:2], reason, ZONE) == list(ZONES[:2]), "a zone that nobody named is not tried"
 
 
@@ -351,6 +462,11 @@ def test_zones_that_have_some_are_tried_next_and_all_others_after_them() -> None
         ("quota of 0", Refusal(gone=("us-central1-a", "us-central1-f", "us-central1-b"))),
         ("no GPU in any region", Refusal(gone=ZONES)),
         ("a machine of other zones", Refusal(gone=(ZONE,))),
+        ("a quota of a zone", Refusal(gone=(ZONE,))),
+        ("a quota of a zone, in words alone", Refusal(gone=(ZONE,))),
+        ("a quota whose limit nobody tells", Refusal()),
+        ("no address left", Refusal(gone=("us-central1-a", "us-central1-f", "us-central1-b"))),
+        ("no address left, of whatever", Refusal(gone=(ZONE,))),
         ("quota above 0", Refusal()),
         ("stockout in words alone", Refusal()),
     ],

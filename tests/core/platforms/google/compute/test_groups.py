@@ -14,10 +14,12 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import BackendError, JobCancelled
-from kinetic_orchestration.jobs.cleanup.reaper import REMOVED, reap
+from kinetic_orchestration.jobs.cleanup import reaper
+from kinetic_orchestration.jobs.cleanup.reaper import REMOVED, UNREAD, WAITS, reap
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.cloud import Compute
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.hardware.prices import Price, price
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import (
     ABSENT,
@@ -40,12 +42,13 @@ from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.google.compute import request, slices, states
 from kinetic_orchestration.platforms.google.compute.backend import ComputeBackend
 from kinetic_orchestration.platforms.google.compute.client import Instances
-from kinetic_orchestration.platforms.google.compute.verbs import make
+from kinetic_orchestration.platforms.google.compute.verbs import look, make
 from kinetic_orchestration.platforms.google.vms import request_id
 from kinetic_orchestration.platforms.registry import open_store
-from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.api_rules import compute_refusals as refusals
+from tests.support.wire_tasks import in_spec
 
 JOB = "job-000000000001"
 ZONES = ("us-central1-a", "us-east5-b")
@@ -250,6 +253,20 @@ def test_a_slice_that_a_zone_has_no_room_for_ends_the_attempt_and_the_next_zone_
         (refusals.machine_not_allowed("ct5lp-hightpu-4t", "p"), GONE, wire.CONFIGURATION, "not allowed"),
         (refusals.act_as("vm@p.iam"), GONE, wire.CONFIGURATION, "iam.serviceAccounts.actAs"),
         (refusals.exists("projects/p/zones/z/instances/k-001"), GONE, wire.CONFIGURATION, "already exists"),
+        (
+            refusals.ComputeRefusal(403, "x", "Required 'compute.disks.create' permission", code="PERMISSIONS_ERROR"),
+            GONE, wire.CONFIGURATION, "the permission compute.disks.create is missing",
+        ),
+        (
+            refusals.ComputeRefusal(412, "x", "Unsupported TPU configuration", code="CONDITION_NOT_MET"),
+            GONE, wire.CONFIGURATION, "Unsupported TPU configuration",
+        ),
+        (
+            refusals.ComputeRefusal(400, "x", "IP space of 'p/regions/r/subnetworks/s' is exhausted.",
+                                    code="IP_SPACE_EXHAUSTED"),
+            GONE, wire.QUOTA, "the subnetwork has no address left",
+        ),
+        (refusals.reservation("Specified reservations [r] do not exist."), GONE, wire.CONFIGURATION, "no reservation of"),
         (refusals.ComputeRefusal(400, "x", "Nobody knows", code="NEW"), PROVISIONING, "", "Nobody knows"),
         (refusals.ComputeRefusal(500, "internalError", "Internal error."), PROVISIONING, "", "Internal error"),
         (refusals.rate_limit(), PROVISIONING, "", "Rate Limit Exceeded"),
@@ -349,6 +366,20 @@ def test_a_slice_of_which_all_hosts_are_taken_back_is_gone_also_for_who_never_sa
     free(cloud, one, placement)
 
 
+@pytest.mark.parametrize("knows", [True, False], ids=["seen before", "never seen"])
+def test_hosts_that_somebody_has_a_group_delete_end_the_job_by_that_name(cloud: Emulator, knows: bool) -> None:
+    """Their deletions are by Google's own account."""
+    one, placement = running(cloud, planned("v6e-8", slices=2))
+    group = slices.group_path(placement, f"{placement['name']}-1")
+    Instances(settings.load())._call("POST", f"{group}/resize", None, {"size": "0"})
+    cloud.wait_until(lambda: len(cloud.compute.instances) == 1, 10.0)
+    told = (one if knows else backend()).observe([placement])[0]
+    assert (told.state, told.cause) == (WOUNDED, wire.CANCELLED), told
+    assert told.message.startswith(f"{placement['name']}-1-001 in {ZONES[0]} is gone: ")
+    assert told.message.endswith("deleted it") and "Google" not in told.message
+    free(cloud, one, placement)
+
+
 def test_hosts_that_google_makes_again_do_not_hide_that_the_first_are_gone(cloud: Emulator) -> None:
     cloud.compute.group_habits(["preempted"])
     one, placement = running(cloud, planned(spot=True))
@@ -443,7 +474,8 @@ def test_the_requests_of_a_tick_do_not_depend_on_the_number_of_slices(cloud: Emu
     for number in range(20):
         job = f"job-{number:012}"
         placements.append(one.place(plan, job, 1))
-        assert one.submit(submission(plan, placements[-1], job)) == ""
+        made = submission(plan, placements[-1], job)
+        cloud.wait_until(lambda made=made: one.submit(made) == "", 20.0)
     state = QUEUED if waits else PRESENT
     cloud.wait_until(lambda: {told.state for told in one.observe(placements)} == {state}, 20.0)
     counted = []
@@ -465,6 +497,25 @@ def test_what_a_list_does_not_show_yet_is_read_by_its_name(cloud: Emulator) -> N
     cloud.compute.lag(0.0)
     for placement in (first, second):
         cloud.wait_until(lambda placement=placement: two.release(placement) is Freed.DONE, 10.0)
+
+
+def test_each_host_of_a_slice_that_is_looked_up_counts(cloud: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Google limits the reads of a minute, and those of a group and its four VMs are five."""
+    monkeypatch.setattr(look, "LOOKS_PER_SECOND", 0.001)
+    monkeypatch.setattr(look, "LOOKS_AT_ONCE", 5.0)
+    cloud.compute.lag(60.0)
+    one = backend()
+    placements = [one.place(planned(), f"job-{number:012}", 1) for number in range(2)]
+    for number, placement in enumerate(placements):
+        assert one.submit(submission(planned(), placement, f"job-{number:012}")) == ""
+    groups = [placement["name"] for placement in placements]
+    cloud.wait_until(lambda: all(cloud.compute.group(name)["status"]["isStable"] for name in groups), 20.0)
+    number = len(cloud.requests)
+    assert [told.state for told in one.observe(placements)].count(UNKNOWN) == 1
+    assert since(cloud, number).count("instances.get") == 4
+    cloud.compute.lag(0.0)
+    for placement in placements:
+        cloud.wait_until(lambda placement=placement: one.release(placement) is Freed.DONE, 10.0)
 
 
 @pytest.mark.parametrize("told_by", ["unreachables", "warning", "error"])
@@ -510,6 +561,18 @@ def test_a_group_whose_deletion_takes_long_is_under_way_and_its_parts_stay(cloud
     free(cloud, one, placement)
 
 
+def test_a_second_deletion_that_is_refused_leaves_a_group_that_goes_under_way(cloud: Emulator) -> None:
+    one, placement = running(cloud)
+    cloud.compute.stuck_delete(f"{placement['name']}*")
+    assert one.release(placement) is Freed.PARTLY
+    cloud.deny("client", "compute.instanceGroupManagers.delete")
+    for other in (one, backend()):
+        assert other.release(placement) is Freed.PARTLY
+    cloud.allow("client", "compute.instanceGroupManagers.delete")
+    cloud.compute.unstick()
+    free(cloud, one, placement)
+
+
 @pytest.mark.parametrize(
     ("right", "is_left"),
     [
@@ -538,7 +601,7 @@ def test_a_placement_that_was_never_made_is_released_by_a_handful_of_requests(cl
     ]  # fmt: skip
 
 
-def train() -> None:
+def train(_number: int = 0) -> None:
     """A job, which no host ever runs here."""
 
 
@@ -563,6 +626,46 @@ def test_a_job_does_not_wait_until_its_group_is_gone(cloud: Emulator) -> None:
     cloud.compute.unstick()
     (entry,) = left(backend())
     free(cloud, backend(), entry)
+
+
+def test_the_reaper_tells_what_a_slice_costs_that_runs_beside_one_that_waits(
+    cloud: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "BESIDE", -2.0)
+    cloud.compute.slow_grant("*-1", seconds=600.0)
+    job = kinetic.run(accelerator="v6e-16", backend="compute", cloud=Compute(num_slices=2))(train).run_async()
+    one, here = backend(), settings.load()
+    cloud.wait_until(lambda: len(cloud.compute.groups) == 2, 20.0)
+    placement = left(one)[0]
+    cloud.wait_until(lambda: one.observe([placement])[0].charged > 0, 20.0)
+    (item,) = [item for item in reap(open_store(here.store, here.deployment), one, here) if item.what == "placement"]
+    rate = price(planned().purchase, ZONES[0], here.prices, here.listed)
+    assert isinstance(rate, Price) and item.usd_per_hour == pytest.approx(rate.usd_per_chip_hour * 16)
+    assert (item.name, item.result) == (placement["name"], WAITS)
+    waits = f"{placement['name']}-1 waits for all of its hosts in {ZONES[0]} until "
+    assert item.why.startswith(f"1 of 2 slices run and are charged for, while {waits}")
+    job.cancel("no longer wanted")
+    with pytest.raises(JobCancelled):
+        job.result(timeout=50.0)
+    cloud.wait_until(lambda: one.release(placement) is Freed.DONE, 20.0)
+
+
+def test_the_reaper_says_what_it_did_not_look_at(cloud: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "LOOKS_PER_SECOND", 0.001)
+    monkeypatch.setattr(look, "LOOKS_AT_ONCE", 1.0)
+    run = kinetic.run(accelerator="l4", backend="compute")(train)
+    jobs = [run.run_async(number) for number in range(3)]
+    cloud.wait_until(lambda: len(cloud.compute.instances) == 3, 20.0)
+    here = settings.load()
+    for path in list(cloud.compute.instances):
+        Instances(here).delete(path)
+    cloud.wait_until(lambda: not cloud.compute.instances, 20.0)
+    found = reap(open_store(here.store, here.deployment), backend(), here, dry_run=True)
+    assert [(item.name, item.why) for item in found if item.result == UNREAD] == [
+        ("2 placements", "no list shows its VM, and others are looked up first")
+    ]
+    for job in jobs:
+        job.cancel("no longer wanted")
 
 
 def test_a_disk_that_a_slice_left_behind_goes_before_its_template(cloud: Emulator) -> None:
@@ -633,6 +736,26 @@ def test_each_thing_that_is_left_alone_is_found_and_freed(cloud: Emulator, alone
     assert left(other) == []
 
 
+@pytest.mark.filterwarnings("ignore:the 120 hosts of l4 are joined over plain TCP")
+@pytest.mark.parametrize("kind", ["instances", "disks"])
+def test_the_hundredth_of_many_vms_that_is_left_alone_is_no_member_of_a_group(cloud: Emulator, kind: str) -> None:
+    asked = Options(accelerator="l4", backend="compute", cloud=Compute(hosts=120))
+    plan = replace(make_plan(JobSpec("train", asked), settings.load()), limits=Limits())
+    sent = submission(plan, backend().place(plan, JOB, 1))
+    body, api = request.render(sent)[100], Instances(settings.load())
+    api.ended(api.insert(f"{request.zone_of(sent.intent.placement)}/instances", body, request_id(sent.intent, "100")))
+    cloud.wait_until(lambda: len(cloud.compute.instances) == 1, 10.0)
+    if kind == "disks":
+        one_vm = next(iter(cloud.compute.instances.values()))
+        one_vm.disks[0].auto_delete = False
+        api.delete(one_vm.path)
+        cloud.wait_until(lambda: not cloud.compute.instances, 10.0)
+    other = backend()
+    (entry,) = left(other)
+    assert (entry["hosts"], entry["slices"], entry.get("grouped")) == (101, 1, None)
+    free(cloud, other, entry)
+
+
 def _goes(api: Instances, path: str) -> bool:
     """Delete something until it is gone."""
     if api.get(path) is None:
@@ -671,6 +794,17 @@ def test_a_region_that_does_not_answer_is_told_beside_what_was_found(cloud: Emul
     free(cloud, one, placement)
 
 
+@pytest.mark.parametrize("place", ["", ZONES[0]], ids=["all", "a zone"])
+def test_a_list_that_is_not_whole_is_told_and_nothing_is_taken_for_gone(cloud: Emulator, place: str) -> None:
+    one, placement = running(cloud)
+    cloud.compute.curtail(place)
+    assert list(one.leftovers())[-1] == {"zone": place or slices.POLICIES, "unread": "its list is not whole"}
+    assert one.observe([placement])[0].state == PRESENT
+    cloud.wait_until(lambda: one.release(placement) is Freed.REFUSED, 10.0)  # VMs may be left over
+    cloud.compute.curtail(place, ends=True)
+    free(cloud, one, placement)
+
+
 def test_who_may_not_list_groups_still_finds_vms_and_is_told_what_is_missing(cloud: Emulator) -> None:
     """A role from before there were slices lacks that right."""
     one, placement = running(cloud)
@@ -680,6 +814,28 @@ def test_who_may_not_list_groups_still_finds_vms_and_is_told_what_is_missing(clo
     (unread,) = [entry for entry in found if "unread" in entry]
     assert unread["zone"] == slices.GROUPS and "compute.instanceGroupManagers.list" in unread["unread"]
     cloud.allow("client", "compute.instanceGroupManagers.list")
+    free(cloud, one, placement)
+
+
+def test_a_slice_that_runs_beside_one_that_waits_is_told_with_its_cost_when_its_job_has_ended(
+    cloud: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such an attempt is not there yet, and was told to cost nothing."""
+    monkeypatch.setattr(reaper, "SETTLED", -3600.0)
+    one, asked = asked_for(planned(slices=2))
+    here, placement = settings.load(), asked.intent.placement
+    store = open_store(here.store, here.deployment)
+    spec = {"name": "train", "plan": asked.plan.to_json(), "staged": asked.staged.to_json(), "task": in_spec()}
+    store.create(names.spec(JOB), wire.encode(spec))
+    verdict = {"kind": wire.CLOSED, "writer": "w", "time": 1.0, "cause": wire.CANCELLED}
+    store.create(names.verdict(JOB, 1), wire.encode(verdict))
+    cloud.compute.slow_grant("*-1")
+    assert one.submit(asked) == ""
+    cloud.wait_until(lambda: one.observe([placement])[0].charged > 0, 10.0)
+    assert one.observe([placement])[0].state == PROVISIONING
+    (item,) = [item for item in reap(store, one, here, dry_run=True) if item.what == "placement"]
+    assert (item.why, item.usd_per_hour) == ("its attempt has its verdict", pytest.approx(16 * 3.24))
+    cloud.compute.clear_faults()
     free(cloud, one, placement)
 
 

@@ -56,7 +56,7 @@ def intent_of(plan: Plan, attempt: int = 1, deadline: float = 100_000.0) -> Inte
         "project": plan.project,
         "zone": ZONE,
         "name": name,
-        "hosts": plan.hosts,
+        "hosts": plan.machines,
         "slices": plan.slices,
         **({"grouped": True} if request.needs_groups(plan) else {}),
     }
@@ -85,6 +85,7 @@ CASES = {
     "two hosts": plan_of("l4", hosts=2),
     "flex-start": plan_of("h100", cloud={"flex_start": True}),
     "a reservation": plan_of("h100x8", cloud={"reservation": "mine"}),
+    "a reservation for a time": plan_of("h200x8", cloud={"reservation": "mine", "reservation_bound": True}),
     "everything": plan_of(
         "l4", labels={"team": "Vision"},
         cloud={
@@ -155,6 +156,19 @@ def test_several_hosts_are_as_many_vms_that_know_their_number_and_share_a_name()
     assert {order["resource"] for order in orders} == {f"{IN_ZONE}/instances/{base}"}
 
 
+def test_several_processes_of_a_vm_are_its_hosts_and_the_machines_are_the_same() -> None:
+    plan = plan_of("l4x4", hosts=2, processes=4)
+    bodies, alone = render(plan), render(plan_of("l4x4", hosts=2))
+    orders = [json.loads(body["metadata"]["items"][1]["value"]) for body in bodies]
+    assert [(order["host"], order["hosts"], order["processes"], order["gpus"]) for order in orders] == [
+        (0, 8, 4, 4), (4, 8, 4, 4)
+    ]  # fmt: skip
+    for body, other in zip(bodies, alone, strict=True):
+        assert {**body, "metadata": None} == {**other, "metadata": None}
+    assert (plan.machines, plan.hosts, plan.devices, plan.crew) == (2, 8, 1, "2 hosts, 8 processes")
+    assert plan.hardware == "l4x4: 8 GPUs, 2 hosts × 4 GPUs, 8 processes, Compute Engine l4x4"
+
+
 def test_the_ways_to_get_a_vm() -> None:
     (spot,) = render(CASES["h100, spot"])
     assert spot["scheduling"]["provisioningModel"] == "SPOT"
@@ -171,6 +185,10 @@ def test_the_ways_to_get_a_vm() -> None:
         "key": "compute.googleapis.com/reservation-name",
         "values": ["mine"],
     }
+    (bound,) = render(CASES["a reservation for a time"])
+    assert bound["scheduling"]["provisioningModel"] == "RESERVATION_BOUND"
+    assert bound["scheduling"]["instanceTerminationAction"] == "DELETE"
+    assert bound["reservationAffinity"] == reserved["reservationAffinity"]
     (shared,) = render(plan_of("h100x8", cloud={"reservation": "projects/host/zones/z/reservations/theirs"}))
     assert shared["reservationAffinity"]["values"] == ["projects/host/reservations/theirs"]
 

@@ -24,7 +24,7 @@ from kinetic_orchestration.platforms.google.compute import request, slices
 from kinetic_orchestration.platforms.google.compute.backend import ComputeBackend
 from kinetic_orchestration.platforms.google.compute.slices import Bodies, described
 from kinetic_orchestration.platforms.shared import ownership
-from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import Record
 from tests.core.platforms.google.compute.test_request import SPEC, STAGED, intent_of, plan_of
 from tests.core.testing.model.compute.test_service import World
@@ -54,6 +54,7 @@ CASES = {
     "two slices of one host each": plan_of("v6e-8", slices=2),
     "flex-start": plan_of("tpu7x-64", cloud={"flex_start": True}),
     "spot": plan_of("v5p-8", spot=True),
+    "a reservation for a time": plan_of("tpu7x-64", cloud={"reservation": "mine", "reservation_bound": True}),
     "a reservation": plan_of("v6e-256", cloud={"reservation": "projects/host/zones/z/reservations/theirs"}),
     "everything": plan_of(
         "v6e-16", slices=3, labels={f"{number}-team": "x" * 63 for number in range(70)} | {"team": "Vision"},
@@ -181,6 +182,9 @@ def test_the_ways_to_get_a_slice() -> None:
     assert spot["scheduling"]["provisioningModel"] == "SPOT"
     assert spot["scheduling"]["preemptionNoticeDuration"] == {"seconds": "120"}
     assert reserved["scheduling"]["provisioningModel"] == "STANDARD"
+    bound = render(CASES["a reservation for a time"]).template["properties"]
+    assert bound["scheduling"]["provisioningModel"] == "RESERVATION_BOUND"
+    assert bound["reservationAffinity"]["values"] == ["mine"]
     assert reserved["reservationAffinity"] == {
         "consumeReservationType": "SPECIFIC_RESERVATION",
         "key": request.RESERVATION_KEY,
@@ -211,7 +215,7 @@ def test_the_longest_names_are_none_too_long_for_google() -> None:
     last = request.groups_of(placement)[-1]
     assert last.endswith("-9999-4095") and len(last) <= 52
     largest = max(one.hosts for one in accelerators.catalogue() if one.kind == "tpu" and machines.serves(one))
-    assert largest < 10 ** len(request.NUMBER)
+    assert largest < 10 ** names.MEMBERS.count("#")
 
 
 def test_a_dry_run_shows_all_calls_and_until_when_the_groups_wait() -> None:

@@ -22,7 +22,7 @@ from kinetic_orchestration.platforms.google.api_errors import UNKNOWN, CallConte
 from kinetic_orchestration.platforms.google.compute import states
 from kinetic_orchestration.platforms.google.compute.causes import Problem
 from kinetic_orchestration.platforms.google.compute.request import UNTIL
-from kinetic_orchestration.platforms.google.compute.states import Event, Group, Member, Slice, Vm
+from kinetic_orchestration.platforms.google.compute.states import Event, Group, Member, Seen, Slice, Vm
 from kinetic_orchestration.platforms.google.compute.verbs import memory
 from kinetic_orchestration.platforms.google.compute.verbs.memory import Memory
 from kinetic_orchestration.protocol import wire
@@ -40,6 +40,10 @@ def vm(status: str = "RUNNING", name: str = "k-0", **more: Any) -> Vm:
     return Vm(name, ZONE, status, **{"created": NOW - 200, "started": started, "account": ACCOUNT, **more})
 
 
+def was(**more: Any) -> Seen:
+    return Seen(**{"started": NOW - 100, "ends": 0.0, "account": ACCOUNT, **more})
+
+
 def event(kind: str, user: str = "ada@example.com", **more: Any) -> Event:
     target = more.pop("target", "k-0")
     return Event("projects/ours/zones/z/operations/o", kind, target, user, NOW - 150, more.pop("ended", True), **more)
@@ -49,7 +53,7 @@ def seen(*members: Member, model: str = machines.ON_DEMAND, context: CallContext
     return states.observation(members, context, model, NOW)
 
 
-def gone(*events: Event, before: Vm | None = None, model: str = machines.ON_DEMAND) -> Observation:
+def gone(*events: Event, before: Seen | None = None, model: str = machines.ON_DEMAND) -> Observation:
     return seen(Member("k-0", None, before, events), model=model)
 
 
@@ -61,13 +65,13 @@ def problem(word: str, message: str = "no") -> tuple[Problem, ...]:
 
 
 def test_who_deletes_a_vm_is_known_while_its_guest_still_shuts_down_and_its_host_may_still_save() -> None:
-    told = seen(Member("k-0", vm("STOPPING"), vm(), [event("delete", ended=False), event("insert")]))
+    told = seen(Member("k-0", vm("STOPPING"), was(), [event("delete", ended=False), event("insert")]))
     assert (told.state, told.cause) == (WOUNDED, wire.CANCELLED)
     assert told.message == f"k-0 in {ZONE} is STOPPING: ada@example.com deleted it"
 
 
 def test_of_two_vms_the_one_that_a_person_ended_says_why_the_host_of_the_other_gave_up() -> None:
-    by_host = Member("k-0", None, vm(), [event("delete", ACCOUNT), event("insert")])
+    by_host = Member("k-0", None, was(), [event("delete", ACCOUNT), event("insert")])
     by_person = Member("k-1", vm("STOPPING", "k-1"), None, [event("stop", target="k-1"), event("insert")])
     told = seen(by_host, by_person)
     assert (told.state, told.cause) == (WOUNDED, wire.CANCELLED)
@@ -75,7 +79,7 @@ def test_of_two_vms_the_one_that_a_person_ended_says_why_the_host_of_the_other_g
 
 
 def test_a_vm_that_shuts_down_and_nobody_is_known_to_have_ended_is_still_there() -> None:
-    assert seen(Member("k-0", vm("STOPPING"), vm(), [event("insert")])).state == PRESENT
+    assert seen(Member("k-0", vm("STOPPING"), was(), [event("insert")])).state == PRESENT
 
 
 # ---- what is there
@@ -142,6 +146,9 @@ def test_a_vm_whose_insert_goes_on_is_being_made() -> None:
         ("ZONE_RESOURCE_POOL_EXHAUSTED", wire.STOCKOUT),
         ("QUOTA_EXCEEDED", wire.QUOTA),
         ("INVALID_USAGE", wire.CONFIGURATION),
+        ("PERMISSIONS_ERROR", wire.CONFIGURATION),
+        ("CONDITION_NOT_MET", wire.CONFIGURATION),
+        ("IP_SPACE_EXHAUSTED", wire.QUOTA),
         ("INTERNAL_ERROR", wire.INTERNAL),
     ],
 )
@@ -180,9 +187,9 @@ def test_an_insert_whose_error_leaves_open_what_was_made_ends_nothing() -> None:
 def test_the_operations_say_what_became_of_a_vm(happened: Event, model: str, cause: str, says: str) -> None:
     insert = event("insert")
     for told, state in (
-        (gone(happened, insert, before=vm(), model=model), ABSENT),
-        (seen(Member("k-0", vm("TERMINATED"), vm(), [happened, insert]), model=model), GONE),
-        (seen(Member("k-1", vm(name="k-1")), Member("k-0", None, vm(), [happened, insert]), model=model), WOUNDED),
+        (gone(happened, insert, before=was(), model=model), ABSENT),
+        (seen(Member("k-0", vm("TERMINATED"), was(), [happened, insert]), model=model), GONE),
+        (seen(Member("k-1", vm(name="k-1")), Member("k-0", None, was(), [happened, insert]), model=model), WOUNDED),
     ):
         assert (told.state, told.cause) == (state, cause)
         assert says in told.message
@@ -199,7 +206,7 @@ def test_the_operations_say_what_became_of_a_vm(happened: Event, model: str, cau
 def test_the_first_end_of_a_vm_is_its_reason_and_not_who_cleaned_up(
     first: str, then: Event, model: str, cause: str
 ) -> None:
-    told = gone(then, event(first, "system"), event("insert"), before=vm(), model=model)
+    told = gone(then, event(first, "system"), event("insert"), before=was(), model=model)
     assert (told.state, told.cause) == (ABSENT, cause)
 
 
@@ -226,24 +233,24 @@ def test_a_vm_is_asked_for_again_until_an_operation_says_why_it_is_gone(
 
 
 def test_a_delete_that_failed_deleted_nothing() -> None:
-    told = gone(event("delete", problems=problem("INTERNAL_ERROR")), event("insert"), before=vm())
+    told = gone(event("delete", problems=problem("INTERNAL_ERROR")), event("insert"), before=was())
     assert (told.state, told.message) == (ABSENT, "")
 
 
 def test_a_flex_start_vm_that_vanished_after_its_wait_was_a_stockout() -> None:
-    told = gone(event("insert"), before=vm("PENDING"), model=machines.FLEX_START)
+    told = gone(event("insert"), before=was(started=0.0), model=machines.FLEX_START)
     assert (told.cause, told.message) == (
         wire.STOCKOUT, f"nothing became free in {ZONE} while the request for k-0 was valid",
     )  # fmt: skip
-    assert gone(event("insert"), before=vm(), model=machines.FLEX_START).cause == "", "it ran"
+    assert gone(event("insert"), before=was(), model=machines.FLEX_START).cause == "", "it ran"
 
 
 def test_a_vm_that_has_run_for_as_long_as_it_may_ended_at_its_deadline() -> None:
-    told = gone(event("insert"), before=vm(ends=NOW - 1))
+    told = gone(event("insert"), before=was(ends=NOW - 1))
     assert (told.state, told.cause) == (ABSENT, wire.DEADLINE)
-    assert gone(event("insert"), before=vm(ends=NOW + 1)).cause == ""
+    assert gone(event("insert"), before=was(ends=NOW + 1)).cause == ""
     by_google = event("delete", user="system"), event("insert")
-    assert gone(*by_google, before=vm(ends=NOW - 1)).cause == wire.DEADLINE
+    assert gone(*by_google, before=was(ends=NOW - 1)).cause == wire.DEADLINE
 
 
 def test_a_vm_that_died_before_its_limit_did_not_end_by_it_however_late_it_is_looked_at() -> None:
@@ -251,21 +258,21 @@ def test_a_vm_that_died_before_its_limit_did_not_end_by_it_however_late_it_is_lo
     told = seen(Member("k-0", dead, None, [event("compute.instances.hostError", user="system"), event("insert")]))
     assert (told.state, told.cause) == (GONE, wire.INFRASTRUCTURE)
     preempted = event("compute.instances.preempted", user="system")
-    told = gone(preempted, event("insert"), before=vm(ends=NOW - 3600), model=machines.SPOT)
+    told = gone(preempted, event("insert"), before=was(ends=NOW - 3600), model=machines.SPOT)
     assert (told.state, told.cause) == (ABSENT, wire.PREEMPTION)
 
 
 def test_of_several_the_missing_ones_are_asked_for_again_unless_they_were_there() -> None:
     other = Member("k-1", vm(name="k-1"))
     assert seen(other, Member("k-0", None, None, [])).state == PARTIAL
-    lost = seen(other, Member("k-0", None, vm(), []))
+    lost = seen(other, Member("k-0", None, was(), []))
     assert (lost.state, lost.cause) == (WOUNDED, wire.INFRASTRUCTURE)
     assert "ask the project's audit log" in lost.message.lower()
 
 
 def test_of_several_that_could_not_be_had_is_told_rather_than_what_followed() -> None:
     short = Member("k-0", None, None, [event("insert", problems=problem("GPU_STOCKOUT", "none"))])
-    deleted = Member("k-1", None, vm(name="k-1"), [event("delete")])
+    deleted = Member("k-1", None, was(), [event("delete")])
     assert seen(deleted, short).cause == wire.STOCKOUT
 
 
@@ -279,6 +286,41 @@ def test_a_group_whose_request_ended_with_an_error_says_which_whatever_it_waits_
         assert "none left" in told.message
     there = none._replace(members=[Member(name, vm(name=name)) for name in ("k-001", "k-002")], empty=0.0)
     assert states.of_slices([there], ASKED, machines.FLEX_START, NOW).state == PRESENT
+
+
+AGENT = "123456789012@cloudservices.gserviceaccount.com"
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "cause", "says"),
+    [
+        ("deleteInstances", 5.0, wire.CANCELLED, "ada@example.com deleted it"),
+        ("resize", 5.0, wire.CANCELLED, "ada@example.com deleted it"),
+        ("deleteInstances", 2 * states.OBEYED, wire.INFRASTRUCTURE, "Google deleted it"),
+        ("deleteInstances", -5.0, wire.INFRASTRUCTURE, "Google deleted it"),
+    ],
+)
+def test_what_a_group_deletes_because_somebody_told_it_to_is_told_by_that_name(
+    kind: str, before: float, cause: str, says: str
+) -> None:
+    asked = event(f"compute.instanceGroupManagers.{kind}", target="g")._replace(began=NOW - 150 - before)
+    told = states.events_of([event("delete", AGENT, target="g-001"), asked], "g-001", "g")
+    seen = states.observation([Member("g-001", None, vm(name="g-001"), told)], ASKED, machines.ON_DEMAND, NOW)
+    assert (seen.cause, seen.message.partition(": ")[2]) == (cause, says)
+
+
+@pytest.mark.parametrize(("since", "is_told"), [(states.BESIDE + 1.0, True), (states.BESIDE - 1.0, False)])
+def test_a_slice_that_runs_beside_one_that_waits_is_charged_for_and_says_so_after_a_while(
+    since: float, is_told: bool
+) -> None:
+    there = Slice("k-0", Group("k-0", ZONE), [Member("k-0-001", vm(name="k-0-001", started=NOW - since))])
+    waits = Slice("k-1", Group("k-1", ZONE, asks=True), [Member("k-1-001", None)])
+    told = states.of_slices([there, waits], ASKED, machines.ON_DEMAND, NOW)
+    assert (told.state, told.slices, told.costs) == (PROVISIONING, 1, True)
+    said = f"1 of 2 slices run and are charged for, while k-1 waits for all of its hosts in {ZONE}"
+    assert told.waits == (said if is_told else "")
+    none = states.of_slices([waits._replace(name="k-0"), waits], ASKED, machines.ON_DEMAND, NOW)
+    assert (none.slices, none.costs, none.waits) == (0, False, "")
 
 
 def test_whose_account_deleted_a_vm_that_was_never_seen_is_not_guessed() -> None:
