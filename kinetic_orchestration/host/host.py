@@ -323,7 +323,7 @@ class Host:
             echo_limit=attempt_rules.ECHO + 2 * self.view.cadence(),
             exits=self.peers.ages_of_exits(now),
             quiet=self.peers.ages_of_beats(),
-            barrier_age=now - self.began,
+            barrier_age=now - self.began - self.preparation.waited(now),
             barrier_limit=self.task.provision,
             run_age=now - self.run_began if self.supervisor.running else 0.0,
             run_limit=self.promise.limit(self.task.run, self.run_began - self.began),

@@ -1,4 +1,5 @@
-"""Starts a host: takes its lock, detaches, and becomes two processes, the guard and the agent.
+"""Starts a host, or the several that share a machine of the cloud: each takes its lock, detaches, and becomes two
+processes, the guard and the agent.
 
 The program's own process is by far the slowest to start. So it is started here, before the imports of guard and agent,
 and nothing in this module may need more than `os`.
@@ -20,6 +21,10 @@ def main() -> None:
     """Start a host. The launcher ends once the lock is held, so its end tells the submitter that the host exists."""
     assignment = Assignment.from_words(sys.argv[1:])
     private = _decoded(sys.stdin.buffer.read())  # cut short when the submitter died: then nothing starts
+    for _ in range(1, assignment.processes):
+        if os.fork():
+            break
+        assignment = assignment.next()
     held = lock.take(assignment)
     if held is None:
         os._exit(0)

@@ -28,6 +28,7 @@ from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.spec import JobSpec
+from kinetic_orchestration.plan.hardware import machines
 from kinetic_orchestration.plan.messages import size, warn
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms.shared import agent_zip as agent
@@ -58,7 +59,7 @@ class Bundle:
     packages: tuple[Item, ...]
     environment: locks.Environment
     spool: Path
-    agent: agent.AgentZip | None = None  # for hosts that are other machines
+    agent: agent.Packed | None = None  # for hosts that are other machines
     tools: Mapping[str, str] = field(default_factory=dict)  # digests of tools that may be in the store
     beside: Mapping[str, str] = field(default_factory=dict)  # modules next to the code that are not sent
 
@@ -143,7 +144,8 @@ def _environment(
         return locks.environment(wanted, environ=environ, cache=cache, python=options.python, first_party=travelling)
     from kinetic_orchestration.packaging.requirements import remote, tools  # most jobs on this machine need neither
 
-    hosts = locks.Hosts(plan.slice, plan.emulated)
+    driver = machines.driver_of(str(plan.cloud.get("image") or ""))
+    hosts = locks.Hosts(plan.slice, plan.emulated, driver=driver)
     environment = remote.environment(
         wanted,
         hosts,

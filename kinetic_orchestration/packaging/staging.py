@@ -37,7 +37,7 @@ def stage(bundle: Bundle, store: Store, retention: float, home: Path) -> Staged:
         payload = Payload(bundle.call.digest, bundle.call.size)
         work.append(partial(_send_call, bundle.call, bundle.spool / "call", store, retention, home))
     if (lock := bundle.environment.lock) is not None:
-        work.append(partial(_send_bytes, lock.digest, lock.text.encode(), store, retention))
+        work.append(partial(_send_bytes, lock.digest, lock.text.encode, store, retention))
         work += [partial(_send_wheel, digest, path, store, retention) for digest, path in lock.wheels]
     if bundle.agent is not None:
         work.append(partial(_send_bytes, bundle.agent.digest, bundle.agent.data, store, retention))
@@ -111,8 +111,8 @@ def _send_call(call: PackedCall, path: Path, store: Store, retention: float, hom
     return call.digest, call.size if new else 0
 
 
-def _send_bytes(digest: str, data: bytes, store: Store, retention: float) -> tuple[str, int]:
-    if keep(store, names.blob(digest), retention) or store.create(names.blob(digest), data) is None:
+def _send_bytes(digest: str, read: Callable[[], bytes], store: Store, retention: float) -> tuple[str, int]:
+    if keep(store, names.blob(digest), retention) or store.create(names.blob(digest), data := read()) is None:
         return digest, 0
     return digest, len(data)
 

@@ -15,14 +15,24 @@ from kinetic_orchestration.plan.configuration import cluster_names
 from kinetic_orchestration.plan.configuration.settings import VARIABLES, Settings, duration, seconds
 from kinetic_orchestration.plan.declare import profile, resource_labels
 from kinetic_orchestration.plan.declare.backend_choice import GKE, KUBERNETES, asked_backend, chosen, fitting
-from kinetic_orchestration.plan.declare.cloud import OF_ANY_BACKEND, Compute, Kubernetes, TpuVm, fields_of, queues_of
+from kinetic_orchestration.plan.declare.cloud import (
+    OF_ANY_BACKEND,
+    Compute,
+    Kubernetes,
+    TpuVm,
+    fields_of,
+    queues_of,
+    reservation_of,
+)
 from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import (
     COMPUTE,
     LOCAL,
     JobSpec,
     Options,
+    check_account,
     check_keras_backend,
+    check_resource,
     image_of,
     processes_of,
     refuse,
@@ -52,12 +62,6 @@ NEVER_BY_WILDCARD = frozenset(
     )
 )
 
-_OF_THIS_MACHINE = "; it is for GPUs of this machine"
-_ITS_GPUS = {
-    COMPUTE: " that sees all GPUs of its VM, as JAX and Keras use them. Leave it out; PyTorch's launcher starts one "
-    "for each GPU of a VM, in a command: "
-    "kinetic.command(['torchrun', '--standalone', '--nproc-per-node=gpu', 'train.py'])"
-}
 DEBUG_PORT = 5678  # the default port of editors for debugpy
 
 
@@ -107,11 +111,11 @@ def make_plan(
             if limit == math.inf:
                 raise UsageError(f"limits.{name} has no end, and a slice costs money until it has: say '30d', or so")
         if traits.options is Compute:
-            _check_vms(options, limits)
+            _check_vms(options, settings, limits)
         cloud = _cloud(options, settings, slice_, traits, environ or {}, interpreter)
         env.setdefault("KERAS_BACKEND", (environ or {}).get("KERAS_BACKEND") or "jax")  # for which the lock is made
     env = _with_keras_backend({**env, **spec.env}, options, spec.env)
-    return Plan(
+    plan = Plan(
         name=spec.name,
         slice=slice_,
         backend=backend,
@@ -137,6 +141,7 @@ def make_plan(
         labels={**(options.labels or {}), **(options.cloud.labels if options.cloud else {})},
         **cloud,
     )
+    return replace(plan, affordable=_affordable(plan, settings))
 
 
 def _warn_of_kinetics_settings(environ: Mapping[str, str], traits: Traits) -> None:
@@ -188,15 +193,35 @@ def _check_remote(options: Options, settings: Settings, backend: str, traits: Tr
         raise UsageError(
             f"the {backend} backend needs a Google Cloud project: name it with project= or KINETIC_PROJECT"
         )
-    if options.processes not in (None, 1):
-        raise refuse("processes=", backend, f"a host of it is one process{_ITS_GPUS.get(backend, _OF_THIS_MACHINE)}")
+    if processes_of(options, slice_of(options)) > 1:
+        _check_processes(options, backend, traits)
     if options.debug:
         raise refuse("debug=True", backend, "an editor cannot reach its hosts; debug on the local backend")
 
 
-def _check_vms(options: Options, limits: Limits) -> None:
+def _check_processes(options: Options, backend: str, traits: Traits) -> None:
+    """Refuse several processes on a machine, unless it is a VM of Compute Engine that runs no container."""
+    if traits.options is not Compute:
+        raise refuse(
+            "processes=",
+            backend,
+            f"a host of it is one process; it is for GPUs of this machine, and of VMs with backend='{COMPUTE}'",
+        )
+    if image_of(options):
+        raise refuse(
+            "processes= with container_image=",
+            backend,
+            "a container is one process that sees all GPUs of its VM. Leave container_image out, and the processes get "
+            "locked packages; or leave processes out",
+        )
+
+
+def _check_vms(options: Options, settings: Settings, limits: Limits) -> None:
     """Refuse what no VM of Compute Engine can be; the hardware itself is checked by `emulation`."""
     cloud = options.cloud if isinstance(options.cloud, Compute) else Compute()
+    check_resource("KINETIC_NETWORK", settings.network)
+    check_resource("KINETIC_SUBNETWORK", settings.subnetwork)
+    check_account("KINETIC_SERVICE_ACCOUNT", settings.service_account)
     run = limits.run
     assert isinstance(run, float)
     if cloud.flex_start:
@@ -254,21 +279,18 @@ def _vm_zones(options: Options, settings: Settings, slice_: Slice, subnetwork: s
 
 
 def zones_named(options: Options, settings: Settings) -> tuple[str, ...]:
-    """The zones that the user has chosen. A reservation that is given by its whole path contains its own."""
+    """The zones that the user has chosen: that of a reservation which is given by its whole path, above all others."""
     cloud = options.cloud if isinstance(options.cloud, TpuVm | Compute) else TpuVm()
-    parts = cloud.reservation.split("/")
-    own = (parts[3],) if len(parts) > 4 else ()
-    return tuple(cloud.zones) or ((options.zone,) if options.zone else settings.zones) or own
+    reserved = reservation_of(cloud.reservation)
+    if reserved is not None and reserved.zone:
+        return (reserved.zone,)
+    return tuple(cloud.zones) or ((options.zone,) if options.zone else settings.zones)
 
 
 def near_bucket(plan: Plan, bucket: Location, settings: Settings) -> Plan:
     """Return the plan, for which nobody named zones, with those near the store's bucket."""
-    zones = regions.near(plan.zones, bucket, plan.slice.name)
-    found = _affordable(
-        plan.limits.cost, plan.slice, zones, plan.slices, settings,
-        spot=plan.spot, flex_start=bool(plan.cloud.get("flex_start")),
-    )  # fmt: skip
-    return replace(plan, zones=zones, affordable=found)
+    found = replace(plan, zones=regions.near(plan.zones, bucket, plan.slice.name))
+    return replace(found, affordable=_affordable(found, settings))
 
 
 def completed(plan: Plan, identity: Identity, logins: Iterable[str]) -> Plan:
@@ -298,11 +320,7 @@ def _cloud(
             "zones": _clusters(cloud, settings) if isinstance(cloud, Kubernetes) else (),
             "cloud": {} if cloud is None else {**fields_of(cloud), **who},
             "zone_patience": settings.zone_patience if traits.options is Kubernetes else 0.0,
-            "affordable": _affordable(
-                options.limits.cost, slice_, (), slices, settings,
-                spot=spot, flex_start=bool(getattr(cloud, "flex_start", False)),
-            ),
-        }  # fmt: skip
+        }
     of_zones = Compute if traits.options is Compute else TpuVm
     cloud = options.cloud if isinstance(options.cloud, of_zones) else of_zones()
     if of_zones is Compute:
@@ -321,12 +339,8 @@ def _cloud(
         "project": settings.project,
         "zones": zones,
         "cloud": {**fields_of(cloud), **own},
-        "affordable": _affordable(
-            options.limits.cost, slice_, zones, cloud.num_slices, settings,
-            spot=spot, flex_start=bool(getattr(cloud, "flex_start", False)),
-        ),
         "zone_patience": settings.zone_patience,
-    }  # fmt: skip
+    }
 
 
 def _python(options: Options, interpreter: str) -> dict[str, str]:
@@ -376,22 +390,12 @@ def _clusters(cloud: Kubernetes, settings: Settings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"{cluster}/{namespace}" for cluster in clusters for namespace in namespaces))
 
 
-def _affordable(
-    usd: float | None,
-    slice_: Slice,
-    zones: Iterable[str],
-    slices: int,
-    settings: Settings,
-    *,
-    spot: bool,
-    flex_start: bool = False,
-) -> float:
-    if usd is None:
+def _affordable(plan: Plan, settings: Settings) -> float:
+    """Return the seconds for which a plan's limit of cost pays; 0 if it has none, or costs nothing."""
+    usd = plan.limits.cost
+    if usd is None or plan.traits.share_machine:
         return 0.0
-    return affordable(
-        usd, slice_, tuple(zones), slices=slices, spot=spot, flex_start=flex_start, overrides=settings.prices,
-        listed=settings.listed,
-    )  # fmt: skip
+    return affordable(usd, plan.purchase, plan.zones, settings.prices, settings.listed)
 
 
 def backend_of(options: Options, settings: Settings) -> str:
@@ -503,10 +507,10 @@ def _capacity(plan: Plan) -> str:
     if plan.traits.options is not Compute:
         return "spot" if plan.spot else ""
     reservation = plan.cloud["reservation"]
-    model = machines.model_of(spot=plan.spot, flex_start=plan.cloud["flex_start"], reservation=reservation)
-    return (
-        f"reservation {reservation}" if model == machines.RESERVATION else "" if model == machines.ON_DEMAND else model
-    )
+    model = machines.model_of(spot=plan.spot, flex_start=plan.flex_start, reservation=reservation)
+    if model == machines.RESERVATION:
+        return f"reservation {reservation}{', with which its VMs end' if plan.cloud.get('reservation_bound') else ''}"
+    return "" if model == machines.ON_DEMAND else model
 
 
 def _emulation(hosts: int) -> str:
@@ -519,7 +523,10 @@ def _limits(plan: Plan) -> Iterator[str]:
         if value is not None:
             yield f"{name} {duration(value)}"
     if plan.limits.cost is not None:
-        yield f"cost ${plan.limits.cost:.2f}" + ("" if plan.affordable else " (nothing is charged on this machine)")
+        what = "nothing is charged on this machine"
+        if plan.affordable:
+            what = f"pays for {plan.affordable / 3600:,.2f} h in the dearest of its zones"
+        yield f"cost ${plan.limits.cost:.2f} ({what})"
 
 
 def _exceptions(plan: Plan) -> Iterator[str]:

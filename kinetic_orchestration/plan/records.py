@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import Corrupt, NewerWire, StoreError
-from kinetic_orchestration.plan.declare.cloud import queues_of
+from kinetic_orchestration.plan.declare.cloud import queues_of, reservation_of
 from kinetic_orchestration.plan.declare.spec import COMPUTE
 from kinetic_orchestration.plan.hardware import machines
 from kinetic_orchestration.plan.values import Before, Cancel, Intent, Plan, Spent
@@ -87,7 +87,7 @@ CLOUD = Fields(
         "quota_project": schema.project,
         **dict.fromkeys(("owner", "pipeline", "step", "run"), text()),
         "queue": _queues,
-        **dict.fromkeys(("flex_start", "queued_provisioning"), flag),
+        **dict.fromkeys(("flex_start", "queued_provisioning", "reservation_bound"), flag),
         "priority_class": maybe(schema.resource, ""),
         "node_selector": maybe(table(line(), line(), 100)),
         "tolerations": many(line(), 100),
@@ -235,7 +235,7 @@ class Within(NamedTuple):
     backend: str
     project: str
     zones: tuple[str, ...]
-    hosts: int
+    machines: int
     slices: int
     store: str
     deployment: str
@@ -244,10 +244,10 @@ class Within(NamedTuple):
 
     def checked(self, placement: dict[str, Any], job_id: str, attempt: int) -> dict[str, Any]:
         """A place that a record names, if the plan leads there; what names decide is taken from them."""
-        own: dict[str, Any] = {"hosts": self.hosts}
+        own: dict[str, Any] = {"hosts": self.machines}
         known: dict[str, Any] = {}
         if self.backend == "local":
-            known = {"job": job_id, "attempt": attempt, "hosts": self.hosts}
+            known = {"job": job_id, "attempt": attempt, "hosts": self.machines}
             if "machine" not in placement:
                 raise Wrong(None, "placement.machine", "is missing")
         if not self.zones:
@@ -280,15 +280,15 @@ def _shared(within: Within) -> Within:
 def within(plan: Plan) -> Within:
     zones = (*plan.zones, *filter(None, (reserved_zone(plan),)))
     queues = queues_of(plan.cloud.get("queue") or "")
-    own = (plan.backend, plan.project, zones, plan.hosts, plan.slices, plan.store, plan.deployment, queues)
+    own = (plan.backend, plan.project, zones, plan.machines, plan.slices, plan.store, plan.deployment, queues)
     return _shared(Within(*own, grouped=plan.backend == COMPUTE and machines.are_grouped(plan.slice, plan.slices)))
 
 
 def reserved_zone(plan: Plan) -> str:
     """Return the zone of a reservation that is given by its whole path; "" for any other, and where places are not
     zones."""
-    parts = str((plan.traits.in_zones and plan.cloud.get("reservation")) or "").split("/")
-    return parts[3] if len(parts) > 4 else ""
+    named = reservation_of(str((plan.traits.in_zones and plan.cloud.get("reservation")) or ""))
+    return named.zone if named is not None else ""
 
 
 def intent_of(record: Record, job_id: str, attempt: int, within: Within | None = None) -> Intent:

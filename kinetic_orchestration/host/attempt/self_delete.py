@@ -1,8 +1,9 @@
 """The last thing a host does: it sees to it that its slice is deleted, or ends with its pod, in its turn.
 
 Host 0 of a slice of VMs deletes it as soon as every host is done, so that one call is enough, of each slice. If it
-cannot, the others follow one after the other. VMs of Compute Engine that no group has made end one by one: one that is
-no longer there is not waited for, neither for its last words nor for its turn.
+cannot, the others follow one after the other, and at once if those before them never began. VMs of Compute Engine that
+no group has made end one by one: one that is no longer there is not waited for, neither for its last words nor for its
+turn.
 
 Host 0 of several pods ends last, because a pod that fails has the cluster end the others. If it does not come to its
 end, the others fail in its place: nobody else ends a pod that is stuck, or frees its node. Knows the records of the end
@@ -88,13 +89,26 @@ def _tell(at: Assignment) -> None:
 
 
 def _wait_for_turn(at: Assignment) -> bool:
-    """Leave the deletion to the hosts before this one. Returns True as soon as none of them exists any longer, which
-    leaves it to this one at once, and False when its turn has come."""
-    turn = time.monotonic() + FIRST_TURN + TURN * at.host + _saving(at)
+    """Leave the deletion to the hosts before this one. Returns True as soon as none of them exists any longer, or if
+    none ever began, which leaves it to this one at once, and False when its turn has come."""
+    if _is_first_of_all(at):
+        return True
+    turn = time.monotonic() + FIRST_TURN + TURN * (at.machine_of(at.host) + at.host % at.processes) + _saving(at)
     while (left := turn - time.monotonic()) > 0.0:
         time.sleep(min(left, LOOK_AT_VMS) if _are_apart(at) else left)
-        if all(is_gone(at, host) for host in range(at.host)):
+        if all(is_gone(at, first) for first in range(0, at.host, at.processes)):  # of each machine
             return True
+    return False
+
+
+def _is_first_of_all(at: Assignment) -> bool:
+    """Return True if no host before this one has ever begun. One that still does finds the attempt's verdict, and runs
+    nothing."""
+    from kinetic_orchestration.host.view.open_records import open_records
+
+    with contextlib.suppress(Exception), contextlib.closing(open_records(at.store)) as records:
+        states = _states(records, at)
+        return bool(states) and min(states) == at.host and records.read(names.verdict(at.job, at.attempt)) is not None
     return False
 
 
@@ -108,13 +122,13 @@ def _saving(at: Assignment) -> float:
 
 
 def _are_apart(at: Assignment) -> bool:
-    """Return True for hosts of which one may be gone while the others are not."""
-    return at.hosts > 1 and ("/instances/" in at.resource or "/instanceGroupManagers/" in at.resource)
+    """Return True for machines of which one may be gone while the others are not."""
+    return at.machines > 1 and ("/instances/" in at.resource or "/instanceGroupManagers/" in at.resource)
 
 
 def is_gone(at: Assignment, host: int) -> bool:
-    """Return True if the machine of a host is known to exist no longer, or to be dead."""
-    if not _are_apart(at):
+    """Return True if the machine of a host is known to exist no longer, or to be dead. The one that asks is there."""
+    if not _are_apart(at) or at.machine_of(host) == at.machine_of(at.host):
         return False
     from kinetic_orchestration.host.machine import bootstrap
     from kinetic_orchestration.host.machine.vm import member

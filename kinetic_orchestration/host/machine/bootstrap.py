@@ -107,7 +107,7 @@ def endpoint(service: str) -> str:
 # ---- requests ----
 
 
-def tries(patience: float) -> Iterator[None]:
+def tries(patience: float, longest: float = 8.0) -> Iterator[None]:
     """Yield once, and again after growing pauses until the patience ends."""
     deadline, pause = time.monotonic() + patience, 0.1
     while True:
@@ -116,7 +116,7 @@ def tries(patience: float) -> Iterator[None]:
         if time.monotonic() + wait > deadline:
             return
         time.sleep(wait)
-        pause = min(2 * pause, 8.0)
+        pause = min(2 * pause, longest)
 
 
 def exchange(
@@ -280,7 +280,7 @@ def parts(resource: str, number: int = 1, own: int = 0, node: str = "") -> list[
 
 
 def delete(url: str) -> int:
-    """Request the deletion of a part of this VM's own slice; return the status of the answer."""
+    """Request the deletion of a part of this VM's own slice; return the answer's status."""
     reply, name = request("DELETE", url), url.partition("?")[0]
     if reply.status == 403 and not reply.passes():
         name = name[name.index("projects/") :]
@@ -530,7 +530,7 @@ def agent_arguments(told: Mapping[str, Any], host: int) -> list[str]:
     found = {
         "store": told["store"], "job": told["job"], "attempt": told["attempt"], "host": host, "hosts": told["hosts"],
         "slices": told.get("slices", 1), "spec": told["spec"], "boot": f"{told['boot']}/{host}", "run": run,
-        "home": home(),
+        "home": home(), "processes": told.get("processes", 1),
         "python": "" if told.get("image") else _python_ahead(told.get("python", "")),
         "marker": f"KINETIC_PLACEMENT={run}", "resource": told["resource"], "deadline": told["deadline"],
     }  # fmt: skip
@@ -633,7 +633,8 @@ def main() -> NoReturn:
         say(f"the metadata server does not say what this VM is to do, and is asked again: {found.reason()}")
         time.sleep(RETRY)
     host, several = 0, "slices" if GROUPS in told["resource"] else "hosts"
-    slice_ = told["resource"], int(told.get(several, 1)), int(told.get("host", 0))
+    each = int(told.get("processes") or 1)
+    slice_ = told["resource"], int(told.get(several, 1)) // each, int(told.get("host", 0)) // each
     try:
         os.makedirs(home(), exist_ok=True)
         arm(slice_, float(told["deadline"]))
@@ -677,7 +678,7 @@ def _orders(reply: Reply) -> dict[str, Any] | None:
     try:
         told = reply.json() if _is_metadata(reply) else {}
         told["resource"].rsplit("/", 2)[1], float(told["deadline"])
-        [int(told.get(name, 1)) for name in ("hosts", "host", "slices")]
+        [int(told.get(name, 1)) for name in ("hosts", "host", "slices", "processes")]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # nothing, or nonsense
         return None
     found: dict[str, Any] = told

@@ -187,7 +187,10 @@ class CompileCache:
         if time.monotonic() > self._deadline or self._closing.is_set():
             return
         path = os.path.join(self.folder, entry.name)
-        part = os.path.join(self.folder, f".{entry.digest}.part")
+        if os.path.exists(path):  # fetched or made meanwhile, as by another process of this machine
+            self._fetched[entry.name] = entry
+            return
+        part = os.path.join(self.folder, f".{entry.digest}.{os.getpid()}.part")
         blob = names.compiled(self._key, entry.digest)
         try:
             try:
@@ -199,7 +202,10 @@ class CompileCache:
                 self._records.delete(blob)
                 raise ValueError(f"{blob} is not what its name says")
             os.utime(part, (0, time.time()))  # the first read of it is then seen, also by a lazy file system
-            os.replace(part, path)
+            if os.path.exists(path):
+                os.unlink(part)
+            else:
+                os.replace(part, path)
             self._fetched[entry.name] = entry
         except Exception as error:
             with contextlib.suppress(OSError):

@@ -78,9 +78,9 @@ def ensure(
         return interpreter
     try:
         os.makedirs(root, exist_ok=True)
-        with _Lock(folder + ".lock") as lock:
+        with Lock(folder + ".lock") as lock:
             if not lock.take(wait=False):
-                note("waiting for the environment: another job builds it")
+                note("waiting for the environment: another process builds it")
                 lock.take(wait=True)
             if not _usable(folder):
                 run = _Uv(_find_uv(uv), _environ(env), root, lock.descriptor)
@@ -138,7 +138,7 @@ def prune(root: str, keep_days: float) -> list[str]:
         folder = os.path.join(root, name)
         if not os.path.isdir(folder):
             continue
-        with _Lock(folder + ".lock") as lock:
+        with Lock(folder + ".lock") as lock:
             if lock.take(wait=False) and _retire(folder, limit):
                 deleted.append(folder)
     return deleted
@@ -299,14 +299,14 @@ class _Uv:
         return failed
 
 
-class _Lock:
+class Lock:
     """A lock between processes that the kernel releases with its last holder."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.descriptor = -1
 
-    def __enter__(self) -> _Lock:
+    def __enter__(self) -> Lock:
         self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         return self
 

@@ -6,6 +6,7 @@ It may run on a thread beside the host's loop, which sees what it came to.
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.machine.machine import Unanswered, Unauthorized
@@ -60,6 +61,7 @@ class Preparation:
         self._note = note
         self._wake = wake
         self._compiled: CompileCache | None = None
+        self._asked = self._met = 0.0  # when the addresses of the others were asked for, and when they came
 
     def begin(self) -> None:
         """Prepare: here and now if that is quick, else on a thread."""
@@ -100,6 +102,11 @@ class Preparation:
             return {}
         return {OF_JAX: os.path.join(self._at.home, "cache", "compile")}
 
+    def waited(self, now: float) -> float:
+        """Return for how many seconds machines of others have been waited for that were not there: slices may be
+        granted hours apart, and whoever waits for them has a limit of its own."""
+        return (self._met or now) - self._asked if self._asked else 0.0
+
     def spans(self) -> dict[str, tuple[float, float]]:
         """Return when each part began and ended, by the steady clock."""
         return {} if self.ready is None else dict(self.ready.spans)  # a copy: an import ahead may end just now
@@ -134,7 +141,9 @@ class Preparation:
 
     def _find_others(self) -> None:
         if not self._alone:
+            self._asked = time.monotonic()
             self.addresses = self._machine.addresses(self._task)
+            self._met = time.monotonic()
             self._machine.meet(self.addresses, lambda host: self._view.started(host) is not None)
 
     def _open_compile_cache(self) -> None:

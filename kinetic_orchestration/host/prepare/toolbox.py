@@ -55,7 +55,7 @@ def provide(
     if wanted.is_bare and os.sep in python:
         return python
     env = {**env, **_cache(home)}
-    links = os.path.join(home, "wheels", wanted.lock[:20])
+    links = os.path.join(home, "wheels", f"{wanted.lock[:20]}-{os.getpid()}")  # one for each process of this machine
     try:
         built = environment.ensure(
             lock_text,
@@ -121,11 +121,22 @@ def _installed_uv(itself: str, home: str, env: Mapping[str, str], note: Callable
     import hashlib
 
     folder = os.path.join(home, "tools", hashlib.sha256(itself.encode()).hexdigest()[:20])
-    program = os.path.join(folder, "bin", "uv")
-    if os.path.exists(program):
+    program, whole = os.path.join(folder, "bin", "uv"), os.path.join(folder, "whole")
+    if os.path.exists(whole):
         return program
-    note("fetching uv")
     os.makedirs(folder, exist_ok=True)
+    with environment.Lock(f"{folder}.lock") as lock:  # several processes of this machine may need it at once
+        lock.take(wait=True)
+        if not os.path.exists(whole):
+            _install_uv(itself, folder, env, note)
+            with open(whole, "w", encoding="utf-8"):
+                pass
+    return program
+
+
+def _install_uv(itself: str, folder: str, env: Mapping[str, str], note: Callable[[str], object]) -> None:
+    program = os.path.join(folder, "bin", "uv")
+    note("fetching uv")
     listed = os.path.join(folder, "uv.txt")
     with open(listed, "w", encoding="utf-8") as file:
         file.write(itself)
@@ -143,7 +154,6 @@ def _installed_uv(itself: str, home: str, env: Mapping[str, str], note: Callable
             f"There is no uv on this host to build the environment with, and pip could not fetch it:\n"
             f"{environment.redact(text).strip()}\nGive the machines a way to the package index, or {STAGE}"
         )
-    return program
 
 
 def _tool(records: FileRecords, digest: str, home: str, place: Callable[[str, str], None]) -> str:

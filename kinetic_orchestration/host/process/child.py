@@ -64,6 +64,8 @@ def main() -> None:
     from kinetic_orchestration.protocol.system import processes
 
     processes.die_with_parent()
+    if warm:
+        _import_ahead()
     with open(control, encoding="utf-8") as pipe:
         line = pipe.readline()
     go = json.loads(line) if line.endswith("\n") else {}
@@ -94,6 +96,16 @@ def main() -> None:
             _flush()
             os._exit(74 if unreported else 1)  # attempt_rules.UNREPORTED
     sys.exit(code)
+
+
+def _import_ahead() -> None:
+    """Import what each function needs while its agent has yet to say which: on a machine whose Python is another one
+    than the submitter's, all of it is compiled first.
+    """
+    from kinetic_orchestration.host.process.frameworks import join  # noqa: F401
+    from kinetic_orchestration.protocol import wire  # noqa: F401
+    from kinetic_orchestration.protocol.content import payload  # noqa: F401
+    from kinetic_orchestration.protocol.records import base  # noqa: F401
 
 
 class Installed:

@@ -100,10 +100,18 @@ def _devices(at: Assignment, task: Task, environ: Mapping[str, str]) -> dict[str
         return topology.on_accelerator("tpu", given)
     import json
 
-    env: dict[str, str] = json.loads(at.devices)["env"] if at.devices else {}
+    env: dict[str, str] = json.loads(at.devices)["env"] if at.devices else _of_vm(at)
     if topology.OWN in env and "KERAS_TORCH_DEVICE" not in given:
         env["KERAS_TORCH_DEVICE"] = f"cuda:{env[topology.OWN]}"
     return {**env, **topology.on_accelerator("gpu", given)}
+
+
+def _of_vm(at: Assignment) -> dict[str, str]:
+    """Return the variables of one of the processes that share a VM, which has a GPU for each: as on this machine."""
+    if at.processes == 1:
+        return {}
+    seen = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(at.processes))), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {**seen, **topology.own_device(at.host % at.processes)}
 
 
 def _traced(at: Assignment, profile: Mapping[str, Any]) -> dict[str, str]:

@@ -76,6 +76,13 @@ def on_accelerator(kind: str, given: Mapping[str, str]) -> dict[str, str]:
     return {EXPECT: kind} if kind == "gpu" else {EXPECT: kind, "JAX_PLATFORMS": "tpu,cpu"}
 
 
+def own_device(number: int) -> dict[str, str]:
+    """Return the variables of a program that shares its machine and sees all devices: which of them is its own. torch
+    has LOCAL_RANK for that."""
+    own = str(number)
+    return {OWN: own, "JAX_CUDA_VISIBLE_DEVICES": own, "JAX_ROCM_VISIBLE_DEVICES": own}
+
+
 def environment(
     index: int,
     hosts: int,

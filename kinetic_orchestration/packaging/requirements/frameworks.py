@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import Specifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -33,13 +33,15 @@ class _Row(NamedTuple):
     clashing: tuple[str, ...]  # patterns of requirements that are for other hardware
 
 
-def for_host(lines: Iterable[str], slice_: Slice, *, emulated: bool) -> Builds:
+def for_host(lines: Iterable[str], slice_: Slice, *, emulated: bool, driver: int = 0) -> Builds:
     """The builds for the slice. `lines` are requirements; a line that is no plain requirement does not affect the
-    builds."""
+    builds. `driver`: that of NVIDIA's which the hosts are known to have, by its branch; 0 if it is not known."""
     if emulated:
         return NO_BUILDS
     parsed = [requirement for line in lines if (requirement := _parsed(line)) is not None]
-    _refuse_cuda_13(parsed, slice_)
+    for requirement in parsed:
+        _refuse_too_old(requirement, slice_)
+        _refuse_other_cuda(requirement, slice_, driver)
     asked: dict[str, Requirement] = {canonicalize_name(requirement.name): requirement for requirement in parsed}
     for row in _TABLE:
         if row.kind == slice_.kind:
@@ -126,20 +128,57 @@ def _tensorflow_tpu(asked: Requirement, _: frozenset[str]) -> Builds:
 
 
 _BEFORE_TURING = ("v100", "p100", "p4")  # for which CUDA 13 has no code: it begins with SM 7.5
+_BLACKWELL = ("b200", "gb200", "rtx-pro-6000")  # for which CUDA before 12.8 has none
+_OLDEST = {  # the first release that drives them
+    **{("torch", generation): "2.7" for generation in _BLACKWELL},
+    ("jax", "tpu7x"): "0.9.2",
+}
+_DRIVER_OF_CUDA_13 = 580
+_CUDA = re.compile(r"\+cu(\d{2})(\d)\b")
 
 
-def _refuse_cuda_13(asked: Iterable[Requirement], slice_: Slice) -> None:
-    for requirement in asked if slice_.generation in _BEFORE_TURING else ():
-        if canonicalize_name(requirement.name) == "jax" and any(extra[:6] == "cuda13" for extra in requirement.extras):
-            raise ConflictingSettings(
-                f"the requirement {str(requirement)!r} has no code for {slice_.name}: CUDA 13 begins with the T4. Name "
-                "jax alone, which gets the build for CUDA 12, or another accelerator"
-            )
+def _refuse_too_old(asked: Requirement, slice_: Slice) -> None:
+    name = canonicalize_name(asked.name)
+    oldest = _OLDEST.get((name, slice_.generation), "")
+    if oldest and any(_ends_before(one, Version(oldest)) for one in asked.specifier):
+        raise ConflictingSettings(
+            f"the requirement {str(asked)!r} has no code for {slice_.name}: take {name}>={oldest}, or "
+            "another accelerator"
+        )
+
+
+def _ends_before(one: Specifier, oldest: Version) -> bool:
+    """Return True if a specifier allows nothing from `oldest` on."""
+    if one.operator not in ("==", "~=", "<", "<="):
+        return False
+    return Version(one.version.removesuffix(".*")) <= oldest and not one.contains(oldest, prereleases=True)
+
+
+def _refuse_other_cuda(asked: Requirement, slice_: Slice, driver: int) -> None:
+    """Refuse a build that names a CUDA which has no code for the GPUs, or which their driver does not know."""
+    name = canonicalize_name(asked.name)
+    named = [(int(match[1]), int(match[2])) for match in _CUDA.finditer(str(asked.specifier))]
+    if name == "jax":
+        named += [(13, 0) for extra in asked.extras if extra.startswith("cuda13")]
+    if slice_.generation in _BEFORE_TURING and any(cuda >= (13, 0) for cuda in named):
+        why = f"CUDA 13 begins with the T4. Name {name} alone, or a build of it for CUDA 12, or another accelerator"
+    elif slice_.generation in _BLACKWELL and any(cuda < (12, 8) for cuda in named):
+        why = f"it begins with CUDA 12.8. Name {name} alone, or a build of it for that, or another accelerator"
+    elif 0 < driver < _DRIVER_OF_CUDA_13 and any(cuda >= (13, 0) for cuda in named):
+        raise ConflictingSettings(
+            f"the requirement {str(asked)!r} needs driver {_DRIVER_OF_CUDA_13} or later, as CUDA 13 does, and the "
+            f"image that was asked for has {driver}: leave out the image, or name a build for CUDA 12"
+        )
+    else:
+        return
+    raise ConflictingSettings(f"the requirement {str(asked)!r} has no code for {slice_.name}: {why}")
 
 
 def _jax_cuda(asked: Requirement, _: frozenset[str]) -> Builds:
     extra = next((extra for extra in sorted(asked.extras) if extra.startswith("cuda")), "cuda12")
-    return Builds((f"jax[{extra}]{asked.specifier}",), needed=(f"jax-{extra[:6]}-plugin",))
+    named = extra[:6] in ("cuda12", "cuda13")  # else the release chooses one of them
+    plugin = f"jax-{extra[:6]}-plugin" if named else "jax-cuda12-plugin|jax-cuda13-plugin"
+    return Builds((f"jax[{extra}]{asked.specifier}",), needed=(plugin,))
 
 
 def _tensorflow_cuda(asked: Requirement, _: frozenset[str]) -> Builds:

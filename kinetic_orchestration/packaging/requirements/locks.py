@@ -80,6 +80,7 @@ class Hosts:
     slice: Slice
     emulated: bool
     platform: str = PLATFORM
+    driver: int = 0  # the branch of NVIDIA's driver, as far as it is known
 
 
 def environment(
@@ -155,7 +156,7 @@ def lock(
             from kinetic_orchestration.packaging.requirements import frameworks
 
             wanted = [line.requirement for line in lines if not line.option]
-            builds = frameworks.for_host(wanted, hosts.slice, emulated=hosts.emulated)
+            builds = frameworks.for_host(wanted, hosts.slice, emulated=hosts.emulated, driver=hosts.driver)
         resolution = Resolution(
             asked, lines, interpreter, platform, environ=environ, first_party=first_party, builds=builds, pins=pins
         )

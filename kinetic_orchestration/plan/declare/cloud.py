@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kinetic_orchestration.errors import UsageError
 
@@ -153,6 +154,7 @@ class Compute(CloudOptions):
         num_slices: Number of slices of TPUs that are requested together and joined (multislice).
         hosts: Number of VMs that have the accelerator's GPUs each, requested together and joined over TCP.
         reservation: Reservation to take the VMs from, by name or whole path. Without one, none is used.
+        reservation_bound: The VMs end with the reservation, as those of one that was booked for a time must.
         flex_start: Take the VMs by flex-start: Google gives them when it has some, for 7 days at most.
         network: Network of the VMs.
         subnetwork: Subnetwork of the VMs.
@@ -180,15 +182,41 @@ class Compute(CloudOptions):
     service_account: str = ""
     tags: Sequence[str] = ()
     quota_project: str = ""
+    reservation_bound: bool = False
+
+
+class Reservation(NamedTuple):
+    """A reservation, as it is named: "" for what its path leaves out."""
+
+    name: str
+    project: str = ""
+    zone: str = ""
+
+
+_RESERVATION = re.compile(
+    r"(?:projects/(?P<project>[a-z0-9.:-]+)/(?:(?:zones|locations)/(?P<zone>[a-z0-9-]+)/)?reservations/)?"
+    r"(?P<name>[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)"
+)
+
+
+def reservation_of(given: str) -> Reservation | None:
+    """Return the reservation that a name or a path names; None if it names none, or a part of one."""
+    match = _RESERVATION.fullmatch(given)
+    return Reservation(match["name"], match["project"] or "", match["zone"] or "") if match is not None else None
+
+
+# Options that mean the same to Cloud TPU and to Compute Engine.
+_OF_ANY_VMS = ["zones", "labels", "network", "subnetwork", "external_ips", "service_account", "tags", "quota_project"]
 
 
 def as_compute(cloud: CloudOptions | None) -> Compute | None:
     """Return options as those of VMs of Compute Engine; None if they are of another cloud.
 
-    `TpuVm` counts if it names no more than zones and labels, as orchestrators write it, whatever the hardware.
+    `TpuVm` counts if it names no more than what both have, as an orchestrator's resource does, whatever the hardware.
     """
-    if isinstance(cloud, TpuVm) and cloud == TpuVm(zones=cloud.zones, labels=cloud.labels):
-        return Compute(zones=cloud.zones, labels=cloud.labels)
+    if isinstance(cloud, TpuVm):
+        same: dict[str, Any] = {name: getattr(cloud, name) for name in _OF_ANY_VMS}
+        return Compute(**same) if cloud == TpuVm(**same) else None
     return cloud if isinstance(cloud, Compute) else None
 
 

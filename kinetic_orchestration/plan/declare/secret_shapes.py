@@ -12,29 +12,48 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, AnyStr, Final, cast
+
+
+class _Shape:
+    """A regular expression that is compiled at its first use: a job needs few of these, and a process that submits one
+    starts noticeably later with all.
+    """
+
+    def __init__(self, text: Any, flags: int) -> None:
+        self._how = text, flags
+
+    def __getattr__(self, verb: str) -> Any:
+        found = getattr(re.compile(*self._how), verb)
+        setattr(self, verb, found)
+        return found
+
+
+def _shape(text: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
+    return cast("re.Pattern[AnyStr]", _Shape(text, flags))
+
 
 # ---- names of variables ----------------------------------------------------------------------------------------
 
 _KEY_OF = (
     r"(API|ACCESS|PRIVATE|AUTH|ACCOUNT|SIGNING|MASTER|SSH|LICEN[CS]E|ENCRYPTION|FERNET|GPG|HOST|SERVER|TLS|SSL)_?KEY"
 )
-_SECRET_NAME = re.compile(
+_SECRET_NAME = _shape(
     r"TOKEN(?!I[ZS])|SECRET|PASSW|PASSPHRASE|CREDENTIAL|CONNECTION_?STR|CONN_STR|SQL_ALCHEMY_CONN"
     rf"|{_KEY_OF}|(^|_)(KEYS?|DSN|PAT|PASS|CREDS?|WEBHOOKS?|COOKIES?|JWT|BEARER|PSK|OTP|TOTP)(_|$|\d)"
     r"|[A-Z0-9]_PWD(_|$)|[A-Z0-9]_PW$|PGPASS|(^|_)AUTH$|^AIRFLOW_CONN_"
 )
-_PUBLIC_NAME = re.compile(
+_PUBLIC_NAME = _shape(
     r"PUBLIC_?KEY|(^|_)PUB_?KEY|KEY_?(BOARD|MAP|CODE|WORD|SPACE|RING_BACKEND)|KEYCLOAK|SECRETAR"
     r"|(^|_)(EOS|BOS|PAD|UNK|MASK|SEP|CLS|SPECIAL|STOP)_TOKENS?(_|$)|TOKENS?_PER_"
     r"|(^|_)(PARTITION|PRIMARY|SORT|FOREIGN|DATASET|GROUP|JOIN)_KEYS?(_|$)"
 )
-_PLACE_NAME = re.compile(r"_?(FILE|PATH|DIR|DIRECTORY|FOLDER|SOCK|SOCKET)$")
-_STRONG_NAME = re.compile(
+_PLACE_NAME = _shape(r"_?(FILE|PATH|DIR|DIRECTORY|FOLDER|SOCK|SOCKET)$")
+_STRONG_NAME = _shape(
     r"PASSW|PASSPHRASE|SECRET|(API|ACCESS|PRIVATE|AUTH|SIGNING)_?(KEY|TOKEN)|(^|_)(TOKEN|CREDENTIALS?|DSN|PAT)$"
 )
 # Such a name shows the kind of its value: a random one is no secret.
-_KIND_NAME = re.compile(
+_KIND_NAME = _shape(
     r"(^|_)(\w*SHA\d*|COMMIT|REV|REVISION|DIGEST|HASH|CHECKSUM|MD5|ETAG|FINGERPRINT|U?U?ID|GUID|VERSION|BUILD|TAG|TRACE"
     r"|TRACEPARENT|SPAN|RUN|REF|BRANCH|IMAGE|NAME|SEED|PUBLIC|PATH|PATHS|DIR|DIRS|HOME|ROOT|FILE|FILES|FOLDER|CACHE|BIN"
     r"|LIB|SOCK|SOCKET|HOST|HOSTNAME|ADDRESS|ADDR|URI|ZONE|REGION|MODEL|DATASET|LABELS?|COLORS|FLAGS|OPTS|ARGS|JOB|POD"
@@ -107,34 +126,34 @@ _TOKENS: Final[Mapping[str, str]] = {
     "a JSON web token": r"eyJ[\w-]{8,}\.eyJ[\w-]{4,}\.[\w-]*",
 }
 _KNOWN = {
-    "a private key": re.compile(_PRIVATE_KEY),
-    **{kind: re.compile(rf"(?<![A-Za-z0-9_])(?:{pattern})") for kind, pattern in _TOKENS.items()},
+    "a private key": _shape(_PRIVATE_KEY),
+    **{kind: _shape(rf"(?<![A-Za-z0-9_])(?:{pattern})") for kind, pattern in _TOKENS.items()},
 }
-_LOGIN = re.compile(r"(?i)\b[a-z][a-z0-9+.-]*://([^/\s:@?#]*):([^/\s@]+)@")
-_USER = re.compile(r"(?i)\b[a-z][a-z0-9+.-]*://([A-Za-z0-9_-]{20,})@")
-_QUERY = re.compile(
+_LOGIN = _shape(r"(?i)\b[a-z][a-z0-9+.-]*://([^/\s:@?#]*):([^/\s@]+)@")
+_USER = _shape(r"(?i)\b[a-z][a-z0-9+.-]*://([A-Za-z0-9_-]{20,})@")
+_QUERY = _shape(
     r"(?i)[?&](?:password|passwd|pwd|token|access_token|auth|api_?key|apikey|key|sig|signature|secret|client_secret"
     r"|x-amz-signature|x-goog-signature)=([^&#\s]{6,})"
 )
-_FIELD = re.compile(
+_FIELD = _shape(
     r"(?i)(?:^|[;,\s{?&])[\"']?(?:password|passwd|pwd|sslpassword|accountkey|sharedaccesskey|sharedaccesssignature"
     r"|client_secret|secret_access_key|private_key|access_token|refresh_token)[\"']?\s*[=:]\s*[\"']?([^\s\"';,&}]+)"
 )
-_HEADER = re.compile(r"(?i)^(?:authorization:\s*)?(?:bearer|basic|token)\s+[\w.~+/=-]{16,}$")
-_PLACEHOLDER = re.compile(
+_HEADER = _shape(r"(?i)^(?:authorization:\s*)?(?:bearer|basic|token)\s+[\w.~+/=-]{16,}$")
+_PLACEHOLDER = _shape(
     r"[*x.•]+|<.*>|\$\{?\w+\}?|\$\(\w+\)|\{+\w*\}+|%\w*%?|(\$?\{\{|<%).*|your[-_ ]?[\w-]+|(change|replace)[-_ ]?(me|it)"
     r"|dummy|placeholder|redacted|todo|(op|vault|secret|awssm|gcpsm|ref\+\w+)://.*|vault:.*"
     r"|projects/[^/]+/secrets/[^/]+(/versions/\w+)?",
     re.I,
 )
 
-_PLACE = re.compile(r"(?:~?/|\.{1,2}/|[A-Za-z]:[\\/]|file://)")
-_UUID = re.compile(r"(?i)\{?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\}?")
-_HEX = re.compile(r"(?i)(?:0x)?[0-9a-f]{32,}")
-_WORDS = re.compile(r"[A-Z]?[a-z]{3,}|[A-Z]{4,}|\d{4,}")
-_PACKED = re.compile(r"(eJ|eN|eA|H4sI)[\w+/=-]{30,}")  # zlib's and gzip's first bytes in base64
-_WORD = re.compile(r"[\w+/=.~-]+")
-_PIECE = re.compile(r"[A-Za-z0-9+]{16,}")
+_PLACE = _shape(r"(?:~?/|\.{1,2}/|[A-Za-z]:[\\/]|file://)")
+_UUID = _shape(r"(?i)\{?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\}?")
+_HEX = _shape(r"(?i)(?:0x)?[0-9a-f]{32,}")
+_WORDS = _shape(r"[A-Z]?[a-z]{3,}|[A-Z]{4,}|\d{4,}")
+_PACKED = _shape(r"(eJ|eN|eA|H4sI)[\w+/=-]{30,}")  # zlib's and gzip's first bytes in base64
+_WORD = _shape(r"[\w+/=.~-]+")
+_PIECE = _shape(r"[A-Za-z0-9+]{16,}")
 RANDOM: Final = 3.5  # bits a letter, from which on a piece is no word
 
 
@@ -218,14 +237,14 @@ _DATA = frozenset(
 _COPIES = frozenset(
     ("bak", "backup", "orig", "old", "save", "sav", "prev", "copy", "tmp", "swp", "swo", "swn", "disabled")
 )
-_TEMPLATE = re.compile(r"(^|[._-])(example|sample|template|tmpl|tpl|dist|defaults?|schema|j2|jinja2?)(\.|$)")
+_TEMPLATE = _shape(r"(^|[._-])(example|sample|template|tmpl|tpl|dist|defaults?|schema|j2|jinja2?)(\.|$)")
 _SURE, _SETTINGS, _KEY, _MANIFEST = "sure", "settings", "key", "manifest"
 _KEEPASS, _CERTIFICATE = "keepass", "certificate"
 _CERTAIN = ("p12", "pfx", "p8", "ppk", "jks", "keystore", "kdbx", "keytab", "ovpn", "tfstate", "tfvars", "kubeconfig")
 _BY_SUFFIX: Final[Mapping[str, str]] = {
     **dict.fromkeys(_CERTAIN, _SURE), "env": _SETTINGS, "key": _KEY, "kdb": _KEEPASS, "pem": _CERTIFICATE,
 }  # fmt: skip
-_BY_NAME: Final = re.compile(
+_BY_NAME: Final = _shape(
     r"(?P<sure>\.env(rc|[._-].*)?|\.dev\.vars|[._]netrc|\.?pgpass(\.conf)?|\.my\.cnf|\.mylogin\.cnf|\.pypirc"
     r"|\.git-credentials|\.ht(passwd|digest)|\.vault-token|\.boto|\.s3cfg|rclone\.conf|kaggle\.json|airflow\.cfg"
     # An editor hides its copy of a file: .id_rsa.swp
@@ -234,37 +253,37 @@ _BY_NAME: Final = re.compile(
     r"|secrets?([._-].*)?\.(json|toml|ini|cfg|conf|env|txt|properties)))"
     r"|(?P<manifest>\.?secrets?([._-].*)?\.ya?ml)"
 )
-_SETTINGS_NAME: Final = re.compile(r"(.+\.)?env\.[\w.-]+")  # prod.env.local, env.production
+_SETTINGS_NAME: Final = _shape(r"(.+\.)?env\.[\w.-]+")  # prod.env.local, env.production
 _ZIP = b"PK\x03\x04"
 _KEEPASS_HEAD = b"\x03\xd9\xa2\x9a"
-_PUBLIC_HEAD = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*(?:CERTIFICATE|PUBLIC KEY|X509 CRL|DH PARAM)")
-_PRIVATE_HEAD = re.compile(_PRIVATE_KEY.encode())
+_PUBLIC_HEAD = _shape(rb"-----BEGIN (?:[A-Z0-9]+ )*(?:CERTIFICATE|PUBLIC KEY|X509 CRL|DH PARAM)")
+_PRIVATE_HEAD = _shape(_PRIVATE_KEY.encode())
 # On a line of its own, and no prose about keys: a part of one follows.
-_PRIVATE_LINE = re.compile(
+_PRIVATE_LINE = _shape(
     rb"(?m)^[ \t]*(?:-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----\s+[A-Za-z0-9+/]{4}"
     rb"|AGE-SECRET-KEY-1[A-Z0-9]{20,})"
 )
-_NAMES_A_KEY = re.compile(rf"{_KEY_OF}|SECRET")
-_SETTING = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_][\w.-]*)[ \t]*=(.*)$")
-_ENTRY = re.compile(r"[\"']?([\w./-]+)[\"']?[ \t]*:(?:[ \t]+|$)(.*)")  # of YAML
-_COMMENT = re.compile(r"(?:^|[ \t])#")
+_NAMES_A_KEY = _shape(rf"{_KEY_OF}|SECRET")
+_SETTING = _shape(r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_][\w.-]*)[ \t]*=(.*)$")
+_ENTRY = _shape(r"[\"']?([\w./-]+)[\"']?[ \t]*:(?:[ \t]+|$)(.*)")  # of YAML
+_COMMENT = _shape(r"(?:^|[ \t])#")
 _CONFIGURATIONS = frozenset({".npmrc", ".yarnrc", ".yarnrc.yml", "pip.conf", ".piprc", "uv.toml", ".condarc"})
-_LOGIN_OF_A_TOOL = re.compile(
+_LOGIN_OF_A_TOOL = _shape(
     rb"(?im)^\s*(//\S*:)?_?(authToken|auth|password|npmAuthToken)\s*[=:]\s*[\"']?(?!\$\{)[^\s\"'$]{6,}"
 )
-_IN_JSON = re.compile(
+_IN_JSON = _shape(
     r'"(private_key|refresh_token|client_secret|auth|identitytoken)"\s*:\s*"((?:[^"\\]|\\.)*)"'
     # Composer's, of one host: a token, or an account with the password behind its name
     r'|"(?:github-oauth|gitlab-oauth|gitlab-token|bitbucket-oauth|forgejo-token|bearer)"\s*:\s*\{'
     r'[^{}]*?:\s*(?:\{[^{}]*?(?:token|secret)"\s*:\s*)?"([^"]*)"'
     r'|"http-basic"\s*:\s*\{[^{}]*\{[^{}]*"password"\s*:\s*"([^"]*)"'
 )
-_MAY_BE_IN_JSON = re.compile(
+_MAY_BE_IN_JSON = _shape(
     rb'"(?:private_key|refresh_token|client_secret|auth|identitytoken|http-basic|bearer|[a-z]+-(?:oauth|token))"'
 )
-_ONE_WORD = re.compile(r"[a-z]{1,12}")
-_IN_KUBECONFIG = re.compile(rb"(?m)^\s*(client-key-data|token|password|client-certificate-data)\s*:\s*\S{8,}")
-_KIND = re.compile(r"(?m)^kind:[ \t]*[\"']?(\w+)")
+_ONE_WORD = _shape(r"[a-z]{1,12}")
+_IN_KUBECONFIG = _shape(rb"(?m)^\s*(client-key-data|token|password|client-certificate-data)\s*:\s*\S{8,}")
+_KIND = _shape(r"(?m)^kind:[ \t]*[\"']?(\w+)")
 # Custom resources of Kubernetes that name a secret elsewhere, or hold one that only their cluster can read.
 _REFERENCES = frozenset(
     (
@@ -272,7 +291,7 @@ _REFERENCES = frozenset(
         "SecretProviderClass",
     )
 )
-_NAME_OF_ONE = re.compile(r"(existing|from)?_?secret_?(name|ref)?", re.I)
+_NAME_OF_ONE = _shape(r"(existing|from)?_?secret_?(name|ref)?", re.I)
 
 
 def is_key_file(path: str, head: bytes, *, whole: bool) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, Unsupported, UsageError
 from kinetic_orchestration.plan.configuration import cluster_names, settings, store_address
 from kinetic_orchestration.plan.declare import profile, resource_labels
-from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kubernetes, TpuVm, queues_of
+from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kubernetes, TpuVm, queues_of, reservation_of
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
@@ -233,10 +233,31 @@ def _check_conflicts(options: Options) -> None:
     if isinstance(options.cloud, TpuVm | Compute) and options.zone and options.cloud.zones:
         given = f"cloud={type(options.cloud).__name__}(zones={list(options.cloud.zones)!r})"
         raise ConflictingSettings(f"both zone={options.zone!r} and {given} say where: keep one")
+    if isinstance(options.cloud, TpuVm | Compute) and options.cloud.reservation:
+        _check_reservation(options, options.cloud)
     if isinstance(options.cloud, TpuVm | Compute | Kubernetes) and options.cloud.reservation and is_spot(options):
         raise ConflictingSettings(
             f"spot=True and the reservation {options.cloud.reservation!r} exclude each other: reserved hardware is "
             "never a spot slice; keep one"
+        )
+
+
+def _check_reservation(options: Options, cloud: TpuVm | Compute) -> None:
+    """Refuse what names no reservation, and a place that is not the reservation's own."""
+    given = f"cloud={type(cloud).__name__}(reservation={cloud.reservation!r})"
+    named = reservation_of(cloud.reservation)
+    if named is None:
+        part = "a block of one is none: " if "/reservationBlocks/" in cloud.reservation else ""
+        raise UsageError(
+            f"{given} names no reservation: {part}write its name, projects/PROJECT/reservations/NAME for one that "
+            "another project shares, or projects/PROJECT/zones/ZONE/reservations/NAME, which says where it is as well"
+        )
+    zones = (cloud.zones,) if isinstance(cloud.zones, str) else cloud.zones
+    others = [zone for zone in (*zones, options.zone or "") if zone and zone != named.zone]
+    if named.zone and others:
+        said = f"zone={options.zone!r}" if options.zone else f"zones={list(zones)!r}"
+        raise ConflictingSettings(
+            f"both {given} and {said} say where: leave out the latter, as a reservation is of one zone"
         )
 
 
@@ -290,7 +311,9 @@ def _check_pods(options: Options, cloud: Kubernetes) -> None:
 
 _ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z0-9]+")
 _SUBNETWORK = re.compile(r"(?:projects/[^/]+/)?regions/(?P<region>[^/]+)/subnetworks/[^/]+")
-_TAG = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_NETWORK = re.compile(r"(?:^|/)global/networks/[^/]+$")
+_NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")  # of any resource of Compute Engine, and of a tag
+_ACCOUNT = re.compile(r"[^@\s/]+@[^@\s/]+\.[^@\s/]+")
 LEAST_DISK, LARGEST_DISK = 10, 65536  # GiB: of the images, and of any disk
 
 
@@ -307,19 +330,25 @@ def _check_vms(options: Options, cloud: Compute) -> None:
             raise UsageError(f"cloud=Compute({name}={several!r}) is a list: write [{several!r}]")
     for zone in cloud.zones:
         if not _ZONE.fullmatch(zone):
-            near = ": it is a region, so name zones of it, such as " + repr(f"{zone}-a") if zone.count("-") == 1 else ""
-            raise UsageError(f"cloud=Compute(zones=…) has {zone!r}, which is no zone{near}")
+            near = f"it is a region, so name zones of it, such as '{zone}-a'" if zone.count("-") == 1 else ""
+            near = near or "zones have names such as 'us-central1-a', and `gcloud compute zones list` shows them"
+            raise UsageError(f"cloud=Compute(zones=…) has {zone!r}, which is no zone: {near}")
     for tag in cloud.tags:
-        if not _TAG.fullmatch(tag):
+        if not _NAME.fullmatch(tag):
             raise UsageError(
                 f"cloud=Compute(tags=…) has {tag!r}: a tag has small letters, digits and '-', begins with a letter, "
                 "and is 63 letters long at most"
             )
+    for name in ("image", "network", "subnetwork"):
+        check_resource(f"cloud=Compute({name}=…)", getattr(cloud, name))
+    check_account("cloud=Compute(service_account=…)", cloud.service_account)
     _check_machines(options, cloud)
     given = {"spot=True": is_spot(options), f"reservation={cloud.reservation!r}": cloud.reservation}
     if cloud.flex_start and any(given.values()):
         other = next(name for name, value in given.items() if value)
         raise ConflictingSettings(f"flex_start=True and {other} name two kinds of capacity: keep one")
+    if cloud.reservation_bound and not cloud.reservation:
+        raise UsageError("cloud=Compute(reservation_bound=True) names no reservation: add reservation='NAME'")
     several = f"hosts={cloud.hosts}" if cloud.hosts > 1 else f"num_slices={cloud.num_slices}"
     if cloud.flex_start and (cloud.hosts > 1 or cloud.num_slices > 1):
         each, one = ("VM", "host") if cloud.hosts > 1 else ("slice", "slice")
@@ -328,10 +357,54 @@ def _check_vms(options: Options, cloud: Compute) -> None:
             f"for the others, for hours if need be: take one {one}, spot=True or a reservation; or all at once "
             "from GKE, with Kubernetes(flex_start=True, queued_provisioning=True)"
         )
+    if "/" in cloud.network and not _NETWORK.search(cloud.network):
+        raise UsageError(
+            f"cloud=Compute(network={cloud.network!r}) is neither a name nor a path: write "
+            "projects/HOST/global/networks/NAME"
+        )
     if "/" in cloud.subnetwork and not region_of_subnetwork(cloud.subnetwork):
         raise UsageError(
             f"cloud=Compute(subnetwork={cloud.subnetwork!r}) is neither a name nor a path: write "
             "projects/HOST/regions/REGION/subnetworks/NAME"
+        )
+
+
+_LONGEST_NAME = 63
+
+
+def check_resource(option: str, given: str) -> None:
+    """Refuse a name, or a path that ends in one, that nothing on Compute Engine can have.
+
+    Args:
+        option: Where it was declared, for the message.
+        given: The name or the path; "" if there is none.
+
+    Raises:
+        UsageError: It can be no name.
+    """
+    name = given.rpartition("/")[2]
+    if given and not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{option} has {given!r}, which Compute Engine never accepts: such a name has small letters, digits and "
+            "'-', begins with a letter, and is 63 letters long at most"
+            + (f"; this one has {len(name)}" if len(name) > _LONGEST_NAME else "")
+        )
+
+
+def check_account(option: str, given: str) -> None:
+    """Refuse what is no address of an account.
+
+    Args:
+        option: Where it was declared, for the message.
+        given: The address; "" if there is none.
+
+    Raises:
+        UsageError: It is no address.
+    """
+    if given and given != "default" and not _ACCOUNT.fullmatch(given):
+        raise UsageError(
+            f"{option} has {given!r}, which is the address of no account: write it whole, as in "
+            "NAME@PROJECT.iam.gserviceaccount.com"
         )
 
 

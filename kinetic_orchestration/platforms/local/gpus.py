@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kinetic_orchestration.host.process.topology import OWN
+from kinetic_orchestration.host.process.topology import own_device
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 
 if TYPE_CHECKING:
@@ -314,10 +314,7 @@ def environment(taken: Sequence[Gpu], host: int, hosts: int) -> dict[str, str]:
     else:
         numbers = ",".join(gpu.number for gpu in taken)
         seen = {"CUDA_VISIBLE_DEVICES": numbers, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # in which the tools count
-    if hosts == 1:
-        return seen
-    own = str(host)
-    return {**seen, OWN: own, "JAX_CUDA_VISIBLE_DEVICES": own, "JAX_ROCM_VISIBLE_DEVICES": own}
+    return seen if hosts == 1 else {**seen, **own_device(host)}
 
 
 @functools.cache

@@ -3,7 +3,8 @@
 Same files and Python, same bytes: order, times and modes are fixed, and nothing is compressed, which each zlib does in
 its own way. An edit of what hosts do not need changes no byte. Hosts of another minor version of Python compile the
 sources. `python agent.zip ASSIGNMENT` is a host: byte code lies beside its source, where an import from a zip looks for
-it. On this machine the zip is unpacked once per version, because a folder starts a process 2 ms sooner.
+it. For jobs on other machines it is packed once per version, and unpacked for those on this one, because a folder
+starts a process 2 ms sooner.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import shutil
 import sys
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from types import CodeType
 from typing import NamedTuple
 
 PACKAGE = Path(__file__).parents[2]
@@ -77,7 +80,8 @@ _INSTEAD = {f"api/{name}.py": f"api/on_hosts/{name}.py" for name in ("__init__",
 _UNCHECKED = 1  # byte code of a source that is not looked at
 # The version of marshal whose bytes do not depend on what else this process knows. Slices of Python 3.14 need another.
 _WITHOUT_REFERENCES = 2
-_KEPT_VERSIONS = 3
+_PACKED = "-packed"  # how the folder of a version ends in which the zip is whole
+_KEPT_VERSIONS = 3  # of each kind of folder
 _KEPT_SECONDS = 7 * 86400.0  # no job of the local backend is expected to run from an older version for longer
 
 
@@ -95,7 +99,7 @@ def build(package: Path | None = None) -> AgentZip:
     contents = {"__main__.py": _MAIN.encode(), "child.py": _CHILD.encode()}
     for name, path in _sources(package or PACKAGE):
         source = path.read_bytes()
-        contents |= {f"site/{name}": source, f"site/{name}c": _byte_code(name, source)}
+        contents |= {f"site/{name}": source, f"site/{name}c": _byte_code(name, path, source)}
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(contents):
             entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
@@ -112,49 +116,91 @@ def _cached(name: str) -> str:
     return f"{folder}/__pycache__/{file.removesuffix('.py')}.{sys.implementation.cache_tag}.pyc"
 
 
-def _byte_code(name: str, source: bytes) -> bytes:
+def _byte_code(name: str, path: Path, source: bytes) -> bytes:
     """Return a module's byte code as a file that Python loads whatever the time of its source is, see PEP 552."""
-    code = compile(source, name, "exec", dont_inherit=True, optimize=0)
+    code = _known(name, path, source) or compile(source, name, "exec", dont_inherit=True, optimize=0)
     head = importlib.util.MAGIC_NUMBER + _UNCHECKED.to_bytes(4, "little") + importlib.util.source_hash(source)
     return head + marshal.dumps(code, _WITHOUT_REFERENCES)
 
 
-def packed(home: Path) -> AgentZip:
-    """Return the zip as it was kept here when it was unpacked; built anew if that was removed or damaged since."""
-    with contextlib.suppress(OSError):
-        for kept in unpacked(home).glob("*.zip"):
-            data = kept.read_bytes()
-            if (digest := hashlib.sha256(data).hexdigest()) == kept.stem:
-                return AgentZip(data, digest)
-    return build()
+def _known(name: str, path: Path, source: bytes) -> CodeType | None:
+    """Return what Python keeps as the byte code of a source, as if it had been compiled by its name in the zip: to
+    compile all sources takes six times as long. None if nothing is kept of this very source.
+    """
+    try:
+        cached = importlib.util.cache_from_source(path, optimization="")
+        made, edited = os.stat(cached).st_mtime_ns, os.stat(path)
+        with open(cached, "rb") as file:  # noqa: PTH123 - a path as text
+            data = file.read()
+        facts = (0, int(edited.st_mtime) & 0xFFFFFFFF, len(source) & 0xFFFFFFFF)
+        head = importlib.util.MAGIC_NUMBER + b"".join(fact.to_bytes(4, "little") for fact in facts)
+        # Python takes that of an earlier text of the same second and size for this one's.
+        if data[: len(head)] != head or made < edited.st_mtime_ns:
+            return None
+        code = marshal.loads(data[len(head) :])
+    except (OSError, NotImplementedError, EOFError, ValueError, TypeError):
+        return None
+    return _renamed(code, name) if isinstance(code, CodeType) else None
+
+
+def _renamed(code: CodeType, name: str) -> CodeType:
+    inner = tuple(_renamed(const, name) if isinstance(const, CodeType) else const for const in code.co_consts)
+    return code.replace(co_filename=name, co_consts=inner)
+
+
+class Packed(NamedTuple):
+    """The agent in a file, which is read once a store lacks it."""
+
+    digest: str
+    path: Path
+
+    def data(self) -> bytes:
+        """Return its bytes; those of one built anew if the file was damaged or removed since."""
+        with contextlib.suppress(OSError):
+            data = self.path.read_bytes()
+            if hashlib.sha256(data).hexdigest() == self.digest:
+                return data
+        data = build().data
+        if hashlib.sha256(data).hexdigest() != self.digest:
+            raise OSError(f"{self.path} is gone, and this package was changed since: start this process anew")
+        return data
+
+
+def packed(home: Path) -> Packed:
+    """Return the zip that is kept here since the first job after an upgrade."""
+    digest, folder = "", home
+    with contextlib.suppress(OSError):  # of a disk that is full: then it is built for each job
+        folder = _kept(home, _PACKED, _pack)
+        digest = next((kept.stem for kept in folder.glob("*.zip")), "")
+    digest = digest or build().digest
+    return Packed(digest, folder / f"{digest}.zip")
 
 
 def unpacked(home: Path) -> Path:
     """The agent's folder on this machine, made at the first job after an upgrade."""
-    folder = home / "agent" / _fingerprint()
+    return _kept(home, "", _unpack)
+
+
+def _kept(home: Path, kind: str, fill: Callable[[Path], object]) -> Path:
+    """Return a folder of this version, which `fill` fills if there is none yet."""
+    folder = home / "agent" / f"{_fingerprint()}{kind}"
     try:
         os.utime(folder)  # in use, for `_prune`
     except FileNotFoundError:
-        _unpack(folder)
+        _make(folder, fill)
         _prune(folder.parent, time.time())
     except OSError:
         pass  # another user's, but as good
     return folder
 
 
-def _unpack(folder: Path) -> None:
+def _make(folder: Path, fill: Callable[[Path], object]) -> None:
     import tempfile
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
     try:
-        agent = build()
-        with zipfile.ZipFile(io.BytesIO(agent.data)) as archive:
-            for name in archive.namelist():
-                file = temporary / (_cached(name[:-1]) if name.endswith(".pyc") else name)
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(archive.read(name))
-        (temporary / f"{agent.digest}.zip").write_bytes(agent.data)
+        fill(temporary)
         try:
             temporary.rename(folder)
         except OSError:
@@ -162,6 +208,19 @@ def _unpack(folder: Path) -> None:
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _pack(folder: Path) -> None:
+    agent = build()
+    (folder / f"{agent.digest}.zip").write_bytes(agent.data)
+
+
+def _unpack(folder: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(build().data)) as archive:
+        for name in archive.namelist():
+            file = folder / (_cached(name[:-1]) if name.endswith(".pyc") else name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(archive.read(name))
 
 
 def _prune(parent: Path, now: float) -> None:
@@ -172,8 +231,9 @@ def _prune(parent: Path, now: float) -> None:
             found.append((os.stat(entry).st_mtime, entry))
     found.sort(reverse=True)
     rubble = [(used, entry) for used, entry in found if entry.name.startswith(".")]
-    versions = [(used, entry) for used, entry in found if not entry.name.startswith(".")]
-    for used, entry in [*versions[_KEPT_VERSIONS:], *rubble]:
+    whole = [(used, entry) for used, entry in found if not entry.name.startswith(".")]
+    kinds = ([one for one in whole if one[1].name.endswith(_PACKED) == packed] for packed in (True, False))
+    for used, entry in [*rubble, *(one for kind in kinds for one in kind[_KEPT_VERSIONS:])]:
         if now - used > _KEPT_SECONDS:
             shutil.rmtree(entry, ignore_errors=True)
 

@@ -23,7 +23,7 @@ def orders_of(asked: Submission) -> dict[str, Any]:
         "store": f"{plan.store.rstrip('/')}/{plan.deployment}",
         "job": asked.job_id,
         "attempt": intent.attempt,
-        "hosts": placement["hosts"],
+        "hosts": placement["hosts"] * plan.processes,
         "slices": placement["slices"],
         "hosts_per_slice": placement["hosts"] // placement["slices"],
         "spec": asked.spec_digest,
@@ -33,6 +33,7 @@ def orders_of(asked: Submission) -> dict[str, Any]:
         "image": plan.image,
         "python": _python_ahead(plan, staged),
         "emulated": plan.emulated,
+        **({"processes": plan.processes} if plan.processes > 1 else {}),
         **({"gpus": _gpus(plan)} if _gpus(plan) else {}),
         **({"key": asked.key} if asked.key else {}),
     }

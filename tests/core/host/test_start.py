@@ -37,8 +37,9 @@ def dispositions() -> dict[str, str]:
 
 def test_what_a_host_is_told_comes_through_its_command_line() -> None:
     told = Assignment(
-        "/a store", "job-1", 2, 3, 4, "0" * 64, "b/3", "/run=here", "/home", "", "KINETIC_PLACEMENT=/run=here"
-    )
+        "/a store", "job-1", 2, 3, 4, "0" * 64, "b/3", "/run=here", "/home", "", "KINETIC_PLACEMENT=/run=here",
+        processes=2,
+    )  # fmt: skip
     heard = Assignment.from_words(told.words())
     assert {name: getattr(heard, name) for name in told.__slots__} == {
         name: getattr(told, name) for name in told.__slots__

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import time
 from collections import namedtuple
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,10 @@ if TYPE_CHECKING:
 
 POOL = ".svc.id.goog"  # how the name of a cluster's pool of identities ends, after that of its project
 ROLE = "roles/storage.objectUser"
+ACTS_AS = "roles/iam.workloadIdentityUser"
 PATIENCE = 5.0  # seconds for the metadata server, which has answered before
+LOOK, LOOKS = 2.0, 4  # seconds between looks for one that seems not to be there, and how many of these follow
+_ABSENT = re.compile(r"gaierror: \[Errno -[25]\]|\[Errno 1(01|13)\]")  # Linux: no such name, no network, no route
 
 
 class Account(namedtuple("Account", "kubernetes google member")):
@@ -52,9 +57,35 @@ def own(orders: Mapping[str, Any]) -> Account | None:
     if not google.endswith(POOL):
         return Account(kubernetes, google, f"serviceAccount:{google}")
     number = (bootstrap.metadata("project/numeric-project-id", patience=PATIENCE) or "").strip() or "PROJECT_NUMBER"
-    pool = f"principal://iam.googleapis.com/projects/{number}/locations/global/workloadIdentityPools/{google}"
+    return Account(kubernetes, google, principal(number, google, kubernetes))
+
+
+def principal(number: str, pool: str, kubernetes: str) -> str:
+    """Return the name in policies of a Kubernetes service account, as NAMESPACE/NAME, of a cluster whose identities are
+    in a pool of the project of that number.
+
+    https://cloud.google.com/kubernetes-engine/docs/concepts/workload-identity#principal-id-examples
+    """
     namespace, _, name = kubernetes.partition("/")
-    return Account(kubernetes, google, f"{pool}/subject/ns/{namespace}/sa/{name}")
+    of_pool = f"principal://iam.googleapis.com/projects/{number}/locations/global/workloadIdentityPools/{pool}"
+    return f"{of_pool}/subject/ns/{namespace}/sa/{name}"
+
+
+def federated(pool: str, kubernetes: str) -> str:
+    """Return the name of a Kubernetes service account in the policy of a service account of Google."""
+    return f"serviceAccount:{pool}[{kubernetes}]"
+
+
+def let_use(bucket: str, member: str) -> str:
+    """Return the line that lets a member of policies use gs://BUCKET. A member may have a command that a shell
+    substitutes."""
+    quote = '"' if "$(" in member else "'"
+    return f"gcloud storage buckets add-iam-policy-binding gs://{bucket} --role={ROLE} --member={quote}{member}{quote}"
+
+
+def let_act(google: str, member: str) -> str:
+    """Return the line that lets a Kubernetes service account act as one of Google."""
+    return f"gcloud iam service-accounts add-iam-policy-binding {google} --role={ACTS_AS} --member='{member}'"
 
 
 def told() -> str:
@@ -70,10 +101,7 @@ def advise(bucket: str) -> str:
 
 
 def _advice(account: Account, bucket: str) -> str:
-    return (
-        f"This pod runs as {account}. Let it use the bucket: gcloud storage buckets add-iam-policy-binding "
-        f"gs://{bucket} --role={ROLE} --member='{account.member}'"
-    )
+    return f"This pod runs as {account}. Let it use the bucket: {let_use(bucket, account.member)}"
 
 
 def refused(orders: Mapping[str, Any], reply: bootstrap.Reply) -> tuple[str, bool]:
@@ -85,6 +113,27 @@ def refused(orders: Mapping[str, Any], reply: bootstrap.Reply) -> tuple[str, boo
         first = said.partition(". Permission ")[0]  # the rest says it again, and few letters of a pod's words are shown
         return f"{first}. {_advice(account, _bucket_of(orders))}", True
     return said, "ateLimitExceeded" not in said
+
+
+def is_nowhere(reply: bootstrap.Reply) -> bool:
+    """Return True if an answer says that there is no metadata server: one that is just starting has a name, and an
+    address that answers or refuses."""
+    return reply.status == 0 and _ABSENT.search(reply.data.decode("utf-8", "replace")) is not None
+
+
+def nowhere() -> str:
+    """Return why this pod has no metadata server, with what to do about it; "" if it may have one."""
+    if not bootstrap.has_account() or not is_nowhere(bootstrap.ask_metadata("", 0.0)):
+        return ""
+    for _ in range(LOOKS):  # a network that is just being set up
+        time.sleep(LOOK)
+        reply = bootstrap.ask_metadata("", 0.0)
+        if not is_nowhere(reply):
+            return ""
+    return (
+        f"a store in Cloud Storage is used as the account that GKE's metadata server tells, and this cluster has none "
+        f"({reply.reason()}). Name a store on S3 with KINETIC_STORE, or a cluster with Workload Identity Federation"
+    )
 
 
 def without_token(orders: Mapping[str, Any]) -> tuple[str, bool]:
@@ -102,10 +151,7 @@ def without_token(orders: Mapping[str, Any]) -> tuple[str, bool]:
 def _binding(account: Account) -> str:
     """Return what lets a Kubernetes service account act as the one of Google that it is annotated with."""
     project = (bootstrap.metadata("project/project-id", patience=PATIENCE) or "").strip() or "PROJECT"
-    return (
-        f"Let it act as that: gcloud iam service-accounts add-iam-policy-binding {account.google} "
-        f"--role=roles/iam.workloadIdentityUser --member='serviceAccount:{project}{POOL}[{account.kubernetes}]'"
-    )
+    return f"Let it act as that: {let_act(account.google, federated(project + POOL, account.kubernetes))}"
 
 
 def _orders() -> Any:

@@ -45,6 +45,10 @@ class Denied(bootstrap.Unusable):
     """The store does not let this pod in."""
 
 
+class Nobody(Denied):
+    """This pod is nobody to the store, which so cannot be told either."""
+
+
 class Taken(bootstrap.Failed):
     """The cluster takes this pod away before its agent is there."""
 
@@ -74,7 +78,8 @@ def main() -> NoReturn:
         last_words.leave(told)  # before the store is told, which may not answer
         if isinstance(error, Taken) and orders["hosts"] > 1:
             _await_another_word(orders)
-        _abort(orders, host, told, cause)
+        if not isinstance(error, Nobody):
+            _abort(orders, host, told, cause)
         if isinstance(error, bootstrap.Changed):  # else it would never be sent again
             _forget_agent(orders)
         sys.exit(CODES[cause])
@@ -147,6 +152,8 @@ def _fetch_from_bucket(orders: Mapping[str, Any]) -> tuple[str, float]:
 
     def read() -> bootstrap.Reply:
         nonlocal date
+        if why := account.nowhere():
+            raise Nobody(f"the agent could not be fetched from {orders['store']}: {why}")
         if bootstrap.has_account() and not bootstrap.token():
             raise _denied(orders, *account.without_token(orders))
         blob = bootstrap.blob(orders["store"], orders["agent"])

@@ -274,7 +274,8 @@ class S3Records:
         return RecordsError(number, f"Cannot {verb} {name} (store {self.root}): {reason}.")
 
     def misconfigured(self, number: int, verb: str, name: str, reason: str) -> Exception:
-        """Return the error for a request that a server refuses for its key, or as it has no such bucket."""
+        """Return the error for a request that a server refuses for its key or its rights, or as it has no such
+        bucket."""
         return Misconfigured(number, f"Cannot {verb} {name} (store {self.root}): {reason}.")
 
     def damaged(self, name: str, reason: str) -> Exception:
@@ -296,7 +297,8 @@ class S3Records:
         if not 200 <= reply.status < 300:
             told, used = refusals.read(reply), self.requests.chain.get()
             number, words = refusals.explain(told, self.requests.place, used.source, self.requests.region)
-            if told.is_of_bucket or (told.is_of_key and not used.expires):  # a new key of a role may not be known yet
+            # A new key of a role may not be known yet.
+            if told.is_of_bucket or told.is_of_right or (told.is_of_key and not used.expires):
                 raise self.misconfigured(number, verb, name, words)
             raise self.refusal(number, verb, name, words)
 

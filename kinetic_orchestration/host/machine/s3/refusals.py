@@ -33,6 +33,7 @@ NOT_CARRIED_OUT = PASSING - {"InternalError", "OperationAborted", "ServiceUnavai
 NO_OBJECT = frozenset({"NoSuchKey", "NoSuchVersion", "NotFound"})
 
 _OF_KEY = "InvalidAccessKeyId|InvalidClientTokenId|UnrecognizedClientException|SignatureDoesNotMatch"
+_OF_RIGHT = "AccessDenied|AllAccessDisabled|AccountProblem|InvalidPayer"
 _ROWS = [
     (
         rf"{_OF_KEY}|ExpiredToken|InvalidToken|TokenRefreshRequired",
@@ -62,7 +63,7 @@ _ROWS = [
         "The bucket {bucket} is in another region than {region}: set AWS_REGION to its own",
     ),
     (
-        "AccessDenied|AllAccessDisabled|AccountProblem|InvalidPayer|Forbidden|^403",
+        rf"{_OF_RIGHT}|Forbidden|^403",
         errno.EACCES,
         (
             "The credentials ({source}) lack a permission. A store needs s3:GetObject, s3:PutObject, s3:DeleteObject "
@@ -111,6 +112,11 @@ class Refusal(namedtuple("Refusal", "status code message region")):
     def is_of_key(self) -> bool:
         """True if the server does not know the key, or knows another secret of it."""
         return re.fullmatch(_OF_KEY, self.code) is not None
+
+    @property
+    def is_of_right(self) -> bool:
+        """True if the server knows who asks, and does not let it."""
+        return re.fullmatch(_OF_RIGHT, self.code) is not None
 
     @property
     def is_of_bucket(self) -> bool:

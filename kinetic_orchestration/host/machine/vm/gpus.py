@@ -1,15 +1,13 @@
 """The GPUs of a VM: waits until its driver shows them, and clears away what would mislead or disturb it.
 
 The startup script runs this module from the agent's zip before the agent, so it stands alone: the standard library of
-Python 3.10. It is independent of orders and programs.
+Python 3.10. It is independent of orders and programs. What starts another program is imported when one is started.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 import time
 
 TYPE_CHECKING = False
@@ -62,10 +60,11 @@ def missing(wanted: int, say: Callable[[str], None], *, patience: float = PATIEN
 
 def listed(root: str = "/") -> tuple[int, str]:
     """Return how many GPUs nvidia-smi lists, and what it said."""
-    places = [os.environ.get("PATH", os.defpath), *(os.path.join(root, place) for place in PLACES)]
-    program = shutil.which("nvidia-smi", path=os.pathsep.join(places))
-    if program is None:
+    program = _found("nvidia-smi", *(os.path.join(root, place) for place in PLACES))
+    if not program:
         return 0, "this VM has no nvidia-smi: its image has no driver of NVIDIA, or has not installed it yet"
+    import subprocess
+
     try:
         done = subprocess.run(
             [program, "-L"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -82,10 +81,12 @@ def listed(root: str = "/") -> tuple[int, str]:
 
 def _hold_upgrades(root: str) -> None:
     """Stop the service that may replace the driver under the program, where there is one."""
-    systemctl = shutil.which("systemctl")
     places = [os.path.join(root, place, "systemd", "system", UPGRADES) for place in ("lib", "usr/lib", "etc")]
-    if systemctl is None or not any(map(os.path.exists, places)):
+    systemctl = _found("systemctl")
+    if not systemctl or not any(map(os.path.exists, places)):
         return
+    import subprocess
+
     try:
         subprocess.run(
             [systemctl, "stop", "--no-block", UPGRADES, "apt-daily-upgrade.timer", "apt-daily.timer"],
@@ -93,3 +94,12 @@ def _hold_upgrades(root: str) -> None:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         pass
+
+
+def _found(program: str, *places: str) -> str:
+    """Return the path of a program on the PATH, or else in one of the places; "" if there is none."""
+    for folder in (*os.environ.get("PATH", os.defpath).split(os.pathsep), *places):
+        path = os.path.join(folder, program)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return ""

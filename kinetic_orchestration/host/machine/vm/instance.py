@@ -1,4 +1,5 @@
-"""A host on Compute Engine: an instance that stands alone, or one of several that reach each other by TCP only.
+"""A host on Compute Engine: an instance that stands alone, or one of several that reach each other by TCP only; or one
+of the processes that have a GPU each of such an instance.
 
 What it may do, and where the others are, it asks for each instance by its own name: the account of a VM needs no right
 in the whole project.
@@ -6,7 +7,6 @@ in the whole project.
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +62,8 @@ class Instance(Vm):
         if task.accelerator.kind != "gpu" or task.image:
             return
         left = float(self._at.deadline or "inf") - bootstrap.store_time()
-        patience = patience_with_gpus(self._at.hosts, task.provision, left)
-        if lack := gpus.missing(task.devices, note, patience=patience, root=bootstrap.root()):
+        patience = patience_with_gpus(self._at.machines, task.provision, left)
+        if lack := gpus.missing(task.devices * self._at.processes, note, patience=patience, root=bootstrap.root()):
             raise Unanswered(lack)
 
     def meet(self, addresses: Sequence[str], has_started: Callable[[int], bool]) -> None:
@@ -84,8 +84,9 @@ class Instance(Vm):
         return network.variables(network.interface()) if task.accelerator.kind == "gpu" else {}
 
     def _addresses(self, slices: int) -> list[str]:
-        """Return those that each instance has by Compute Engine's word."""
-        return [address_of(url, self._at.resource) for url in sorted_parts(self._at.resource, self._at.hosts)]
+        """Return those that each instance has by Compute Engine's word, for each of its hosts."""
+        found = [address_of(url, self._at.resource) for url in sorted_parts(self._at.resource, self._at.machines)]
+        return [found[self._at.machine_of(host)] for host in range(self._at.hosts)]
 
     def _check_rights(self, project: str) -> str:
         own = self._own()
@@ -96,7 +97,7 @@ class Instance(Vm):
 
     def _own(self) -> str:
         """Return the URL of this VM."""
-        return bootstrap.parts(self._at.resource, self._at.hosts, self._at.host)[-1]
+        return bootstrap.parts(self._at.resource, *self._at.unit())[-1]
 
     def _rule(self, addresses: Sequence[str]) -> str:
         """Return the command that creates the firewall rule for these hosts."""
@@ -128,25 +129,25 @@ def grant(resource: str, account: str) -> str:
     role, permissions, narrowed = _ROLES[kind]
     begins = " || ".join(f'resource.name.extract("{one}/{{name}}").startsWith("kinetic-")' for one in narrowed)
     return (
-        f"Grant its service account a role: gcloud iam roles create {role} --project={project} "
-        f"--permissions={','.join(permissions)}; gcloud projects add-iam-policy-binding {project} "
+        f"Grant its service account a role (update instead of create, if there is one): gcloud iam roles create {role} "
+        f"--project={project} --permissions={','.join(permissions)}; gcloud projects add-iam-policy-binding {project} "
         f"--member=serviceAccount:{account} --role=projects/{project}/roles/{role} "
         f"--condition='title=kinetic,expression={begins}'"
     )
 
 
-def patience_with_gpus(hosts: int, provision: float, left: float) -> float:
+def patience_with_gpus(machines: int, provision: float, left: float) -> float:
     """Return for how many seconds GPUs are waited for.
 
     provision: For so long the hosts wait for each other; 0.0 for no limit. left: Until the VM deletes itself.
     """
-    longest = gpus.PATIENCE if hosts == 1 else OF_OTHERS - SPARE
+    longest = gpus.PATIENCE if machines == 1 else OF_OTHERS - SPARE
     return max(0.0, min(longest, (provision or float("inf")) - SPARE, left - SPARE))
 
 
-def sorted_parts(resource: str, hosts: int) -> list[str]:
-    """Return the URL of each host's instance, in the order of the hosts."""
-    return bootstrap.parts(resource, hosts, hosts - 1)
+def sorted_parts(resource: str, number: int) -> list[str]:
+    """Return the URL of each instance, in the order of the hosts."""
+    return bootstrap.parts(resource, number, number - 1)
 
 
 def address_of(url: str, resource: str) -> str:
@@ -198,6 +199,8 @@ def _state_of(reply: bootstrap.Reply) -> str:
 
 def _subnet(addresses: Sequence[str]) -> str:
     """Return the range of this machine's subnet by its metadata, or else the addresses of the hosts."""
+    import ipaddress
+
     path = "instance/network-interfaces/0"
     ip, mask = (bootstrap.metadata(f"{path}/{what}", patience=5.0) for what in ("ip", "subnetmask"))
     try:

@@ -2,23 +2,27 @@
 
 Where the others of its slice are, and in which order, its metadata says. The order of another slice is known by the
 names of its VMs alone, if names and workers have the same order, which Google has not published: each host checks that
-on itself.
+on itself. Another slice may be granted long after this one, and is waited for as long as its request may be met.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.host.machine.machine import Unauthorized
-from kinetic_orchestration.host.machine.vm.instance import DELETE_GROUP, GET, Instance, address_of, lacking
-from kinetic_orchestration.host.machine.vm.vm import SILENCE, missing_rights
+from kinetic_orchestration.host.machine.vm.awaited import Awaited
+from kinetic_orchestration.host.machine.vm.instance import DELETE_GROUP, GET, Instance, address_of, grant, lacking
+from kinetic_orchestration.host.machine.vm.vm import SILENCE, account_name, addresses_of_slices, missing_rights
+from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.system.parallel import Several
 
 if TYPE_CHECKING:
     from kinetic_orchestration.protocol.assignment import Assignment
 
 AT_ONCE = 8  # questions for addresses
+PACE = 20.0  # seconds between two questions for a slice that is not there: it may be hours, and many hosts ask
 
 
 class Member(Instance):
@@ -26,22 +30,41 @@ class Member(Instance):
 
     def _addresses(self, slices: int) -> list[str]:
         """Return those of this slice from its metadata, of others by the names of their VMs."""
-        at = self._at
-        each = at.hosts // slices
-        mine = bootstrap.addresses(bootstrap.metadata("instance/attributes/worker-network-endpoints") or "")
-        own = at.host // each if len(mine) == each else -1
-        if each > 1 and (slices > 1 or own < 0):
-            self._check_order(at.host % each)
-        names = [name for number in range(slices) if number != own for name in members(group(at, number), each)]
-        found = Several(self._address_of, names, most=AT_ONCE).result() if names else []
-        if own >= 0:
-            found[own * each : own * each] = mine
-        return found
+        return addresses_of_slices(self._at, slices, self._addresses_of)
+
+    def _addresses_of(self, numbers: Sequence[int], each: int) -> list[list[str]]:
+        if each > 1:
+            self._check_order(self._at.host % each)
+        groups = [group(self._at, number) for number in numbers]
+        if others := [one for one in groups if one != self._group()]:
+            Several(self._await, others, most=AT_ONCE).result()
+        found = Several(self._address_of, [name for one in groups for name in names.members(one, each)], most=AT_ONCE)
+        told = found.result()
+        return [told[first : first + each] for first in range(0, len(told), each)]
+
+    def _await(self, name: str) -> None:
+        """Return once a group has its VMs. Raises Unauthorized, OSError."""
+        url = f"{bootstrap.endpoint('compute')}/compute/v1/{self._at.resource.rpartition('/')[0]}/{name}"
+        awaited = Awaited(name)
+        left = float(self._at.deadline or "inf") - bootstrap.store_time()
+        for _ in bootstrap.tries(left, PACE):
+            reply = bootstrap.request("GET", url, patience=0.0)
+            if reply.status == 403 and not reply.passes():
+                account = account_name()
+                raise Unauthorized(
+                    f"what becomes of {name}, the group of another slice, could not be read by the service account "
+                    f"{account}: {reply.reason()}. {grant(self._at.resource, account)}"
+                )
+            if awaited.is_met(reply):
+                return
+            if why := awaited.end(reply):
+                raise OSError(why)
+        raise OSError(f"{name}, the group of another slice, got no VMs until the attempt's deadline. Nothing was run")
 
     def _check_order(self, worker: int) -> None:
         """Raise Unauthorized unless this VM is in its slice where its name says."""
         name = self._name()
-        if name.rpartition("-")[2] != f"{worker + 1:03}":
+        if name != names.members(self._group(), worker + 1)[worker]:
             raise Unauthorized(
                 f"{name} is worker {worker} of its slice by its metadata, and another by its name: so the names of "
                 "VMs, which are all that is known of other slices, do not say which worker each is. Nothing was run. "
@@ -50,11 +73,11 @@ class Member(Instance):
 
     def _check_rights(self, project: str) -> str:
         """Ask what can be asked: a group itself has no such question, but its list of instances has."""
-        group = bootstrap.parts(self._at.resource, *self._at.unit())[-1].replace(bootstrap.GROUPS, "/instanceGroups/")
-        missing, unknown = missing_rights(f"{group}/testIamPermissions", (DELETE_GROUP,))
+        own = bootstrap.parts(self._at.resource, *self._at.unit())[-1].replace(bootstrap.GROUPS, "/instanceGroups/")
+        missing, unknown = missing_rights(f"{own}/testIamPermissions", (DELETE_GROUP,))
         lost, unseen = missing_rights(f"{self._own()}/testIamPermissions", (GET,))
         if missing or lost:
-            where = f"the group {group.rpartition('/')[2]} that has made it"
+            where = f"the group {self._group()} that has made it"
             raise lacking([*missing, *lost], where, "the slice", self._at.resource)
         return unknown or unseen
 
@@ -64,27 +87,24 @@ class Member(Instance):
     def _name(self) -> str:
         return (bootstrap.metadata("instance/name", patience=SILENCE) or "").strip()
 
+    def _group(self) -> str:
+        return group(self._at, self._at.unit()[1])
+
     def _address_of(self, name: str) -> str:
         return address_of(_url(self._at.resource, name), self._at.resource)
-
-
-def members(group: str, number: int) -> list[str]:
-    """Return the names of a group's VMs."""
-    return [f"{group}-{index:03}" for index in range(1, number + 1)]
 
 
 def url_of(at: Assignment, host: int) -> str:
     """Return the URL of a host's VM, by the name that follows from its number, whether or not it is of a group."""
     if bootstrap.GROUPS not in at.resource:
-        return bootstrap.parts(at.resource, at.hosts, at.hosts - 1)[host]
+        return bootstrap.parts(at.resource, at.machines, at.machines - 1)[at.machine_of(host)]
     slice_, worker = divmod(host, at.hosts // at.slices)
-    return _url(at.resource, members(group(at, slice_), worker + 1)[-1])
+    return _url(at.resource, names.members(group(at, slice_), worker + 1)[worker])
 
 
 def group(at: Assignment, number: int) -> str:
     """Return the name of the group of a slice."""
-    name = at.resource.rpartition("/")[2]
-    return name if at.slices == 1 else f"{name}-{number}"
+    return names.numbered(at.resource.rpartition("/")[2], at.slices)[number]
 
 
 def _url(resource: str, name: str) -> str:

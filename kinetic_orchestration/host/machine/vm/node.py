@@ -6,7 +6,14 @@ from typing import Any
 
 from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.host.machine.machine import Unauthorized
-from kinetic_orchestration.host.machine.vm.vm import Vm, account_name, addresses_when_all_there, missing_rights
+from kinetic_orchestration.host.machine.vm.vm import (
+    Vm,
+    account_name,
+    addresses_of_slices,
+    addresses_when_all_there,
+    missing_rights,
+)
+from kinetic_orchestration.protocol import names
 
 PERMISSIONS = ("tpu.nodes.delete",)  # of queued resources, too: roles/tpu.admin has no others
 
@@ -16,17 +23,10 @@ class TpuNode(Vm):
 
     def _addresses(self, slices: int) -> list[str]:
         """Return those of this slice from its metadata, of others from the Cloud TPU API."""
-        at = self._at
-        each = at.hosts // slices
-        mine = bootstrap.addresses(bootstrap.metadata("instance/attributes/worker-network-endpoints") or "")
-        parent, _, name = at.resource.replace("/queuedResources/", "/nodes/").rpartition("/")
-        found: list[str] = []
-        for number in range(slices):
-            if number == at.host // each and len(mine) == each:
-                found += mine
-            else:
-                found += _addresses_of(f"{parent}/{name}-{number}" if slices > 1 else f"{parent}/{name}", each)
-        return found
+        nodes = names.numbered(self._at.resource.replace("/queuedResources/", "/nodes/"), slices)
+        return addresses_of_slices(
+            self._at, slices, lambda numbers, each: [_addresses_of(nodes[number], each) for number in numbers]
+        )
 
     def _check_rights(self, project: str) -> str:
         url = f"{bootstrap.endpoint('cloudresourcemanager')}/v1/projects/{project}:testIamPermissions"

@@ -48,11 +48,11 @@ class Vm(Machine):
 
     def __init__(self, at: Assignment) -> None:
         super().__init__(at)
-        self.requests_address = at.hosts > 1
+        self.requests_address = at.machines > 1
         self._rights: tuple[Ahead[str], Ahead[dict[str, str]]] | None = None
 
     def address(self) -> str:
-        if self._at.hosts == 1:
+        if self._at.machines == 1:
             return super().address()
         found = (bootstrap.metadata("instance/network-interfaces/0/ip", patience=SILENCE) or "").strip()
         if not found:
@@ -104,6 +104,7 @@ class Vm(Machine):
     def notice(self) -> str:
         for path, (awaited, text) in NOTICES.items():
             if said(path) == awaited:
+                self.lead = self._lead_of(path)  # as if it had been watched: it came just now
                 return text
         return ""
 
@@ -178,6 +179,21 @@ def account_name() -> str:
 
 def _account() -> str:
     return f"the service account {account_name()}"
+
+
+def addresses_of_slices(
+    at: Assignment, slices: int, of_others: Callable[[Sequence[int], int], Sequence[list[str]]]
+) -> list[str]:
+    """Return the addresses of all hosts, in their order: those of this slice from its metadata, if these have them all.
+
+    of_others: Returns those of other slices, by their numbers and the hosts of each.
+    """
+    each = at.hosts // slices
+    mine = bootstrap.addresses(bootstrap.metadata("instance/attributes/worker-network-endpoints") or "")
+    found = {at.host // each: mine} if len(mine) == each else {}
+    others = [number for number in range(slices) if number not in found]
+    found |= zip(others, of_others(others, each) if others else (), strict=True)
+    return [address for number in range(slices) for address in found[number]]
 
 
 def addresses_when_all_there(

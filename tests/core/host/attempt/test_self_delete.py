@@ -80,6 +80,24 @@ def test_the_others_have_their_turns_later(records: CloudRecords, monkeypatch: p
     assert 0.6 < seconds_of(records, monkeypatch, host=2) < 60.0
 
 
+@pytest.mark.slow
+def test_a_host_leaves_its_turn_to_none_that_never_came_up_once_the_attempt_is_over(
+    records: CloudRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All machines are charged for while it waits. Whoever comes up later finds the verdict, and runs nothing."""
+    monkeypatch.setattr(self_delete, "FIRST_TURN", 2.0)
+    monkeypatch.setattr(self_delete, "LATE", 120.0)
+    for host in (1, 2):
+        say(records, host, wire.DONE)
+    assert seconds_of(records, monkeypatch, host=1) > 2.0, "host 0 may be about to begin"
+    verdict = wire.Verdict(wire.ABORTED, "x", 0.0, cause=wire.INFRASTRUCTURE, host=0)
+    records.create(names.verdict(JOB, 1), verdict.encode())
+    assert seconds_of(records, monkeypatch, host=1) < 2.0
+    assert seconds_of(records, monkeypatch, host=2) > 2.0, "host 1 began, and comes first"
+    say(records, 0, wire.ENDING)
+    assert seconds_of(records, monkeypatch, host=1) > 2.0, "host 0 did begin"
+
+
 def test_one_host_waits_for_nobody(records: CloudRecords, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_delete, "LATE", 120.0)
     assert seconds_of(records, monkeypatch, hosts=1) < 60.0

@@ -518,6 +518,35 @@ def test_a_container_that_does_not_run_is_told_in_dockers_words_and_the_slice_is
     assert site.apis.deleted, "the slice was left"
 
 
+@pytest.mark.parametrize("status", ["STOPPING", "RUNNING"])
+def test_a_vm_that_is_shut_down_ends_its_container_first_and_leaves_it_to_others_to_say_whose_doing_that_was(
+    site: Site, jobs: Any, tmp_path: Path, status: str
+) -> None:
+    """The same end of a container on a VM that is to stay is told by its host."""
+    attempt = site.admit(jobs.attempt)
+    own = f"projects/emulated/zones/us-central2-b/instances/{attempt.name}"
+    told = json.dumps(attempt.told(image="r/i:1", resource=own, deadline=time.time() + 60.0))
+    vm = site.machines.create(
+        Machine("emulated", "us-central2-b", attempt.name, "v4-8", "2x2x1", "base", metadata={"kinetic": told})
+    )
+    name = vm.machine.name
+    site.apis.answers[f"GET /compute/v1/{own.rpartition('/')[0]}/{name}"] = 200, {"name": name, "status": status}
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\n[ "$1" = run ] || exit 0\nexit 143\n')
+    docker.chmod(0o755)
+    environ = {**vm._environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [sys.executable, "-I", bootstrap.__file__], env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    for process in processes.marked(f"KINETIC_ROOT={vm.root}"):
+        processes.send(process.pid, 9)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "docker run r/i:1 ended with exit code 143" in done.stdout, "it is on the console all the same"
+    record = site.records.read(names.verdict(attempt.job, 1))
+    assert (record is None) == (status == "STOPPING")
+    assert site.apis.deleted, "the VM was left"
+
+
 FLAKY = """#!/bin/sh
 [ "$3" = pull ] || exit 9
 echo x >> {told}
@@ -694,18 +723,42 @@ def test_a_member_of_a_group_knows_its_slice_by_its_name_and_its_worker_as_on_cl
 
 
 @pytest.mark.parametrize(
-    ("resource", "hosts", "host", "slices", "expected"),
-    [(GROUP, 4, 3, 1, (1, 0)), (GROUP, 8, 3, 2, (2, 0)), (GROUP, 8, 4, 2, (2, 1)), (INSTANCE, 4, 3, 1, (4, 3))],
+    ("resource", "hosts", "host", "shape", "expected"),
+    [
+        (GROUP, 4, 3, {}, (1, 0)),
+        (GROUP, 8, 3, {"slices": 2}, (2, 0)),
+        (GROUP, 8, 4, {"slices": 2}, (2, 1)),
+        (INSTANCE, 4, 3, {}, (4, 3)),
+        (INSTANCE, 4, 3, {"processes": 4}, (1, 0)),
+        (INSTANCE, 8, 3, {"processes": 4}, (2, 0)),
+        (INSTANCE, 8, 4, {"processes": 4}, (2, 1)),
+    ],
 )
 def test_what_is_deleted_in_the_end_is_as_many_groups_as_there_are_slices_or_the_instances(
-    resource: str, hosts: int, host: int, slices: int, expected: tuple[int, int]
+    resource: str, hosts: int, host: int, shape: dict[str, int], expected: tuple[int, int]
 ) -> None:
-    at = Assignment("s", "job-1", 1, host, hosts, "", "b", "r", "h", "", "A=b", resource, slices=slices)
+    at = Assignment("s", "job-1", 1, host, hosts, "", "b", "r", "h", "", "A=b", resource, **shape)
     assert Assignment.from_words(at.words()).unit() == expected
 
 
+def test_the_hosts_of_a_machine_follow_each_other_and_each_has_its_own_boot_and_records() -> None:
+    first = Assignment("s", "job-1", 1, 4, 8, "d", "boot/4", "r", "h", "", "A=b=c", INSTANCE, "1.5", processes=4)
+    second = first.next()
+    assert (second.host, second.boot, second.marker, second.deadline) == (5, "boot/5", "A=b=c", "1.5")
+    assert second.own("x") == names.host("job-1", 1, 5, "x")
+    assert second.next().next().unit() == first.unit() == (2, 1)
+
+
 @pytest.mark.parametrize(
-    "orders", [{"hosts": "many"}, {"slices": "some"}, {"host": None}, {"resource": "this VM"}, {"resource": 7}]
+    "orders",
+    [
+        {"hosts": "many"},
+        {"slices": "some"},
+        {"host": None},
+        {"resource": "this VM"},
+        {"resource": 7},
+        {"processes": "some"},
+    ],
 )
 def test_orders_by_which_a_vm_could_not_be_deleted_are_none(orders: dict[str, Any]) -> None:
     whole = {"resource": INSTANCE, "deadline": 1.5e9, "hosts": 2, "host": 1}

@@ -166,7 +166,7 @@ def test_a_uv_that_outlives_its_builder_is_waited_for(host: Host) -> None:
     first.wait(timeout=30)
     second = host.start()
     assert second.stderr is not None
-    assert "another job builds it" in second.stderr.readline()
+    assert "another process builds it" in second.stderr.readline()
     assert host.called("venv") == 1
     host.slow.unlink()
     out, _ = second.communicate(timeout=60)

@@ -7,6 +7,7 @@ import pytest
 from kinetic_orchestration.errors import ConflictingSettings, Unsupported
 from kinetic_orchestration.packaging.requirements.frameworks import check_lock, for_host
 from kinetic_orchestration.plan.hardware.accelerators import parse
+from kinetic_orchestration.plan.hardware.machines import driver_of
 
 pytestmark = pytest.mark.fast
 
@@ -73,6 +74,55 @@ def test_cuda_13_is_refused_for_gpus_that_it_has_no_code_for() -> None:
         for_host(["jax[cuda13]"], parse("v100x2"), emulated=False)
     assert for_host(["jax[cuda13]"], parse("t4"), emulated=False).added == ("jax[cuda13]",)
     assert for_host(["jax"], parse("v100x2"), emulated=False).added == ("jax[cuda12]",)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "line", "why"),
+    [
+        ("tpu7x-8", "jax==0.8.0", "take jax>=0.9.2"), ("tpu7x-8", "jax<0.9.2", "take jax>=0.9.2"),
+        ("tpu7x-8", "jax~=0.8.0", "take jax>=0.9.2"), ("b200x8", "torch==2.5.1", "take torch>=2.7"),
+        ("b200x8", "torch==2.6.*", "take torch>=2.7"), ("rtx-pro-6000", "torch==2.7.0+cu126", "begins with CUDA 12.8"),
+        ("v100", "torch==2.11.0+cu130", "CUDA 13 begins with the T4"),
+    ],
+)  # fmt: skip
+def test_a_release_or_a_build_that_has_no_code_for_the_accelerator_is_refused(
+    accelerator: str, line: str, why: str
+) -> None:
+    with pytest.raises(ConflictingSettings, match="has no code for") as caught:
+        for_host([line], parse(accelerator), emulated=False)
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "line"),
+    [
+        ("tpu7x-8", "jax>=0.8"), ("tpu7x-8", "jax==0.9.2"), ("tpu7x-8", "jax<1"), ("v6e-4", "jax==0.8.0"),
+        ("b200x8", "torch~=2.5"), ("b200x8", "torch==2.7.1+cu128"), ("b200x8", "torch"), ("t4", "torch==2.11.0+cu130"),
+        ("a100", "torch==2.5.1+cu124"),
+    ],
+)  # fmt: skip
+def test_one_that_has_it_is_taken(accelerator: str, line: str) -> None:
+    for_host([line], parse(accelerator), emulated=False)
+
+
+@pytest.mark.parametrize("line", ["jax[cuda13]", "torch==2.11.0+cu130"])
+def test_cuda_13_is_refused_for_an_image_whose_name_has_an_older_driver(line: str) -> None:
+    older = driver_of("family/ubuntu-accelerator-2204-amd64-with-nvidia-570")
+    with pytest.raises(
+        ConflictingSettings, match=r"needs driver 580 or later, as CUDA 13 does, and the image .* has 570"
+    ):
+        for_host([line], GPU, emulated=False, driver=older)
+    for image in ("projects/p/global/images/family/common-cu129-ubuntu-2204-nvidia-580", "family/mine", ""):
+        for_host([line], GPU, emulated=False, driver=driver_of(image))
+
+
+def test_the_plugin_of_jax_is_that_of_its_extra() -> None:
+    def needed(line: str) -> tuple[str, ...]:
+        return for_host([line], GPU, emulated=False).needed
+
+    assert needed("jax") == needed("jax[cuda12]") == needed("jax[cuda12-local]") == ("jax-cuda12-plugin",)
+    assert needed("jax[cuda13-local]") == ("jax-cuda13-plugin",)
+    assert needed("jax[cuda]") == ("jax-cuda12-plugin|jax-cuda13-plugin",)
 
 
 def test_what_nobody_knows_is_refused_and_not_invented() -> None:

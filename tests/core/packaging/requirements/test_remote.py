@@ -343,4 +343,4 @@ def test_the_agent_is_staged_by_its_digest(desk: Desk) -> None:
     bundle, staged = desk.packed(desk.function("agent_too"))
     assert bundle.agent is not None and staged.agent == bundle.agent.digest
     found = open_store(desk.folder / "store", "test").read(names.blob(staged.agent))
-    assert found is not None and found.data == bundle.agent.data
+    assert found is not None and found.data == bundle.agent.data()

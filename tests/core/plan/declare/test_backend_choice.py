@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_a_plan_for_vms_has_what_only_they_know(home: Path) -> None:
         plan = planned(home, Options("l4x4", cloud=given, spot=True), KINETIC_NETWORK="lab", USER="me")
     assert (plan.hosts, plan.slice.chips, plan.zones, plan.spot) == (2, 8, ("us-central1-a",), True)
     assert plan.cloud == {
-        "reservation": "", "flex_start": False, "network": "lab", "subnetwork": "", "external_ips": True,
+        "reservation": "", "reservation_bound": False, "flex_start": False, "network": "lab", "subnetwork": "", "external_ips": True,
         "secure_boot": False, "image": "", "disk_gib": 300, "service_account": "", "tags": ["ml"],
         "quota_project": "", "owner": "",
     }  # fmt: skip
@@ -101,10 +102,32 @@ def test_slices_of_several_hosts_and_several_slices_are_planned_for_vms(home: Pa
     assert planned(home, Options("v6e-8", backend="compute", cloud=TpuVm(zones=["us-east5-a"]))).hosts == 1
 
 
+@pytest.mark.parametrize("options", [Options("l4"), Options("tpu7x-4"), Options("v6e-8", backend="compute")])
+def test_what_a_resource_says_of_any_vms_is_taken_by_those_of_compute_engine(options: Options, home: Path) -> None:
+    """Its options are of Cloud TPU, by their class, and mean the same there."""
+    given = {
+        "network": "lan", "subnetwork": "train", "external_ips": False, "service_account": "vm@p.iam.gserviceaccount.com",
+        "tags": ["ml"], "quota_project": "bill",
+    }  # fmt: skip
+    plan = planned(home, replace(options, cloud=TpuVm(zones=["us-central1-b"], labels={"team": "rank"}, **given)))
+    assert (plan.backend, plan.zones, plan.labels) == ("compute", ("us-central1-b",), {"team": "rank"})
+    assert {name: plan.cloud[name] for name in given} == given
+
+
+@pytest.mark.parametrize("other", [{"reservation": "r"}, {"runtime_version": "x"}, {"num_slices": 2}])
+def test_what_means_something_else_on_cloud_tpu_is_not_taken_by_vms(other: dict[str, Any], home: Path) -> None:
+    cloud = TpuVm(**other)
+    with pytest.raises(UsageError, match="l4 is no TPU"):
+        planned(home, Options("l4", cloud=cloud))
+    with pytest.raises(UsageError, match=r"cloud=TpuVm\(…\) has options of tpu-vm, and this job runs on compute"):
+        planned(home, Options("v6e-8", backend="compute", cloud=cloud))
+
+
 def test_the_dry_run_says_how_vms_are_got(home: Path) -> None:
     for cloud, spot, told in (
         (Compute(flex_start=True), False, "capacity     flex-start"),
         (Compute(reservation="mine"), False, "capacity     reservation mine"),
+        (Compute(reservation="mine", reservation_bound=True), False, "reservation mine, with which its VMs end"),
         (Compute(), True, "capacity     spot"),
     ):
         assert told in planner.describe(planned(home, Options("l4", cloud=cloud, spot=spot)))
@@ -128,6 +151,26 @@ REFUSED: dict[str, tuple[Options, str]] = {
     "flex-start of several slices": (
         Options("tpu7x-8", cloud=Compute(flex_start=True, num_slices=2)),
         "flex_start=True gives each slice by itself, and the first of num_slices=2 would cost money while it waits",
+    ),
+    "a reservation of another zone": (
+        Options("l4", cloud=Compute(zones=["us-central1-a"], reservation="projects/p/zones/us-east4-a/reservations/r")),
+        "and zones=['us-central1-a'] say where: leave out the latter, as a reservation is of one zone",
+    ),
+    "a reservation of another zone than the job": (
+        Options("l4", zone="us-central1-a", cloud=Compute(reservation="projects/p/zones/us-east4-a/reservations/r")),
+        "and zone='us-central1-a' say where",
+    ),
+    "a block of a reservation": (
+        Options("l4", cloud=Compute(reservation="projects/p/reservations/R/reservationBlocks/B")),
+        "names no reservation: a block of one is none: write its name, projects/PROJECT/reservations/NAME for one that",
+    ),
+    "no path of a reservation": (
+        Options("l4", cloud=Compute(reservation="p/us-east4-a/r")),
+        "cloud=Compute(reservation='p/us-east4-a/r') names no reservation: write its name, projects/PROJECT",
+    ),
+    "bound to nothing": (
+        Options("l4", cloud=Compute(reservation_bound=True)),
+        "cloud=Compute(reservation_bound=True) names no reservation: add reservation='NAME'",
     ),
     "spot of a reservation": (
         Options("l4", spot=True, cloud=Compute(reservation="r")),
@@ -173,6 +216,29 @@ REFUSED: dict[str, tuple[Options, str]] = {
         Options("l4", zone="us-central1-a", cloud=Compute(zones=["us-central1-b"])),
         "both zone='us-central1-a' and cloud=Compute(zones=['us-central1-b']) say where: keep one",
     ),
+    "no zone at all": (
+        Options("l4", cloud=Compute(zones=["lab"])),
+        "cloud=Compute(zones=…) has 'lab', which is no zone: zones have names such as 'us-central1-a', and `gcloud",
+    ),
+    "a name that is too long": (
+        Options("l4", cloud=Compute(image=f"family/{'i' * 64}")),
+        "and is 63 letters long at most; this one has 64",
+    ),
+    "a reservation's name": (
+        Options("l4", cloud=Compute(reservation="My GPUs")),
+        "cloud=Compute(reservation='My GPUs') names no reservation: write its name, projects/PROJECT/reservations/NAME",
+    ),
+    "a network's name": (Options("l4", cloud=Compute(network="n" * 70)), "cloud=Compute(network=…) has 'nnn"),
+    "a subnetwork's name": (Options("l4", cloud=Compute(subnetwork="n" * 70)), "cloud=Compute(subnetwork=…) has 'nnn"),
+    "half a path of a network": (
+        Options("l4", cloud=Compute(network="host/lab")),
+        "cloud=Compute(network='host/lab') is neither a name nor a path: write projects/HOST/global/networks/NAME",
+    ),
+    "half an account": (
+        Options("l4", cloud=Compute(service_account="kinetic-gpu")),
+        ("cloud=Compute(service_account=…) has 'kinetic-gpu', which is the address of no account: write it whole, as in "
+        "NAME@PROJECT.iam.gserviceaccount.com"),
+    ),
     "a tag": (Options("l4", cloud=Compute(tags=["ML nodes"])), "cloud=Compute(tags=…) has 'ML nodes': a tag has"),
     "half a path": (
         Options("l4", cloud=Compute(subnetwork="lab/train")),
@@ -203,6 +269,15 @@ NOT_PLANNED: dict[str, tuple[Options, dict[str, str], str]] = {
         Options("l4"), {"KINETIC_SUBNETWORK": ELSEWHERE},
         f"the subnetwork {ELSEWHERE} is of us-east5, and no VM in us-central1-a can use it: name zones of its region",
     ),
+    "a network of the settings": (
+        Options("l4"), {"KINETIC_NETWORK": "n" * 64}, "KINETIC_NETWORK has 'nnn",
+    ),
+    "a subnetwork of the settings": (
+        Options("l4"), {"KINETIC_SUBNETWORK": "Lab"}, "KINETIC_SUBNETWORK has 'Lab', which Compute Engine never accepts",
+    ),
+    "an account of the settings": (
+        Options("l4"), {"KINETIC_SERVICE_ACCOUNT": "me"}, "KINETIC_SERVICE_ACCOUNT has 'me', which is the address of no",
+    ),
     "no zone": (
         Options("l4"), {"KINETIC_ZONES": ""},
         ("no zone is named, and none is known to have l4: name some, in the order in which they are tried, with "
@@ -223,10 +298,19 @@ NOT_PLANNED: dict[str, tuple[Options, dict[str, str], str]] = {
     "too long for any VM": (
         Options("l4", limits=planner.Limits(run="120d")), {}, "limits.run is 120d, and Compute Engine ends a VM after 120"
     ),
-    "a process for each GPU": (
-        Options("l4x4", processes="gpu"), {},
-        ("processes= is not possible on the compute backend: a host of it is one process that sees all GPUs of its VM, as "
-        "JAX and Keras use them. Leave it out; PyTorch's launcher starts one for each GPU of a VM, in a command"),
+    "processes in a container": (
+        Options("l4x4", processes="gpu", container_image="r/train:1"), {},
+        ("processes= with container_image= is not possible on the compute backend: a container is one process that sees "
+        "all GPUs of its VM. Leave container_image out, and the processes get locked packages; or leave processes out"),
+    ),
+    "processes that are more than the GPUs": (
+        Options("l4x4", processes=8), {},
+        "processes is 8: it is 'gpu', one process for each GPU (4 for l4x4), or None, one process for all of them",
+    ),
+    "processes that are half of the GPUs": (Options("l4x4", processes=2), {}, "processes is 2: it is 'gpu', one process"),
+    "processes of a TPU": (
+        Options("v6e-8", backend="compute", processes=8), {},
+        "processes=8 is for GPUs, and a host of v6e-8 is one process with all its chips: leave processes out",
     ),
     "a container without docker": (
         Options("l4", container_image="r/train:1"), {},
@@ -267,6 +351,22 @@ def test_what_no_vm_can_be_is_refused_before_anything_is_sent(case: str, home: P
     assert told in str(refused.value)
 
 
+@pytest.mark.filterwarnings("ignore:the 2 hosts of l4x4 are joined over plain TCP")
+def test_a_process_for_each_gpu_is_for_this_machine_and_for_vms(home: Path) -> None:
+    for options, hosts, each in (
+        (Options("l4x4", processes="gpu"), 4, 4),
+        (Options("l4x4", processes=4, cloud=Compute(hosts=2)), 8, 4),
+        (Options("l4", processes="gpu"), 1, 1),
+        (Options("l4x4"), 1, 1),
+    ):
+        plan = planned(home, options)
+        assert (plan.backend, plan.hosts, plan.processes) == ("compute", hosts, each)
+        assert Plan.from_json(plan.to_json()).hosts == hosts
+    told = "it is for GPUs of this machine, and of VMs with backend='compute'"
+    with pytest.raises(UsageError, match=told):
+        planned(home, Options("l4x4", processes="gpu", backend="kubernetes"), KINETIC_STORE="s3://bucket/prefix")
+
+
 def test_known_zones_are_those_of_the_subnetworks_region(home: Path) -> None:
     given = Compute(subnetwork="regions/us-east5/subnetworks/lab")
     assert planned(home, Options("v6e-8", cloud=given), KINETIC_ZONES="").zones == ("us-east5-a", "us-east5-b")
@@ -281,10 +381,15 @@ def test_zones_mean_the_same_wherever_the_rule_leads(home: Path) -> None:
         plan = planned(home, Options(accelerator, cloud=zones))
         assert (plan.backend, plan.zones, plan.labels) == (backend, ("us-east5-a",), {"team": "rank"})
     assert planned(home, Options("v6e-8", backend="compute", cloud=zones)).zones == ("us-east5-a",)
-    with pytest.raises(UsageError, match="l4 is no TPU"):
-        planned(home, Options("l4", cloud=TpuVm(zones=["us-east5-a"], network="lab")))
 
 
 def test_a_reservation_by_its_path_says_where_it_is(home: Path) -> None:
-    given = Compute(reservation="projects/p/zones/us-east5-a/reservations/r")
-    assert planned(home, Options("l4", cloud=given), KINETIC_ZONES="").zones == ("us-east5-a",)
+    path = "projects/p/zones/us-east5-a/reservations/r"
+    for elsewhere in ("", "us-central1-a,us-central1-b"):  # what only a setting says is not meant for it
+        plan = planned(home, Options("l4", cloud=Compute(reservation=path)), KINETIC_ZONES=elsewhere)
+        assert plan.zones == ("us-east5-a",)
+        assert "us-central1" not in planner.describe(plan)
+    assert planned(home, Options("l4", cloud=Compute(reservation=path, zones=["us-east5-a"]))).zones == ("us-east5-a",)
+    named = planned(home, Options("l4", cloud=Compute(reservation="projects/p/reservations/r")))
+    assert named.zones == ("us-central1-a",)
+    assert planned(home, Options("v5e-8", cloud=TpuVm(reservation=path))).zones == ("us-east5-a",)

@@ -11,7 +11,14 @@ import pytest
 
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.plan.declare.cloud import CloudOptions, Kubernetes, TpuVm, queues_of
+from kinetic_orchestration.plan.declare.cloud import (
+    CloudOptions,
+    Kubernetes,
+    Reservation,
+    TpuVm,
+    queues_of,
+    reservation_of,
+)
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.records import PLAN
@@ -33,6 +40,25 @@ def planned(tmp_path: Path, environ: dict[str, str], **options: Any) -> Plan:
     home = {"KINETIC_HOME": str(tmp_path / "home"), "KINETIC_PROFILE_FILE": "/none"}
     here = settings.load({**home, **environ}, cluster=given.cluster, namespace=given.namespace)
     return make_plan(JobSpec("train", given), here, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("mine", Reservation("mine")),
+        ("projects/p/reservations/r", Reservation("r", "p")),
+        ("projects/p/zones/us-south1-ai1b/reservations/r", Reservation("r", "p", "us-south1-ai1b")),
+        ("projects/x.com:p/locations/us-east5-a/reservations/r", Reservation("r", "x.com:p", "us-east5-a")),
+        ("projects/p/reservations/r/reservationBlocks/b", None),
+        ("projects/p/zones/z/reservations/r/reservationBlocks/b", None),
+        ("projects/p/regions/us-east5/reservations/r", None),
+        ("p/r", None),
+        ("Mine", None),
+        ("", None),
+    ],
+)
+def test_a_reservation_is_read_from_its_name_or_its_path(given: str, named: Reservation | None) -> None:
+    assert reservation_of(given) == named
 
 
 def test_options_of_pods_are_fields_of_the_plan_and_its_record(tmp_path: Path) -> None:

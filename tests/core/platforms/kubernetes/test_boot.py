@@ -15,7 +15,7 @@ import pytest
 
 from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
-from kinetic_orchestration.host.machine.pod import last_words
+from kinetic_orchestration.host.machine.pod import account, last_words
 from kinetic_orchestration.host.machine.pod import start as pod_start
 from kinetic_orchestration.host.machine.s3.records import S3Records
 from kinetic_orchestration.platforms.kubernetes import boot
@@ -116,6 +116,54 @@ def test_a_bucket_that_denies_the_agent_ends_the_attempt_at_once_and_for_good(tm
     assert (done.returncode, done.stderr) == (wire.EXIT_CODES[wire.CONFIGURATION], "")
     assert "does not have storage.objects.get access" in last_words_of(tmp_path).read_text()
     assert verdicts == [f"bucket/prod/{names.verdict(JOB, 1)}"]
+
+
+@pytest.mark.slow
+def test_a_pod_in_a_cluster_without_a_metadata_server_says_so_at_once(tmp_path: Path) -> None:
+    """No address of the network leads to one: it is not waited for, as one that is just starting is."""
+    with StorageServer() as storage:
+        store = f"{storage.make_bucket('bucket')}/prod"
+        environ = {"STORAGE_EMULATOR_HOST": storage.url, "GCE_METADATA_HOST": "255.255.255.255"}
+        began = time.monotonic()
+        done = started(tmp_path, store, environ)
+        took = time.monotonic() - began
+    assert (done.returncode, done.stderr) == (wire.EXIT_CODES[wire.CONFIGURATION], "")
+    told = last_words_of(tmp_path).read_text()
+    assert "this cluster has none (255.255.255.255: " in told and "a store on S3 with KINETIC_STORE" in told
+    assert took < 20.0, "it was waited for"
+
+
+@pytest.mark.parametrize(
+    ("said", "absent"),
+    [
+        ("gaierror: [Errno -2] Name or service not known", True),
+        ("OSError: [Errno 113] No route to host", True),
+        ("OSError: [Errno 101] Network is unreachable", True),
+        ("gaierror: [Errno -3] Temporary failure in name resolution", False),
+        ("ConnectionRefusedError: [Errno 111] Connection refused", False),
+        ("TimeoutError: timed out", False),
+    ],
+)
+def test_a_metadata_server_that_may_just_be_starting_is_not_taken_for_none(said: str, absent: bool) -> None:
+    reply = bootstrap.Reply(0, {}, f"metadata.google.internal: {said}".encode())
+    assert account.is_nowhere(reply) is absent
+    assert not account.is_nowhere(reply._replace(status=503))
+
+
+@pytest.mark.slow
+@FIRST_BUILDS
+def test_a_bucket_on_s3_that_denies_the_agent_ends_the_attempt_at_once_and_for_good(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    records = S3Records(f"{s3.make_bucket()}/prod")
+    records.put(names.blob(AGENT), b"the agent")
+    s3.fail("GET *", 403, "AccessDenied", times=99)
+    environ = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    began = time.monotonic()
+    done = started(tmp_path, records.url, environ)
+    assert time.monotonic() - began < 20.0
+    assert (done.returncode, done.stderr) == (wire.EXIT_CODES[wire.CONFIGURATION], "")
+    assert "lack a permission. A store needs s3:GetObject" in last_words_of(tmp_path).read_text()
 
 
 @pytest.mark.slow

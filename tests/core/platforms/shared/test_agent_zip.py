@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import compileall
+import importlib.util
 import io
 import json
 import os
@@ -425,19 +427,78 @@ def test_it_is_unpacked_once_with_its_byte_code(tmp_path: Path) -> None:
     assert list(folder.parent.iterdir()) == [folder]
     cached = folder / "site/kinetic_orchestration/host/__pycache__"
     assert (cached / f"host.{sys.implementation.cache_tag}.pyc").is_file()
-    built = agent_zip.build()
-    assert agent_zip.packed(tmp_path) == built
-    kept = folder / f"{built.digest}.zip"
-    os.truncate(kept, 1000)  # a power failure
-    assert agent_zip.packed(tmp_path) == built
-    kept.unlink()
-    assert agent_zip.packed(tmp_path) == built
     with zipfile.ZipFile(io.BytesIO(agent_zip.build().data)) as archive:
         sources = [name for name in archive.namelist() if name.endswith(".py")]
         assert all((folder / name).read_bytes() == archive.read(name) for name in sources)
         assert (cached / f"host.{sys.implementation.cache_tag}.pyc").read_bytes() == archive.read(
             "site/kinetic_orchestration/host/host.pyc"
         )
+
+
+def test_for_other_machines_it_is_packed_once_and_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = agent_zip.build()
+    assert agent_zip.packed(tmp_path).digest == built.digest
+    [folder] = (tmp_path / "agent").iterdir()
+    [kept] = folder.iterdir()
+    assert kept.name == f"{built.digest}.zip"
+    with monkeypatch.context() as patched:
+        patched.setattr(agent_zip, "build", lambda: pytest.fail("it is here already"))
+        again = agent_zip.packed(tmp_path)
+        assert (again.digest, again.data()) == (built.digest, built.data)
+    os.truncate(kept, 1000)  # a power failure
+    assert agent_zip.packed(tmp_path).data() == built.data
+    kept.unlink()
+    again = agent_zip.packed(tmp_path)
+    assert (again.digest, again.data()) == (built.digest, built.data)
+
+
+# ---- its byte code
+
+
+def _compiles(copy: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
+    """Return the digest of the agent of a copy, and how many of its sources were compiled for it."""
+    compiled = []
+
+    def heard(source: bytes, *rest: Any, **more: Any) -> Any:
+        compiled.append(source)
+        return compile(source, *rest, **more)
+
+    agent_zip._sources.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(agent_zip, "compile", heard, raising=False)
+        return agent_zip.build(copy).digest, len(compiled)
+
+
+def test_byte_code_that_python_keeps_is_taken_and_gives_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = _copied(tmp_path, "kept")
+    digest, compiled = _compiles(copy, monkeypatch)
+    assert compiled > 100
+    compileall.compile_dir(copy, quiet=2)
+    assert _compiles(copy, monkeypatch) == (digest, 0)
+    names = copy / "protocol" / "names.py"
+    kept = Path(importlib.util.cache_from_source(names, optimization=""))
+    for spoilt in (b"", b"no byte code at all", kept.read_bytes()[:100], kept.read_bytes()[:16] + b"nonsense"):
+        kept.write_bytes(spoilt)
+        assert _compiles(copy, monkeypatch) == (digest, 1)
+
+
+def test_byte_code_of_an_earlier_text_is_not_taken_whatever_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = _copied(tmp_path, "edited")
+    compileall.compile_dir(copy, quiet=2)
+    names = copy / "protocol" / "names.py"
+    made = os.stat(names).st_mtime
+    text = names.read_bytes()
+    names.write_bytes(text.replace(b'"""', b"'''", 2))  # of the same size
+    os.utime(names, (made, int(made) + 0.999))  # and the same second, after it was compiled
+    kept = Path(importlib.util.cache_from_source(names, optimization=""))
+    os.utime(kept, (made, int(made) + 0.5))
+    assert _compiles(copy, monkeypatch)[1] == 1
+    names.write_bytes(text + b"\n# more\n")
+    assert _compiles(copy, monkeypatch)[1] == 1
 
 
 @pytest.mark.slow

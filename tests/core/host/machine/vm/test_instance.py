@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -23,7 +24,7 @@ from kinetic_orchestration.host.machine.vm.instance import Instance, patience_wi
 from kinetic_orchestration.host.prepare.prepare import Ready
 from kinetic_orchestration.host.process import topology
 from kinetic_orchestration.host.process.environ import start_message
-from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.wire.task import Hardware, Task
 from kinetic_orchestration.testing.emulator import Emulator
@@ -116,6 +117,8 @@ def test_a_vm_with_a_gpu_runs_its_program_and_deletes_itself(place: Place, jobs:
     assert attempt.log(kinds="n") == ""
 
 
+@pytest.mark.slow
+@pytest.mark.turn(4)
 def test_the_vms_of_several_meet_and_all_are_gone_as_soon_as_all_are_done(place: Place, jobs: Any) -> None:
     place.cloud._machines.machines.environ |= {"LD_LIBRARY_PATH": "/image/lib", "NCCL_NET_PLUGIN": "an image's"}
     task = {"accelerator": L4, "devices": 1, "env": {"NCCL_DEBUG": "INFO"}}
@@ -250,16 +253,18 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         monkeypatch.setenv("KINETIC_EMULATOR", f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setattr(bootstrap, "_token", ("", 0.0))
+        monkeypatch.setattr(bootstrap, "_heard", (0.0, 0.0))
         yield server
         server.shutdown()
 
 
-def instance(host: int = 1, hosts: int = 3) -> Instance:
+def instance(host: int = 1, hosts: int = 3, processes: int = 1) -> Instance:
     found = machine_of(
         Assignment(
             "gs://b/prod", "job-1", 1, host, hosts, "", f"boot/{host}", "/run", "/home", "", "A=b",
-            "projects/p/zones/z/instances/kinetic-1",
+            "projects/p/zones/z/instances/kinetic-1", processes=processes,
         )
     )  # fmt: skip
     assert isinstance(found, Instance)
@@ -287,6 +292,57 @@ def test_the_addresses_are_those_of_each_instance_in_the_order_of_the_hosts_once
         "GET /compute/v1/projects/p/zones/z/instances/kinetic-1-2": [(200, "<html>"), (200, shown("10.0.0.5"))],
     }
     assert instance().addresses(ON_L4) == ["10.0.0.9", "10.0.0.3", "10.0.0.5"]
+
+
+def test_the_processes_of_an_instance_have_its_address_for_which_it_is_asked_once(google: Google) -> None:
+    google.answers = {
+        "GET /compute/v1/projects/p/zones/z/instances/kinetic-1-0": [(200, shown("10.0.0.9"))],
+        "GET /compute/v1/projects/p/zones/z/instances/kinetic-1-1": [(200, shown("10.0.0.3"))],
+    }
+    assert instance(3, 6, 3).addresses(ON_L4) == ["10.0.0.9"] * 3 + ["10.0.0.3"] * 3
+    asked = [call for call, _ in google.asked if "/instances/" in call]
+    assert len(asked) == 2
+    assert instance(3, 6, 3)._own().endswith("/instances/kinetic-1-1")
+
+
+def test_the_processes_of_one_instance_meet_on_it_and_need_no_address(google: Google) -> None:
+    machine = instance(1, 4, 4)
+    assert machine.address() == "127.0.0.1"
+    assert not machine.requests_address
+    assert machine._own().endswith("/instances/kinetic-1")
+    assert google.asked == []
+
+
+@pytest.mark.parametrize(("host", "own"), [(0, "0"), (3, "3"), (5, "1")])
+def test_a_process_sees_all_gpus_of_its_vm_and_is_told_its_own(host: int, own: str) -> None:
+    machine = instance(host, 8, 4)
+    files = dict.fromkeys(("outcome", "events", "notice", "stacks"), "")
+    ready = Ready("python3", "", [], [], "", [], [])
+    task, hosts = ON_L4._replace(devices=1, processes=4), ["10.0.0.9"] * 4 + ["10.0.0.3"] * 4
+    env = start_message(machine._at, task, ready, hosts, topology.PORTS, {}, files, "agent", {}, machine)["env"]
+    seen = {
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "KINETIC_OWN_DEVICE": own,
+        "JAX_CUDA_VISIBLE_DEVICES": own, "KERAS_TORCH_DEVICE": f"cuda:{own}", "RANK": str(host), "WORLD_SIZE": "8",
+        "LOCAL_RANK": own, "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": str(host // 4), "NODE_RANK": str(host // 4),
+        "NNODES": "2", "JAX_NUM_PROCESSES": "8", "JAX_PROCESS_ID": str(host), "MASTER_ADDR": "10.0.0.9",
+        "JAX_COORDINATOR_ADDRESS": "10.0.0.9:8476", "NCCL_NET": "Socket", "KINETIC_HOST_COUNT": "8",
+    }  # fmt: skip
+    assert {name: env.get(name) for name in seen} == seen
+
+
+def test_the_gpus_of_a_vm_are_waited_for_by_each_of_its_processes(
+    google: Google, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not only its own, which may not be the last."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA L4 (UUID: GPU-0)'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", os.environ["KINETIC_EMULATOR"])  # which tells the time
+    monkeypatch.setattr(gpus, "PATIENCE", 0.3)
+    instance(0, 1).devices(ON_L4._replace(devices=1), pytest.fail)
+    with pytest.raises(Unanswered, match="nvidia-smi lists 1 of 4 GPUs"):
+        instance(0, 4, 4).devices(ON_L4._replace(devices=1), lambda _: None)
 
 
 def test_addresses_that_may_not_be_read_are_told_with_the_role_and_those_that_never_come_after_a_while(
@@ -365,6 +421,17 @@ def test_a_network_that_lets_nothing_through_is_told_with_the_rule_that_opens_it
         "between the hosts of a job, and frameworks choose ports of their own. Nothing was run. Allow all of TCP between "
         f"them: gcloud compute firewall-rules create kinetic-hosts --project=nets --network=n --allow=tcp {who}"
     )
+
+
+@pytest.mark.parametrize(("spot", "lead"), [("TRUE", attempt_rules.SPOT_NOTICE), ("FALSE", 0.0)])
+def test_a_notice_that_is_found_by_asking_leaves_as_much_time_as_one_that_was_watched_for(
+    google: Google, spot: str, lead: float
+) -> None:
+    google.answers = {"instance/preempted": [(200, "TRUE")], "instance/scheduling/preemptible": [(200, spot)]}
+    found = instance()
+    assert found.lead == 0.0
+    assert found.notice() == "this VM is being preempted"
+    assert found.lead == lead
 
 
 def test_a_tpu_vm_gets_large_pages_and_one_that_may_not_is_left_as_it_is(

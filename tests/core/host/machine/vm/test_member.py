@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -13,13 +14,14 @@ import pytest
 
 from kinetic_orchestration.host.attempt.opening import machine_of
 from kinetic_orchestration.host.machine import bootstrap
-from kinetic_orchestration.host.machine.machine import Unauthorized
+from kinetic_orchestration.host.machine.machine import Unanswered, Unauthorized
+from kinetic_orchestration.host.machine.vm import awaited
 from kinetic_orchestration.host.machine.vm.member import Member
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.testing.emulator import Emulator
 from tests.core.host.machine.vm.test_instance import Google, google, shown
-from tests.support.faults import load_jobs
+from tests.support.faults import break_hosts, load_jobs
 from tests.support.instances import TPU_ZONE as ZONE
 from tests.support.instances import group_body, policy_body, template_body
 from tests.support.on_vms import Attempt, Site
@@ -114,6 +116,8 @@ def test_the_hosts_of_a_slice_meet_and_free_its_group_with_no_right_but_on_its_n
     assert attempt.log(kinds="n") == ""
 
 
+@pytest.mark.slow
+@pytest.mark.turn(1)
 def test_two_slices_are_two_groups_that_are_joined(place: Place, jobs: Any) -> None:
     attempt = place.site.admit(jobs.topology, accelerator="v4-8", slices=2)
     assert (attempt.hosts, attempt.slices) == (4, 2)
@@ -121,6 +125,54 @@ def test_two_slices_are_two_groups_that_are_joined(place: Place, jobs: Any) -> N
     assert attempt.verdict().kind == wire.COMMITTED
     found = attempt.value()
     assert (found["JAX_NUM_PROCESSES"], found["MEGASCALE_NUM_SLICES"], found["MEGASCALE_SLICE_ID"]) == ("4", "2", "0")
+    place.gone()
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts act as on machines of their own, and are less patient than these are."""
+    break_hosts(
+        monkeypatch,
+        """
+        from kinetic_orchestration.host.attempt import opening
+        from kinetic_orchestration.host.machine.vm import instance, vm
+        opening.Opening.shares_machine = lambda self: False
+        instance.Instance.meet = lambda *others: None
+        instance.UNMADE = instance.JUDGED = 0.5
+        vm.COMPANY = 1.0
+        """,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.turn(3)
+def test_a_slice_waits_for_another_that_is_granted_much_later_than_hosts_of_one_come(
+    place: Place, jobs: Any, apart: None
+) -> None:
+    place.cloud.compute.slow_grant("*-1", seconds=8.0)
+    of_one_slice = {"provision": 4.0}
+    attempt = place.site.admit(jobs.topology, accelerator="v4-8", slices=2, task=of_one_slice)
+    place.start(attempt)
+    assert attempt.verdict().reason == ""
+    assert attempt.value()["MEGASCALE_NUM_SLICES"] == "2"
+    assert ("instanceGroupManagers.get", "vm") in [(method, who.kind) for method, who in place.cloud.requests]
+    place.gone()
+
+
+def test_a_slice_ends_with_the_group_of_another_that_somebody_deletes_while_it_waits(
+    place: Place, jobs: Any, apart: None, tmp_path: Path
+) -> None:
+    place.cloud.compute.slow_grant("*-1", seconds=600.0)
+    attempt = place.site.admit(jobs.until, str(tmp_path / "never"), accelerator="v4-8", slices=2)
+    place.start(attempt)
+    asked = ("instanceGroupManagers.get", "vm")
+    wait_until(lambda: asked in [(method, who.kind) for method, who in list(place.cloud.requests)], within=30.0)
+    place.ask("DELETE", f"{GROUPS}/{attempt.name}-1")
+    verdict = attempt.verdict()
+    assert verdict.cause == wire.INFRASTRUCTURE
+    assert re.match(
+        f"{attempt.name}-1, the group of another slice, is (being deleted|gone|not there), and is not", verdict.reason
+    )
     place.gone()
 
 
@@ -189,6 +241,11 @@ def member(host: int, slices: int = 2, hosts: int = 4) -> Member:
 
 
 ON_SLICES = TASK._replace(slices=2)
+GROUP_0 = "GET /compute/v1/projects/p/zones/z/instanceGroupManagers/kinetic-1-0"
+WAITS = {"currentActions": {"creating": 2}, "status": {"bulkInstanceOperation": {"inProgress": True}}}
+MET = {"currentActions": {"none": 2, "creating": 0}, "status": {"bulkInstanceOperation": {"inProgress": False}}}
+NO_QUOTA = {"errors": [{"code": "QUOTA_EXCEEDED", "message": "Quota 'TPUS' exceeded"}]}
+REFUSED = {"status": {"bulkInstanceOperation": {"inProgress": False, "lastProgressCheck": {"error": NO_QUOTA}}}}
 
 
 def test_the_addresses_of_ones_own_slice_are_in_the_metadata_and_others_are_asked_for_by_their_names(
@@ -197,6 +254,7 @@ def test_the_addresses_of_ones_own_slice_are_in_the_metadata_and_others_are_aske
     google.answers = {
         ENDPOINTS: [(200, "10.0.1.8,10.0.1.2")],
         "instance/name": [(200, "kinetic-1-1-001")],
+        GROUP_0: [(404, {}), (200, WAITS), (503, {}), (200, "<html>"), (200, MET)],
         f"{INSTANCES}/kinetic-1-0-001": [(200, shown("10.0.0.9"))],
         f"{INSTANCES}/kinetic-1-0-002": [(404, {}), (200, shown("10.0.0.3"))],
     }
@@ -232,9 +290,52 @@ def test_slices_of_one_host_each_have_no_order_that_could_be_wrong(google: Googl
     google.answers = {
         ENDPOINTS: [(200, "10.0.1.8")],
         "instance/name": [(200, "kinetic-1-1-007")],
+        GROUP_0: [(200, MET)],
         f"{INSTANCES}/kinetic-1-0-001": [(200, shown("10.0.0.9"))],
     }
     assert member(1, hosts=2).addresses(ON_SLICES) == ["10.0.0.9", "10.0.1.8"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ([(404, {})], "is not there, and is not waited for"),
+        ([(200, WAITS), (404, {})], "is gone, and is not waited for"),
+        ([(200, {"currentActions": {"deleting": 2}})], "is being deleted, and is not waited for"),
+        ([(200, {"name": "kinetic-1-0"})], "has no VMs and asks for none, and is not waited for"),
+        ([(200, REFUSED)], "was refused its VMs .*QUOTA_EXCEEDED"),
+        (
+            [(200, {**MET, "status": {"appliedAcceleratorTopologies": [{"state": "FAILED"}]}})],
+            "topology that is FAILED",
+        ),
+        ([(200, {**WAITS, "description": '{"kinetic": {}, "until": 1000}'})], "for as long as it could wait for them"),
+    ],
+)
+def test_the_group_of_another_slice_that_will_have_no_vms_is_not_waited_for(
+    google: Google, monkeypatch: pytest.MonkeyPatch, answers: list[Any], said: str
+) -> None:
+    monkeypatch.setattr(awaited, "JUDGED", 0.2)
+    monkeypatch.setattr(awaited, "UNMADE", 0.4)
+    google.answers = {ENDPOINTS: [(200, "10.0.1.8,10.0.1.2")], "instance/name": [(200, "kinetic-1-1-001")]}
+    google.answers[GROUP_0] = list(answers)
+    with pytest.raises(Unanswered, match=f"^kinetic-1-0, the group of another slice, .*{said}"):
+        member(2).addresses(ON_SLICES)
+
+
+def test_a_group_that_may_not_be_read_is_told_with_the_role(google: Google) -> None:
+    google.answers = {
+        ENDPOINTS: [(200, "10.0.1.8,10.0.1.2")],
+        "instance/name": [(200, "kinetic-1-1-001")],
+        GROUP_0: [(403, {"error": {"message": "Required 'compute.instanceGroupManagers.get' permission"}})],
+        "default/email": [(200, "sa@p.iam")],
+    }
+    with pytest.raises(Unauthorized) as refused:
+        member(2).addresses(ON_SLICES)
+    assert (
+        "kinetic-1-0, the group of another slice, could not be read by the service account sa@p.iam: Required"
+        in str(refused.value)
+    )
+    assert "gcloud iam roles create kineticSliceHost" in str(refused.value)
 
 
 def test_rights_are_asked_for_where_they_can_be(google: Google) -> None:

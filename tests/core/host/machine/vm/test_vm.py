@@ -360,7 +360,7 @@ def test_a_notice_that_comes_between_two_waits_is_not_missed(site: Site, monkeyp
         return reply
 
     monkeypatch.setattr(bootstrap, "exchange", and_then_it_changes)
-    at: Any = SimpleNamespace(hosts=1)
+    at: Any = SimpleNamespace(machines=1)
     threading.Thread(target=vm.Vm(at)._watch, args=(path, lambda _: told.set()), daemon=True).start()
     try:
         assert told.wait(vm.WAIT / 3)
