@@ -8,9 +8,10 @@ Nothing here says where it runs; variables do, and those of Dagster's processes:
     local        none: the hosts are processes of this machine
     staging      what `ko emulator` prints: a whole cloud on one machine, which can run out of capacity and preempt
     production   KINETIC_PROFILE_FILE=example_pipelines/environments.toml KINETIC_PROFILE=production
+    on VMs       those two and KINETIC_BACKEND=compute: VMs of Compute Engine instead of Cloud TPU's
 
 What would be asked of production, and what it costs, is told without an account, with these variables and
-    ko plan example_pipelines/environments_dagster.py:fit --accelerator v5e-8
+    ko plan example_pipelines/environments_dagster.py:fit --accelerator v6e-8
 
 For a real slice: write your own project, bucket and zones into `environments.toml`.
 """
@@ -31,7 +32,7 @@ def points() -> Points:
     return [(x / 32, 3 * x / 32 + 1 + (-1) ** x * 0.01) for x in range(64)]
 
 
-@kinetic_asset(accelerator="v5e-8")
+@kinetic_asset(accelerator="v6e-8")
 def line(points: Points) -> dict[str, float]:
     """Runs on the host of the slice, wherever that is."""
     return fit(points)

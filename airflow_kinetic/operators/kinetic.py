@@ -49,7 +49,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         with the project around it and has no value
     :param op_args: the function's positional arguments, or the script's (templated)
     :param op_kwargs: the function's keyword arguments (templated)
-    :param accelerator: such as ``v5e-8`` (templated)
+    :param accelerator: such as ``v5e-8``, or GPUs such as ``l4`` (templated)
     :param name: the job's name; by default that of its function or script (templated)
     :param env: variables of the program, visible to all readers of the store: secrets go in `secrets` (templated)
     :param gcp_conn_id: the connection to Google Cloud, ``google_cloud_default`` if none is named. A job on this machine

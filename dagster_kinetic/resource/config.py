@@ -115,6 +115,7 @@ class ComputeConfig(_Group):
 
     hosts: int = Field(default=1, description="How many VMs have the accelerator's GPUs each, joined over TCP.")
     reservation: str = Field(default="", description="A reservation to take the VMs from.")
+    reservation_bound: bool = Field(default=False, description="Whether the VMs end with their reservation.")
     flex_start: bool = Field(default=False, description="Whether Google gives VMs when it has some, for 7 days.")
     network: str = Field(default="", description="The network of the VMs; the project's default one if not given.")
     subnetwork: str = Field(default="", description="Of a shared VPC: projects/HOST/regions/REGION/subnetworks/NAME.")

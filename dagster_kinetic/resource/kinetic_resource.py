@@ -351,8 +351,8 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if self.zones:
             groups["cloud"] = replace(groups["cloud"], zones=tuple(self.zones))
         vms, pods = self.compute.to_core(), self.kubernetes.to_core()
-        if vms != Compute() and (zones := as_compute(groups["cloud"])) is not None and not zones.labels:
-            vms, groups["cloud"] = replace(vms, zones=zones.zones), TpuVm()  # which are of any VMs
+        if vms != Compute() and groups["cloud"] == TpuVm(zones=(zones := groups["cloud"].zones)):
+            vms, groups["cloud"] = replace(vms, zones=zones), TpuVm()  # which are of any VMs
         for name, group in (("compute", vms), ("kubernetes", pods)):
             if group == type(group)():
                 continue
@@ -427,7 +427,7 @@ def _laid_over(options: Options, given: Mapping[str, Any]) -> Options:
     merged: dict[str, Any] = {}
     for name, asked in given.items():
         value, below = asked, getattr(options, name)
-        if name == "cloud" and Compute in (type(value), type(below)):  # zones alone are those of either class
+        if name == "cloud" and Compute in (type(value), type(below)):  # what is of any VMs is of either class
             value, below = as_compute(value) or value, as_compute(below) or below
         if name in _GROUPS and value is not None and type(value) is type(below):
             merged[name] = replace(below, **non_default(value))

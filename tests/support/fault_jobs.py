@@ -104,6 +104,13 @@ def dies_in_gloo(folder: str, culprit: int) -> int:
     return 0
 
 
+def one_is_killed(culprit: int, path: str) -> None:
+    """One host's program is killed, while the others wait."""
+    if index() == culprit:
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait_for(path)
+
+
 def last_one_fails(folder: str) -> None:
     """Host 3 fails when the others have ended well."""
     if index() == 3:

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.testing import Emulator
+from kinetic_orchestration.testing.model.compute.resources import Instance
 from tests.airflow_kinetic.live.airflow_servers import Airflow, Component, Run
 from tests.airflow_kinetic.live.conftest import HERE, SideBySide, started_airflow
 from tests.airflow_kinetic.live.scenes import (
@@ -36,10 +37,11 @@ from tests.airflow_kinetic.live.scenes import (
     starts,
 )
 from tests.dagster_kinetic.live.browser import chromium, page_of, picture
+from tests.support.on_compute import free_rest
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(2), pytest.mark.timeout(3600), TOLERATED]
 
-DAGS = 6
+DAGS = 7
 FULL, FREE = "us-west4-a", "us-central1-a"
 PROJECT = "project-of-the-connection"
 HOSTS = 4
@@ -59,7 +61,7 @@ def cloud() -> Iterator[Emulator]:
     with Emulator(zones=(FULL, FREE), python=sys.executable) as cloud:
         yield cloud
         cloud.clear_faults()
-        cloud.wait_until_empty(150.0)
+        free_rest(cloud, cloud.environ(project=PROJECT, deployment="live", backend="compute"))
         cloud.ledger.assert_nothing_left()
 
 
@@ -179,6 +181,57 @@ def sees_the_links(airflow: Airflow, run: Run, folder: Path, links: dict[str, st
             link.wait_for()
             assert link.get_attribute("href") == url
         picture(page, folder, "airflow-queued")
+
+
+# ---- VMs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.turn(0)
+@scene
+def test_tasks_on_a_gpu_and_on_a_slice_of_vms_are_deferred_resumed_after_a_preemption_and_cancelled(
+    airflow: Airflow, folder: Path, cloud: Emulator
+) -> None:
+    for task_id in ("on_a_gpu", "on_a_slice"):
+        (folder / task_id).mkdir()
+    with killed_if_it_fails(begin(airflow, folder, "on_vms")) as run:
+        airflow.until(lambda: "step 4 is done" in run.text(task_id="on_a_gpu"), about=lambda: logs_of(run))
+        [vm] = vms_of(cloud, run, "on_a_gpu")
+        assert vm.machine_type.name == "g2-standard-4"
+        cloud.compute.preempt(vm.name, notice=2.0)
+
+        airflow.until(lambda: hosts_in(run, "on_a_slice") == set(range(HOSTS)), about=lambda: logs_of(run))
+        slice_ = vms_of(cloud, run, "on_a_slice")
+        assert [vm.machine_type.name for vm in slice_] == ["ct6e-standard-4t"] * HOSTS
+        assert run.task("on_a_slice")["state"] == "deferred"
+        assert "/compute/instances?project=" in run.links("on_a_slice")["Google Cloud console"]
+        run.mark_task("failed", task_id="on_a_slice")
+        cloud.wait_until(lambda: not vms_of(cloud, run, "on_a_slice"), 150.0, "the end of the slice")
+
+        airflow.until(lambda: "goes on after step " in run.text(task_id="on_a_gpu").partition("resuming: ")[2])
+        assert run.task("on_a_gpu")["state"] == "deferred", "all of this was live"
+        go(folder / "on_a_gpu")
+        assert run.wait("success", task_id="on_a_gpu")["try_number"] == 1, "a preemption spends no retry"
+        run.wait("success", task_id="steps")
+    value = run.value("on_a_gpu")
+    assert value["begun"] >= 4 and run.value("steps") == value["steps"] == value["begun"] + 6
+    assert run.value("on_a_gpu", key="kinetic_where")
+
+
+def vms_of(cloud: Emulator, run: Run, task_id: str) -> list[Instance]:
+    """The VMs of a task."""
+    wanted = {"step": task_id, "pipeline": run.dag_id}
+    return [vm for vm in cloud.compute.instances.values() if wanted.items() <= vm.labels.items()]
+
+
+def hosts_in(run: Run, task_id: str) -> set[int]:
+    """The hosts whose lines the task's log has so far."""
+    records = run.log(task_id=task_id) if run.task(task_id)["try_number"] else []
+    return {int(record.get("host", 0)) for record in records if str(record.get("event")).startswith("step 1 at ")}
+
+
+def logs_of(run: Run) -> str:
+    """The logs of both tasks."""
+    return "\n".join(run.text(task_id=task_id) for task_id in ("on_a_gpu", "on_a_slice"))
 
 
 # ---- pools -----------------------------------------------------------------------------------------------------------

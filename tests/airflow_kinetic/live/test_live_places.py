@@ -1,4 +1,5 @@
-"""One pipeline of `example_pipelines/` in one running Airflow: on this machine, on Cloud TPU and on GKE, unchanged.
+"""One pipeline of `example_pipelines/` in one running Airflow: on this machine, on Cloud TPU, on VMs of Compute
+Engine and on GKE, unchanged.
 
 What differs is outside: the profile that Airflow's processes read, and on GKE the connection, which names the cluster.
 """
@@ -62,6 +63,12 @@ def test_a_pipeline_runs_wherever_the_profile_and_the_connection_of_its_airflow_
         ran = succeeded(airflow, "tpu-vm")
         assert ran.links("fit")["Google Cloud console"]
         assert cloud.ledger.count("created", "node") == 1
+        cloud.wait_until_empty(60)
+
+        write(profile, cloud.environ(backend="compute", deployment="on-vms"))
+        ran = succeeded(airflow, "compute")
+        assert "/compute/instances?project=" in ran.links("fit")["Google Cloud console"]
+        assert cloud.ledger.count("created", "instance") == 1
         cloud.wait_until_empty(60)
 
         settings = cloud.environ(backend="gke", deployment="on-gke")

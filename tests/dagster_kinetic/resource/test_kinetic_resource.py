@@ -138,6 +138,8 @@ def test_options_of_vms_come_from_their_group_or_from_the_cores_own_value_and_zo
     assert mine.cloud == Compute(zones=("us-east5-a",), disk_gib=300, hosts=2)
     others = options(resource, accelerator="l4", cloud=TpuVm(zones=["us-east5-b"]))
     assert others.cloud == Compute(zones=["us-east5-b"], disk_gib=300)
+    shared = options(KineticResource(**place, cloud={"network": "lan"}), accelerator="l4", cloud=Compute(disk_gib=300))
+    assert shared.cloud == Compute(zones=("us-east5-a",), network="lan", disk_gib=300)
     with pytest.raises(ValidationError, match="cloud= and compute= exclude each other"):
         options(KineticResource(**place, cloud={"network": "lan"}, compute={"disk_gib": 300}), accelerator="l4")
 

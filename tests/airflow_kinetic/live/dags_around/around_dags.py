@@ -19,6 +19,10 @@ POURED = 200  # lines of each host at once
 NUMBERS = 60_000
 LAST = 1_500  # lines
 
+IN_THE_CLOUD: dict[str, Any] = {
+    "gcp_conn_id": "of_the_cloud", "store": os.environ["LIVE_TEST_STORE"], "deployment": "live",
+    "zones": ["us-west4-a", "us-central1-a"], "spot": True,
+}  # fmt: skip
 FOLDER = "{{ dag_run.conf['folder'] }}"
 NAME = "{{ dag_run.conf['name'] }}"
 
@@ -90,15 +94,28 @@ def train(task_id: str = "train", function: Any = says, **options: Any) -> Kinet
 
 
 def on_a_cloud(**options: Any) -> KineticTPUOperator:
-    return train(
-        **options, gcp_conn_id="of_the_cloud", store=os.environ["LIVE_TEST_STORE"], deployment="live",
-        zones=["us-west4-a", "us-central1-a"], spot=True, backend=None,
-    )  # fmt: skip
+    return train(**{**IN_THE_CLOUD, "backend": None, **options})
 
 
 @dag(schedule=None)
 def weekly_ranker():
     on_a_cloud(function=learns, accelerator="v5e-16", outlets=[Asset("ranker")])
+
+
+@dag(schedule=None)
+def on_vms():
+    """A VM with a GPU, as the hardware says, and a slice of several VMs, as its task says."""
+    gpu = task.kinetic(task_id="on_a_gpu", accelerator="l4", deferrable=True, retries=2, **IN_THE_CLOUD)
+    model = gpu(learns)(f"{FOLDER}/on_a_gpu")
+
+    @task
+    def steps(model: dict[str, Any]) -> int:
+        return model["steps"]
+
+    steps(model)
+    on_a_cloud(
+        task_id="on_a_slice", function=says, accelerator="v6e-16", op_args=[f"{FOLDER}/on_a_slice"], backend="compute"
+    )
 
 
 @dag(schedule=None)
@@ -156,5 +173,5 @@ def large_value():
     reads(embedded.output)
 
 
-for declare in (weekly_ranker, two_triggerers, last_words, in_pools, of_a_package, large_value):
+for declare in (weekly_ranker, on_vms, two_triggerers, last_words, in_pools, of_a_package, large_value):
     declare()
