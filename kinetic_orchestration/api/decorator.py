@@ -110,7 +110,7 @@ def run(options: Options) -> Decorate:
         deployment: Prefix in the store; by default the setting.
         distributed: False leaves the joining of hosts to the function.
         keras_backend: `"jax"`, `"tensorflow"` or `"torch"`.
-        processes: `"gpu"` runs one process for each GPU of this machine.
+        processes: `"gpu"` runs one process for each GPU of this machine, or of each VM of Compute Engine.
         profile: Steps (`20`) or time (`"30s"`) to trace for XProf, or a `Profile`.
         partition_key: Value of `current().partition_key` on the hosts.
         labels: Text that is stored with the job.

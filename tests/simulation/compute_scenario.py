@@ -42,6 +42,7 @@ from tests.simulation.zones import Zone
 ZONES = ("us-central1-a", "us-central1-b", "europe-west4-b", "us-west4-a")
 L4 = accelerators.parse("l4")
 FREED = 400.0  # after a verdict, in which a follower has the VMs deleted
+GONE = re.compile(r" is (gone|STOPPING|TERMINATED): ")  # how it is told that a VM ends, before the reason
 COMPANY = 300.0  # so long the hosts wait for each other's addresses
 SLICES = [L4, accelerators.on_hosts(L4, 2), accelerators.on_hosts(L4, 3)]
 
@@ -185,6 +186,9 @@ class ComputeJudge(CloudJudge):
             return True
         if verdict.cause == wire.INFRASTRUCTURE and self.ground.api.odds.forgets and harm:
             return True
+        if self.plan.spot and harm == {"preempted"} and verdict.kind == wire.CLOSED and GONE.search(verdict.reason):
+            self.world.reached.add("a preemption was read from the operations of its zone")
+            return verdict.cause == wire.PREEMPTION
         if verdict.cause == wire.PREEMPTION and verdict.kind == wire.CLOSED and not self.plan.spot:
             return False  # Google takes others back, too, which is no preemption
         if verdict.cause == wire.PREEMPTION:

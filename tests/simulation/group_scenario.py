@@ -6,25 +6,29 @@ As `compute_scenario`, where the VMs of an attempt are the members of groups, wh
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.hardware.accelerators import Slice
+from kinetic_orchestration.platforms.google.compute import states
 from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.wire import Verdict
 from tests.simulation import zones as api
 from tests.simulation.cloud_scenario import DEPLOYMENT, HEARD, STORE
 from tests.simulation.compute import SOMEBODY, Group
-from tests.simulation.compute_scenario import ZONES, ComputeJudge, ComputeSchedule
+from tests.simulation.compute_scenario import COMPANY, ZONES, ComputeJudge, ComputeSchedule
 from tests.simulation.groups import MANAGERS, POLICIES, TEMPLATES, Grouped, Kept, Manager, Member
 from tests.simulation.instances import FATES, ComputeGround, InstanceMachine
-from tests.simulation.world import Violation
+from tests.simulation.world import Task, Violation
 
 SLICES = [
     (accelerators.parse(name), slices) for name, slices in (("v5p-8", 1), ("v6e-16", 1), ("v6e-8", 2), ("v5p-8", 2))
 ]
 REGION = ZONES[0].rsplit("-", 1)[0]
+WATCHER = "kinetic-watch"  # the thread of a process that looks at what is followed there
+LOOKS, SEEN = 8, 60.0  # at something, and the seconds between the first and the last, until something is done about it
 GROUP_FATES = (*FATES, "topology", "topology", "user", "user deletes all", "preempted")
 
 
@@ -77,6 +81,10 @@ class GroupGround(ComputeGround):
 class GroupJudge(ComputeJudge):
     """Knows that the members of a group end with it, and never alone."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.looks: dict[tuple[Task, str], list[float]] = {}  # of a process at a group that waits for too long
+
     def _there(self, job: str, attempt: int) -> list[Any]:
         found = [one for one in self.ground.api.managers.values() if one.name not in self.foreign and not one.going]
         return [one for one in found if (one.queued.told["job"], one.queued.told["attempt"]) == (job, attempt)]
@@ -127,6 +135,17 @@ class GroupJudge(ComputeJudge):
             since = max(manager.until, self.world.now)  # it may be asked for by who comes late
             self.world.at(since + HEARD, lambda: self._check_wait(manager))
 
+    def reads(self, manager: Manager) -> None:
+        """Check that whoever watches a group sees to it that it does not wait on for long after its request was over."""
+        told, task, now = manager.queued.told, self.world.current, self.world.now
+        waits = manager.bulk and not (manager.had or manager.going) and now > manager.until
+        if task is None or WATCHER not in task.name or not waits or (told["job"], told["attempt"]) in self.verdicts:
+            return
+        looks = self.looks.setdefault((task.process, manager.name), [])
+        looks.append(now)
+        if len(looks) > LOOKS and now - looks[0] > SEEN and not self.world.suspended:
+            raise Violation(f"{manager.id} is seen to wait on for {SEEN:.0f} s, and its request was over")
+
     def _check_wait(self, manager: Manager) -> None:
         told, ground = manager.queued.told, self.ground
         is_over = ground.api.managers.get(manager.name) is not manager or manager.going or manager.members
@@ -142,9 +161,28 @@ class GroupJudge(ComputeJudge):
             return bool(harm & {"user", "user deletes all"})
         if "while the request for" in verdict.reason:
             return any(one.until <= self.world.now and one.bulk for one in self._there(job, attempt))
-        if "Google deleted it" in verdict.reason and not harm - {"user deletes all"}:
+        unsaid = "Google deleted it" in verdict.reason or states.WHOM_TO_ASK in verdict.reason
+        if unsaid and harm == {"user deletes all"} and not self.ground.api.odds.forgets:
             return False
+        if match := re.search(r"(\S+), the group of another slice, (.*)", verdict.reason):
+            self.world.reached.add("a host did not wait for a slice that will not come")
+            return self._comes_never(match[1], match[2])
+        if match := re.search(r"(\S+)-\d+, the VM of another host, is", verdict.reason):
+            other = self._manager(match[1])
+            if other is not None and not other.going and other.bulk and not other.had:
+                return False  # it waits, and may for long
         return super()._justified(job, attempt, verdict)
+
+    def _comes_never(self, name: str, why: str) -> bool:
+        other = self._manager(name)
+        if other is None or other.going or "topology" in why:
+            return True
+        if "could wait" in why:
+            return other.until <= self.world.now
+        return "is not there" in why and self.world.now - other.created < COMPANY
+
+    def _manager(self, name: str) -> Manager | None:
+        return next((one for one in self.ground.api.managers.values() if one.id == name), None)
 
 
 class GroupSchedule(ComputeSchedule):
@@ -160,7 +198,7 @@ class GroupSchedule(ComputeSchedule):
 
     def __init__(self, seed: int, worlds: list[Any]) -> None:
         super().__init__(seed, worlds)
-        self.ground.api.may_wait = self.judge.may_wait
+        self.ground.api.may_wait, self.ground.api.reads = self.judge.may_wait, self.judge.reads
 
     def _slices(self, draw: Any) -> tuple[Slice, int]:
         found: tuple[Slice, int] = draw.choice((SLICES[0], SLICES[0], *SLICES[1:]))

@@ -113,6 +113,7 @@ class Manager(Described):
             "creating": sum(index not in self.had for index in missing),
             "recreating": sum(index in self.had for index in missing),
             "deleting": self.size if self.going else 0,
+            "none": 0 if self.going else len(self.members),
         }
         return super().shown() | {
             "currentActions": actions, "zone": f"https://compute/projects/{self.project}/zones/{self.zone}",
@@ -144,6 +145,7 @@ class Grouped(Compute):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.may_wait: Callable[[Manager], object] = lambda _manager: None
+        self.reads: Callable[[Manager], object] = lambda _manager: None
         self.managers: dict[str, Manager] = {}
         self.kept: dict[str, Kept] = {}
         self.held: dict[str, tuple[str, float]] = {}  # what a group that is gone holds on to: by whom, until when
@@ -172,6 +174,8 @@ class Grouped(Compute):
             things: Mapping[str, Described] = self.managers if kind == MANAGERS else self.kept
             if path not in things:
                 raise refusals.missing(path)
+            if kind == MANAGERS:
+                self.reads(self.managers[path])
             return things[path].shown()
         return super()._answer(method, path, body, params)
 
@@ -185,6 +189,8 @@ class Grouped(Compute):
             if its_kind != kind or wanted.removeprefix("name:") not in ident or (view := self.view(name)) is None:
                 continue
             items.setdefault(f"{scopes}/{place}", {}).setdefault(kind, []).append(view)
+            if name in self.managers:
+                self.reads(self.managers[name])
         for scope in list(items):
             if not self.calm and self.world.random.random() < self.odds.unreachable:
                 self.world.reached.add("a place did not answer of its groups, templates or policies")

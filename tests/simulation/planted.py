@@ -345,6 +345,20 @@ PLANTED = (
         "--compute",
     ),
     Planted(
+        "a VM in repair is dead at once",
+        "platforms/google/compute/states.py",
+        "REPAIR_PATIENCE = 900.0",
+        "REPAIR_PATIENCE = 0.0",
+        "--compute",
+    ),
+    Planted(
+        "a preempted VM counts as failed",
+        "platforms/google/compute/states.py",
+        "it was preempted\", wire.PREEMPTION",
+        "it was preempted\", wire.INFRASTRUCTURE",
+        "--compute",
+    ),
+    Planted(
         "a VM that somebody deleted counts as failed",
         "platforms/google/compute/states.py",
         'return f"{where}: {event.user} {did} it", wire.CANCELLED',
@@ -403,7 +417,7 @@ PLANTED = (
     Planted(
         "the accepted delete of a group is believed",
         "platforms/google/compute/verbs/free.py",
-        "            return Freed.PARTLY if deletion is not None and found.deletes else Freed.REFUSED\n",
+        "            return Freed.PARTLY if found.leaves or (deletion is not None and found.deletes) else Freed.REFUSED\n",
         "            return Freed.PARTLY if deletion is not None else Freed.REFUSED\n",
         "--groups",
     ),
@@ -452,8 +466,8 @@ PLANTED = (
     Planted(
         "who has deleted a group is not told",
         "platforms/google/compute/states.py",
-        "    if over:\n        own =",
-        "    if False:\n        own =",
+        "    return sorted([*own, *over, *failed],",
+        "    return sorted([*own, *failed],",
         "--groups",
     ),
 )  # fmt: skip

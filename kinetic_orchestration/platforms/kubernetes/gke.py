@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.host.machine.pod import account
+from kinetic_orchestration.plan.declare.cloud import reservation_of
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.hardware.nodes import Node
@@ -31,10 +33,6 @@ AROUND = 3600.0  # seconds beyond a run in which images, environment and inputs 
 ZONE = "topology.kubernetes.io/zone"
 
 _NAME = re.compile(r"gke_([a-z0-9.:-]+)_([a-z0-9-]+)_([a-z0-9-]+)(?:/|$)")
-_RESERVATION = re.compile(
-    r"(?:projects/(?P<project>[a-z0-9.:-]+)/(?:zones/(?P<zone>[a-z0-9-]+)/)?reservations/)?"
-    r"(?P<name>[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)"
-)
 
 
 def cluster_of(place: str) -> Cluster | None:
@@ -75,7 +73,7 @@ def check_capacity(plan: Plan) -> None:
     node, reservation = nodes.node(plan.slice), plan.cloud["reservation"]
     if plan.backend == "gke" or any(cluster_of(place) is not None for place in plan.zones):
         _check_machine(plan, node)
-    if plan.cloud["flex_start"]:
+    if plan.flex_start:
         _check_flex_start(plan, node)
     if not reservation:
         return
@@ -91,7 +89,7 @@ def _check_machine(plan: Plan, node: Node) -> None:
     if nodes.GPU_ACCELERATOR in node.labels and not node.machine:
         raise UsageError(nodes.no_machine(plan.slice))
     by_hand = plan.cloud["node_selector"] is not None  # of a reservation, or a ComputeClass that has one
-    if not (node.on_demand or node.flex_start or plan.cloud["reservation"] or plan.cloud["flex_start"] or by_hand):
+    if not (node.on_demand or node.flex_start or plan.cloud["reservation"] or plan.flex_start or by_hand):
         raise UsageError(
             f"{node.machine}, the machine of {plan.slice.name}, is given by reservation alone: name one with "
             "cloud=Kubernetes(reservation=…)"
@@ -127,7 +125,7 @@ def labels(plan: Plan, place: str, *, autopilot: bool) -> dict[str, str]:
         place: CLUSTER/NAMESPACE.
         autopilot: The cluster makes every node.
     """
-    if plan.cloud["flex_start"]:
+    if plan.flex_start:
         return dict([QUEUED if plan.cloud["queued_provisioning"] else FLEX_START])
     if not plan.cloud["reservation"]:
         return {}
@@ -144,7 +142,7 @@ def taints(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Return key and value of the taints that nodes of such capacity may have."""
     named = str((plan.cloud["node_selector"] or {}).get(COMPUTE_CLASS) or "")
     given = {
-        FLEX_START: plan.cloud["flex_start"] or _comes_by_flex_start(plan),
+        FLEX_START: plan.flex_start or _comes_by_flex_start(plan),
         QUEUED: plan.cloud["queued_provisioning"],
         (COMPUTE_CLASS, named): named,
     }
@@ -178,8 +176,8 @@ def capacity_of(spec: Mapping[str, Any]) -> Capacity:
 
 def _reserved(reservation: str) -> tuple[str, str, str]:
     """Return the project, the zone and the name of a reservation; "" for what its path leaves out."""
-    if (match := _RESERVATION.fullmatch(reservation)) is not None:
-        return match["project"] or "", match["zone"] or "", match["name"]
+    if (named := reservation_of(reservation)) is not None:
+        return named.project, named.zone, named.name
     if "/reservationBlocks/" in reservation:
         raise UsageError(
             f"cloud=Kubernetes(reservation={reservation!r}): pods take machines of whole reservations, and no block "
@@ -194,11 +192,8 @@ def _reserved(reservation: str) -> tuple[str, str, str]:
 # ---- who pods are ----------------------------------------------------------------------------------------------------
 
 STANDS_FOR = "iam.gke.io/gcp-service-account"  # annotation of a ServiceAccount
-ACTS_AS = "roles/iam.workloadIdentityUser"
-USES_BUCKET = "roles/storage.objectUser"
-_OF_POOLS = ".svc.id.goog"  # how the name of a cluster's pool of identities ends, after that of its project
-_ACT = {ACTS_AS, "roles/iam.serviceAccountTokenCreator"}
-_USE = {USES_BUCKET, "roles/storage.objectAdmin", "roles/storage.admin"}
+_ACT = {account.ACTS_AS, "roles/iam.serviceAccountTokenCreator"}
+_USE = {account.ROLE, "roles/storage.objectAdmin", "roles/storage.admin"}
 _EVERYBODY = {"allUsers", "allAuthenticatedUsers"}
 
 
@@ -216,7 +211,11 @@ class Identity(NamedTuple):
     @property
     def federated(self) -> str:
         """Its name in the policy of a service account of Google."""
-        return f"serviceAccount:{self.pool}[{self.namespace}/{self.account}]"
+        return account.federated(self.pool, self._kubernetes)
+
+    @property
+    def _kubernetes(self) -> str:
+        return f"{self.namespace}/{self.account}"
 
     def names(self, member: str) -> bool:
         """Return True if a member of a policy is the Kubernetes service account, or all of its namespace."""
@@ -245,19 +244,14 @@ class Identity(NamedTuple):
 
     def let_act(self) -> str:
         """Return the line that lets pods act as the service account of Google."""
-        return (
-            f"gcloud iam service-accounts add-iam-policy-binding {self.google} --role={ACTS_AS} "
-            f"--member='{self.federated}'"
-        )
+        return account.let_act(self.google, self.federated)
 
     def let_use(self, bucket: str) -> str:
         """Return the line that lets pods use gs://BUCKET."""
-        project = self.pool.removesuffix(_OF_POOLS)
+        project = self.pool.removesuffix(account.POOL)
         number = f"$(gcloud projects describe {project} --format='value(projectNumber)')"
-        pool = f"//iam.googleapis.com/projects/{number}/locations/global/workloadIdentityPools/{self.pool}"
-        own = f"principal:{pool}/subject/ns/{self.namespace}/sa/{self.account}"
-        member = f"serviceAccount:{self.google}" if self.google else own
-        return f'gcloud storage buckets add-iam-policy-binding {bucket} --role={USES_BUCKET} --member="{member}"'
+        own = account.principal(number, self.pool, self._kubernetes)
+        return account.let_use(bucket.removeprefix("gs://"), f"serviceAccount:{self.google}" if self.google else own)
 
 
 def _held(policy: Policy, roles: set[str], is_meant: Callable[[str], bool]) -> bool | None:

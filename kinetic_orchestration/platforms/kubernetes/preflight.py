@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import BackendError, CredentialsError, KineticError, UsageError
+from kinetic_orchestration.host.machine.pod import account
 from kinetic_orchestration.plan.declare.cloud import queues_of
 from kinetic_orchestration.plan.hardware import accelerators, nodes
 from kinetic_orchestration.plan.values import Intent, Plan, Staged
@@ -479,7 +480,7 @@ def _uses(place: Place, identity: gke.Identity, bucket: str) -> Finding:
     uses = identity.uses(policy)
     if uses is None:
         told = f"{bucket} grants it a role under a condition, or one of your own, which is not looked at"
-        return _of_account(WARNING, told, f"See that it has all of {gke.USES_BUCKET}: {_see_bucket(bucket)}")
+        return _of_account(WARNING, told, f"See that it has all of {account.ROLE}: {_see_bucket(bucket)}")
     if not uses:
         told = f"{bucket} does not let it read and write, unless its project does, which is not looked at"
         return _of_account(WARNING, told, f"Let it: {identity.let_use(bucket)}")

@@ -12,19 +12,15 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.handle import JobHandle
-from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.platforms.google.rest import retries
-from kinetic_orchestration.platforms.registry import open_backend
 from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.testing import Emulator
 from tests.support.faults import break_hosts, load_jobs
 from tests.support.jobs import placements
-from tests.support.waits import wait_until
+from tests.support.on_compute import free_rest
 
 ZONES = ("us-central1-a", "us-central1-b", "us-east4-c")
-GONE_WITHIN = 150.0  # the second host deletes after 55 s, should the first be dead
-KEPT = {"instance template", "resource policy"}  # what the end of a job may leave: it costs nothing
 NONE = kinetic.Retry(infra=0, preemption=0)
 Break = Callable[[str], None]
 
@@ -65,19 +61,6 @@ def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
         emulated.storage.heal()
         free_rest(emulated)
         emulated.ledger.assert_nothing_left()
-
-
-def free_rest(cloud: Emulator) -> None:
-    """Do what whoever reaps next does: a job does not wait until what costs nothing is free for its deletion."""
-    cloud.wait_until(lambda: left(cloud) <= KEPT, GONE_WITHIN, "an end of all that costs")
-    backend = open_backend("compute", settings.load())
-    wait_until(lambda: all(map(backend.release, list(backend.leftovers()))), "all that is left is freed")
-    cloud.wait_until_empty(GONE_WITHIN)
-
-
-def left(cloud: Emulator) -> set[str]:
-    """The kinds of what is there."""
-    return {leak.partition(" projects")[0] for leak in cloud.ledger.leaks()}
 
 
 def run(function: Any, *arguments: Any, **options: Any) -> JobHandle[Any]:

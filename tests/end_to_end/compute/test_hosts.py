@@ -174,6 +174,7 @@ def test_f27_clocks_that_are_off_by_ten_minutes_change_nothing(
     job = run(jobs.until, str(tmp_path / "go"), cloud=TWO, retry=NONE, limits=limits)
     began = job._job.store.now()
     wait_running(job)
+    assert [vm(cloud, job, host).machine.clock_skew for host in range(2)] == [-600.0, 600.0]
     (tmp_path / "go").touch()
     events = told(job)
     assert job.result(timeout=WITHIN) == 1

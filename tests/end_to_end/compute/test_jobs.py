@@ -85,6 +85,8 @@ def test_f05_a_zone_that_the_api_says_has_some_is_tried_next(cloud: Emulator, jo
     assert where(job) == [ZONES[0], ZONES[2]]
 
 
+@pytest.mark.slow
+@pytest.mark.turn(0)
 @pytest.mark.filterwarnings(JOINED)
 def test_f05_of_two_vms_one_alone_is_not_kept(cloud: Emulator, jobs: Any) -> None:
     """The second finds no capacity: the first is freed, and both are made in the next zone."""
@@ -103,6 +105,47 @@ def test_f06_a_quota_of_0_drops_its_region_and_names_the_metric(cloud: Emulator,
     assert job.result(timeout=60) == 1
     assert where(job) == [ZONES[0], ZONES[2]]
     assert any("NVIDIA_L4_GPUS" in line for line in changes(events))
+
+
+def test_f06_a_quota_of_0_in_one_zone_leaves_the_other_zones_of_its_region(cloud: Emulator, jobs: Any) -> None:
+    cloud.compute.quota("NVIDIA_L4_GPUS", 0, ZONES[0])
+    job = run(jobs.attempt)
+    events = told(job)
+    assert job.result(timeout=60) == 1
+    assert where(job) == list(ZONES[:2])
+    assert any(f"is limited to 0 in {ZONES[0]}: ask for some" in line for line in changes(events))
+
+
+def test_a_job_on_a_reservation_for_a_time_runs_in_its_zone_and_ends_with_it(
+    cloud: Emulator, jobs: Any, home: Path
+) -> None:
+    cloud.compute.add_reservation("owner", ZONES[2], "theirs", "g2-standard-4", 1, bound=True)
+    path = f"projects/owner/zones/{ZONES[2]}/reservations/theirs"
+    job = run(jobs.until, str(home / "go"), cloud=kinetic.Compute(reservation=path, reservation_bound=True))
+    wait_running(job)
+    (name,) = instances(cloud, job)
+    body = cloud.compute.instance(name)
+    assert body is not None
+    assert body["scheduling"]["provisioningModel"] == "RESERVATION_BOUND"
+    assert body["scheduling"]["instanceTerminationAction"] == "DELETE"
+    (home / "go").touch()
+    assert job.result(timeout=60) == 1
+    assert where(job) == [ZONES[2]]
+
+
+def test_a_reservation_that_nobody_may_read_says_by_its_refusal_how_its_vms_are_asked_for(
+    cloud: Emulator, jobs: Any
+) -> None:
+    """It is asked again meanwhile, in its zone alone: here it becomes one whose VMs need not end with it."""
+    cloud.deny("client", "compute.reservations.get")
+    cloud.compute.add_reservation("emulated", ZONES[0], "mine", "g2-standard-4", 1, bound=True)
+    job = run(jobs.attempt, cloud=kinetic.Compute(reservation="mine"))
+    with pytest.raises(TimeoutError):
+        job.result(timeout=4)
+    cloud.compute.add_reservation("emulated", ZONES[0], "mine", "g2-standard-4", 1)
+    assert job.result(timeout=60) == 1
+    assert set(where(job)) == {ZONES[0]} and len(where(job)) > 1
+    assert "say cloud=Compute(reservation_bound=True)" in verdicts(job)[0].reason
 
 
 def test_f06_without_any_gpu_in_all_regions_the_job_ends_and_names_the_quota(cloud: Emulator, jobs: Any) -> None:

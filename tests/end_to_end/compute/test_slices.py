@@ -16,8 +16,9 @@ from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.compute.conftest import KEPT, ZONES, free_rest, instances, left, run
+from tests.end_to_end.compute.conftest import ZONES, instances, run
 from tests.support.jobs import WITHIN, changes, lines, placements, told, wait_running
+from tests.support.on_compute import KEPT, free_rest, left
 from tests.support.waits import wait_until
 
 FOUR_HOSTS, TWO_HOSTS = "v6e-16", "tpu7x-8"
@@ -42,6 +43,24 @@ def test_a_job_on_a_slice_of_four_hosts_is_followed_and_nothing_of_it_is_left(cl
     assert [kinds.count(kind) for kind in ("resource policy", "instance template", "instance group", "instance")] == [
         1, 1, 1, 4,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "lacking", [(), ("accelerator-type", "agent-worker-number", "tpu-env", "worker-id", "worker-network-endpoints")],
+    ids=["told", "not told"],
+)  # fmt: skip
+def test_a_vm_of_eight_chips_is_one_host_whether_its_metadata_tell_of_them_or_not(
+    cloud: Emulator, jobs: Any, lacking: tuple[str, ...]
+) -> None:
+    """What the metadata of a TPU VM of Compute Engine without a slice have is in no source."""
+    cloud.furnish({"lacking": lacking})
+    job = run(jobs.prints_topology, accelerator="v6e-8")
+    found = json.loads(lines(told(job), 0))
+    assert not [name for name in found if name.startswith(("TPU_WORKER", "JAX_PROCESS", "MEGASCALE"))], found
+    job.result(timeout=30)
+    cloud.wait_until_empty(WITHIN)
+    kinds = {entry.kind for entry in cloud.ledger.entries if entry.what == "created"}
+    assert kinds == {"instance", "disk"}
 
 
 @pytest.mark.slow

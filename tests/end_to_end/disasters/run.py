@@ -26,6 +26,7 @@ from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator
+from tests.end_to_end.compute.conftest import free_rest
 from tests.end_to_end.disasters import cluster, compute, work
 from tests.end_to_end.disasters.cluster import OnCluster
 from tests.end_to_end.disasters.compute import OnCompute
@@ -367,9 +368,11 @@ class Run:
             wait_until(lambda: not left(), lambda: f"left in the cluster: {left()}", within=within, pause=0.1)
         if self.cloud is None:
             wait_until(self._is_gone, within=GONE_WITHIN)
-        else:
-            self.cloud.wait_until_empty(GONE_WITHIN)
-            self.cloud.ledger.assert_nothing_left()
+            return
+        if self.on_compute is not None:
+            free_rest(self.cloud)  # all that costs is gone by itself
+        self.cloud.wait_until_empty(GONE_WITHIN)
+        self.cloud.ledger.assert_nothing_left()
 
     def _is_gone(self) -> bool:
         self.take_disks(all=False)

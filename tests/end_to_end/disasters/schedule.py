@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from kinetic_orchestration.plan.hardware.machines import WITH_DOCKER
+
 T = TypeVar("T")
 
 REAL = "-real"  # how the name of a backend ends that is the real thing, and not its emulator
@@ -51,6 +53,7 @@ LONG = (20.0, 40.0)  # seconds that some of them last
 GPU = "l4"  # on Compute Engine, of one host or of two
 ON_DEMAND, SPOT, FLEX_START = MODELS = "on demand", "spot", "flex-start"
 ONE = {"local": "cpu", "emulator": "v5e-1", "compute": GPU, "kubernetes": "v5e-1"}  # of one host,
+CONTAINER = "us-docker.pkg.dev/acme/images/train:7"
 SLICE = "v6e-16"  # of four linked ones on Compute Engine, which a group makes,
 TWO = "v4-8"  # of two, on Kubernetes alone,
 FOUR = "v5e-16"  # and of four
@@ -80,6 +83,7 @@ class Schedule(NamedTuple):
     is_spot: bool = False
     in_queue: bool = False  # of Kueue
     model: str = ""  # how VMs of Compute Engine are bought
+    in_container: bool = False  # on these
 
     @property
     def hosts(self) -> int:
@@ -100,7 +104,8 @@ class Schedule(NamedTuple):
         if not self.model:
             return {}
         hosts = {} if self.is_grouped else {"hosts": self.hosts}
-        return {"spot": self.model == SPOT, "flex_start": self.model == FLEX_START, **hosts}
+        image = {"container_image": CONTAINER, "image": WITH_DOCKER} if self.in_container else {}
+        return {"spot": self.model == SPOT, "flex_start": self.model == FLEX_START, **hosts, **image}
 
     @property
     def disks(self) -> set[int]:
@@ -116,6 +121,7 @@ class Schedule(NamedTuple):
         clocks = f", clocks ahead by {', '.join(f'{skew:.0f}' for skew in self.skews)} s" if any(self.skews) else ""
         where = f"{' on spot' if self.is_spot else ''}{' in a queue' if self.in_queue else ''}"
         where += f" {self.model}, {self.hosts} hosts" if self.model else ""
+        where += " in containers" if self.in_container else ""
         return f"{self.accelerator}{where}{clocks}, {begin}: {'; '.join(map(str, self.faults))}"
 
 
@@ -145,7 +151,8 @@ def schedule(seed: int, backend: str) -> Schedule:
         found = found._replace(model=drawn.choice(MODELS))
         if not several or drawn.random() < 0.4:
             # VMs of several hosts do not come by flex-start.
-            return found._replace(model=SPOT) if several and found.model == FLEX_START else found
+            model = SPOT if several and found.model == FLEX_START else found.model
+            return found._replace(model=model, in_container=drawn.random() < 0.25)
         more = Fault(drawn.uniform(0.0, 4.0), drawn.choice(GROUPS), drawn.uniform(0.5, 3.0), drawn.random())
         skews = tuple(drawn.uniform(-600.0, 600.0) if differ else 0.0 for _ in range(HOSTS))
         return found._replace(accelerator=SLICE, faults=sorted([*faults, more]), skews=skews)

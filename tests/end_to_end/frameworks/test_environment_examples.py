@@ -1,4 +1,5 @@
-"""One pipeline on this machine, on an emulated cloud and, as far as an account is not needed, in production: unchanged."""
+"""One pipeline on this machine, on both kinds of VMs of an emulated cloud and, as far as an account is not needed, in
+production: unchanged."""
 
 from __future__ import annotations
 
@@ -40,18 +41,21 @@ def test_a_pipeline_of_dagster_goes_from_here_to_production_by_its_variables_alo
         return found[1]
 
     assert output_of().startswith(f"{home}/store/local/outputs/")
-    with Emulator(zones=("us-west4-a",), python=sys.executable) as cloud:
-        assert output_of(**cloud.environ()).startswith("gs://emulated/kinetic/test/outputs/")
-        assert cloud.ledger.count("created", "node") == 1
-        cloud.wait_until_empty(60)
+    with Emulator(zones=("us-east5-a",), python=sys.executable) as cloud:
+        for backend, made in (("tpu-vm", "node"), ("compute", "instance")):
+            output = output_of(**cloud.environ(backend=backend, deployment=backend))
+            assert output.startswith(f"gs://emulated/kinetic/{backend}/outputs/")
+            assert cloud.ledger.count("created", made) == 1
+            cloud.wait_until_empty(60)
         cloud.ledger.assert_nothing_left()
     production = {"KINETIC_PROFILE_FILE": str(EXAMPLES / "environments.toml"), "KINETIC_PROFILE": "production"}
-    asked = said(
-        folder, "-m", "kinetic_orchestration.cli", "plan", f"{example}:fit", "--accelerator", "v5e-8", **production
-    )
+    planned = ("-m", "kinetic_orchestration.cli", "plan", f"{example}:fit", "--accelerator", "v6e-8")
+    asked = said(folder, *planned, **production)
     assert "gs://my-bucket/kinetic, deployment production" in asked
-    assert 'parent: "projects/my-project/locations/us-west4-a"' in asked
-    assert 'acceleratorType: "v5litepod-8"' in asked
+    assert 'parent: "projects/my-project/locations/us-east5-a"' in asked
+    assert 'acceleratorType: "v6e-8"' in asked
+    asked = said(folder, *planned, **production, KINETIC_BACKEND="compute")
+    assert 'machineType: "projects/my-project/zones/us-east5-a/machineTypes/ct6e-standard-8t"' in asked
     assert not list(folder.iterdir()), "it left something in its folder"
 
 

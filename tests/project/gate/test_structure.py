@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import run, structure
+from tests.benchmarks import compute, run, structure
 from tests.support.pages import ROOT, page
 
 pytestmark = pytest.mark.fast
@@ -138,6 +138,9 @@ def test_the_page_has_the_sections_of_the_benchmarks_and_the_figures_that_have_t
     text = page("docs/choose/figures.md")
     line = next(line for line in text.splitlines() if line.startswith(".venv/bin/python tests/benchmarks/run.py"))
     assert re.findall(r"\[(\w+)\]", line) == list(run.SECTIONS)
+    part = text.partition("## Compute Engine")[2].partition("\n## ")[0]
+    for seconds in compute.TARGETS.values():
+        assert f"{seconds} s for" in part, seconds
     part = text.partition("## Structure")[2].partition("\n## ")[0]
     for words in ("rungs", "circles", "upward", "entries in one folder", "`Host`", "docstrings", "fast tests"):
         assert words in part, words
