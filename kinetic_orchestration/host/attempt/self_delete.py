@@ -96,7 +96,8 @@ def _wait_for_turn(at: Assignment) -> bool:
     turn = time.monotonic() + FIRST_TURN + TURN * (at.machine_of(at.host) + at.host % at.processes) + _saving(at)
     while (left := turn - time.monotonic()) > 0.0:
         time.sleep(min(left, LOOK_AT_VMS) if _are_apart(at) else left)
-        if all(is_gone(at, first) for first in range(0, at.host, at.processes)):  # of each machine
+        before = range(0, at.machine_of(at.host) * at.processes, at.processes)  # a process of each machine
+        if before and all(is_gone(at, host) for host in before):
             return True
     return False
 

@@ -37,29 +37,37 @@ class Member(Instance):
             self._check_order(self._at.host % each)
         groups = [group(self._at, number) for number in numbers]
         if others := [one for one in groups if one != self._group()]:
-            Several(self._await, others, most=AT_ONCE).result()
+            self._await(others)
         found = Several(self._address_of, [name for one in groups for name in names.members(one, each)], most=AT_ONCE)
         told = found.result()
         return [told[first : first + each] for first in range(0, len(told), each)]
 
-    def _await(self, name: str) -> None:
-        """Return once a group has its VMs. Raises Unauthorized, OSError."""
-        url = f"{bootstrap.endpoint('compute')}/compute/v1/{self._at.resource.rpartition('/')[0]}/{name}"
-        awaited = Awaited(name)
+    def _await(self, groups: Sequence[str]) -> None:
+        """Return once all groups have their VMs. Raises Unauthorized, OSError as soon as one of them never will."""
+        awaited = {name: Awaited(name) for name in groups}
         left = float(self._at.deadline or "inf") - bootstrap.store_time()
         for _ in bootstrap.tries(left, PACE):
-            reply = bootstrap.request("GET", url, patience=0.0)
-            if reply.status == 403 and not reply.passes():
-                account = account_name()
-                raise Unauthorized(
-                    f"what becomes of {name}, the group of another slice, could not be read by the service account "
-                    f"{account}: {reply.reason()}. {grant(self._at.resource, account)}"
-                )
-            if awaited.is_met(reply):
+            replies = Several(self._look, list(awaited), most=AT_ONCE).result()
+            for name, reply in zip(list(awaited), replies, strict=True):
+                if awaited[name].is_met(reply):
+                    del awaited[name]
+                elif why := awaited[name].end(reply):
+                    raise OSError(why)
+            if not awaited:
                 return
-            if why := awaited.end(reply):
-                raise OSError(why)
-        raise OSError(f"{name}, the group of another slice, got no VMs until the attempt's deadline. Nothing was run")
+        raise OSError(f"{', '.join(awaited)}: no VMs of these slices came until the attempt's deadline. Nothing was run")
+
+    def _look(self, name: str) -> bootstrap.Reply:
+        """Return what is said of another slice's group. Raises Unauthorized."""
+        url = f"{bootstrap.endpoint('compute')}/compute/v1/{self._at.resource.rpartition('/')[0]}/{name}"
+        reply = bootstrap.request("GET", url, patience=0.0)
+        if reply.status == 403 and not reply.passes():
+            account = account_name()
+            raise Unauthorized(
+                f"what becomes of {name}, the group of another slice, could not be read by the service account "
+                f"{account}: {reply.reason()}. {grant(self._at.resource, account)}"
+            )
+        return reply
 
     def _check_order(self, worker: int) -> None:
         """Raise Unauthorized unless this VM is in its slice where its name says."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.plan.configuration.settings import duration
+from kinetic_orchestration.plan.declare.cloud import reservation_of
 from kinetic_orchestration.plan.declare.spec import not_on_cloud
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms.backend import Submission
@@ -109,8 +110,13 @@ def _node(asked: Submission) -> dict[str, Any]:
     return node
 
 
-def _reservation(name: str, placement: Mapping[str, Any]) -> str:
-    return name if "/" in name else f"{parent_of(placement)}/reservations/{name}"
+def _reservation(given: str, placement: Mapping[str, Any]) -> str:
+    """Return a reservation as the API has it: by project and zone, in whichever of the forms it was given."""
+    named = reservation_of(given)
+    if named is None:
+        return given
+    owner, zone = named.project or placement["project"], named.zone or placement["zone"]
+    return f"projects/{owner}/locations/{zone}/reservations/{named.name}"
 
 
 def describe_request(request: Mapping[str, Any]) -> str:

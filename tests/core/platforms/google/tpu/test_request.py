@@ -269,6 +269,19 @@ def test_a_slice_beyond_the_largest_of_its_generation_is_refused() -> None:
         tpu_request.check(plan_of(beyond.name, zones=("us-central2-b",)))
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        "quarter", "projects/ours/reservations/quarter", "projects/ours/zones/us-east5-a/reservations/quarter",
+        "projects/ours/locations/us-east5-a/reservations/quarter",
+    ],
+)  # fmt: skip
+def test_a_reservation_is_sent_in_the_form_of_the_api_however_it_was_given(given: str) -> None:
+    plan = plan_of("v5p-8", zones=("us-east5-a",), cloud={"reservation": given})
+    sent = render(plan)["queuedResource"]["reservationName"]
+    assert sent == "projects/ours/locations/us-east5-a/reservations/quarter"
+
+
 def test_spot_and_a_reservation_exclude_each_other() -> None:
     with pytest.raises(UsageError, match="exclude each other"):
         tpu_request.check(plan_of("v6e-8", spot=True, cloud={"reservation": "quarter"}))
