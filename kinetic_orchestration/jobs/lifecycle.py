@@ -378,12 +378,21 @@ def unheard(seen: Glimpse, policy: Policy) -> str:
     held = seen.now - seen.charged
     if not is_awaited(seen) or held < UNHEARD or seen.verdict is not None:
         return ""
-    reason = f": {seen.observation.hint} may say why" if seen.observation.hint else ""
+    hint = _hint(seen)
+    reason = f": {hint} may say why" if hint else ""
     return (
         f"the {policy.words.whole} is {policy.words.up} and charged for, for up to {held:.0f} s now, and none of its "
         f"hosts has started its agent{reason}. It is given up {SILENT_START / 60:.0f} min after it was first seen, or "
         "once the limit of cost is reached"
     )
+
+
+def _hint(seen: Glimpse) -> str:
+    """Return where to look next, with the placement's own words."""
+    hint, place = seen.observation.hint, seen.intent.placement if seen.intent is not None else {}
+    for field in ("name", "zone", "project"):
+        hint = hint.replace(f"{{{field}}}", str(place.get(field, "")))
+    return hint
 
 
 def _vanished(seen: Glimpse, words: Words) -> str:
@@ -395,8 +404,8 @@ def _vanished(seen: Glimpse, words: Words) -> str:
         f"the {words.whole} {place.get('name', '')} was seen {words.up} in {place.get('zone', '')} from "
         f"{_clock(seen.since)} to {_clock(seen.shown)}, and was no longer shown at {_clock(seen.now)} (UTC)"
     )
-    if seen.observation.hint:
-        told += f"; {seen.observation.hint}"
+    if hint := _hint(seen):
+        told += f"; {hint}"
     return told if any(seen.beats) or not words.unsaid else f"{told}. {words.unsaid}"
 
 

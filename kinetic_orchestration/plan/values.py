@@ -366,7 +366,8 @@ class Observation(NamedTuple):
         cause: Cause of the end of hosts that are gone, where it is known.
         charged: Time before which no host can have been charged for; 0 if unknown.
         waits: Why hosts that exist cannot continue now.
-        hint: Where to look next if hosts are gone, or if those that exist do not report.
+        hint: Where to look next if hosts are gone, or if those that exist do not report; with `{name}`, `{zone}` and
+            `{project}` for those of the placement.
         slices: How many slices are charged for now; 0 for all, if any.
     """
 

@@ -437,6 +437,10 @@ def test_hosts_that_are_charged_for_and_say_nothing_are_told_of_and_end_at_the_l
     told = seen(130.0)
     told = told._replace(observation=told.observation._replace(hint="its console"))
     assert "has started its agent: its console may say why. It is given up" in lifecycle.unheard(told, Policy())
+    told = told._replace(observation=told.observation._replace(hint="look at {name} in {zone}"))
+    assert told.intent is not None
+    place = told.intent.placement
+    assert f": look at {place['name']} in {place['zone']} may say why" in lifecycle.unheard(told, Policy())
     assert actions(seen(390.0), policy) == actions(seen(410.0, BEAT), policy) == ()
     (close,) = actions(seen(410.0), policy)
     assert isinstance(close, Close)

@@ -37,7 +37,7 @@ WHOM_TO_ASK = (
     "no operation of its zone says why. Ask the project's audit log for compute.instances.delete, and look at who has "
     "that permission"
 )
-SERIAL_LOG = "gcloud compute instances get-serial-port-output {} --zone {} --project {}"
+SERIAL_LOG = "gcloud compute instances get-serial-port-output {name} --zone {zone} --project {project}"
 
 WAITING, RUNNING, STOPPING, REPAIRING = "PENDING", "RUNNING", "STOPPING", "REPAIRING"
 BEING_MADE = ("PROVISIONING", "STAGING")
@@ -259,7 +259,8 @@ def observation(members: Sequence[Member], context: CallContext, model: str, now
     if making := [vm for vm in alive if vm.status in BEING_MADE]:
         return Observation(PROVISIONING, f"{making[0].status} in {making[0].zone}", charged=charged)
     said = ", ".join(f"{vm.name} {vm.status}" for vm in alive if vm.status != RUNNING)
-    hint = SERIAL_LOG.format(alive[0].name, alive[0].zone, context.project)
+    # Of one VM alone it is the same text for all jobs, of which one process may follow thousands.
+    hint = SERIAL_LOG if len(members) == 1 else SERIAL_LOG.replace("{name}", alive[0].name)
     return Observation(PRESENT, said, charged=charged, hint=hint)
 
 

@@ -116,8 +116,9 @@ def test_vms_that_run_are_charged_since_the_first_started_and_have_a_log() -> No
     told = seen(Member("k-0", vm(started=NOW - 50)), Member("k-1", vm(name="k-1", started=NOW - 70)))
     assert told == Observation(
         PRESENT, charged=NOW - 70,
-        hint=f"gcloud compute instances get-serial-port-output k-0 --zone {ZONE} --project ours",
+        hint="gcloud compute instances get-serial-port-output k-0 --zone {zone} --project {project}",
     )  # fmt: skip
+    assert "get-serial-port-output {name} " in seen(Member("k-0", vm(started=NOW - 50))).hint, "the same for all jobs"
     waiting = seen(Member("k-0", vm()), Member("k-1", vm("STAGING", "k-1")))
     assert (waiting.state, waiting.charged) == (PROVISIONING, NOW - 100), "one of them costs already"
 
