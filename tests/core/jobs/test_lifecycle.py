@@ -439,8 +439,8 @@ def test_hosts_that_are_charged_for_and_say_nothing_are_told_of_and_end_at_the_l
     assert "has started its agent: its console may say why. It is given up" in lifecycle.unheard(told, Policy())
     told = told._replace(observation=told.observation._replace(hint="look at {name} in {zone}"))
     assert told.intent is not None
-    place = told.intent.placement
-    assert f": look at {place['name']} in {place['zone']} may say why" in lifecycle.unheard(told, Policy())
+    told = told._replace(intent=told.intent._replace(placement={"name": "k-1", "zone": "us-east5-b"}))
+    assert ": look at k-1 in us-east5-b may say why" in lifecycle.unheard(told, Policy())
     assert actions(seen(390.0), policy) == actions(seen(410.0, BEAT), policy) == ()
     (close,) = actions(seen(410.0), policy)
     assert isinstance(close, Close)
