@@ -31,8 +31,14 @@ def be_the_guard(assignment: Assignment, lock: int, agent: int, private: dict[st
     owner = content_of(assignment, f'"pid": {guard}, "started": "{started}", "machine": "{processes.machine()}"')
     os.pwrite(lock, owner.encode(), 0)
     processes.adopt_orphans()
+    received: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        received.append(number)
+        processes.send(agent, number)
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda received, _frame: processes.send(agent, received))
+        signal.signal(number, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a pod's may have come before
     _, status = os.waitpid(agent, 0)
     processes.end_descendants(guard)
@@ -44,7 +50,7 @@ def be_the_guard(assignment: Assignment, lock: int, agent: int, private: dict[st
         denied = error.errno == errno.EACCES
         raise
     finally:
-        os._exit(clean_up(assignment, denied=denied))
+        os._exit(clean_up(assignment, denied=denied, goes_down=signal.SIGTERM in received))
 
 
 def be_the_agent(
@@ -108,17 +114,17 @@ def _write_verdict(
         mark_full(path_of(assignment), False)
 
 
-def clean_up(assignment: Assignment, *, denied: bool = False) -> int:
+def clean_up(assignment: Assignment, *, denied: bool = False, goes_down: bool = False) -> int:
     """Remove everything of this host from the machine, and the machine itself if it was made for this host. The lock's
     file stays, as a mark, if a full disk prevented the last message. Returns the exit code with which a pod ends.
-    `denied`: the store does not let this host write.
+    `denied`: the store does not let this host write. `goes_down`: the machine has been asked to end.
     """
     code = 0
     remove_tree(os.path.join(assignment.run, f"host-{assignment.host}"))
     if assignment.resource:
         from kinetic_orchestration.host.attempt.self_delete import delete_own_slice
 
-        delete_own_slice(assignment)
+        delete_own_slice(assignment, goes_down=goes_down)
     elif assignment.pod:
         from kinetic_orchestration.host.attempt.self_delete import exit_code
 

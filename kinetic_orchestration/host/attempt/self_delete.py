@@ -13,6 +13,7 @@ and nothing of programs.
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -34,12 +35,18 @@ LOOK_AT_VMS = 5.0  # seconds between two questions whether the hosts whose turn 
 _NO_WORD = wire.EXIT_CODES[wire.INFRASTRUCTURE]
 
 
-def delete_own_slice(at: Assignment) -> None:
-    """Returns when the slice is gone, which a process on it does not live to see."""
+def delete_own_slice(at: Assignment, *, goes_down: bool = False) -> None:
+    """Returns when the slice is gone, which a process on it does not live to see. `goes_down`: this machine is asked to
+    end, and waits for all of its processes: those beside the first end then, and leave the rest to that one.
+    """
     from kinetic_orchestration.host.machine import bootstrap
 
     if not at.resource:
         return
+    if at.host % at.processes:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if goes_down:
+            return
     is_first = _wait_for_turn(at) if at.host else at.hosts > 1
     if is_first:
         from kinetic_orchestration.host.view.open_records import open_records

@@ -53,6 +53,7 @@ def test_the_processes_of_a_vm_know_their_places_and_the_value_is_that_of_the_fi
     assert {one["JAX_NUM_CPU_DEVICES"] for one in both} == {"1"}, "its own one"
     ((address, port),) = {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in both}
     assert address == "127.0.0.1" and int(port) > 0
+    cloud.wait_until_empty(15.0)  # of the 30 s that a VM is given to shut down
     assert run(jobs.of_host_0, **PAIR).result(timeout=WITHIN) == "of host 0"
 
 

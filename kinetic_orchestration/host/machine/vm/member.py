@@ -55,7 +55,9 @@ class Member(Instance):
                     raise OSError(why)
             if not awaited:
                 return
-        raise OSError(f"{', '.join(awaited)}: no VMs of these slices came until the attempt's deadline. Nothing was run")
+        raise OSError(
+            f"{', '.join(awaited)}: no VMs of these slices came until the attempt's deadline. Nothing was run"
+        )
 
     def _look(self, name: str) -> bootstrap.Reply:
         """Return what is said of another slice's group. Raises Unauthorized."""
