@@ -208,7 +208,7 @@ class Plan:
 
     @property
     def purchase(self) -> Purchase:
-        """What is paid for while its hosts are there; for a job on this machine, what the named hardware would cost."""
+        """The hardware that is paid for while its hosts are there; for a job on this machine, that which it names."""
         return Purchase(
             self.slice, self.slices, self.spot, self.flex_start, int(self.cloud.get("disk_gib") or 0),
             of_google=self.traits.in_project or self.traits.share_machine or self._is_of_gke,

@@ -410,7 +410,7 @@ STEPS_IN_ORDER: tuple[Step, ...] = (
          _several_hosts(FOUR_HOSTS), _all_spoke),
     Step(Wish(REAP, "nothing is left: slices, nodes, secrets, objects"), _reap, _nothing_left),
 )  # fmt: skip
-"""Of Cloud TPU."""
+"""The steps on Cloud TPU."""
 
 STEPS_OF_COMPUTE: tuple[Step, ...] = (
     *_FREE,

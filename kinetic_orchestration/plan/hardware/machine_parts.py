@@ -1,4 +1,4 @@
-"""What Google charges for in the VM of one host: its GPUs or TPUs, the machine's cores and memory, its disks. Pure.
+"""The parts of one host's VM for which Google charges: GPUs or TPUs, the machine's cores and memory, disks. Pure.
 
 Each part has the name under which a price list has its price for an hour: of one GPU, one core, or one GiB. This module
 knows no prices.

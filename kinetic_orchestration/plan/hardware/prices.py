@@ -19,7 +19,7 @@ from kinetic_orchestration.plan.messages import command
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """What is paid for: hardware, and the way in which it is got.
+    """Hardware that is paid for, and the way in which it is got.
 
     Attributes:
         slice: One slice of it.
@@ -184,7 +184,8 @@ def _rates(of: Purchase, region: str, listed: PriceList) -> list[tuple[Part, Rat
 
 
 def _source(rates: Sequence[Rate], model: str, region: str) -> str:
-    """What prices these are, and how old. A discounted price that is not known has the one on demand in its place."""
+    """Return the kind of these prices, and how old they are. A discounted price that is not known has the one
+    on demand in its place."""
     kinds, dates = {rate.model for rate in rates}, sorted({rate.date for rate in rates})
     kind = "" if model == ON_DEMAND or model not in kinds else f"{model} "
     source = f"{kind}list price of {dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}"

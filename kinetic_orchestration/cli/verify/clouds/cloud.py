@@ -69,7 +69,7 @@ def state_of(answer: Mapping[str, Any]) -> str:
 
 
 class Told(NamedTuple):
-    """What a call says of a slice."""
+    """A slice as a call tells of it."""
 
     what: What
     kind: str  # "queued resource", "node", "VM", "group"

@@ -1,4 +1,4 @@
-"""What Compute Engine has said of the group of another slice, while its VMs are waited for.
+"""The group of another slice as Compute Engine has told of it, while its VMs are waited for.
 
 Slices are granted one by one, maybe hours apart. A group waits for ever; until when its attempt does, its description
 says, and whoever follows the job then ends it with what happened. This host does so a little later, for nobody may

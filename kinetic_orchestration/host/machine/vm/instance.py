@@ -166,7 +166,7 @@ def address_of(url: str, resource: str) -> str:
 
 
 class _Life:
-    """What the API has said of the instance of another host, while its address is waited for."""
+    """The instance of another host as the API has told of it, while its address is waited for."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -19,7 +19,7 @@ _MINUTE = 60.0
 
 
 class Memory:
-    """Of one account's VMs, by their paths.
+    """The VMs of one account as this process has seen them by name, and their operations by path.
 
     Args:
         account: The emulator and the project, whose rate of calls all backends of this process share.
