@@ -32,6 +32,10 @@ from kinetic_orchestration.protocol import wire
 SERVICE = "container"
 GOING = "STOPPING"
 _ABSENT = 404
+_RENEWAL = (
+    "Google's API does not have the new one yet: 'gcloud container clusters describe {name} --project={project} "
+    "--location={location}' shows the one that it has, and whether a rotation is under way"
+)
 _refreshing = threading.Lock()
 
 
@@ -81,6 +85,8 @@ class GkeClusters:
             token=self._token,
             find=partial(self.access, cluster, project, location),  # its address and authority may have changed
             cluster=Cluster(project, location, name),
+            mark=location,
+            renewal=_RENEWAL.format(name=name, project=project, location=location),
             pools=_pools(found),
             identities=str(found.get("workloadIdentityConfig", {}).get("workloadPool", "")),
             policy=self._policy,

@@ -37,7 +37,7 @@ from kinetic_orchestration.platforms.kubernetes.observing.observer import JOBSET
 from kinetic_orchestration.platforms.kubernetes.observing.states import Seen
 from kinetic_orchestration.platforms.kubernetes.observing.waiting import Wanted
 from kinetic_orchestration.platforms.shared import ownership, places
-from kinetic_orchestration.platforms.shared.cluster_access import Access, ClusterGone, Clusters
+from kinetic_orchestration.platforms.shared.cluster_access import Access, ClusterGone, Clusters, OtherCluster
 from kinetic_orchestration.platforms.shared.findings import Finding
 from kinetic_orchestration.platforms.shared.rate_limit import pace_of
 from kinetic_orchestration.protocol import names, wire
@@ -156,14 +156,17 @@ class KubernetesBackend:
         return f"the JobSet that is created in {placement['zone']}{then}\n{shown}"
 
     def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
-        """The next attempt in a cluster means the same one as the last, whatever this process knows by its name."""
+        """The next attempt in a cluster means the same one as the last, whatever this process knows by its name, and
+        has the mark that the cluster has by now."""
         placement = self._chosen(plan, job_id, attempt, previous)
         cluster = _parts(placement["zone"])[0]
         before = previous.placement if previous is not None else placement
         is_same = _parts(before["zone"])[0] == cluster
         placement["cluster"] = (is_same and before.get("cluster")) or self._clusters.mark(cluster)
+        known = before if is_same and before.get("cluster") else placement
         with suppress(KineticError):  # what keeps it from being found keeps the attempt from being created, too
-            placement["autopilot"] = self._api(placement).access.is_autopilot
+            access = self._api(known).access
+            placement |= {"autopilot": access.is_autopilot, "cluster": access.mark or placement["cluster"]}
         return placement
 
     def _chosen(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
@@ -231,7 +234,8 @@ class KubernetesBackend:
         for indices in groups.values():
             mine = [placements[index] for index in indices]
             try:
-                seen.update(zip(indices, self._observer.observe(self._api(mine[0]), mine, self._judge), strict=True))
+                api = self._api(*mine)
+                seen.update(zip(indices, self._observer.observe(api, mine, self._judge), strict=True))
             except KineticError as error:
                 seen.update((index, self._unseen(placements[index], error)) for index in indices)
         return [seen[index] for index in range(len(placements))]
@@ -398,13 +402,41 @@ class KubernetesBackend:
         """Return where jobs run that name no cluster: CLUSTER/NAMESPACE."""
         return self._clusters.place(self._settings.cluster, self._settings.namespace)
 
-    def _api(self, placement: Mapping[str, Any]) -> Api:
-        """Return the API of a placement's cluster. Raises CredentialsError if its name means another cluster here."""
+    def _api(self, placement: Mapping[str, Any], *together: Mapping[str, Any]) -> Api:
+        """Return the API of the cluster of a placement, and of others in its namespace. Raises CredentialsError if its
+        name means another cluster here."""
         project, cluster, _, mark = _where(placement)
         with self._opening:
-            if (project, cluster, mark) not in self._apis:
-                self._apis[project, cluster, mark] = Api(self._clusters.access(cluster, project, mark))
-            return self._apis[project, cluster, mark]
+            known = self._apis.get((project, cluster, mark))
+            if known is not None and not known.is_doubtful:
+                return known
+            try:
+                access = self._clusters.access(cluster, project, mark)
+            except OtherCluster as error:
+                doubt = error
+            else:
+                return self._open((project, cluster, mark), access)
+        self._prove(doubt, placement, *together)
+        with self._opening:
+            return self._open((project, cluster, mark), doubt.access)
+
+    def _open(self, key: tuple[str, str, str], access: Access) -> Api:
+        if key in self._apis:
+            self._apis[key].close()
+        self._apis[key] = Api(access)
+        return self._apis[key]
+
+    def _prove(self, doubt: OtherCluster, *placements: Mapping[str, Any]) -> None:
+        """Raise a doubt on a cluster, unless it has a JobSet of one of these placements: no other cluster has that."""
+        namespace = _namespace(placements[0])
+        try:
+            with Api(doubt.access, timeout=preflight.HURRY, patience=0.0) as api:
+                rows = api.rows(jobsets(namespace), labels=f"{ownership.MARK}={self._mark}")
+        except KineticError as error:
+            raise OtherCluster(f"{doubt}. It could not be asked: {error}", doubt.access) from error
+        if {row.name for row in rows}.isdisjoint(placement.get("name") for placement in placements):
+            told = f"{doubt}. Its namespace {namespace} has no JobSet of the job, which would show that it is the same"
+            raise OtherCluster(told, doubt.access) from doubt
 
 
 _ORPHANS = "orphan"  # finalizer of what is being deleted without what is its own, which may take half a minute

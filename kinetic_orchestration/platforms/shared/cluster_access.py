@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from kinetic_orchestration.errors import BackendError
+from kinetic_orchestration.errors import BackendError, CredentialsError
 
 EVERYTHING = "*"
+WRITE_ANEW = "write the kubeconfig anew, for GKE with 'gcloud container clusters get-credentials CLUSTER'"
 _ZONE = re.compile(r"-[a-z]$")
 
 
@@ -111,6 +112,8 @@ class Access(NamedTuple):
     cluster: Cluster | None = None  # None: it is not known to be one of GKE
     pools: tuple[Pool, ...] | None = None  # all that can have nodes; None: not known
     identities: str | None = None  # the pool of those that pods have of their own; "": none; None: not known
+    mark: str = ""  # which tells it from other clusters of its name, as `Clusters.mark`
+    renewal: str = WRITE_ANEW  # how this comes to know a renewed authority, for sentences
     policy: Callable[[str], Policy] | None = (
         None  # of a service account of Google, or gs://BUCKET; None: nobody can ask
     )
@@ -129,6 +132,18 @@ class Access(NamedTuple):
     def __repr__(self) -> str:
         """Leave out what no log may show: a proxy's password, an identity."""
         return f"Access({self.server!r}, {self.origin!r})"
+
+
+class OtherCluster(CredentialsError):
+    """Nothing shows that the name of a cluster means the one here that it meant where a job was submitted.
+
+    Attributes:
+        access: How the cluster of that name is reached here.
+    """
+
+    def __init__(self, message: str, access: Access) -> None:
+        super().__init__(message)
+        self.access = access
 
 
 class Clusters(Protocol):
@@ -161,5 +176,6 @@ class Clusters(Protocol):
         Raises:
             BackendError: It is not known which cluster that is.
             ClusterGone: There is no such cluster.
-            CredentialsError: The caller has no credentials, they are refused, or the name means another cluster here.
+            CredentialsError: The caller has no credentials, or they are refused.
+            OtherCluster: The name means another cluster here, as far as can be told from its mark.
         """

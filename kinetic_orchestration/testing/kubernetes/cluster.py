@@ -111,9 +111,8 @@ class Cluster:
 
     def open(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        file = self.folder / "server.pem"
-        self.authority = certificate.write(file)
-        self.server = ApiServer(self._requests.answer, self._user_of, file)
+        self.authority = certificate.write(self._certificate)
+        self.server = ApiServer(self._requests.answer, self._user_of, self._certificate)
         for name in _NAMESPACES:
             self._requests.create(kinds.NAMESPACES, "", {"metadata": {"name": name}})
         if self.autoscaler.pools or self.autoscaler.provisions:
@@ -136,6 +135,16 @@ class Cluster:
         for thread in self._threads:
             thread.join()
         self.server.close()
+
+    @property
+    def _certificate(self) -> Path:
+        return self.folder / "server.pem"
+
+    def renew_authority(self) -> None:
+        """Start the API server with a certificate of another authority. A kubeconfig that is written from now on has
+        that one, and others reach nothing any more."""
+        self.authority = certificate.write(self._certificate)
+        self.server.renew(self._certificate)
 
     # ---- who speaks to it
 

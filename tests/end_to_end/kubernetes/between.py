@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import http.server
 import json
+import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -36,9 +37,10 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 class Between:
-    """The proxy, from a `with` on. `before` may do something before a request is passed on."""
+    """The proxy, from a `with` on. `before` may do something before a request is passed on. With a certificate and its
+    key in a file it speaks TLS, on a new connection for each request."""
 
-    def __init__(self, kubeconfig: Path) -> None:
+    def __init__(self, kubeconfig: Path, certificate: Path | None = None) -> None:
         self._address, self._context, self._headers = reached(kubeconfig)
         self._losses: list[Loss] = []
         self.before: Callable[[str, str, Any], object] = lambda method, path, body: None
@@ -59,7 +61,13 @@ class Between:
 
         self._server = _Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.url = f"http{'s' if certificate else ''}://127.0.0.1:{self._server.server_port}"
+        self._once = certificate is not None
+        self._shown = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        if certificate is not None:
+            self.show(certificate)
+            listening = self._server.socket
+            self._server.socket = self._shown.wrap_socket(listening, server_side=True, do_handshake_on_connect=False)
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
@@ -73,6 +81,10 @@ class Between:
         self._gone = True
         self._server.shutdown()
         self._server.server_close()
+
+    def show(self, certificate: Path) -> None:
+        """Show another certificate from now on."""
+        self._shown.load_cert_chain(certificate)
 
     def lose(self, method: str, part: str, what: str, times: float = 1) -> None:
         self._losses.append(Loss(method, part, what, times))
@@ -114,6 +126,8 @@ class Between:
         handler.send_response(loss.status or answer.status)
         handler.send_header("Content-Type", "application/json")
         handler.send_header("Content-Length", str(len(data)))
+        if self._once:
+            handler.send_header("Connection", "close")  # which the handler follows as well
         handler.end_headers()
         handler.wfile.write(data)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.opening import place_of
+from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import JobError, JobTimedOut
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following import actions, follower
@@ -21,8 +24,18 @@ from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.platforms.kubernetes.api import client
 from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.protocol import wire
+from tests.core.platforms.kubernetes.api.scripted_server import Authority
 from tests.end_to_end.kubernetes.between import Between
-from tests.end_to_end.kubernetes.cases import NONE, ONE_HOST, Cluster, condition, run, verdict_of, wait_for_verdict
+from tests.end_to_end.kubernetes.cases import (
+    NONE,
+    ONE_HOST,
+    Cluster,
+    condition,
+    kubeconfig_of,
+    run,
+    verdict_of,
+    wait_for_verdict,
+)
 from tests.support.jobs import WITHIN, placements, told, wait_running
 from tests.support.kubernetes.fixtures import Lingering
 from tests.support.waits import wait_until
@@ -241,6 +254,47 @@ def test_a_job_finishes_while_the_api_server_is_away_and_nobody_calls_it_gone(
     reader.join(WITHIN)
     assert job.result(timeout=WITHIN) == 1
     assert len(placements(job)) == 1
+
+
+def test_a_job_outlives_the_renewal_of_its_clusters_authority_for_who_follows_it_and_for_who_comes_later(
+    cluster: Cluster,
+    jobs: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig-renewed"))
+
+    def signed() -> tuple[Path, Callable[[], Path]]:
+        """A certificate of a new authority, and what writes the kubeconfig that has it."""
+        authority, file = Authority(), tmp_path / "shown.pem"
+        file.write_text("".join(authority.signed("kube-apiserver", "127.0.0.1")), encoding="utf-8")
+        encoded = base64.b64encode(authority.pem.encode()).decode()
+        path, fields = tmp_path / "kubeconfig-renewed", {"certificate-authority-data": encoded}
+        return file, lambda: kubeconfig_of(cluster.plane, cluster.namespace, path, server=between.url, **fields)
+
+    certificate, write = signed()
+    cluster.single(2)
+    with Between(cluster.plane.kubeconfig, certificate) as between:
+        write()
+        job = run(jobs.until, str(tmp_path / "go"), accelerator=ONE_HOST)
+        wait_running(job)
+        certificate, write = signed()
+        between.show(certificate)
+        said = wait_until(lambda: job.peek().said, "the certificate is not trusted", pause=0.2)
+        assert "is not trusted, so nothing was asked" in said and "write the kubeconfig anew" in said
+        write()
+        wait_until(lambda: not job.peek().said, lambda: f"it is seen again: {job.peek()}", pause=0.2)
+        assert main(["status", job.job_id]) == codes.RUNNING
+        assert "another one" not in "".join(capsys.readouterr())
+        cluster.delete_set(placements(job)[0]["name"])
+        assert wait_for_verdict(job).cause == wire.PREEMPTION
+        (tmp_path / "go").touch()
+        assert job.result(timeout=WITHIN) == 2
+        first, second = placements(job)
+        assert first["cluster"] != second["cluster"]
+        assert actions.release(job._job, 1) is Freed.DONE
+        cluster.wait_until_empty()
 
 
 def test_a_cluster_that_is_no_longer_there_is_told_within_seconds_and_nothing_counts_as_freed(

@@ -25,7 +25,7 @@ from kinetic_orchestration import __version__
 from kinetic_orchestration.errors import CredentialsError
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Object, Reply, Row
-from kinetic_orchestration.platforms.shared.cluster_access import Access, Pair
+from kinetic_orchestration.platforms.shared.cluster_access import Access, OtherCluster, Pair
 
 TIMEOUT = 20.0
 CONNECTION_SECONDS = 10.0  # until TLS is spoken
@@ -71,7 +71,8 @@ def listening(listener: Callable[[Exchange], object]) -> Iterator[None]:
 
 
 class Api:
-    """A cluster's API server. Each verb raises ApiError, or CredentialsError if the client's identity is refused.
+    """A cluster's API server. Each verb raises ApiError, CredentialsError if the client's identity is refused, or
+    OtherCluster if the server is not trusted any more and the kubeconfig leads to one that may be another.
 
     `timeout`: seconds for any part of an answer, and at most for a connection. `patience`: seconds after the first try
     of a call in which another one begins, of a read no more than `LOOK_PATIENCE`.
@@ -86,6 +87,7 @@ class Api:
         self._idle: list[_Connection] = []
         self._context: tuple[_Key, ssl.SSLContext] | None = None
         self._heard: tuple[float, float] | None = None  # the server's time, and the monotonic one then
+        self.is_doubtful = False  # the cluster was looked for, and what was found may be another one
 
     def now(self) -> float:
         """Return the time by the server's clock, as far as it has told it: the times of objects are of that clock."""
@@ -232,7 +234,7 @@ class Api:
         """True if the cluster has another address or certificate than `access` says; then that is used from now on."""
         with self._renewing:
             if self._access is access and access.find is not None:
-                found = access.find()
+                found = self._looked_for(access.find)
                 if found.way == access.way:
                     return False
                 self._access = found
@@ -242,8 +244,15 @@ class Api:
         """True if the identity or the cluster is configured anew, which is then used from now on."""
         with self._renewing:
             if self._access is access and access.find is not None:
-                self._access = access.find()
+                self._access = self._looked_for(access.find)
             return self._access is not access
+
+    def _looked_for(self, find: Callable[[], Access]) -> Access:
+        try:
+            return find()
+        except OtherCluster:
+            self.is_doubtful = True
+            raise
 
     # ---- one exchange ------------------------------------------------------------------------------------------
 
@@ -455,12 +464,11 @@ _TIMES = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 _OUT_OF_TIME = (
     "Look at this machine's clock: {now}. If it is right, the certificate or one that signed it has to be renewed: an "
     "administrator of the cluster does that, for kubeadm with 'kubeadm certs renew all'. If its authority is another "
-    "afterwards, write the kubeconfig anew."
+    "afterwards, {renewal}."
 )
 _ANOTHER = (
-    "expects another. The cluster may have been created again, or its certificate renewed: write the kubeconfig anew, "
-    "for GKE with 'gcloud container clusters get-credentials CLUSTER'. If neither is so, somebody else answers at this "
-    "address."
+    "expects another, and was read again just now. The cluster may have been created again, or its authority renewed: "
+    "{renewal}. Jobs that run there go on meanwhile. If neither is so, somebody else answers at this address."
 )
 
 
@@ -478,7 +486,8 @@ def _unanswered(access: Access, key: _Key, asked: str, error: Exception, timeout
         return ApiError(f"{server}: {error}. Ask for less at once.", answers.UNREACHABLE)
     if isinstance(error, ssl.SSLCertVerificationError):
         now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        advice = _OUT_OF_TIME.format(now=now) if error.verify_code in _TIMES else f"{access.origin} {_ANOTHER}"
+        words = _OUT_OF_TIME if error.verify_code in _TIMES else f"{{origin}} {_ANOTHER}"
+        advice = words.format(now=now, origin=access.origin, renewal=access.renewal)
         return ApiError(
             f"{access.server} is not trusted, so nothing was asked: {error.verify_message}. "
             f"{_shown(access, key, timeout)}{advice}",

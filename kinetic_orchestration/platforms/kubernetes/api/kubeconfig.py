@@ -115,6 +115,7 @@ def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Ac
         namespace=_file(namespace, origin).strip() if namespace.exists() else "default",
         token=_token_of(folder / "token", origin),  # which the kubelet replaces each hour
         find=partial(in_cluster, dict(environ), folder),
+        renewal="the kubelet brings the new one within minutes of its publication (ConfigMap kube-root-ca.crt)",
     )
 
 

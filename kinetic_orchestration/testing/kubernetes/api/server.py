@@ -85,6 +85,13 @@ class ApiServer:
         self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
+    def renew(self, certificate: Path) -> None:
+        """Start again with another certificate."""
+        self._context.load_cert_chain(certificate)
+        if self.is_open:
+            self.close()
+            self.open()
+
     def close(self) -> None:
         """Be away: no connection is left."""
         if self._server is not None:

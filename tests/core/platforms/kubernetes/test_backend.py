@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,13 +20,16 @@ from kinetic_orchestration.plan import records
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
-from kinetic_orchestration.plan.values import UNKNOWN, Freed, Past, Plan
+from kinetic_orchestration.plan.values import ABSENT, QUEUED, UNKNOWN, Freed, Observation, Past, Plan
+from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.kubernetes.observing.waiting import NEVER
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.testing import Cluster
+from kinetic_orchestration.testing.kubernetes.api import certificate
 from tests.core.platforms.kubernetes.attempts import attempt_of, plan_of
+from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.fast
 
@@ -66,6 +72,150 @@ def test_a_machine_without_that_context_waits_for_one_that_has_it(
     [seen] = backend.observe([placement])
     assert (seen.state, seen.cause) == (UNKNOWN, "")
     assert backend.release(placement) is Freed.REFUSED
+
+
+# A certificate authority that is renewed
+
+
+def placed(backend: KubernetesBackend, asked: Submission, previous: Past | None = None) -> Submission:
+    """The attempt in the place that a backend chooses for it."""
+    placement = backend.place(asked.plan, asked.job_id, asked.intent.attempt, previous)
+    return replace(asked, intent=asked.intent._replace(placement=placement))
+
+
+class Renewed(NamedTuple):
+    """A cluster with a set of an attempt, and the kubeconfig that leads to it."""
+
+    cluster: Cluster
+    kubeconfig: Path
+    asked: Submission
+
+    @property
+    def placement(self) -> Mapping[str, Any]:
+        return self.asked.intent.placement
+
+    def renew(self, *kept: str) -> None:
+        """Renew its authority, and write the kubeconfig anew, in which these certificates stay."""
+        self.cluster.renew_authority()
+        self.cluster.write_kubeconfig(self.kubeconfig)
+        config = json.loads(self.kubeconfig.read_text())
+        found = "".join([*kept, self.cluster.authority])
+        config["clusters"][0]["cluster"]["certificate-authority-data"] = base64.b64encode(found.encode()).decode()
+        self.kubeconfig.write_text(json.dumps(config))
+
+    def next(self, backend: KubernetesBackend) -> Submission:
+        """Place the attempt that follows."""
+        past = Past(self.placement, wire.PREEMPTION, "Preempted", 1.0)
+        return placed(backend, attempt_of(self.asked.plan, 2), past)
+
+
+def backend_of() -> KubernetesBackend:
+    """The backend of another process."""
+    return KubernetesBackend(settings.load(), KubeconfigClusters())
+
+
+@pytest.fixture
+def running(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Renewed]:
+    with Cluster(tmp_path / "cluster") as cluster:
+        path = cluster.write_kubeconfig(tmp_path / "kubeconfig")
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        monkeypatch.setenv("KINETIC_STORE", "gs://bucket/kinetic")
+        monkeypatch.setenv("KINETIC_DEPLOYMENT", "prod")
+        backend = backend_of()
+        asked = placed(backend, attempt_of(plan_of("v5e-4", zone="emulated/default", deployment="prod")))
+        assert backend.submit(asked) == ""
+        yield Renewed(cluster, path, asked)
+
+
+def seen_by(backend: KubernetesBackend, running: Renewed) -> Observation:
+    return backend.observe([running.placement])[0]
+
+
+def test_whoever_follows_a_job_looks_once_for_a_renewed_authority_and_says_what_to_do_until_there_is_one(
+    running: Renewed,
+) -> None:
+    backend = backend_of()
+    known = seen_by(backend, running)
+    assert known.state == QUEUED
+    running.cluster.renew_authority()
+    seen = seen_by(backend, running)
+    assert seen.state == UNKNOWN
+    assert "is not trusted, so nothing was asked" in seen.message and "write the kubeconfig anew" in seen.message
+    running.cluster.write_kubeconfig(running.kubeconfig)
+    seen_by(backend, running)  # which finds that the authority is another one now
+    assert seen_by(backend, running) == known
+    assert backend.release(running.placement) is not Freed.REFUSED
+
+
+def test_a_cluster_with_a_renewed_authority_is_known_by_the_sets_of_its_jobs(running: Renewed) -> None:
+    """A process that begins later, as an orchestrator's retry or `ko status`, and the attempt that follows."""
+    known = seen_by(backend_of(), running)
+    assert known.state == QUEUED
+    running.renew()
+    backend = backend_of()
+    gone = {**running.placement, "name": f"{running.placement['name']}0"}  # its set has ended, as another's may have
+    assert backend.observe([gone, running.placement])[1] == known
+    following = running.next(backend_of())
+    assert following.intent.placement["cluster"] not in ("", running.placement["cluster"])
+    assert backend.release(running.placement) is Freed.UNDER_WAY
+    assert backend_of().submit(following) == ""  # by its own mark: the set of the first attempt is gone
+
+
+def test_without_a_set_a_renewed_authority_is_known_by_the_old_certificate_beside_the_new_one(running: Renewed) -> None:
+    old, placement = running.cluster.authority, running.placement
+    backend = backend_of()
+    wait_until(lambda: backend.release(placement) is Freed.DONE, "nothing is left of the set")
+    running.renew()
+    backend = backend_of()
+    seen = seen_by(backend, running)
+    assert seen.state == UNKNOWN
+    assert "is another one here than where the job was submitted" in seen.message
+    assert "let certificate-authority-data contain the old certificate, too" in seen.message
+    assert "Its namespace default has no JobSet of the job" in seen.message
+    assert backend.release(placement) is Freed.REFUSED
+    running.renew(old)
+    backend = backend_of()
+    assert seen_by(backend, running).state == ABSENT
+    assert backend.release(placement) is Freed.DONE
+    following = running.next(backend).intent.placement
+    running.renew()  # the old one is dropped, and the one before it remains nobody's
+    assert backend_of().observe([following])[0].state == UNKNOWN
+
+
+def test_a_kubeconfig_that_leads_elsewhere_by_now_frees_nothing(running: Renewed, tmp_path: Path) -> None:
+    """The job's own cluster is away just when a context of its name is another one's: what that lacks is not gone."""
+    backend = backend_of()
+    assert seen_by(backend, running).state == QUEUED
+    with Cluster(tmp_path / "another") as another:
+        another.write_kubeconfig(running.kubeconfig)
+        running.cluster.interrupt("kube-apiserver")
+        for _ in range(3):
+            seen = seen_by(backend, running)
+            assert (seen.state, seen.cause) == (UNKNOWN, "")
+        assert "is another one here" in seen.message
+        assert backend.release(running.placement) is Freed.REFUSED
+
+
+def test_a_certificate_that_the_authorities_of_two_clusters_share_makes_them_no_single_one(
+    running: Renewed, tmp_path: Path
+) -> None:
+    root = certificate.write(tmp_path / "root.pem")  # as that of a company, beside the cluster's own
+    running.renew(root)
+    following = running.next(backend_of()).intent.placement
+    with Cluster(tmp_path / "another") as another:
+        running._replace(cluster=another).renew(root)
+        seen = backend_of().observe([following])[0]
+        assert seen.state == UNKNOWN
+        assert "is another one here than where the job was submitted" in seen.message
+
+
+def test_a_mark_of_an_older_release_means_the_same_cluster(running: Renewed) -> None:
+    """It is of the whole text of the authority, be it of several certificates."""
+    old = running.cluster.authority
+    running.renew(old)
+    text = "".join(f"{old}{running.cluster.authority}".split())
+    mark = hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert backend_of().observe([{**running.placement, "cluster": mark}])[0].state == QUEUED
 
 
 def test_an_untrusted_record_leads_to_no_place_but_our_own(

@@ -14,12 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from kinetic_orchestration import __version__
 from kinetic_orchestration.errors import CredentialsError
-from kinetic_orchestration.platforms.kubernetes.api import answers, client
+from kinetic_orchestration.platforms.kubernetes.api import answers, client, kubeconfig
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Cause, Row
 from kinetic_orchestration.platforms.kubernetes.api.client import Api, Exchange, listening
 from kinetic_orchestration.platforms.shared.cluster_access import Access, Pair
@@ -575,6 +576,24 @@ def test_a_cluster_that_is_where_it_was_is_not_asked_again(
     with Api(access._replace(find=lambda: found.append(1) or access)) as api:  # type: ignore[func-returns-value]
         assert "signed by another" in str(refused(api))
     assert found == [1]
+
+
+def test_a_pod_takes_the_authority_that_the_kubelet_brings_and_says_that_it_waits_for_it(
+    server: Server, authority: Authority, tmp_path: Path
+) -> None:
+    address = urlsplit(server.url)
+    environ = {"KUBERNETES_SERVICE_HOST": str(address.hostname), "KUBERNETES_SERVICE_PORT": str(address.port)}
+    (tmp_path / "ca.crt").write_text(authority.pem)
+    (tmp_path / "token").write_text("a token")
+    renewed = Authority("the next")
+    with Api(kubeconfig.in_cluster(environ, tmp_path)) as api:
+        api.get(PODS)
+        api.close()
+        server.present(*renewed.signed("kube-apiserver", "127.0.0.1"))
+        said = str(refused(api))
+        assert "the kubelet brings the new one within minutes" in said and "write the kubeconfig anew" not in said
+        (tmp_path / "ca.crt").write_text(renewed.pem)
+        assert api.get(PODS)["kind"] == "PodList"
 
 
 def test_a_cluster_at_another_address_is_found(server: Server, access: Access) -> None:
