@@ -123,6 +123,7 @@ class ComputeConfig(_Group):
     secure_boot: bool = Field(default=False, description="Whether VMs boot with Secure Boot.")
     image: str = Field(default="", description="Image of the boot disk; the one for the hardware if not given.")
     disk_gib: int = Field(default=0, description="Size of the boot disk in GiB; 0 for what suits the hardware.")
+    disk_type: str = Field(default="", description="Type of the boot disk; the one for the hardware if not given.")
     service_account: str = Field(default="", description="Whose rights the VMs have.")
     tags: list[str] = Field(default=[], description="Network tags of the VMs.")
     labels: dict[str, str] = Field(default={}, description="Labels of the cloud's resources.")

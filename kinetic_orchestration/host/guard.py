@@ -17,8 +17,10 @@ from kinetic_orchestration.protocol.system.lock import content_of, is_marked_ful
 
 TYPE_CHECKING = False  # a guard starts together with its agent and the program, and should delay neither
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import NoReturn
 
+    from kinetic_orchestration.host.host import Host
     from kinetic_orchestration.host.process.pipes import Program
     from kinetic_orchestration.protocol.assignment import Assignment
 
@@ -50,17 +52,18 @@ def be_the_guard(assignment: Assignment, lock: int, agent: int, private: dict[st
         denied = error.errno == errno.EACCES
         raise
     finally:
-        os._exit(clean_up(assignment, denied=denied, goes_down=signal.SIGTERM in received))
+        os._exit(clean_up(assignment, denied=denied, goes_down=lambda: signal.SIGTERM in received))
 
 
 def be_the_agent(
     assignment: Assignment, private: dict[str, dict[str, str]], started: Program | None, guard: int
 ) -> NoReturn:
-    code = 1
+    code, host = 1, None
     try:
         from kinetic_orchestration.host.host import Host
 
-        Host(assignment, private, started).run()
+        host = Host(assignment, private, started)
+        host.run()
         code = 0
     except Exception:
         import traceback
@@ -70,7 +73,7 @@ def be_the_agent(
         if os.getppid() != guard:  # the guard was killed: this process does its work
             if code:
                 report_for(assignment, private, code)
-            clean_up(assignment)
+            clean_up(assignment, goes_down=lambda: host is not None and host.ended != "")
         os._exit(code)
 
 
@@ -95,29 +98,30 @@ def _write_verdict(
     assignment: Assignment, private: dict[str, dict[str, str]], code: int, told: str, evidence: str
 ) -> None:
     from kinetic_orchestration.host.host import Host
-    from kinetic_orchestration.protocol import wire
 
     if full := is_marked_full(path_of(assignment)):
         remove_tree(os.path.join(assignment.run, f"host-{assignment.host}"))  # which may make room for these words
         evidence = f"the disk of the store stayed full ({assignment.store})\n{evidence}"
-    host = Host(assignment, private)
-    if code == -signal.SIGTERM and host.machine.is_explained and not host.machine.notice():
-        return  # the operations of its zone say who ended the machine
-    host.write_verdict(
-        wire.Verdict(
-            wire.ABORTED, assignment.boot + "/guard", time.time(),
-            cause=wire.PREEMPTION if code == -signal.SIGTERM else wire.INFRASTRUCTURE, host=assignment.host,
-            reason=f"{told}\n{evidence}".strip(),
-        )
-    )  # fmt: skip
+    speak(Host(assignment, private), code, f"{told}\n{evidence}".strip())
     if full:
         mark_full(path_of(assignment), False)
 
 
-def clean_up(assignment: Assignment, *, denied: bool = False, goes_down: bool = False) -> int:
+def speak(host: Host, code: int, reason: str) -> None:
+    """End the attempt of a host whose agent died with that exit code, unless its cloud tells who ended its machine."""
+    from kinetic_orchestration.protocol import wire
+
+    if code == -signal.SIGTERM and host.machine.is_explained and not host.machine.notice():
+        return
+    cause = host.machine.counts_as if code == -signal.SIGTERM else wire.INFRASTRUCTURE
+    writer = host.at.boot + "/guard"
+    host.write_verdict(wire.Verdict(wire.ABORTED, writer, time.time(), cause=cause, host=host.at.host, reason=reason))
+
+
+def clean_up(assignment: Assignment, *, denied: bool = False, goes_down: Callable[[], bool]) -> int:
     """Remove everything of this host from the machine, and the machine itself if it was made for this host. The lock's
     file stays, as a mark, if a full disk prevented the last message. Returns the exit code with which a pod ends.
-    `denied`: the store does not let this host write. `goes_down`: the machine has been asked to end.
+    `denied`: the store does not let this host write. `goes_down`: has the machine been asked to end?
     """
     code = 0
     remove_tree(os.path.join(assignment.run, f"host-{assignment.host}"))

@@ -113,9 +113,8 @@ class Host:
             if isinstance(move, attempt_rules.Start):
                 self._start()
             elif isinstance(move, attempt_rules.Abort):
-                if move.cause == wire.PREEMPTION:
-                    # Before a request to the store, which may take longer than the machine has left.
-                    self.supervisor.ask_to_end(move.cause, move.grace or attempt_rules.GRACE[move.cause])
+                if move.cause == wire.PREEMPTION or move.grace:  # the store may take longer than the machine has left
+                    self.supervisor.ask_to_end(wire.PREEMPTION, move.grace or attempt_rules.GRACE[wire.PREEMPTION])
                 self._decide(move.cause, move.reason, move.host, move.grace)
             elif isinstance(move, attempt_rules.Ask):
                 self.supervisor.ask_to_end(wire.PREEMPTION, attempt_rules.GRACE[wire.PREEMPTION])
@@ -310,6 +309,7 @@ class Host:
             cancelled=self.cancelled,
             preempted=self.preempted,
             lead=0.0 if self.ended else self.machine.lead,
+            counts_as=self.machine.counts_as,
             ended=self.ended,
             is_out=self.ended != "" and self.supervisor.is_out(),
             is_overdue=bool(self.preempted or self.ended) and self.at.is_overdue(self.records.now()),
@@ -335,7 +335,7 @@ class Host:
 
     def _decide(self, cause: str, reason: str, host: int, grace: float = 0.0) -> None:
         failure = None
-        if host == self.at.host and cause in (wire.USER, wire.CONFIGURATION, wire.INFRASTRUCTURE):
+        if host == self.at.host and cause in (wire.USER, wire.CONFIGURATION, wire.INFRASTRUCTURE) and not grace:
             report = self._report()
             if report is not None and report.kind == "tampered":
                 self.preparation.discard_payload()
@@ -362,7 +362,7 @@ class Host:
         if self.verdict is not None and self.verdict.cause == wire.STALL and self.supervisor.child:
             self._dump_stacks()
         if grace and self.supervisor.is_alive():
-            self.supervisor.ask_to_end(self.verdict.cause if self.verdict is not None else "", grace)
+            self.supervisor.ask_to_end(attempt_rules.told_cause(self.verdict), grace)
             while self.supervisor.is_alive() and time.monotonic() < self.supervisor.until:
                 self._pump(min(TICK, grace))
                 self._beat()

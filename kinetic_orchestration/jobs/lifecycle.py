@@ -99,7 +99,9 @@ class Close(NamedTuple):
     cause: str
     reason: str
     unplaced: bool = False  # no place was ever promised to the attempt
-    unheard: bool = False  # hosts are there of which none has ever spoken
+    host: int | None = None  # of which it is the failure
+    unheard: tuple[int, ...] = ()  # hosts whose machines are there, and that have never spoken
+    after_refusal: bool = False  # it ends a wait for hosts: what the attempt before was refused for belongs to it
 
 
 class Release(NamedTuple):
@@ -171,10 +173,25 @@ def _placed(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
     elif seen.intent.deadline and seen.now > seen.intent.deadline + DEADLINE_MARGIN:
         action = Close(wire.DEADLINE, "the attempt's deadline passed and its hosts did not end it")
     elif policy.provision and not began and seen.now - seen.intent.since > policy.provision:
-        action = Close(wire.DEADLINE, f"no host started within {policy.provision:g} s")
+        action = _waited(seen, policy)
     elif ((state == ABSENT or _is_refused(seen)) and not must_wait(seen)) or (state == PARTIAL and None in seen.beats):
         action = Submit()  # after the limits: hosts made too late would end themselves, again and again
     return Step(cursor, (action,) if action is not None else (), changes)
+
+
+def _waited(seen: Glimpse, policy: Policy) -> Close:
+    """Return the closing of an attempt for which hosts were waited for too long, with the last answer: that of its own
+    queue, or else the one that ended the attempt before (`answered`), of which this one knows nothing."""
+    reason = f"no host started within {policy.provision:g} s"
+    if seen.observation.state == QUEUED and seen.observation.message:
+        return Close(wire.DEADLINE, answered(reason, seen.observation.message))
+    return Close(wire.DEADLINE, reason, after_refusal=True)
+
+
+def answered(reason: str, answer: str) -> str:
+    """Return the reason for the end of a wait, with what was last answered, if anything was."""
+    told = answer.strip().splitlines()
+    return f"{reason}; the last answer was: {told[-1]}" if told else reason
 
 
 def foreseen(cursor: Cursor, seen: Glimpse, policy: Policy) -> Outcome | None:
@@ -421,13 +438,28 @@ def _last_sign(seen: Glimpse) -> str:
 def _mute(seen: Glimpse, policy: Policy) -> Close | None:
     """Return the closing of an attempt whose hosts exist and are silent for too long, or None."""
     assert seen.intent is not None
+    silent = tuple(host for host, beat in enumerate(seen.beats) if beat is None)
+    unheard = silent if len(silent) == len(seen.beats) else ()
     limit = min(filter(None, (seen.intent.affordable, policy.affordable)), default=0.0)
     held = seen.now - seen.charged if seen.charged else 0.0
     if limit and held > limit and not any(seen.beats):  # hosts that speak keep it themselves
         told = f"its slices were held for {held:.0f} s, and none of their hosts has started"
-        return Close(wire.DEADLINE, f"{told}: its cost limit of ${policy.usd:,.2f}", unheard=True)
-    reason = _speechless(seen, policy)
-    return Close(wire.INFRASTRUCTURE, reason, unheard=not any(seen.beats)) if reason else None
+        return Close(wire.DEADLINE, f"{told}: its cost limit of ${policy.usd:,.2f}", unheard=unheard)
+    if reason := _speechless(seen, policy):
+        return Close(wire.INFRASTRUCTURE, reason, unheard=unheard)
+    patience = min(SILENT_START, policy.provision or SILENT_START)
+    if silent and not unheard and _awaits_others(seen, policy) and seen.now - seen.since > patience:
+        told = attempt_rules.unstarted(silent, patience)
+        return Close(wire.INFRASTRUCTURE, told, host=silent[0], unheard=silent)
+    return None
+
+
+def _awaits_others(seen: Glimpse, policy: Policy) -> bool:
+    """Return True if the machines of all hosts are there, and those that have spoken wait for the others to do so. Of
+    a program that runs every host has spoken, whatever can be read of that now."""
+    if not (policy.silence and seen.since and seen.observation.state == PRESENT):
+        return False
+    return all(beat is None or beat.state in (wire.STARTING, wire.PREPARING) for beat in seen.beats)
 
 
 def _clock(moment: float) -> str:

@@ -32,6 +32,7 @@ from kinetic_orchestration.plan.hardware import machines
 from kinetic_orchestration.plan.messages import size, warn
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms.shared import agent_zip as agent
+from kinetic_orchestration.protocol.system.parallel import Ahead
 
 if TYPE_CHECKING:
     from kinetic_orchestration.packaging.requirements import remote
@@ -82,6 +83,7 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
     """Read and pickle the parts of a job; files that had to be read are spooled for the upload."""
     options = spec.options
     elsewhere = not plan.traits.share_machine
+    uv = _uv_ahead(settings) if elsewhere else None
     travelling = distributions_as_files(options.first_party) if plan.isolated or elsewhere else []
     _check_python(spec, plan, environ)
     source = source_of(spec)
@@ -124,7 +126,7 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
         environment=environment,
         spool=spool,
         agent=agent.packed(settings.home) if elsewhere else None,
-        tools=_tools(environment, settings) if elsewhere else {},
+        tools=_tools(environment, settings, uv) if uv is not None else {},
         beside=_unsent_modules(spec, project),
     )
 
@@ -173,9 +175,17 @@ def _with_orchestrators(
     return [*given, *remote.orchestrators_of(call.by_name, given)]
 
 
-def _tools(environment: locks.Environment, settings: Settings) -> Mapping[str, str]:
+def _uv_ahead(settings: Settings) -> Ahead[None]:
+    """Digest the uv of hosts beside all else: a digest leaves the interpreter to others."""
     from kinetic_orchestration.packaging.requirements import tools
 
+    return Ahead(tools.digest_own_uv, settings)
+
+
+def _tools(environment: locks.Environment, settings: Settings, uv: Ahead[None]) -> Mapping[str, str]:
+    from kinetic_orchestration.packaging.requirements import tools
+
+    uv.result()
     return tools.known(environment.python, settings)
 
 

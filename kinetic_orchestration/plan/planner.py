@@ -482,7 +482,7 @@ def describe(plan: Plan, reason: str = "") -> str:
         ("accelerator", plan.hardware),
         ("backend", f"{plan.backend} ({'; '.join(why)})" if why else plan.backend),
         ("project", plan.project),
-        ("zones" if plan.traits.in_zones else "places", ", ".join(plan.zones)),
+        (_kind_of_places(plan), ", ".join(plan.zones)),
         ("capacity", _capacity(plan)),
         ("image", plan.image),
         ("store", f"{plan.store}, deployment {plan.deployment}"),
@@ -501,6 +501,10 @@ def describe(plan: Plan, reason: str = "") -> str:
         ("also", ", ".join(_exceptions(plan))),
     ]
     return "\n".join(f"{name:<12} {text}" for name, text in rows if text)
+
+
+def _kind_of_places(plan: Plan) -> str:
+    return "zones" if plan.traits.in_zones else "places"
 
 
 def _capacity(plan: Plan) -> str:
@@ -525,7 +529,7 @@ def _limits(plan: Plan) -> Iterator[str]:
     if plan.limits.cost is not None:
         what = "nothing is charged on this machine"
         if plan.affordable:
-            what = f"pays for {plan.affordable / 3600:,.2f} h in the dearest of its zones"
+            what = f"pays for {plan.affordable / 3600:,.2f} h in the dearest of its {_kind_of_places(plan)}"
         yield f"cost ${plan.limits.cost:.2f} ({what})"
 
 

@@ -96,6 +96,7 @@ CLOUD = Fields(
         "run_as_user": schema.whole(0, (1 << 31) - 1),
         "image": line(),
         "disk_gib": schema.whole(0, 1 << 16),
+        "disk_type": maybe(schema.resource, ""),
     },
 )
 PLAN = Fields(

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.plan.configuration import plugins
 from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm, fields_of
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
+from kinetic_orchestration.plan.hardware import machines
 from kinetic_orchestration.plan.hardware.accelerators import Slice
+from kinetic_orchestration.plan.hardware.machines import BootDisk
 from kinetic_orchestration.plan.hardware.prices import Purchase
 from kinetic_orchestration.protocol.wire import Beat, Verdict
 from kinetic_orchestration.protocol.wire.task import DataPiece, Environment, Package, Payload, json_of, parts_of
@@ -209,10 +211,20 @@ class Plan:
     @property
     def purchase(self) -> Purchase:
         """The hardware that is paid for while its hosts are there; for a job on this machine, that which it names."""
+        is_vm = self.traits.options is Compute and machines.serves(self.slice)
         return Purchase(
-            self.slice, self.slices, self.spot, self.flex_start, int(self.cloud.get("disk_gib") or 0),
+            self.slice, self.slices, self.spot, self.flex_start, self.boot_disk if is_vm else None,
             of_google=self.traits.in_project or self.traits.share_machine or self._is_of_gke,
         )  # fmt: skip
+
+    @property
+    def boot_disk(self) -> BootDisk:
+        """The boot disk of each host as a VM of Compute Engine. Raises Unsupported if there is no such VM."""
+        return machines.boot_disk(
+            machines.machine_of(self.slice),
+            type=str(self.cloud.get("disk_type") or ""),
+            gib=int(self.cloud.get("disk_gib") or 0),
+        )
 
     @property
     def _is_of_gke(self) -> bool:
@@ -369,6 +381,7 @@ class Observation(NamedTuple):
         hint: Where to look next if hosts are gone, or if those that exist do not report; with `{name}`, `{zone}` and
             `{project}` for those of the placement.
         slices: How many slices are charged for now; 0 for all, if any.
+        ending: True if all hosts that are left shut down, which is not charged for.
     """
 
     state: str
@@ -378,11 +391,13 @@ class Observation(NamedTuple):
     waits: str = ""  # why hosts that are there cannot go on for now
     hint: str = ""  # the next place to check if hosts have disappeared or are silent
     slices: int = 0  # of which there are hosts that are charged for now; 0: of all, if any
+    ending: bool = False  # all hosts that are left shut down, and are charged for no longer
 
     @property
     def costs(self) -> bool:
         """True if hosts are charged for now; also while others are waited for."""
-        return self.state in (PRESENT, PARTIAL, WOUNDED) or (self.slices > 0 and self.state in (QUEUED, PROVISIONING))
+        held = self.state in (PRESENT, PARTIAL, WOUNDED) or (self.slices > 0 and self.state in (QUEUED, PROVISIONING))
+        return held and not self.ending
 
 
 ABSENT = "absent"  # nothing there: not made yet, or gone

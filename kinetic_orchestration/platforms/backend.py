@@ -227,9 +227,10 @@ class Backend(Protocol):
 class KeepsBootLog(Protocol):
     """A backend whose platform keeps what a machine has shown while it booted, whatever became of its software."""
 
-    def last_words(self, placement: Mapping[str, Any]) -> str:
+    def last_words(self, placement: Mapping[str, Any], machines: Sequence[int]) -> str:
         """Return the end of that for users, or "" if there is nothing. Bounded, and never raises.
 
         Args:
-            placement: The placement of hosts of which none has ever spoken.
+            placement: The placement.
+            machines: The numbers of those of its machines whose hosts have never spoken.
         """

@@ -6,7 +6,7 @@ Knows no files, no processes and no clock; ages are passed in as numbers.
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.protocol import wire
@@ -49,6 +49,9 @@ UNREAD = 12.0  # after which a host whose store is silent no longer waits: a spo
 SHOWN = 1.0  # after which the program is asked to end although the store has not taken the beat that says why
 FORSAKEN = 20.0  # a host that was told and is silent for so long since was taken before it could say so; where ends
 # are explained, the others follow one that was told so long ago
+
+WITNESS = 30.0  # seconds after the limit of the barrier that whoever follows the job has to close it with what the
+# platform keeps of a boot, where it keeps that: no host can read it of another
 
 UNREPORTED = 74  # sysexits.h: EX_IOERR. `child` uses it if the function's outcome could not be written
 
@@ -116,6 +119,7 @@ class Situation(NamedTuple):
     verdict: wire.Verdict | None = None
     cancelled: str = ""  # the reason, once it was requested
     preempted: str = ""  # the notice, once it came
+    counts_as: str = wire.PREEMPTION  # the cause of what that notice tells of
     lead: float = 0.0  # seconds from that notice to the machine's end, where they are known
     ended: str = ""  # what ends this host without a notice, of which others know the cause
     is_out: bool = False  # its program has ended, or has had the time that it was given to
@@ -273,8 +277,9 @@ def _told_to_end(seen: Situation) -> Move:
 def _taken(seen: Situation) -> Move:
     """Find out whether a host that is told to end is taken away, or ended for one that died without a word."""
     saving = min(seen.lead, SPOT_NOTICE) - AFTER_SAVING
-    long = saving if saving > GRACE[wire.PREEMPTION] else 0.0
-    company, taken = seen.company, Abort(wire.PREEMPTION, seen.preempted, seen.index, long)
+    usual = 0.0 if seen.counts_as in GRACE else GRACE[wire.PREEMPTION]  # of a cause that gives no time by itself
+    long = saving if saving > GRACE[wire.PREEMPTION] else usual
+    company, taken = seen.company, Abort(seen.counts_as, seen.preempted, seen.index, long)
     awaited = company.missing or (() if seen.running else company.absent)
     if not awaited or (company.read < HEARD and company.age > UNREAD):
         return taken
@@ -327,22 +332,32 @@ def _lost(seen: Situation) -> Move:
 def _barrier(seen: Situation) -> Move:
     if seen.prepared and len(seen.started) == seen.hosts:
         return Start()
-    if seen.barrier_age > seen.barrier_limit:
-        missing = [str(host) for host in range(seen.hosts) if host not in seen.started]
-        hosts = f"host {missing[0]}" if len(missing) == 1 else f"hosts {', '.join(missing)}"
-        reason = (
-            f"{hosts} did not start within {seen.barrier_limit:g} s"
-            if missing
-            else f"this host was not ready within {seen.barrier_limit:g} s"
-        )
-        return Abort(wire.INFRASTRUCTURE, reason, int(missing[0]) if missing else seen.index)
+    missing = [host for host in range(seen.hosts) if host not in seen.started]
+    if seen.barrier_age > seen.barrier_limit + (WITNESS if missing and seen.company.is_explained else 0.0):
+        if missing:
+            return Abort(wire.INFRASTRUCTURE, unstarted(missing, seen.barrier_limit), missing[0])
+        return Abort(wire.INFRASTRUCTURE, f"this host was not ready within {seen.barrier_limit:g} s", seen.index)
     return Wait()
+
+
+def unstarted(hosts: Sequence[int], limit: float) -> str:
+    """Say which hosts the others have waited for in vain, for so many seconds."""
+    named = f"host {hosts[0]}" if len(hosts) == 1 else f"hosts {', '.join(map(str, hosts))}"
+    return f"{named} did not start within {limit:g} s"
 
 
 def grace(verdict: wire.Verdict, index: int) -> float:
     """The seconds that the program has to end, now that the attempt is decided."""
     if verdict.kind == wire.COMMITTED:
         return 0.0
-    if verdict.cause in GRACE:
-        return max(GRACE[verdict.cause], min(verdict.grace, SPOT_NOTICE - AFTER_SAVING))
+    if verdict.cause in GRACE or verdict.grace:
+        return max(GRACE.get(verdict.cause, 0.0), min(verdict.grace, SPOT_NOTICE - AFTER_SAVING))
     return 0.0 if verdict.host == index else SIBLING_GRACE
+
+
+def told_cause(verdict: wire.Verdict | None) -> str:
+    """Return the cause of its end that a program is told: with time to save it is that of a machine which is taken
+    away, whatever that counts as; "" if nobody has decided."""
+    if verdict is None:
+        return ""
+    return wire.PREEMPTION if verdict.grace else verdict.cause

@@ -304,14 +304,18 @@ class Emulator(Cloud):
             authority: PEM of the certificates that sign its own.
             location: Its zone or region.
             project: Its project.
-            of: The emulated cluster that it is: its pools are told as they are whenever somebody asks.
+            of: The emulated cluster that it is: its pools and authority are told as they are whenever somebody asks.
             more: What the container API says of it besides, as it writes it: `nodePools=[…]`.
         """
-        encoded = base64.b64encode(authority.encode()).decode()
-        found = {"name": name, "endpoint": server, "masterAuth": {"clusterCaCertificate": encoded}, **more}
+        found = {"name": name, "endpoint": server, "masterAuth": _authority(authority), **more}
         place = f"projects/{project}/locations/{location}/clusters/{name}"
-        pools = None if of is None else lambda: [node_pools.told(pool, place) for pool in of.pools]
-        self.neighbours.add_cluster(project, location, found, pools)
+
+        def seen() -> dict[str, Any]:
+            assert of is not None
+            pools = [node_pools.told(pool, place) for pool in of.pools]
+            return {"nodePools": pools, "masterAuth": _authority(of.authority)}
+
+        self.neighbours.add_cluster(project, location, found, None if of is None else seen)
 
     def add_secret(self, secret_id: str, value: str | bytes, project: str = PROJECT) -> str:
         """A secret that a user has made long before; its name."""
@@ -347,6 +351,11 @@ class Emulator(Cloud):
     def _host_failed(self, machine: Machine, error: Exception) -> None:
         with self.changed:
             self._record("VM", f"{machine.node}/{machine.worker}", f"the emulator failed: {error!r}")
+
+
+def _authority(pem: str) -> dict[str, str]:
+    """Return how the container API has the certificates of a cluster's authority."""
+    return {"clusterCaCertificate": base64.b64encode(pem.encode()).decode()}
 
 
 def _beyond() -> dict[str, Any]:

@@ -22,45 +22,47 @@ from kinetic_orchestration.protocol.system import copies
 def accelerators(arguments: Namespace) -> int:
     settings = load(store="", deployment="local")  # of no store
     if arguments.name:
-        slice_ = table.parse(arguments.name)
-        if arguments.json:
-            found = {"drawing": draw(slice_)} | ({"here": _gpus(settings)} if slice_.kind == "gpu" else {})
-            show_json(_record(slice_, settings) | found)
-            return codes.OK
-        print(draw(slice_), end="")
-        if slice_.kind == "tpu":
-            print(f"\n{NOT_REACHED if slice_.api == 'gke' else MAINTAINED}")
-        if slice_.kind != "cpu":
-            print(_served(slice_))
-        if slice_.kind == "gpu":
-            print("\nOn this machine:" + ("" if (gpus := _gpus(settings)) else " no GPU"))
-            for gpu in gpus:
-                holder = f"{gpu['job']} has it" if gpu["job"] else "free"
-                print(f"  {gpu['number']}  {gpu['model']}  {gpu['uuid'] or '-'}  {holder}")
-            print(ANY_MODEL if slice_.whichever else ONE_MODEL.format(slice_.generation), TOO_FEW)
+        _show_one(table.parse(arguments.name), settings, as_json=arguments.json)
         return codes.OK
     known = table.catalogue()
     if arguments.json:
         show_json([_record(slice_, settings) for slice_ in known])
         return codes.OK
-    rows = []
-    for slice_ in known:
-        cost = _price(slice_, settings)
-        rows.append(
-            (
-                slice_.name, str(slice_.chips), slice_.topology or "-", str(slice_.hosts),
-                slice_.accelerator_type or "-", ", ".join(machines.platforms(slice_)) or "-",
-                f"{slice_.hbm_gib_per_chip} GiB" if slice_.hbm_gib_per_chip else "-",
-                dollars(cost.usd_per_chip_hour * slice_.chips) if cost is not None else "-",
-            )
-        )  # fmt: skip
     columns = ("name", "chips", "topology", "hosts", "Cloud TPU", "backends", "memory/chip", "$/hour")
-    show_table(columns, rows, right=("chips", "hosts", "memory/chip", "$/hour"))
+    show_table(columns, [_row(slice_, settings) for slice_ in known], right=("chips", "hosts", "memory/chip", "$/hour"))
     dates = settings.listed.dates()
     print(f"$/hour: estimates by list prices of {dates}, in the first region that has one (`ko prices`).")
     print(f"tpu7x: {NOT_REACHED}\n{MAINTAINED}")
     sys.stdout.flush()
     return codes.OK
+
+
+def _show_one(slice_: table.Slice, settings: Settings, *, as_json: bool) -> None:
+    if as_json:
+        found = {"drawing": draw(slice_)} | ({"here": _gpus(settings)} if slice_.kind == "gpu" else {})
+        show_json(_record(slice_, settings) | found)
+        return
+    print(draw(slice_), end="")
+    if slice_.kind == "tpu":
+        print(f"\n{NOT_REACHED if slice_.api == 'gke' else MAINTAINED}")
+    if slice_.kind != "cpu":
+        print(_served(slice_))
+    if slice_.kind == "gpu":
+        print("\nOn this machine:" + ("" if (gpus := _gpus(settings)) else " no GPU"))
+        for gpu in gpus:
+            holder = f"{gpu['job']} has it" if gpu["job"] else "free"
+            print(f"  {gpu['number']}  {gpu['model']}  {gpu['uuid'] or '-'}  {holder}")
+        print(ANY_MODEL if slice_.whichever else ONE_MODEL.format(slice_.generation), TOO_FEW)
+
+
+def _row(slice_: table.Slice, settings: Settings) -> tuple[str, ...]:
+    cost = _price(slice_, settings)
+    return (
+        slice_.name, str(slice_.chips), slice_.topology or "-", str(slice_.hosts),
+        slice_.accelerator_type or "-", ", ".join(machines.platforms(slice_)) or "-",
+        f"{slice_.hbm_gib_per_chip} GiB" if slice_.hbm_gib_per_chip else "-",
+        dollars(cost.usd_per_chip_hour * slice_.chips) if cost is not None else "-",
+    )  # fmt: skip
 
 
 SHOWN = 10  # of the rows that a refresh leaves out

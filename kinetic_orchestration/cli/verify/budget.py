@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kinetic_orchestration.cli.verify.clouds import compute_engine
-from kinetic_orchestration.cli.verify.clouds.cloud import ALONE, FOUR_HOSTS, Kind
+from kinetic_orchestration.cli.verify.clouds.cloud import ALONE, OF_FOUR_HOSTS, Kind
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.plan.hardware import accelerators, machines
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, PriceList
-from kinetic_orchestration.plan.hardware.prices import Price, Purchase, Unknown, dearest
+from kinetic_orchestration.plan.hardware.prices import Price, Purchase, Unknown, dearest, price, region_of
 
 FOUR = 4
 
@@ -81,18 +81,18 @@ def plan(
     if usd < 0:
         raise UsageError(f"--budget is {usd:g}: give dollars, 0 for what costs nothing alone")
     one = accelerators.parse(accelerator)
-    kinds = compute_engine.kinds(one, spot=spot) if backend == "compute" else _kinds_of_cloud_tpu(one)
-    alone = kinds[ALONE]
+    slices = compute_engine.slices_of_kinds(one, spot=spot) if backend == "compute" else _slices_on_cloud_tpu(one)
+    alone = slices[ALONE]
     assert isinstance(alone, Slice)
     dearest_of = {
-        slice_.name: _dearest(slice_, zones or accelerators.zones(slice_), spot, prices, listed)
-        for slice_ in kinds.values() if isinstance(slice_, Slice)
+        slice_.name: _dearest(_bought(slice_, spot, backend), zones or accelerators.zones(slice_), prices, listed)
+        for slice_ in slices.values() if isinstance(slice_, Slice)
     }  # fmt: skip
     found: list[Planned] = []
     spent = 0.0
     out: set[str] = set()
     for wish in wishes:
-        taken: Slice | str = kinds[wish.kind] if wish.slices else ""
+        taken: Slice | str = slices[wish.kind] if wish.slices else ""
         slice_, most = None, 0.0
         if isinstance(taken, Slice):
             hourly = taken.chips * dearest_of[taken.name].usd_per_chip_hour
@@ -104,8 +104,9 @@ def plan(
         else:
             spent += most
         found.append(step)
-    unit, price = "GPU" if alone.kind == "gpu" else "chip", dearest_of[alone.name]
-    return Budget(tuple(found), usd, f"${price.usd_per_chip_hour:.2f} a {unit} and hour, {price.source}")
+    unit, dear = "GPU" if alone.kind == "gpu" else "chip", dearest_of[alone.name]
+    told = f"${dear.usd_per_chip_hour:.2f} a {unit} and hour, {dear.source}"
+    return Budget(tuple(found), usd, told + _advice(_bought(alone, spot, backend), zones, prices, listed))
 
 
 def over(step: Planned, usd: float, spent: float) -> str:
@@ -116,7 +117,7 @@ def over(step: Planned, usd: float, spent: float) -> str:
     return ""
 
 
-def _kinds_of_cloud_tpu(one: Slice) -> Mapping[Kind, Slice | str]:
+def _slices_on_cloud_tpu(one: Slice) -> Mapping[Kind, Slice | str]:
     """Return the slice of each kind for steps on Cloud TPU; in place of one that there is not, the reason."""
     if one.hosts != 1 or one.api != "tpu-vm":
         raise UsageError(
@@ -129,7 +130,7 @@ def _kinds_of_cloud_tpu(one: Slice) -> Mapping[Kind, Slice | str]:
         if (other.generation, other.hosts, other.api) == (one.generation, FOUR, "tpu-vm")
     ]
     four = min(found, key=lambda other: other.chips, default=None)
-    return {ALONE: one, FOUR_HOSTS: four or "no slice of this generation has four hosts"}
+    return {ALONE: one, OF_FOUR_HOSTS: four or "no slice of this generation has four hosts"}
 
 
 def _left_out(step: Planned, taken: Slice | str, out: set[str], only: Sequence[str]) -> str:
@@ -140,10 +141,28 @@ def _left_out(step: Planned, taken: Slice | str, out: set[str], only: Sequence[s
     return taken if isinstance(taken, str) else ""
 
 
-def _dearest(
-    slice_: Slice, zones: Sequence[str], spot: bool, prices: Mapping[str, float] | None, listed: PriceList
-) -> Price:
-    price = dearest(Purchase(slice_, spot=spot), zones, prices, listed)
-    if isinstance(price, Unknown):
-        raise UsageError(f"a budget cannot be kept, as {price}")
-    return price
+def _advice(of: Purchase, zones: Sequence[str], prices: Mapping[str, float] | None, listed: PriceList) -> str:
+    """Return what helps where some zones have no price of their own, and that of another region counts; else ""."""
+    without, known = list[str](), list[str]()
+    for zone in zones:
+        found = price(of, zone, prices, listed)
+        has_own = isinstance(found, Price) and found.region in ("", region_of(zone))
+        (known if has_own else without).append(zone)
+    if not without:
+        return ""
+    regions = dict.fromkeys(map(region_of, without))
+    advice = f"; `ko prices --refresh` reads that of {' and '.join(regions)}"
+    return f"{advice}, and --zone {known[0]} does without" if known else advice
+
+
+def _bought(slice_: Slice, spot: bool, backend: str) -> Purchase:
+    """Return what a job of a step buys: of Compute Engine with a boot disk, as the plan of the job has it."""
+    disk = machines.boot_disk(machines.machine_of(slice_)) if backend == "compute" else None
+    return Purchase(slice_, spot=spot, disk=disk)
+
+
+def _dearest(of: Purchase, zones: Sequence[str], prices: Mapping[str, float] | None, listed: PriceList) -> Price:
+    found = dearest(of, zones, prices, listed)
+    if isinstance(found, Unknown):
+        raise UsageError(f"a budget cannot be kept, as {found}")
+    return found

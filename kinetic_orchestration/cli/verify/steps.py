@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.cli import doctor
 from kinetic_orchestration.cli.verify.budget import Wish
-from kinetic_orchestration.cli.verify.clouds import cloud as kinds
-from kinetic_orchestration.cli.verify.clouds.cloud import Slice
+from kinetic_orchestration.cli.verify.clouds.cloud import JOINED, LINKED, OF_FOUR_HOSTS, Slice
 from kinetic_orchestration.cli.verify.scene import RELEASE, Ended, Scene
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.jobs.cleanup import reaper
@@ -294,7 +293,7 @@ def _several_hosts(words: str, vms: int = 1, slices: int = 1) -> Callable[[Scene
             field = "attributes" if call == "attributes" else "of"
             scene.recorder.add(f"metadata {call}, of {words}", {field: answer})
         mine = [slice_ for name, slice_ in scene.recorder.slices.items() if name not in before]
-        if scene.planned.wish.kind == kinds.LINKED:
+        if scene.planned.wish.kind == LINKED:
             scene.until(lambda: _cleaned(scene, handle, mine), RELEASE, "the deletion of template and policy")
         return {
             **_outcome(ended), "said": spoken, "hosts": machine.get("hosts", 0),
@@ -396,7 +395,7 @@ _OF_JOB = (
     Step(Wish(SECRETS, "a credential travels by Secret Manager alone, and is removed", 1, 10), _secrets, _is_kept),
 )  # fmt: skip
 
-STEPS_IN_ORDER: tuple[Step, ...] = (
+STEPS_OF_CLOUD_TPU: tuple[Step, ...] = (
     *_FREE,
     Step(Wish(JOB, "a function runs on a slice, its value comes back, the slice is gone", 1, 10), _job, _has_value),
     *_OF_JOB,
@@ -406,7 +405,7 @@ STEPS_IN_ORDER: tuple[Step, ...] = (
     Step(Wish(PREEMPTION, "a slice that is taken away is followed by another", 2, 8), _preemption, _came_again),
     Step(Wish(RESUME, "the next attempt goes on from the checkpoint", needs=(PREEMPTION,)),
          lambda scene: scene.results[PREEMPTION], _went_on),
-    Step(Wish(FOUR_HOSTS, "four hosts meet, run and are heard", 1, 10, kinds.FOUR_HOSTS),
+    Step(Wish(FOUR_HOSTS, "four hosts meet, run and are heard", 1, 10, OF_FOUR_HOSTS),
          _several_hosts(FOUR_HOSTS), _all_spoke),
     Step(Wish(REAP, "nothing is left: slices, nodes, secrets, objects"), _reap, _nothing_left),
 )  # fmt: skip
@@ -421,12 +420,12 @@ STEPS_OF_COMPUTE: tuple[Step, ...] = (
     Step(Wish(CANCEL, "a running job is cancelled, and its VM is gone", 1, 8), _cancel, _was_cancelled),
     Step(Wish(VM_DELETED, "what the API refuses while a VM is there; a VM deleted by hand ends its job, which says so",
               1, 8), _deleted_by_hand, _says_who_deleted),
-    Step(Wish(TWO_HOSTS, "two VMs meet, run and are heard", 2, 10, kinds.JOINED),
+    Step(Wish(TWO_HOSTS, "two VMs meet, run and are heard", 2, 10, JOINED),
          _several_hosts(TWO_HOSTS, vms=2), _all_spoke),
     Step(Wish(SLICE, "the hosts of one slice meet, run and are heard; its group, VMs, template and policy are gone", 1,
-              10, kinds.LINKED), _several_hosts(SLICE), _were_linked(1)),
+              10, LINKED), _several_hosts(SLICE), _were_linked(1)),
     Step(Wish(SEVERAL_SLICES, "the hosts of two slices, which share template and policy, meet, run and are heard, and "
-              "nothing of them is left", 2, 10, kinds.LINKED),
+              "nothing of them is left", 2, 10, LINKED),
          _several_hosts(SEVERAL_SLICES, slices=2), _were_linked(2)),
     Step(Wish(REAP, "nothing is left: VMs, disks, groups, templates, policies, secrets, objects"), _reap,
          _nothing_left),
@@ -435,4 +434,4 @@ STEPS_OF_COMPUTE: tuple[Step, ...] = (
 
 def steps_of(backend: str) -> tuple[Step, ...]:
     """Return the steps of a verification on a backend, in their order."""
-    return STEPS_OF_COMPUTE if backend == "compute" else STEPS_IN_ORDER
+    return STEPS_OF_COMPUTE if backend == "compute" else STEPS_OF_CLOUD_TPU

@@ -6,7 +6,6 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from kinetic_orchestration.host.attempt.self_delete import LOOK_AT_VMS, is_gone
 from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.records.base import read_bounded
 from kinetic_orchestration.protocol.system.parallel import Ahead
@@ -61,6 +60,8 @@ class Outcome:
         verdict, now = self.verdict, time.monotonic()
         if verdict is None or not verdict.grace or verdict.host in (None, self.at.host) or now < self._look_at:
             return float("inf")
+        from kinetic_orchestration.host.attempt.self_delete import LOOK_AT_VMS, is_gone
+
         self._look_at = now + LOOK_AT_VMS
         host = int(verdict.host or 0)
         try:

@@ -1,9 +1,9 @@
 """The last thing a host does: it sees to it that its slice is deleted, or ends with its pod, in its turn.
 
 Host 0 of a slice of VMs deletes it as soon as every host is done, so that one call is enough, of each slice. If it
-cannot, the others follow one after the other, and at once if those before them never began. VMs of Compute Engine that
-no group has made end one by one: one that is no longer there is not waited for, neither for its last words nor for its
-turn.
+cannot, the others follow one after the other, and at once if those before them never began. A VM whose group deletes
+all that it has shuts down, and waits for no turn. VMs of Compute Engine that no group has made end one by one: one that
+is no longer there is not waited for, neither for its last words nor for its turn.
 
 Host 0 of several pods ends last, because a pod that fails has the cluster end the others. If it does not come to its
 end, the others fail in its place: nobody else ends a pod that is stuck, or frees its node. Knows the records of the end
@@ -13,6 +13,7 @@ and nothing of programs.
 from __future__ import annotations
 
 import contextlib
+import enum
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -32,23 +33,34 @@ TURN = 10.0
 LOOK = 0.25
 SLOWEST_LOOK = 2.0
 LOOK_AT_VMS = 5.0  # seconds between two questions whether the hosts whose turn comes first still exist
+
 _NO_WORD = wire.EXIT_CODES[wire.INFRASTRUCTURE]
 
 
-def delete_own_slice(at: Assignment, *, goes_down: bool = False) -> None:
-    """Returns when the slice is gone, which a process on it does not live to see. `goes_down`: this machine is asked to
-    end, and waits for all of its processes: those beside the first end then, and leave the rest to that one.
+class Turn(enum.Enum):
+    """When a host deletes the slice."""
+
+    FIRST = "no host comes before it: the last words of the others are waited for"
+    OWN = "those before it had theirs"
+    NONE = "what it is on is being deleted"
+
+
+def delete_own_slice(at: Assignment, *, goes_down: Callable[[], bool] = lambda: False) -> None:
+    """Returns when the slice is gone, which a process on it does not live to see. `goes_down`: is this machine asked
+    to end? It waits for all of its processes then: those beside the first end, and leave the rest to that one.
     """
     from kinetic_orchestration.host.machine import bootstrap
 
     if not at.resource:
         return
     if at.host % at.processes:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if goes_down:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # before it is asked, so that no signal goes unheard
+        if goes_down():
             return
-    is_first = _wait_for_turn(at) if at.host else at.hosts > 1
-    if is_first:
+    turn = _wait_for_turn(at) if at.host else Turn.FIRST if at.hosts > 1 else Turn.OWN
+    if turn is Turn.NONE:
+        return
+    if turn is Turn.FIRST:
         from kinetic_orchestration.host.view.open_records import open_records
 
         # The slice is deleted even if the others' state is unknown.
@@ -95,18 +107,36 @@ def _tell(at: Assignment) -> None:
         records.create(names.left(at.job, at.attempt), wire.encode({}))
 
 
-def _wait_for_turn(at: Assignment) -> bool:
-    """Leave the deletion to the hosts before this one. Returns True as soon as none of them exists any longer, or if
-    none ever began, which leaves it to this one at once, and False when its turn has come."""
+def _wait_for_turn(at: Assignment) -> Turn:
+    """Leave the deletion to the hosts before this one. Returns FIRST as soon as none of them exists any longer, or if
+    none ever began, which leaves it to this one at once; OWN when its turn has come; and NONE as soon as its group is
+    being deleted."""
     if _is_first_of_all(at):
-        return True
+        return Turn.FIRST
     turn = time.monotonic() + FIRST_TURN + TURN * (at.machine_of(at.host) + at.host % at.processes) + _saving(at)
     while (left := turn - time.monotonic()) > 0.0:
         time.sleep(min(left, LOOK_AT_VMS) if _are_apart(at) else left)
         before = range(0, at.machine_of(at.host) * at.processes, at.processes)  # a process of each machine
         if before and all(is_gone(at, host) for host in before):
-            return True
-    return False
+            return Turn.FIRST
+        if _group_leaves(at):
+            return Turn.NONE
+    return Turn.OWN
+
+
+def _group_leaves(at: Assignment) -> bool:
+    """Return True if the group that this machine is of deletes all that it has, and so this machine. One that deletes
+    some of its VMs is told apart: the others may still save."""
+    from kinetic_orchestration.host.machine import bootstrap
+
+    if bootstrap.GROUPS not in at.resource:
+        return False
+    try:
+        found = bootstrap.request("GET", bootstrap.parts(at.resource, *at.unit())[-1], patience=0.0)
+        actions = found.json()["currentActions"] if found.status == 200 else {}
+        return {name for name, count in actions.items() if count} == {"deleting"}
+    except Exception:  # no answer, however strange, says that it does
+        return False
 
 
 def _is_first_of_all(at: Assignment) -> bool:

@@ -422,7 +422,7 @@ class Ended(Failed):
 
 
 _RUNTIME = "docker and NVIDIA's toolkit for it, such as family common-cu129-ubuntu-2204-nvidia-580 of ml-images"
-# Exit codes of `docker run`, https://docs.docker.com/engine/containers/run/#exit-status
+# https://docs.docker.com/engine/containers/run/#exit-status
 _EXITS = {
     125: " (docker itself failed)",
     **dict.fromkeys((126, 127), " (name an image that has Python 3.10 or later as python3)"),
@@ -564,7 +564,7 @@ _REFUSED = (
 
 
 def _pull(command: list[str], image: str) -> None:
-    """Pull the image; retry while the registry's answer is one that may pass."""
+    """Pull the image; retry while the answer may pass."""
     import subprocess
 
     said = ""
@@ -621,8 +621,9 @@ def in_container(image: str, command: list[str], gpus: int = 0) -> list[str]:
     finally:
         os.unlink(secret)
     told = [f"--env={name}" for name in sorted(os.environ) if name.startswith(("KINETIC_", "GCE_", "STORAGE_"))]
-    flags = ["--rm", "--interactive", "--privileged", "--network=host", "--ipc=host", *["--gpus=all"][: bool(gpus)]]
-    return [docker, "run", *flags, f"--volume={home()}:{home()}", *told, "--entrypoint=python3", image, *command[1:]]
+    flags = "--rm --interactive --privileged --network=host --ipc=host --ulimit=memlock=-1 --ulimit=nofile=1048576"
+    told += [f"--volume={home()}:{home()}", *["--gpus=all"][: bool(gpus)]]
+    return [docker, "run", *flags.split(), *told, "--entrypoint=python3", image, *command[1:]]
 
 
 def main() -> NoReturn:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SCHEMES = ("gs://", "s3://")
+ORDERS = "KINETIC_ORDERS"  # the variable that a pod alone has
 
 
 def in_bucket(place: str) -> bool:
@@ -51,9 +52,7 @@ def _open(address: str, *, plain: bool) -> Any:
 
 def _advice() -> Callable[[str], str] | None:
     """Return what a pod says of its account, which has another name than its node's; None on another machine."""
-    from kinetic_orchestration.host.machine.pod import last_words
-
-    if last_words.ORDERS not in os.environ:
+    if ORDERS not in os.environ:
         return None
     from kinetic_orchestration.host.machine.pod.account import advise
 

@@ -30,6 +30,10 @@ class Unanswered(Exception):
     """A service that this VM depends on did not answer; the message names it."""
 
 
+class Ungranted(Exception):
+    """Machines of other hosts were not granted for as long as they were asked for; the message names them."""
+
+
 class Promise(NamedTuple):
     """Facts from an attempt's intent. Unlike the spec, the intent is not authenticated: it can only reduce limits."""
 
@@ -54,6 +58,7 @@ class Machine:
     ends_together = False  # once one host of an attempt has died, its cluster ends the others
     is_explained = False  # whoever ends it without a notice is told by the operations of its cloud, not to it
     lead = 0.0  # seconds from its notice, once that came, to its end; 0.0 if they are not known
+    counts_as = wire.PREEMPTION  # the cause of its end, once its notice came
     requests_address = False  # its address is a request away
     keeps: tuple[str, ...] = ()  # beginnings of variables of the machine by which its chips are found
     hides: tuple[str, ...] = ()  # variables of the machine that would mislead a program
@@ -78,7 +83,7 @@ class Machine:
         return "127.0.0.1"
 
     def addresses(self, task: Task) -> list[str]:
-        """Return those of all hosts, in their order. Raises Unauthorized, Unanswered."""
+        """Return those of all hosts, in their order. Raises Unauthorized, Unanswered, Ungranted."""
         return ["127.0.0.1"] * self._at.hosts
 
     def meet(self, addresses: Sequence[str], has_started: Callable[[int], bool]) -> None:

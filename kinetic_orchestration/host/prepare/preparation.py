@@ -9,7 +9,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from kinetic_orchestration.host.machine.machine import Unanswered, Unauthorized
+from kinetic_orchestration.host.machine.machine import Unanswered, Unauthorized, Ungranted
 from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.system.parallel import Ahead
@@ -79,6 +79,8 @@ class Preparation:
             self.unready = attempt_rules.Exit(1, wire.CONFIGURATION, str(error))
         except Unanswered as error:
             self.unready = attempt_rules.Exit(1, wire.INFRASTRUCTURE, str(error))
+        except Ungranted as error:
+            self.unready = attempt_rules.Exit(1, wire.STOCKOUT, str(error))
         except prepare.NotReady as error:
             self.unready = attempt_rules.Exit(1, error.cause, str(error))
         except Exception:

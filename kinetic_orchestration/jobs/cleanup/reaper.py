@@ -211,7 +211,7 @@ def _placements(
         if unread and cause != wire.DEADLINE:  # it costs money, so it is released even if its records cannot be written
             yield Reaped(PLACEMENT, name, unread, zone, placement["age"], result=UNREAD)
             continue
-        if not cause and backend.charges and seen.state in (PRESENT, WOUNDED):
+        if not cause and backend.charges and seen.costs:
             late.append(placement)
         is_lost = recorded.RECORDED in placement and seen.state == UNKNOWN
         result = LEFT if is_lost else DELETING  # if its release does not end, and no listing has it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -57,9 +57,18 @@ def perform(action: lifecycle.Action, job: Job, attempt: int, seen: Glimpse, env
             reason += f". {keep_damaged(job, names.intent(job.job_id, attempt))}"
         if action.unheard and seen.intent is not None and isinstance(job.backend, KeepsBootLog):
             # The reason itself comes last: it is what a line about the attempt shows.
-            reason = "\n".join(filter(None, (job.backend.last_words(seen.intent.placement), reason)))
-        return close(job, attempt, action.cause, reason, unplaced=action.unplaced)
+            words = job.backend.last_words(seen.intent.placement, machines_of(job, action.unheard))
+            reason = "\n".join(filter(None, (words, reason)))
+        if action.after_refusal:
+            reason = lifecycle.answered(reason, _refusal(job, attempt - 1))
+        return close(job, attempt, action.cause, reason, host=action.host, unplaced=action.unplaced)
     return ""
+
+
+def machines_of(job: Job, hosts: Sequence[int]) -> list[int]:
+    """Return the numbers of the machines of some hosts, of which several may share one."""
+    plan = job.plan()
+    return sorted({host * plan.machines // plan.hosts for host in hosts})
 
 
 def leave_to_others(job: Job, attempt: int, seen: Glimpse) -> str:
@@ -138,6 +147,15 @@ def _past(job: Job, attempt: int) -> tuple[Past | None, Before | None]:
     return past, Before(lifecycle.spend(intent.before.spent, budget), ran)
 
 
+def _refusal(job: Job, attempt: int) -> str:
+    """Return why an attempt got no hosts; "" if it had some, or cannot be read: a limit ends a job anyway."""
+    try:
+        past = _past(job, attempt)[0] if attempt else None
+    except Corrupt:
+        return ""
+    return past.reason if past is not None and lifecycle.rule_of(past.cause)[0] == lifecycle.FREE else ""
+
+
 def _close_as_spent(job: Job, plan: Plan, attempt: int, left: float, *, unplaced: bool = False) -> None:
     used, usd = plan.affordable - left, plan.limits.cost or 0.0
     reason = f"its slices were held for {used:.0f} s, its cost limit of ${usd:,.2f}"
@@ -189,16 +207,16 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
         raise
 
 
-def close(job: Job, attempt: int, cause: str, reason: str, *, unplaced: bool = False) -> str:
+def close(job: Job, attempt: int, cause: str, reason: str, *, host: int | None = None, unplaced: bool = False) -> str:
     """Write the verdict that closes the attempt. Returns why this process may not do so, else "".
 
-    `unplaced`: no place was ever promised to the attempt.
+    `host`: whose failure it is, if it is one's. `unplaced`: no place was ever promised to the attempt.
     """
     if why := lacks_key(job):
         return f"attempt {attempt} is over ({reason}), and waits for a process that may say so: {why}"
     if job.store.read(names.spec(job.job_id)) is None:  # forgotten, and its verdicts with it
         raise JobNotFound(missing(job.job_id, job.store))
-    verdict = wire.Verdict(wire.CLOSED, ME, job.store.now(), cause=cause, reason=reason, unplaced=unplaced)
+    verdict = wire.Verdict(wire.CLOSED, ME, job.store.now(), cause=cause, host=host, reason=reason, unplaced=unplaced)
     if is_sealed(job):
         verdict = job.trust.seal(job.store, job.job_id, attempt, verdict)
     job.store.create(names.verdict(job.job_id, attempt), verdict.encode())

@@ -19,10 +19,8 @@ from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
 from kinetic_orchestration.plan.values import (
     GONE,
-    PRESENT,
     PROVISIONING,
     QUEUED,
-    WOUNDED,
     Change,
     Cursor,
     Devices,
@@ -232,8 +230,11 @@ class Follower:
         return next((one.attempt for one in self.refused if one.waits and one.pause < RELEASE_PATIENCE), 0)
 
     def _record_late_release(self, attempt: int, seen: Glimpse, freed: Freed, *, again: bool) -> None:
-        """Record that hosts were released later than their verdict, or not yet: they cost until then."""
-        late = seen.verdict_age > LATE and seen.observation.state in (PRESENT, WOUNDED)
+        """Record that hosts were released later than their verdict, or not yet: they cost until then. What is `seen`
+        may be another attempt, while the release of this one is repeated.
+        """
+        is_seen = seen.intent is not None and seen.intent.attempt == attempt
+        late = is_seen and seen.verdict_age > LATE and seen.observation.costs
         if freed is Freed.REFUSED and not again:
             attempts.record_release(self.job.store, self.job.job_id, attempt, done=False)
         elif freed is not Freed.REFUSED and (again or late):

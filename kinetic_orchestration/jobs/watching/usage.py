@@ -9,8 +9,9 @@ clock:
   last beat, the verdict or the delete call of its hosts, whichever was latest. With neither, until now, but not
   beyond the attempt's deadline, at which slices delete themselves. If host 0 did not report soon, from what a
   client saw of the slice and recorded: since the last look at which it was not READY, or since it was created. If
-  it was not freed at once, until it was; as long as that is refused, until now. So if no client saw it, the result
-  is more than was charged, and never less.
+  it was not freed at once, until it was, unless its hosts were shutting down already, which is not charged for; as
+  long as that is refused, and no host has had itself deleted, until now. So if no client saw it, the result is more
+  than was charged, and never less.
 - **productive**: from the start of the program to its end on host 0, as its last record says; for a running one,
   until now. Hosts that were killed without a record count none. `parts_of` says which part were steps that counted.
 
@@ -184,8 +185,10 @@ def _stay_of(
         end = max(end, done[1]) if verdict is not None else done[1]
     if times.left is not None:
         end = max(end, times.left) if verdict is not None else times.left
-    if times.freed is not None or times.refused:
-        end = max(end, times.freed or store.now())
+    if times.freed is not None:
+        end = max(end, times.freed)
+    elif times.refused and times.left is None:  # a host does not stop before its hardware goes: nobody else has to
+        end = max(end, store.now())
     if intent.deadline and started is not None:  # otherwise no host keeps it
         end = min(end, intent.deadline)
     last = {} if done is None else done[0]

@@ -99,13 +99,22 @@ def name_of(requirement: str) -> str:
 def _name(distribution: metadata.Distribution) -> str | None:
     """The name from the folder's name, if possible: parsing the metadata of everything installed takes a third of a
     second."""
-    folder: Path | None = getattr(distribution, "_path", None)
-    if folder is not None and folder.name.endswith(".dist-info") and (folder / "METADATA").is_file():
-        return folder.stem.rpartition("-")[0]  # the name itself may have a hyphen: not all tools write an underscore
+    folder = _folder(distribution)
+    if folder.endswith(".dist-info") and os.path.isfile(f"{folder}/METADATA"):
+        name = os.path.basename(folder).removesuffix(".dist-info")
+        return name.rpartition("-")[0]  # the name itself may have a hyphen: not all tools write an underscore
     return distribution.metadata["Name"]
 
 
+def _folder(distribution: metadata.Distribution) -> str:
+    """The folder of its metadata, "" if that is in an archive. As text: there are hundreds, at every job."""
+    path = getattr(distribution, "_path", None)
+    return str(path) if isinstance(path, Path) else ""
+
+
 def _origin(distribution: metadata.Distribution) -> tuple[Origin | None, str]:
+    if (metadata_folder := _folder(distribution)) and not os.path.exists(f"{metadata_folder}/direct_url.json"):
+        return None, ""
     try:
         record = json.loads(distribution.read_text("direct_url.json") or "{}")
         url, folder = str(record.get("url", "")), ""

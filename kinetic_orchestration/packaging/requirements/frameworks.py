@@ -51,6 +51,8 @@ def for_host(lines: Iterable[str], slice_: Slice, *, emulated: bool, driver: int
         for row in _TABLE
         if row.kind == slice_.kind and row.framework in asked
     ]
+    if "torch" in asked and slice_.kind == "gpu" and _lacks_cuda_13(slice_, driver):
+        found.append(_torch_cuda_12(asked["torch"]))
     return Builds(
         tuple(line for builds in found for line in builds.added),
         tuple(name for builds in found for name in builds.left_out),
@@ -70,6 +72,31 @@ def check_lock(names: Iterable[str], slice_: Slice, *, emulated: bool, where: st
             f"not see a {slice_.name}. Make it anew for this accelerator, from requirements that name "
             f"{' and '.join(builds.added)}"
         )
+
+
+def check_cuda(entries: Iterable[str], slice_: Slice, driver: int) -> None:
+    """Refuse a lock with packages for a CUDA that the GPUs or their driver cannot run, whatever brought them.
+
+    Args:
+        entries: What is locked, as `name==version`.
+        slice_: The hardware.
+        driver: That of NVIDIA's which the hosts are known to have, by its branch; 0 if it is not known.
+
+    Raises:
+        ConflictingSettings: One is for another CUDA.
+    """
+    found = next((match[0] for entry in entries if (match := _OF_CUDA_13.match(entry))), "")
+    if slice_.kind != "gpu" or not found or not _lacks_cuda_13(slice_, driver):
+        return
+    if slice_.generation in _BEFORE_TURING:
+        why, else_ = f"CUDA 13, which begins with the T4, has no code for {slice_.name}", "take another accelerator"
+    else:
+        why = f"CUDA 13 needs driver {_DRIVER_OF_CUDA_13} or later, while the image that was asked for has {driver}"
+        else_ = "leave out the image"
+    raise ConflictingSettings(
+        f"the requirements bring {found}, and {why}: name builds for CUDA 12, as torch<2.11 and jax[cuda12] are, or "
+        f"{else_}"
+    )
 
 
 def _parsed(line: str) -> Requirement | None:
@@ -135,6 +162,7 @@ _OLDEST = {  # the first release that drives them
 }
 _DRIVER_OF_CUDA_13 = 580
 _CUDA = re.compile(r"\+cu(\d{2})(\d)\b")
+_OF_CUDA_13 = re.compile(r"nvidia-[a-z0-9-]+-cu13\b|jax-cuda13-plugin\b|cuda-toolkit==13[\d.]*")
 
 
 def _refuse_too_old(asked: Requirement, slice_: Slice) -> None:
@@ -185,8 +213,21 @@ def _tensorflow_cuda(asked: Requirement, _: frozenset[str]) -> Builds:
     return Builds((f"tensorflow[and-cuda]{asked.specifier}",))
 
 
+def _lacks_cuda_13(slice_: Slice, driver: int) -> bool:
+    return slice_.generation in _BEFORE_TURING or 0 < driver < _DRIVER_OF_CUDA_13
+
+
+def _torch_cuda_12(asked: Requirement) -> Builds:
+    """The releases for CUDA 12, if some may be taken, and neither a file nor a build of its own is named."""
+    is_chosen = asked.url is not None or _CUDA.search(str(asked.specifier)) is not None
+    if is_chosen or not any(_allows(asked.specifier, f"2.{minor}") for minor in range(11)):
+        return NO_BUILDS
+    advice = "torch from 2.11 on is made for CUDA 13, which these GPUs or the driver of their image do not run."
+    return Builds(("torch<2.11",), advice=advice)
+
+
 def _as_it_is(_: Requirement, __: frozenset[str]) -> Builds:
-    return NO_BUILDS  # torch for Linux is the CUDA build unless another is asked for
+    return NO_BUILDS  # torch for Linux is the CUDA build unless another is asked for, from 2.11 on of CUDA 13
 
 
 _LOCAL_BUILD = r"==?[^,]*\+"

@@ -166,6 +166,10 @@ def lock(
         entries = resolution.run() if kept is None else kept
         if kept is None and path is not None:
             remember(path, entries, asked.folder)
+    if hosts is not None and hosts.slice.kind == "gpu" and not hosts.emulated:
+        from kinetic_orchestration.packaging.requirements import frameworks
+
+        frameworks.check_cuda(entries, hosts.slice, hosts.driver)
     text, travelling = _without_first_party(entries, asked.folder, first_party)
     wheels: tuple[tuple[str, str], ...] = ()
     if hosts is not None:

@@ -48,6 +48,11 @@ def python_tool(version: str) -> str:
     return f"python-{version}"
 
 
+def digest_own_uv(settings: Settings) -> None:
+    """Read the uv installed here, tens of megabytes, unless that was done in an earlier process: `known` needs it."""
+    Memory(settings.home).of_own_uv()
+
+
 def known(python: str, settings: Settings) -> dict[str, str]:
     """The digests of the tools that hosts with this Python may use, as far as this client trusts them."""
     memory = Memory(settings.home)

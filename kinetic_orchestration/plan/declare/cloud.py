@@ -163,6 +163,7 @@ class Compute(CloudOptions):
         image: Image of the boot disk, as `family/NAME` or `NAME` of the project, or by its path; by default the one for
             the hardware.
         disk_gib: Size of the boot disk in GiB; by default one for the hardware.
+        disk_type: Type of the boot disk; by default the first that the machine takes.
         service_account: Account of the VMs.
         tags: Network tags, for firewall rules.
         labels: Further labels of everything that is created, for the billing export.
@@ -183,6 +184,7 @@ class Compute(CloudOptions):
     tags: Sequence[str] = ()
     quota_project: str = ""
     reservation_bound: bool = False
+    disk_type: str = ""  # "": the one that suits the hardware
 
 
 class Reservation(NamedTuple):

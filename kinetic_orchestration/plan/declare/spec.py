@@ -17,7 +17,7 @@ from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kube
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
-from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.plan.hardware import accelerators, machines
 from kinetic_orchestration.protocol.schema import MOST_HOSTS, MOST_SLICES
 
 DEFAULT_ACCELERATOR = "tpu-v5e-1"
@@ -423,17 +423,30 @@ def _check_machines(options: Options, cloud: Compute) -> None:
             f"cloud=Compute(num_slices={cloud.num_slices!r}) joins slices of TPUs, and {asked.name} is none: hosts= "
             "joins VMs with GPUs"
         )
-    if type(cloud.disk_gib) is not int or (cloud.disk_gib and not LEAST_DISK <= cloud.disk_gib <= LARGEST_DISK):
-        raise UsageError(
-            f"cloud=Compute(disk_gib={cloud.disk_gib!r}): the image alone takes {LEAST_DISK} GiB, with the packages on "
-            f"top, and no disk has more than {LARGEST_DISK}: give a whole number of GiB, or leave it out"
-        )
+    _check_disk(asked, cloud)
     why = {"gpu": "NVIDIA's modules are not signed", "tpu7x": "the image for TPU7x refuses it"}
     told = why.get(asked.kind) or why.get(asked.generation)
     if cloud.secure_boot and not cloud.image and told:
         raise UsageError(
             f"cloud=Compute(secure_boot=True): {told}, so {asked.name} would not work: leave it out, or name an image "
             "of your own with image="
+        )
+
+
+def _check_disk(asked: accelerators.Slice, cloud: Compute) -> None:
+    if type(cloud.disk_gib) is not int or (cloud.disk_gib and not LEAST_DISK <= cloud.disk_gib <= LARGEST_DISK):
+        raise UsageError(
+            f"cloud=Compute(disk_gib={cloud.disk_gib!r}): the image alone takes {LEAST_DISK} GiB, with the packages on "
+            f"top, and no disk has more than {LARGEST_DISK}: give a whole number of GiB, or leave it out"
+        )
+    if not cloud.disk_type or not machines.serves(asked):
+        return
+    machine = machines.machine_of(asked)
+    if cloud.disk_type not in machine.disk_types:
+        raise UsageError(
+            f"cloud=Compute(disk_type={cloud.disk_type!r}): {asked.name} ({machine.machine_type}) boots from "
+            f"{' or '.join(machine.disk_types)}: name {'one of these' if machine.disk_types[1:] else 'that'}, or leave "
+            f"it out for {machine.disk_types[0]}"
         )
 
 

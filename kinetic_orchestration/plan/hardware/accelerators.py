@@ -249,6 +249,8 @@ _TPU_BY_CHIPS |= {512: "v4", 1024: "v4", 2048: "v4", 4096: "v4"}
 _PREFIX = re.compile(r"(?:(tpu|gpu)[-:]|(cpu):)(.*)")
 _GPUS_TIMES = re.compile(r"(.+)x([0-9]{1,9})")
 _SPACED_TIMES = re.compile(r"\s+x\s*(?=[0-9]+$)|\s*x\s+(?=[0-9]+$)")
+# As Google and NVIDIA name slices of a card: MIG profiles, fractions, and machines of G4 with less than one.
+_PART_OF_A_CARD = re.compile(r".*(\bmig\b|\b[1-7]g\.[0-9]+gb\b|\bvgpu\b|[-/]1/[0-9]+$).*|g4-standard-(6|12|24)")
 _TPU_CHIPS = re.compile(r"([a-z0-9]+)-([0-9]{1,9})")
 _TPU_TOPOLOGY = re.compile(r"([a-z0-9]+)-([0-9]{1,9}x[0-9]{1,9}(?:x[0-9]{1,9})?)")
 
@@ -265,7 +267,7 @@ class Gpu(str):
         """Make the name.
 
         Args:
-            model: Name of the model, such as `"l4"`, or of GPUs, such as `"l4x4"`.
+            model: Name of the model, such as `"l4"`, or of GPUs, such as `"l4x4"`; `"gpu"` for any.
             count: Number of GPUs.
 
         Raises:
@@ -273,7 +275,7 @@ class Gpu(str):
         """
         if type(count) is not int or count < 1:
             raise UnknownAccelerator(f"Gpu({model!r}, {count!r}): the number of GPUs is a whole number from 1.")
-        found = parse(model if count == 1 else f"{model}x{count}")
+        found = parse(model if count == 1 else f"gpu:{count}" if model == "gpu" else f"{model}x{count}")
         if found.kind != "gpu":
             raise UnknownAccelerator(f"Gpu({model!r}): {found.name} is no GPU. Write accelerator={found.name!r}.")
         return super().__new__(cls, f"{found.name}{':spot' if found.spot else ''}")
@@ -459,6 +461,8 @@ def _reason(kind: str, rest: str) -> str:  # noqa: PLR0911 - a list of cases, th
     name, count = _gpu_and_count(rest)
     if gpu := _GPU_NAMES.get(name):
         return _explain_gpus(gpu, count)
+    if kind != "tpu" and _PART_OF_A_CARD.fullmatch(rest):
+        return _explain_part(rest)
     if tpu and (match := _TPU_TOPOLOGY.fullmatch(rest)):
         return _explain_topology(tpu, match[2])
     if tpu and (match := _TPU_CHIPS.fullmatch(rest)):
@@ -502,6 +506,13 @@ def _explain_gpus(gpu: _Gpu, count: int) -> str:
         several = f" {count} are {hosts} hosts: {gpu.slice(most).name} with {joined(hosts)}."
     near = ", ".join(gpu.slice(near).name for near in _near(count, gpu.counts))
     return f"{gpu.name} comes {_either(gpu.counts)} to a host.{several} Near: {near}."
+
+
+def _explain_part(rest: str) -> str:
+    named = [name for name in _GPU_NAMES if rest.startswith(name)]
+    card = _GPU_NAMES[max(named, key=len)] if named else _GPUS["rtx-pro-6000" if rest.startswith("g4-") else "l4"]
+    near = dict.fromkeys((card.slice(min(card.counts)).name, "l4"))
+    return f"it is a slice of a card, and a job gets whole cards. Near: {', '.join(near)}."
 
 
 def _explain_topology(tpu: _Tpu, topology: str) -> str:

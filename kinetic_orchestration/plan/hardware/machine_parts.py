@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from kinetic_orchestration.plan.hardware.accelerators import Slice
-from kinetic_orchestration.plan.hardware.machines import Machine, machine_of
+from kinetic_orchestration.plan.hardware.machines import BootDisk, boot_disk, machine_of
 
 LOCAL_SSD = "local-ssd"
 _LOCAL_SSD_GIB = 375  # of one
@@ -53,21 +53,21 @@ def memory(family: str) -> str:
     return f"{family} memory"
 
 
-def parts_of(slice_: Slice, disk_gib: int = 0) -> tuple[Part, ...]:
+def parts_of(slice_: Slice, disk: BootDisk | None = None) -> tuple[Part, ...]:
     """Return the parts of the VM of one host, the GPUs or chips first.
 
-    Of a TPU the price of a chip contains its machine. Only a boot disk whose size is named is a part beside it.
+    Of a TPU the price of a chip contains its machine. Only a boot disk that is given is a part beside it.
 
     Args:
         slice_: The slice.
-        disk_gib: Size of the boot disk; 0 for the one that suits the hardware.
+        disk: The boot disk. If none is given, GPUs have the usual one of their machine.
 
     Raises:
         Unsupported: It has GPUs, and Compute Engine has no VM for it.
     """
     if slice_.kind == "tpu":
         chips = Part(slice_.generation, slice_.chips_per_host, "a chip")
-        return (chips, _disk(machine_of(slice_), disk_gib)) if disk_gib else (chips,)
+        return (chips, _disk(disk)) if disk is not None else (chips,)
     machine = machine_of(slice_)
     prefix, family = next((one, name) for one, name in FAMILIES.items() if machine.machine_type.startswith(one))
     found = [Part(slice_.generation, machine.count, "GPU" if machine.count == 1 else f"{machine.count} GPUs")]
@@ -77,9 +77,8 @@ def parts_of(slice_: Slice, disk_gib: int = 0) -> tuple[Part, ...]:
         if each := _SSDS_FOR_EACH.get(prefix):
             gib = each * machine.count * _LOCAL_SSD_GIB
             found.append(Part(LOCAL_SSD, gib, f"{gib} GiB of local SSDs"))
-    return (*found, _disk(machine, disk_gib))
+    return (*found, _disk(disk or boot_disk(machine)))
 
 
-def _disk(machine: Machine, gib: int) -> Part:
-    size = gib or machine.disk_gib
-    return Part(machine.disk_type, size, f"a boot disk of {size} GiB", is_disk=True)
+def _disk(disk: BootDisk) -> Part:
+    return Part(disk.type, disk.gib, f"a boot disk of {disk.gib} GiB", is_disk=True)

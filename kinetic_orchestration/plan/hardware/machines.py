@@ -6,7 +6,7 @@ whoever creates a VM has to say. This module does not know zones, prices, or wha
 Sources, read in November 2026: Compute Engine's pages "Accelerator-optimized machines", "TPU machines in the
 accelerator-optimized machine family", "Create a MIG with multi-host TPU slice", "GPU machine types" and "Provisioning
 models"; for families of images those of the project `ubuntu-os-accelerator-images`; for disks SkyPilot's table of
-machines.
+machines, and "About Hyperdisk Balanced", by which no other Hyperdisk of one zone can be a boot disk.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FLEX_START_SPARE = 3600.0
 FLEX_START_WAIT = 2 * 3600.0
 """The longest that flex-start lets one VM wait, in seconds."""
 
-PD_BALANCED, HYPERDISK = "pd-balanced", "hyperdisk-balanced"
+PD_BALANCED, PD_SSD, PD_STANDARD, HYPERDISK = "pd-balanced", "pd-ssd", "pd-standard", "hyperdisk-balanced"
 
 IMAGES = "ubuntu-os-accelerator-images"
 """The project of Ubuntu images that have a driver of GPUs, or are made for TPUs."""
@@ -66,7 +66,7 @@ class Machine:
         machine_type: Its name.
         accelerator: The type of the GPUs that are added to an N1 machine; "" for a machine that has its own.
         count: Number of GPUs or chips.
-        disk_type: Type of its boot disk.
+        disk_types: Types that its boot disk may have. The first is that of a job that names none.
         image_project: Project of its image.
         image_family: Family of its image.
         models: Ways to get it.
@@ -79,7 +79,7 @@ class Machine:
     machine_type: str
     accelerator: str
     count: int
-    disk_type: str
+    disk_types: tuple[str, ...]
     image_project: str
     image_family: str
     models: tuple[Model, ...]
@@ -89,28 +89,37 @@ class Machine:
     disk_gib: int = 0
 
 
+class BootDisk(NamedTuple):
+    """The boot disk of a VM: its type, and its size in GiB."""
+
+    type: str
+    gib: int
+
+
 class _Family(NamedTuple):
     """Facts that all machines of one accelerator share."""
 
-    disk_type: str
+    disk_types: tuple[str, ...]
     models: tuple[Model, ...] = _ALL
     image: str = _NVIDIA_580
     accelerator: str = ""
 
 
+_OF_A3 = (PD_BALANCED, PD_SSD, HYPERDISK)
+_ANY_PD = (PD_BALANCED, PD_SSD, PD_STANDARD)
 _FAMILIES: dict[str, _Family] = {
-    "b200": _Family(HYPERDISK),
-    "h200": _Family(HYPERDISK),
-    "h100-mega": _Family(PD_BALANCED),
-    "h100": _Family(PD_BALANCED),
-    "a100-80gb": _Family(PD_BALANCED),
-    "a100": _Family(PD_BALANCED),
-    "rtx-pro-6000": _Family(HYPERDISK),
-    "l4": _Family(PD_BALANCED),
-    "t4": _Family(PD_BALANCED, _NO_FLEX_START, accelerator="nvidia-tesla-t4"),
-    "v5p": _Family(PD_BALANCED, image=_OLDER_TPUS),  # by its page; another page of Google has Hyperdisk
-    "v6e": _Family(HYPERDISK, image=_OLDER_TPUS),
-    "tpu7x": _Family(HYPERDISK, image=_TPU7X),
+    "b200": _Family((HYPERDISK,)),
+    "h200": _Family((HYPERDISK,)),
+    "h100-mega": _Family(_OF_A3),
+    "h100": _Family(_OF_A3),
+    "a100-80gb": _Family(_ANY_PD),
+    "a100": _Family(_ANY_PD),
+    "rtx-pro-6000": _Family((HYPERDISK,)),
+    "l4": _Family((PD_BALANCED, PD_SSD)),
+    "t4": _Family(_ANY_PD, _NO_FLEX_START, accelerator="nvidia-tesla-t4"),
+    "v5p": _Family((PD_BALANCED, HYPERDISK), image=_OLDER_TPUS),  # one page of Google has the first, another the second
+    "v6e": _Family((HYPERDISK,), image=_OLDER_TPUS),
+    "tpu7x": _Family((HYPERDISK,), image=_TPU7X),
 }
 
 # Of TPUs: those that are made as one VM, and the topologies in which one group links VMs of four chips each. Two of
@@ -142,7 +151,7 @@ def machine_of(slice_: Slice) -> Machine:
         machine_type=node.machine,
         accelerator=known.accelerator,
         count=node.count,
-        disk_type=known.disk_type,
+        disk_types=known.disk_types,
         image_project=IMAGES,
         image_family=known.image,
         models=_FEW_H100 if few_h100 else known.models,
@@ -151,6 +160,11 @@ def machine_of(slice_: Slice) -> Machine:
         threads_per_core=_THREADS_PER_CORE.get(node.machine, 0),
         disk_gib=_DISK_OF_MANY_GPUS if many else _DISK,
     )
+
+
+def boot_disk(machine: Machine, *, type: str = "", gib: int = 0) -> BootDisk:
+    """Return the boot disk of a VM; what is not named is the usual one of its machine."""
+    return BootDisk(type or machine.disk_types[0], gib or machine.disk_gib)
 
 
 def model_of(*, spot: bool, flex_start: bool, reservation: str) -> Model:

@@ -308,17 +308,7 @@ def pool_command(
     needed = node(slice)
     if not needed.machine:
         raise UnknownAccelerator(no_machine(slice))
-    if slice.spot + flex_start + bool(reservation) > 1:
-        raise UsageError("A node pool has spot capacity, flex-start or a reservation: name one of them.")
-    if not needed.on_demand:
-        if not needed.flex_start and not reservation:
-            raise UsageError(f"{needed.machine} is given by reservation alone: name one.")
-        if needed.flex_start and reservation:
-            raise UsageError(f"{needed.machine} is given as spot or by flex-start alone: leave out the reservation.")
-        flex_start = needed.only_by_flex_start and not slice.spot
-    if flex_start and not needed.flex_start:
-        raise UsageError(f"{needed.machine} is not given by flex-start: use spot capacity or a reservation.")
-    capacity = "-spot" if slice.spot else "-flex" if flex_start else "-reserved" if reservation else ""
+    flex_start = _is_by_flex_start(needed, slice.spot, flex_start, reservation)
     flags = [
         f"--project={project}",
         f"--cluster={cluster}",
@@ -326,13 +316,12 @@ def pool_command(
         f"--node-locations={zone}",
         f"--machine-type={needed.machine}",
     ]
-    policy = _policy_topology(slice)
+    policy, commands = _policy_topology(slice), []
     if slice.kind == "gpu":
         known = _GPU_NODES[slice.generation]
         flags.append(f"--accelerator=type={known.label},count={needed.count},gpu-driver-version={known.driver}")
     elif slice.hosts > 1 and not policy:
         flags += ["--placement-type=COMPACT", f"--tpu-topology={slice.topology}"]
-    commands = []
     if policy:
         policy_name = f"ko-{slice.generation}-{policy}"
         commands.append(
@@ -343,19 +332,44 @@ def pool_command(
     one_each = slice.kind == "tpu" and slice.hosts > 1
     most = slice.machines if one_each else slice.machines * slices
     flags += ["--num-nodes=0", "--enable-autoscaling", "--min-nodes=0", f"--max-nodes={most}"]
-    if slice.spot:
-        flags += ["--spot", _keeping_others_off(SPOT)]
-    if flex_start:
-        flags += [_keeping_others_off(FLEX_START)]
-        flags += ["--flex-start", "--location-policy=ANY", "--reservation-affinity=none", "--no-enable-autorepair"]
-        flags += ["--enable-queued-provisioning"] if queued_provisioning else []
-    if reservation:
-        flags += ["--reservation-affinity=specific", f"--reservation={reservation}"]
+    capacity, how = _capacity(slice.spot, flex_start, queued_provisioning, reservation)
     divided = f"-on-{slice.hosts}" if slice.kind == "tpu" and parse(slice.name).hosts != slice.hosts else ""
     numbers = [f"-{number}" for number in range(1, slices + 1)] if one_each and slices > 1 else [""]
     create = f"gcloud container node-pools create ko-{slice.name}{divided}{capacity}"
-    commands += [f"{create}{number} {' '.join(flags)}" for number in numbers]
+    commands += [f"{create}{number} {' '.join([*flags, *how])}" for number in numbers]
     return "\n".join(commands)
+
+
+def _is_by_flex_start(needed: Node, spot: bool, flex_start: bool, reservation: str) -> bool:
+    """Return True if a machine is to be had by flex-start, as asked or as it is given no other way.
+
+    Raises:
+        UsageError: It is not given that way.
+    """
+    if spot + flex_start + bool(reservation) > 1:
+        raise UsageError("A node pool has spot capacity, flex-start or a reservation: name one of them.")
+    if not needed.on_demand:
+        if not needed.flex_start and not reservation:
+            raise UsageError(f"{needed.machine} is given by reservation alone: name one.")
+        if needed.flex_start and reservation:
+            raise UsageError(f"{needed.machine} is given as spot or by flex-start alone: leave out the reservation.")
+        flex_start = needed.only_by_flex_start and not spot
+    if flex_start and not needed.flex_start:
+        raise UsageError(f"{needed.machine} is not given by flex-start: use spot capacity or a reservation.")
+    return flex_start
+
+
+def _capacity(spot: bool, flex_start: bool, queued_provisioning: bool, reservation: str) -> tuple[str, list[str]]:
+    """Return the end of a pool's name that tells how its nodes are to be had, and the flags that ask for it."""
+    if spot:
+        return "-spot", ["--spot", _keeping_others_off(SPOT)]
+    if flex_start:
+        queued = ["--enable-queued-provisioning"] if queued_provisioning else []
+        asked = ["--flex-start", "--location-policy=ANY", "--reservation-affinity=none", "--no-enable-autorepair"]
+        return "-flex", [_keeping_others_off(FLEX_START), *asked, *queued]
+    if reservation:
+        return "-reserved", ["--reservation-affinity=specific", f"--reservation={reservation}"]
+    return "", []
 
 
 def _keeping_others_off(label: tuple[str, str]) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan.hardware.machines import HYPERDISK, PD_BALANCED, PD_SSD
 from kinetic_orchestration.plan.messages import command, warn_once
 
 PRICES_DATE = "2024-12-23"
@@ -35,6 +36,12 @@ PRICES: Mapping[str, Mapping[str, tuple[float, float | None]]] = {
         "asia-northeast1": (3.24, 2.27),
     },
 }
+# Region → dollars for a GiB of a boot disk for a month, where Compute Engine has TPU VMs. They are those of pd-ssd, and
+# a GiB of the other types costs less, but no dated price of Hyperdisk was found:
+# Cyclenerd/google-cloud-pricing-cost-calculator:pricing.yml, which is made from Google's Billing Catalog.
+DISKS: Mapping[str, float] = {"us-east1": 0.17, "us-east5": 0.17, "europe-west4": 0.187, "asia-northeast1": 0.221}
+DISKS_DATE = "2025-03-06"
+HOURS = 730.0  # of a month, as Google counts them
 FILE = "prices.json"
 VERSION = 1
 LARGEST = 1 << 20
@@ -87,6 +94,9 @@ def _built_in() -> Iterator[Rate]:
             for model, usd in zip((ON_DEMAND, SPOT), pair, strict=True):
                 if usd is not None:
                     yield Rate(generation, region, model, usd, PRICES_DATE, SOURCE)
+    for region, usd in DISKS.items():
+        for disk in (PD_BALANCED, PD_SSD, HYPERDISK):
+            yield Rate(disk, region, ON_DEMAND, usd / HOURS, DISKS_DATE, f"{SOURCE}, as of {PD_SSD}")
 
 
 BUILT_IN = PriceList(tuple(_built_in()))

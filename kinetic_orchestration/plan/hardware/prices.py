@@ -1,6 +1,7 @@
 """The price of what a job holds: of one chip for an hour, by settings or by a `PriceList`. Pure.
 
-A GPU has its share of what its VM costs besides, and a TPU that of a boot disk whose size is named (`machine_parts`).
+A GPU has its share of what its VM costs besides, and a TPU that of the boot disk of a VM of Compute Engine
+(`machine_parts`).
 One rule holds for all: each part that is charged for has a price, or the whole has none, and it is said of which part,
 where, and what helps. A part without a price never counts as nothing, since limits of money rest on these numbers.
 """
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from kinetic_orchestration.plan.hardware import machine_parts, machines
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.hardware.machine_parts import Part
+from kinetic_orchestration.plan.hardware.machines import BootDisk
 from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, FLEX_START, ON_DEMAND, SPOT, PriceList, Rate
 from kinetic_orchestration.plan.messages import command
 
@@ -26,7 +28,7 @@ class Purchase:
         slices: How many of these.
         spot: It is spot capacity; a slice that says so by its name is, too.
         flex_start: It comes by flex-start.
-        disk_gib: Size of each host's boot disk in GiB; 0 for the one that suits the hardware.
+        disk: The boot disk of each host. With none, GPUs have the usual one, and nothing is charged for a TPU's.
         of_google: Google has its machines. The list has no prices of GPUs that are elsewhere.
     """
 
@@ -34,7 +36,7 @@ class Purchase:
     slices: int = 1
     spot: bool = False
     flex_start: bool = False
-    disk_gib: int = 0
+    disk: BootDisk | None = None
     of_google: bool = True
 
     @property
@@ -102,6 +104,7 @@ def price(
     if not of.of_google and of.slice.kind == "gpu":
         return _unknown(of, f"{of.slice.name} on machines that are not Google's", region)
     if not regions or not is_listed:
+        is_listed = is_listed and of.slice.kind == "gpu"  # a refresh has all TPUs that it can have
         return _unknown(of, f"{of.slice.name}{f' in {region}' if region else ''}", region, is_listed)
     if region in regions:
         return _in(of, region, region, listed)
@@ -177,7 +180,7 @@ def _in(of: Purchase, found: str, region: str, listed: PriceList) -> Price | Unk
 def _rates(of: Purchase, region: str, listed: PriceList) -> list[tuple[Part, Rate | None]]:
     """The price of each part in a region, the chips first; None for one that the list does not have."""
     found = []
-    for part in machine_parts.parts_of(of.slice, of.disk_gib):
+    for part in machine_parts.parts_of(of.slice, of.disk):
         rate = None if part.is_disk else listed.rate(part.name, region, of.model)
         found.append((part, rate or listed.rate(part.name, region, ON_DEMAND)))
     return found
@@ -200,11 +203,11 @@ def _source(rates: Sequence[Rate], model: str, region: str) -> str:
 
 def _unknown(of: Purchase, what: str, region: str, is_listed: bool = True) -> Unknown:
     key = f"{of.slice.generation}{f'/{region}' if region else ''}{':spot' if of.is_spot else ''}"
-    chip = "GPU" if of.slice.kind == "gpu" else "chip"
-    name = f"name the price of a {chip} for an hour, with its share of the machine, with KINETIC_PRICES={key}=…"
-    if of.slice.kind != "gpu" and not of.disk_gib:
-        return Unknown(what, f"name the price of a chip for an hour with KINETIC_PRICES={key}=…")
-    if not of.of_google or not is_listed:
+    of_chip = ("chip", "boot disk" if of.disk is not None else "")
+    chip, beside = ("GPU", "machine") if of.slice.kind == "gpu" else of_chip
+    share = f", with its share of the {beside}," if beside else ""
+    name = f"name the price of a {chip} for an hour{share} with KINETIC_PRICES={key}=…"
+    if not beside or not of.of_google or not is_listed:
         return Unknown(what, name)
     read = f"read Google's list with `{command('prices', '--refresh')}`, which says what it lacks"
     return Unknown(what, f"{read}, or {name}")

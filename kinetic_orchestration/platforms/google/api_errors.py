@@ -90,7 +90,7 @@ def advise_permission(found: Mapping[str, str], context: CallContext) -> str:
     permission = found.get("permission", "")
     role = role_of(permission, context.service)
     missing = f"the permission {permission} is missing" if permission else "a permission is missing"
-    return f"{missing}: {grant(role, context.project)}"
+    return f"{missing}: {grant(role, found.get('owner', context.project))}"
 
 
 def advise_act_as(found: Mapping[str, str], context: CallContext) -> str:
@@ -129,7 +129,10 @@ def _advise_quota_project(found: Mapping[str, str], context: CallContext) -> str
 def role_of(permission: str, service: str = "tpu") -> str:
     """Return the least role that has a permission, or with "" what is needed of the API that was called."""
     part, _, rest = permission.partition(".")
-    if part == "compute" and service == "compute" and rest.partition(".")[0] not in ("networks", "subnetworks"):
+    what = rest.partition(".")[0]
+    if part == "compute" and what == "images":
+        return IMAGE_USER
+    if part == "compute" and service == "compute" and what not in ("networks", "subnetworks"):
         return INSTANCE_ADMIN
     if part in ROLES:
         return ROLES[part]
@@ -144,6 +147,7 @@ def grant(role: str, project: str) -> str:
 
 
 INSTANCE_ADMIN = "roles/compute.instanceAdmin.v1"
+IMAGE_USER = "roles/compute.imageUser"
 OPTIONS = {"tpu": "TpuVm", "compute": "Compute"}  # the class of `cloud=`, by the API
 
 # The part of a permission before its first dot → the least role that has all we need of it.
@@ -243,6 +247,8 @@ _FACTS = {  # facts for the advice that only the message has
     "offer": re.compile(r"\b((?:machineTypes|acceleratorTypes)/[\w-]+)"),  # of a zone
     "consumer": re.compile(r"to use project ([\w:.-]*\w)"),
     "images": re.compile(r"images from project ([\w:.-]*\w)"),
+    # Whose a permission is asked for on: of an image or a subnetwork it may be another project. Numbers say less.
+    "owner": re.compile(r"[Pp]ermission\b.*\bprojects/([a-z][\w:.-]*\w)"),
 }
 _SCOPES = (
     re.compile(r"[Ll]imit:? 0(?:\.0)?\b.*?\bin (?:region|zone|region/zone)? ?\"?([a-z]+-[a-z]+\d+(?:-[a-z0-9]+)?)\"?"),

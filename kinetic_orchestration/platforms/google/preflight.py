@@ -66,12 +66,20 @@ def require(settings: Settings, checks: Sequence[Check] = (), about: tuple[Any, 
             return
     failed = [finding for finding in _needed(settings, checks) if finding.state == FAILED]
     if failed:
-        text = "\n".join(f"  {finding.name}: {finding.found}. {finding.fix}".rstrip() for finding in failed)
+        text = "\n".join(f"  {line}" for line in _told(failed))
         raise BackendError(
             f"Google Cloud is not ready for this job, and nothing was submitted:\n{text}", "configuration"
         )
     with _lock:
         _passed[key] = time.monotonic()
+
+
+def _told(failed: Sequence[Finding]) -> Iterator[str]:
+    """Say what failed, in one sentence for all that the same fix helps against."""
+    for fix in dict.fromkeys(finding.fix for finding in failed):
+        alike = [finding for finding in failed if finding.fix == fix]
+        for same in [alike] if fix else [[finding] for finding in alike]:
+            yield f"{', '.join(finding.name for finding in same)}: {same[0].found}. {fix}".rstrip()
 
 
 def examine(settings: Settings, checks: Sequence[Check] = (), further: Sequence[Check] = ()) -> Iterator[Finding]:

@@ -95,11 +95,17 @@ def network_of(cloud: Mapping[str, Any], placement: Mapping[str, Any]) -> dict[s
     found: dict[str, str] = {}
     project = placement["project"]
     if network := cloud.get("network"):
-        found["network"] = network if "/" in network else f"projects/{project}/global/networks/{network}"
+        found["network"] = whole(network if "/" in network else f"global/networks/{network}", project)
     if subnetwork := cloud.get("subnetwork"):
-        whole = f"projects/{project}/regions/{region_of(placement['zone'])}/subnetworks/{subnetwork}"
-        found["subnetwork"] = subnetwork if "/" in subnetwork else whole
+        named = f"regions/{region_of(placement['zone'])}/subnetworks/{subnetwork}"
+        found["subnetwork"] = whole(subnetwork if "/" in subnetwork else named, project)
     return found
+
+
+def whole(path: str, project: str) -> str:
+    """Return a path as Google's calls have it, of one that may be a URL, or have no project."""
+    _, found, rest = path.partition("projects/")
+    return found + rest if found else f"projects/{project}/{path}"
 
 
 def startup_script() -> str:

@@ -30,13 +30,29 @@ PACKAGE = Path(__file__).parents[2]
 _MAIN = """\
 import os
 import sys
+import zipimport
 
 if sys.version_info < (3, 10):
     sys.stderr.write("the agent needs Python 3.10 or later, and this is %d.%d\\n" % sys.version_info[:2])
     sys.exit(126)  # as a program that cannot be run, see `boot.Ended`
 
+AGENT = os.path.dirname(os.path.abspath(__file__))
+
+
+class Importer(zipimport.zipimporter):
+    def __init__(self, path):
+        if not str(path).startswith(AGENT):  # the program may have a zip of its own
+            raise ImportError(path)
+        super().__init__(path)
+
+    def get_filename(self, name):  # zipimport compiles a module to find its path, and once more to run it
+        path = os.path.join(self.archive, self.prefix, name.rpartition(".")[2])
+        return os.path.join(path, "__init__.py") if self.is_package(name) else path + ".py"
+
+
 if __name__ == "__main__":
-    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "site"))
+    sys.path_hooks.insert(0, Importer)
+    sys.path.insert(0, os.path.join(AGENT, "site"))
     if sys.argv[1] == "--child":
         from kinetic_orchestration.host.process.child import main
 

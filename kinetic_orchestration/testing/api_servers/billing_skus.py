@@ -132,6 +132,8 @@ def _gpus() -> list[Json]:
         ram("G4 Instance Ram", "0.00587"),
         sku("Balanced PD Capacity", "0.1", wide, group="SSD", unit="GiBy.mo"),
         sku("Regional Balanced PD Capacity", "0.2", wide, group="SSD", unit="GiBy.mo"),
+        sku("SSD backed PD Capacity", "0.17", wide, group="SSD", unit="GiBy.mo"),
+        sku("Storage PD Capacity", "0.04", wide, group="PDStandard", unit="GiBy.mo"),
         sku("Hyperdisk Balanced Capacity in Iowa", "0.08", here, group="SSD", unit="GiBy.mo"),
         sku("SSD backed Local Storage", "0.08", wide, group="LocalSSD", unit="GiBy.mo"),
         sku(f"SSD backed Local Storage {spot}", "0.05", wide, group="LocalSSD", unit="GiBy.mo"),

@@ -113,6 +113,7 @@ ROUTES: Final = (
     _route("GET projects/P/global/networks/N", "networks.get"),
     _route("GET projects/P/regions/R", "regions.get"),
     _route("GET projects/P/regions/R/subnetworks/N", "subnetworks.get"),
+    _route("GET projects/P/aggregated/subnetworks", "subnetworks.aggregatedList", _AGGREGATED),
     _route("GET projects/P", "projects.get"),
 )  # fmt: skip
 

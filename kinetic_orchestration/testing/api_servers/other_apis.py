@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -87,7 +87,7 @@ class OtherApis:
         self._clock = clock
         self.accounts = ServiceAccounts(clock, sign)
         self._secrets: dict[str, _Secret] = {}
-        self._clusters: dict[str, tuple[Json, Callable[[], Sequence[Json]]]] = {}
+        self._clusters: dict[str, tuple[Json, Callable[[], Json]]] = {}
         self.skus = billing_skus.skus()
         """Holds what the Billing Catalog of Compute Engine says."""
 
@@ -118,15 +118,14 @@ class OtherApis:
             self._secrets[name] = secret
         return name
 
-    def add_cluster(
-        self, project: str, location: str, cluster: Json, pools: Callable[[], Sequence[Json]] | None = None
-    ) -> None:
-        """Add a cluster as the API has it, or replace the one of that name. `pools`: Returns those that it has now."""
+    def add_cluster(self, project: str, location: str, cluster: Json, seen: Callable[[], Json] | None = None) -> None:
+        """Add a cluster as the API has it, or replace the one of that name. `seen`: Returns fields that change; the
+        pools among them are in addition to its own."""
         name = f"projects/{project}/locations/{location}/clusters/{cluster['name']}"
         link = f"https://container.googleapis.com/v1/{name}"
         with self._cloud.changed:
             told = {"status": "RUNNING", "location": location, "selfLink": link, **cluster}
-            self._clusters[name] = told, pools or (lambda: ())
+            self._clusters[name] = told, seen or dict
 
     def secrets(self) -> list[str]:
         with self._cloud.changed:
@@ -158,12 +157,13 @@ class OtherApis:
         return dict(found)
 
     def _cluster(self, name: str) -> Json:
-        """Return a cluster with the pools that it has now."""
+        """Return a cluster as it is now."""
         if name not in self._clusters:
             raise Refusal(5, f"Not found: {name}.")
-        told, made = self._clusters[name]
-        pools = [*told.get("nodePools", ()), *made()]
-        return {**told, "nodePools": pools} if pools else told
+        told, seen = self._clusters[name]
+        now = seen()
+        pools = [*told.get("nodePools", ()), *now.pop("nodePools", ())]
+        return {**told, **now, "nodePools": pools} if pools else {**told, **now}
 
     # Secret Manager
 

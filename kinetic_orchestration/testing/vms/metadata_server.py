@@ -43,9 +43,10 @@ class Loop:
 
     def _run(self) -> None:
         self._loop.run_forever()
-        others = asyncio.all_tasks(self._loop)
-        if others:
-            self._loop.run_until_complete(asyncio.wait(others, timeout=5))
+        until = self._loop.time() + 5
+        # Again, as a connection that has just been accepted has a task of its own only after that of its acceptance.
+        while (others := asyncio.all_tasks(self._loop)) and (left := until - self._loop.time()) > 0:
+            self._loop.run_until_complete(asyncio.wait(others, timeout=left))
         self._loop.run_until_complete(asyncio.sleep(0))  # aborted connections are closed
         self._loop.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -54,20 +55,48 @@ def python() -> str:
     return required(OLDEST)
 
 
+MODULES = [
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    for path in FILES
+    if path.stem != "__init__" and path.parent.name != "hook"
+]
+
+
 def test_a_python_3_10_imports_every_module_from_the_zip(python: str, tmp_path: Path) -> None:
     packed = tmp_path / "agent.zip"
     packed.write_bytes(agent_zip.build().data)
-    modules = [
-        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-        for path in FILES
-        if path.stem != "__init__" and path.parent.name != "hook"
-    ]
-    assert len(modules) > 40
-    program = f"import sys, importlib\nsys.path.insert(0, {str(packed / 'site')!r})\nfor name in {modules!r}: importlib.import_module(name)"
+    assert len(MODULES) > 40
+    program = f"import sys, importlib\nsys.path.insert(0, {str(packed / 'site')!r})\nfor name in {MODULES!r}: importlib.import_module(name)"
     done = subprocess.run(
         [python, "-I", "-S", "-W", "error", "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_python_3_10_compiles_each_module_of_the_agent_once(python: str, tmp_path: Path) -> None:
+    """`zipimport` by itself compiles each one twice: to find its path, and to run it."""
+    packed = tmp_path / "agent.zip"
+    packed.write_bytes(agent_zip.build().data)
+    program = f"""
+import collections, contextlib, importlib, sys
+compiled = collections.Counter()
+sys.addaudithook(lambda event, of: compiled.update([of[1]]) if event == "compile" else None)
+import boot
+with contextlib.suppress(IndexError):  # it has no assignment
+    boot.run({str(packed)!r}, ["agent"])
+for name in {MODULES!r}:
+    importlib.import_module(name)
+found = {{name.partition("/site/")[2]: times for name, times in compiled.items() if isinstance(name, str) and "/site/" in name}}
+print(len(found), [name for name, times in found.items() if times > 1])
+"""
+    shutil.copy(PACKAGE / "host" / "machine" / "bootstrap.py", tmp_path / "boot.py")  # as a VM has it
+    done = subprocess.run(
+        [python, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{program}"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    count, _, twice = done.stdout.strip().partition(" ")
+    assert (done.stderr, twice) == ("", "[]")
+    assert int(count) >= len(MODULES)
 
 
 def test_a_python_3_10_is_a_host(home: Path, python: str, tmp_path: Path) -> None:

@@ -66,6 +66,16 @@ def test_the_program_is_started_by_a_dozen_modules_of_ours_and_none_that_knows_a
     assert not [name for name in found if name.endswith((".join", ".profiler", ".tracers", ".keras_fit"))]
 
 
+def test_a_vm_imports_nothing_of_pods_and_nothing_of_the_end_before_its_program_runs() -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(SITE)!r}); import kinetic_orchestration.host.host\n"
+        "from kinetic_orchestration.host.machine import buckets; buckets.open_store('gs://bucket/a')\n"
+        "print([name for name in sys.modules if '.pod' in name or name.endswith('.self_delete')])"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
 @pytest.mark.parametrize("name", ["lock", "folders"])
 def test_a_client_shares_lock_and_folders_without_what_a_host_is_made_of(name: str) -> None:
     code = (

@@ -120,6 +120,19 @@ def test_a_limit_on_waiting_for_hardware_counts_until_the_first_host_has_started
     assert actions(glimpse(PRESENT, STARTING), Policy(provision=9.0)) == ()
 
 
+def test_the_end_of_a_wait_for_hardware_says_what_its_queue_last_answered_or_leaves_that_to_the_attempt_before() -> (
+    None
+):
+    told = Observation(QUEUED, "waits for capacity in us-central1-a")
+    (action,) = actions(glimpse()._replace(observation=told), Policy(provision=9.0))
+    said = "no host started within 9 s; the last answer was: waits for capacity in us-central1-a"
+    assert action == Close(wire.DEADLINE, said)
+    for state in (ABSENT, PROVISIONING):
+        assert actions(glimpse(state), Policy(provision=9.0)) == (
+            Close(wire.DEADLINE, "no host started within 9 s", after_refusal=True),
+        )
+
+
 # ---- while it runs -------------------------------------------------------------------------------------------
 
 
@@ -449,6 +462,28 @@ def test_hosts_that_are_charged_for_and_say_nothing_are_told_of_and_end_at_the_l
     (close,) = actions(seen(10.0, state=ABSENT), policy)
     assert isinstance(close, Close)
     assert close.reason.startswith("the slice  was seen READY in")
+
+
+@pytest.mark.parametrize(
+    ("held", "beats", "limits", "said"),
+    [
+        (901.0, (STARTING, None, STARTING, None), {}, "hosts 1, 3 did not start within 900 s"),
+        (901.0, (STARTING, None, STARTING, STARTING), {}, "host 1 did not start within 900 s"),
+        (61.0, (None, STARTING, STARTING, STARTING), {"provision": 60.0}, "host 0 did not start within 60 s"),
+        (899.0, (STARTING, None, STARTING, None), {}, ""),
+        (9000.0, (BEAT, None, BEAT, BEAT), {}, ""),  # it could not be read now: without that host no program begins
+        (9000.0, (STARTING, None, STARTING, None), {"silence": 0.0}, ""),
+    ],
+)
+def test_hosts_that_never_speak_on_machines_that_are_there_end_the_attempt_though_others_wait_for_them(
+    held: float, beats: tuple[wire.Beat | None, ...], limits: dict[str, float], said: str
+) -> None:
+    policy = Policy(**{"hosts": 4, "silence": lifecycle.SILENT_BEATS, **limits})  # type: ignore[arg-type]
+    seen = glimpse(PRESENT, *beats, ages=(1.0,) * 4)._replace(since=NOW - held, charged=NOW - held)
+    silent = tuple(host for host, beat in enumerate(beats) if beat is None)
+    close = Close(wire.INFRASTRUCTURE, said, host=silent[0], unheard=silent)
+    assert actions(seen, policy) == ((close,) if said else ())
+    assert actions(seen._replace(since=0.0), policy) == ()  # it was never seen that all machines are there
 
 
 def test_hosts_that_are_pods_are_told_as_pods_when_they_are_gone_or_silent() -> None:

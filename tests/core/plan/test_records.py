@@ -496,7 +496,7 @@ def test_a_plan_with_every_option_of_vms_is_read() -> None:
     cloud = Compute(
         zones=["us-central1-a"], hosts=2, reservation="projects/p/zones/us-central1-a/reservations/r", network="lab",
         subnetwork="projects/host/regions/us-central1/subnetworks/lab", external_ips=False, secure_boot=True,
-        image="projects/p/global/images/family/mine", disk_gib=300, tags=["ml"],
+        image="projects/p/global/images/family/mine", disk_gib=300, disk_type="pd-ssd", tags=["ml"],
         service_account="vm@p.iam.gserviceaccount.com", labels={"team": "vision"}, quota_project="billed",
     )  # fmt: skip
     options = Options(accelerator="h100x8", backend="compute", cloud=cloud)
@@ -504,7 +504,7 @@ def test_a_plan_with_every_option_of_vms_is_read() -> None:
     with pytest.warns(UserWarning, match="joined over plain TCP"):
         plan = make_plan(JobSpec("train", check_options(options)), load(environ=environ))
     records.PLAN(json.loads(json.dumps(plan.to_json())))
-    for wrong in ({"disk_gib": "300"}, {"disk_gib": 1 << 20}, {"image": "a\nb"}):
+    for wrong in ({"disk_gib": "300"}, {"disk_gib": 1 << 20}, {"disk_type": "../a"}, {"image": "a\nb"}):
         with pytest.raises(schema.Wrong):
             records.CLOUD({**plan.cloud, **wrong})
 

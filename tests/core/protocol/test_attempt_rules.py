@@ -65,6 +65,13 @@ def test_who_is_missing_at_the_barrier_is_named(started: set[int], said: str, ho
     assert decide(late._replace(barrier_age=599.0)) == Wait()
 
 
+def test_where_whoever_follows_can_read_of_a_boot_hosts_leave_it_a_while_to_say_who_is_missing() -> None:
+    late = seen(hosts=2, running=False, started=frozenset({0}), barrier_age=629.0, company=Company(is_explained=True))
+    assert decide(late) == Wait()
+    assert abort(late._replace(barrier_age=631.0)).reason == "host 1 did not start within 600 s"
+    assert abort(late._replace(started=frozenset({0, 1}), prepared=False)).reason.startswith("this host was not ready")
+
+
 def test_a_host_that_could_not_be_prepared_ends_the_attempt_for_its_own_cause() -> None:
     unready = seen(running=False, exit=Exit(1, wire.CONFIGURATION, "no such package"))
     assert decide(unready) == Abort(wire.CONFIGURATION, "no such package", 0)
@@ -239,6 +246,18 @@ def test_a_notice_that_comes_long_ahead_gives_all_programs_the_time_that_it_leav
     assert [attempt_rules.grace(verdict, index) for index in (0, 1)] == [90.0, 90.0]
     assert attempt_rules.grace(verdict._replace(grace=1e6), 0) == 90.0  # whoever wrote that
     assert wire.Verdict.decode(verdict.encode()).grace == 90.0
+
+
+def test_a_machine_that_is_taken_back_without_having_been_spot_leaves_as_much_time_to_save_and_counts_as_failed() -> (
+    None
+):
+    move = abort(seen(preempted="Google takes the machine of this VM back", counts_as=wire.INFRASTRUCTURE))
+    assert move == Abort(wire.INFRASTRUCTURE, "Google takes the machine of this VM back", 0, 8.0)
+    verdict = wire.Verdict(wire.ABORTED, "host", 0.0, cause=move.cause, host=0, grace=move.grace)
+    assert [attempt_rules.grace(verdict, index) for index in (0, 1)] == [8.0, 8.0]
+    assert attempt_rules.told_cause(verdict) == wire.PREEMPTION  # else a program would not save
+    assert attempt_rules.told_cause(verdict._replace(grace=0.0)) == wire.INFRASTRUCTURE
+    assert attempt_rules.told_cause(None) == ""
 
 
 def test_a_checkpoint_after_another_hosts_failure_would_hang_so_little_time_is_left_for_it() -> None:

@@ -128,11 +128,11 @@ def test_the_cores_own_values_are_taken():
 def test_options_of_vms_come_from_their_group_or_from_the_cores_own_value_and_zones_are_of_any_vms():
     place = {"project": "p", "store": "gs://bucket/kinetic", "zones": ["us-east5-a"]}
     for group in (
-        {"compute": {"disk_gib": 300, "flex_start": True}},
-        {"cloud": Compute(disk_gib=300, flex_start=True)},
+        {"compute": {"disk_gib": 300, "disk_type": "pd-ssd", "flex_start": True}},
+        {"cloud": Compute(disk_gib=300, disk_type="pd-ssd", flex_start=True)},
     ):
         found = options(KineticResource(**place, **group), accelerator="l4")
-        assert found.cloud == Compute(zones=("us-east5-a",), disk_gib=300, flex_start=True)
+        assert found.cloud == Compute(zones=("us-east5-a",), disk_gib=300, disk_type="pd-ssd", flex_start=True)
     resource = KineticResource(**place, compute={"disk_gib": 300})
     mine = options(resource, accelerator="l4", cloud=Compute(hosts=2))
     assert mine.cloud == Compute(zones=("us-east5-a",), disk_gib=300, hosts=2)

@@ -28,7 +28,7 @@ _FREE = (MISSING, "SUSPENDED", "FAILED", "PREEMPTED", "TERMINATED", "STOPPED")
 Question = Callable[[], Any]
 Kind = Literal["alone", "four hosts", "joined", "linked"]
 ALONE: Kind = "alone"  # one host, which a step has to itself
-FOUR_HOSTS: Kind = "four hosts"  # of a slice of Cloud TPU
+OF_FOUR_HOSTS: Kind = "four hosts"  # of a slice of Cloud TPU
 JOINED: Kind = "joined"  # VMs that are created one by one
 LINKED: Kind = "linked"  # a group's VMs, as a slice
 

@@ -221,7 +221,7 @@ def _command(path: str) -> str:
     return f"gcloud compute {words[kind]}={place} --project={project}" if kind in words else ""
 
 
-def kinds(one: Accelerator, *, spot: bool) -> Mapping[Kind, Accelerator | str]:
+def slices_of_kinds(one: Accelerator, *, spot: bool) -> Mapping[Kind, Accelerator | str]:
     """Return the slice of each kind for steps on VMs; in place of one that there is not, the reason.
 
     A slice of several hosts is verified as itself, and what one VM proves on the smallest one of its generation.

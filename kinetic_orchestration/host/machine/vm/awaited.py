@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 OVER = 120.0  # seconds after the request's end that whoever follows the job has to say so, before this host does
 _BROKEN = ("FAILED", "ACTIVE_DEGRADED")  # topologies on which no program runs
+_ASKS_FOR_NONE = "has no VMs and asks for none"
 _NOT_THERE = ("creating", "creatingWithoutRetries", "deleting")  # what a group does with VMs that are not, or going
 
 
@@ -31,6 +32,7 @@ class Awaited:
         self._is_seen = False
         self._bad = ("", 0.0)  # why it cannot be used, and since when that is known
         self._until = float("inf")  # by this machine's monotonic clock
+        self.is_in_vain = False  # it has got no VMs for as long as it was to wait for them
 
     def is_met(self, reply: bootstrap.Reply) -> bool:
         """Return True once all VMs are there, or were."""
@@ -45,19 +47,27 @@ class Awaited:
         if found and not self._is_seen:
             self._is_seen = True
             if until := _until(found):
-                self._until = now + until - bootstrap.store_time() + OVER
-        if now > self._until:
-            return self._said("has got no VMs for as long as it could wait for them")
+                self._until = now + until - bootstrap.store_time()
+        if now > self._until + OVER:
+            return self._in_vain()
         why, patience = _wrong(found), JUDGED
         if reply.status == 404:
             why = "is gone" if self._is_seen else "is not there"
         elif found and not why and not _asks(found):
-            why = "has no VMs and asks for none"
-        if why in ("is not there", "has no VMs and asks for none"):  # who makes it may have to wait for a full minute
+            why = _ASKS_FOR_NONE
+        if why in ("is not there", _ASKS_FOR_NONE):  # who makes it may have to wait for a full minute
             patience = UNMADE
         if why != self._bad[0]:
             self._bad = why, now
-        return self._said(f"{why}, and is not waited for") if why and now - self._bad[1] >= patience else ""
+        if not why or now - self._bad[1] < patience:
+            return ""
+        if why == _ASKS_FOR_NONE and now > self._until:
+            return self._in_vain()
+        return self._said(f"{why}, and is not waited for")
+
+    def _in_vain(self) -> str:
+        self.is_in_vain = True
+        return self._said("has got no VMs for as long as it could wait for them")
 
     def _said(self, what: str) -> str:
         return f"{self._name}, the group of another slice, {what}. Nothing was run"

@@ -22,7 +22,7 @@ from kinetic_orchestration.host.machine.vm.vm import (
     missing_rights,
     said,
 )
-from kinetic_orchestration.protocol import attempt_rules
+from kinetic_orchestration.protocol import attempt_rules, wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,13 +52,22 @@ class Instance(Vm):
 
     is_explained = True
 
-    def _lead_of(self, path: str) -> float:
-        """A spot VM is told as long ahead as its request asked for; others, and of other events, at an unknown time."""
-        is_spot = path == PREEMPTED and said("instance/scheduling/preemptible") == "TRUE"
-        return attempt_rules.SPOT_NOTICE if is_spot else 0.0
+    def _noticed(self, path: str) -> str:
+        """A spot VM is told as long ahead as its request asked for; others, and of other events, at an unknown time.
+        Of a VM that is no spot VM, Google takes the machine back without any preemption that was agreed to: its cause
+        is the one that the operations of its zone give (`states.taken_back`)."""
+        spot = said("instance/scheduling/preemptible")
+        self.lead = attempt_rules.SPOT_NOTICE if path == PREEMPTED and spot == "TRUE" else 0.0
+        self.counts_as = wire.INFRASTRUCTURE if spot == "FALSE" else wire.PREEMPTION
+        if path == PREEMPTED and spot == "FALSE":
+            return "Google takes the machine of this VM back, which is no spot VM, as it does to defragment a zone"
+        return super()._noticed(path)
 
     def devices(self, task: Task, note: Callable[[str], None]) -> None:
-        """Wait for the GPUs; of a container its VM has waited for them."""
+        """Wait for the GPUs; of a container its VM has waited for them. Say once an attempt which image it has: its
+        request may name a family, of which another one is the newest by the time that somebody asks."""
+        if self._at.host == 0 and (image := said("instance/image")):
+            note(f"this VM was made from {image}")
         if task.accelerator.kind != "gpu" or task.image:
             return
         left = float(self._at.deadline or "inf") - bootstrap.store_time()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.machine import bootstrap
-from kinetic_orchestration.host.machine.machine import Unauthorized
+from kinetic_orchestration.host.machine.machine import Unauthorized, Ungranted
 from kinetic_orchestration.host.machine.vm.awaited import Awaited
 from kinetic_orchestration.host.machine.vm.instance import DELETE_GROUP, GET, Instance, address_of, grant, lacking
 from kinetic_orchestration.host.machine.vm.vm import SILENCE, account_name, addresses_of_slices, missing_rights
@@ -43,7 +43,8 @@ class Member(Instance):
         return [told[first : first + each] for first in range(0, len(told), each)]
 
     def _await(self, groups: Sequence[str]) -> None:
-        """Return once all groups have their VMs. Raises Unauthorized, OSError as soon as one of them never will."""
+        """Return once all groups have their VMs. Raises Unauthorized, Ungranted, OSError as soon as one of them never
+        will."""
         awaited = {name: Awaited(name) for name in groups}
         left = float(self._at.deadline or "inf") - bootstrap.store_time()
         for _ in bootstrap.tries(left, PACE):
@@ -52,7 +53,7 @@ class Member(Instance):
                 if awaited[name].is_met(reply):
                     del awaited[name]
                 elif why := awaited[name].end(reply):
-                    raise OSError(why)
+                    raise Ungranted(why) if awaited[name].is_in_vain else OSError(why)
             if not awaited:
                 return
         raise OSError(

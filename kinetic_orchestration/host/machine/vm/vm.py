@@ -98,19 +98,17 @@ class Vm(Machine):
 
     def _watch(self, path: str, report: Callable[[str], None]) -> None:
         _wait_for(path)
-        self.lead = self._lead_of(path)
-        report(NOTICES[path][1])
+        report(self._noticed(path))
 
     def notice(self) -> str:
-        for path, (awaited, text) in NOTICES.items():
+        for path, (awaited, _) in NOTICES.items():
             if said(path) == awaited:
-                self.lead = self._lead_of(path)  # as if it had been watched: it came just now
-                return text
+                return self._noticed(path)  # as if it had been watched: it came just now
         return ""
 
-    def _lead_of(self, path: str) -> float:
-        """Return the seconds from a notice to the end of this VM; 0.0 if they are not known."""
-        return 0.0
+    def _noticed(self, path: str) -> str:
+        """Take in a notice, for `lead` and `counts_as`. Return what it says, for users."""
+        return NOTICES[path][1]
 
     def start_facts(self) -> dict[str, float | str]:
         return {"up": _age(self._at.home)}

@@ -32,8 +32,9 @@ from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.system.parallel import REQUESTS
 
 NO_ZONE = "no zone is known for this accelerator: name some with cloud=Compute(zones=[…]) or KINETIC_ZONES"
-LAST_LINES = 25  # of a serial log, that a reason contains
-MOST_LETTERS = 3000
+MOST_LOGS = 3  # serial logs that a reason contains the end of: what keeps many VMs from booting is often the same
+LAST_LINES = 25  # of each
+MOST_LETTERS = 3000  # of all of them
 
 
 class ComputeBackend:
@@ -120,17 +121,19 @@ class ComputeBackend:
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
         return self._look.observe(placements)
 
-    def last_words(self, placement: Mapping[str, Any]) -> str:
-        """The end of the serial log of the first VM that has one: the only log of a boot that never came to an end."""
-        for name in request.members_of(placement):
+    def last_words(self, placement: Mapping[str, Any], machines: Sequence[int]) -> str:
+        """The ends of the serial logs of the first of these VMs: the only logs of boots that never came to an end."""
+        asked = [name for number, name in enumerate(request.members_of(placement)) if number in machines][:MOST_LOGS]
+        found: list[str] = []
+        for name in asked:
             try:
                 log = self._api.serial_end(path_of(placement, name))
             except (Refused, CredentialsError):
-                return ""
+                break  # nor is another one told
             if lines := [line.rstrip() for line in log.splitlines() if line.strip()]:
-                shown = "\n".join(lines[-LAST_LINES:])[-MOST_LETTERS:]
-                return f"the serial log of {name} ends so:\n{shown}"
-        return ""
+                shown = "\n".join(lines[-LAST_LINES:])[-(MOST_LETTERS // len(asked)) :]
+                found.append(f"the serial log of {name} ends so:\n{shown}")
+        return "\n".join(found)
 
     def rate_limit(self, placement: Mapping[str, Any]) -> RateLimit | None:
         """One for all zones of a project, as one list shows them all."""

@@ -68,6 +68,9 @@ class Problem(NamedTuple):
     zones: tuple[str, ...] = ()
 
 
+_OF_QUOTA = ({"reason": "quotaExceeded"},)  # of what tells a quota, whatever its word
+
+
 def of_call(http: int, error: Mapping[str, Any]) -> list[Problem]:
     """Return the problem of a call that was refused, from the `error` of its answer."""
     details = tuple(detail for detail in error.get("details", ()) if isinstance(detail, Mapping))
@@ -80,8 +83,9 @@ def of_call(http: int, error: Mapping[str, Any]) -> list[Problem]:
     if http == 429:  # of whatever rate
         known = (*known, {"reason": "rateLimitExceeded"})
     message = str(error.get("message") or f"HTTP {http}")
-    quota = next((detail for detail in details if detail.get("metricName")), {})
-    return [Problem(word, message, code, (*details, *known), quota)]
+    told = (detail.get("quotaInfo") or detail for detail in details)
+    quota = next((detail for detail in told if detail.get("metricName")), {})
+    return [Problem(word, message, code, (*details, *known, *_OF_QUOTA[: bool(quota)]), quota)]
 
 
 def of_operation(operation: Mapping[str, Any]) -> list[Problem]:
@@ -110,6 +114,7 @@ def _of_entry(entry: Mapping[str, Any], code: int) -> Problem:
             zones = tuple(_ZONE.findall(str(metadata.get("zonesAvailable", "")))) or zones
         if text := (detail.get("localizedMessage") or {}).get("message"):
             message = f"{message} {text}" if text not in message else message
+    details += _OF_QUOTA[: bool(quota)]
     return Problem(word or api_errors.name_of(code), message, code, tuple(details), quota, zones or _zones_in(message))
 
 
@@ -133,8 +138,8 @@ def _zones_in(message: str) -> tuple[str, ...]:
 
 RATE = f"{api_errors.RATE} until the next full minute"
 IMAGE = (
-    "the image is not there, or not for you: name another with cloud=Compute(image='family/NAME' or its path). gcloud "
-    "compute images list --project PROJECT --show-deprecated shows them"
+    "name an image that is there with cloud=Compute(image='family/NAME' or its path): gcloud compute images list "
+    "--project PROJECT --show-deprecated shows them"
 )
 NETWORK = (
     "name one of the zone's region with cloud=Compute(subnetwork=…), or KINETIC_SUBNETWORK: gcloud compute networks "
@@ -148,8 +153,10 @@ NOT_ALLOWED = (
     "Google has not opened these machines to the project: ask your contact there for access to them, or take another "
     "accelerator. GKE, with backend='gke', and for TPUs before TPU7x Cloud TPU, with backend='tpu-vm', may have it"
 )
+NO_ZONE = re.compile(r"Unknown zone|projects/[^/\s']+/zones/[^/\s']+' was not found")
 ZONE = "there is no such zone, or not for this project: gcloud compute zones list shows those that are there"
-DISKS = "the zone has no disks of the type that the machine takes"
+DISKS = "the zone has no disks of the type that is asked for; cloud=Compute(disk_type=…) names another"
+NOT_ITS_DISK = "the machine takes no disk of this type: name another with cloud=Compute(disk_type=…)"
 NAMED = "name one that is there, or leave it out"
 RESERVATION = "no reservation of that name is there: gcloud compute reservations list shows them with their zones"
 NOT_READY = "the reservation is not ready yet: it is asked again"
@@ -220,7 +227,7 @@ ROWS: tuple[Row, ...] = (
     Row((), r"[Mm]achine type with name '\S+' does not exist in zone|(machineTypes|acceleratorTypes)/\S+ was not found",
         (), wire.QUOTA, DROP, _advise_offer),
     Row((), r"diskTypes/\S+ was not found", (), wire.QUOTA, DROP, DISKS),
-    Row((), r"Unknown zone|projects/[^/\s']+/zones/[^/\s']+' was not found", (), wire.QUOTA, DROP, ZONE),
+    Row((), NO_ZONE.pattern, (), wire.QUOTA, DROP, ZONE),
     # What was asked for.
     Row((), r"not allowed to use the machine type", (), wire.CONFIGURATION, FATAL, NOT_ALLOWED),
     Row((), r"/images/\S+ was not found", (), wire.CONFIGURATION, FATAL, IMAGE),
@@ -229,6 +236,8 @@ ROWS: tuple[Row, ...] = (
     Row((), r"networks/\S+ was not found|Subnetwork is in region|must specify a subnet", (),
         wire.CONFIGURATION, FATAL, NETWORK),
     Row((), r"cannot be smaller than the image size", (), wire.CONFIGURATION, FATAL, DISK),
+    Row((), r"\[(pd|hyperdisk)-[a-z-]+\] features are not compatible|disk type cannot be used", (),
+        wire.CONFIGURATION, FATAL, NOT_ITS_DISK),
     Row((), "", ("PERMISSIONS_ERROR",), wire.CONFIGURATION, FATAL, api_errors.advise_permission),
     Row((), "", ("INVALID_FIELD_VALUE", "INVALID_USAGE", "CONDITION_NOT_MET", "invalid", "badRequest"),
         wire.CONFIGURATION, FATAL),

@@ -24,6 +24,7 @@ from kinetic_orchestration.platforms.google.rest.client import Answer, kept
 
 SERVICE = "compute"
 INSTANCES, DISKS = "instances", "disks"
+SUBNETWORKS = "subnetworks"
 PAGE = 500  # the most that the API gives
 MOST_PAGES = 200
 READ_SECONDS = 20.0  # one read, with all its repetitions
@@ -155,7 +156,7 @@ class Instances:
         return self._call("GET", path, None, {"fields": "name"})
 
     def subnetwork(self, path: str) -> Mapping[str, Any]:
-        return self._call("GET", path, None, {"fields": "name,region"})
+        return self._call("GET", path, None, {"fields": "name,region,privateIpGoogleAccess"})
 
     def network(self, path: str) -> Mapping[str, Any]:
         return self._call("GET", path, None, {"fields": "name,autoCreateSubnetworks,IPv4Range"})
@@ -308,6 +309,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     TEMPLATES: Kind("name,description,creationTimestamp", _described),
     POLICIES: Kind("name,description,creationTimestamp,status", _described),
+    SUBNETWORKS: Kind("region", lambda raw: _last(str(raw["region"]))),  # of which the region alone is read
 }
 
 

@@ -6,6 +6,7 @@ and the operation that creates a VM names the one that is short. What passed is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,15 +15,15 @@ from typing import Any
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.cloud import reservation_of
 from kinetic_orchestration.plan.hardware import machines
-from kinetic_orchestration.plan.hardware.machines import ON_DEMAND, RESERVATION, Machine, machine_of
+from kinetic_orchestration.plan.hardware.machines import ON_DEMAND, RESERVATION, machine_of
 from kinetic_orchestration.plan.hardware.regions import region_of
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms.google import api_errors, preflight
 from kinetic_orchestration.platforms.google.api_errors import CallContext
 from kinetic_orchestration.platforms.google.compute import causes, request
-from kinetic_orchestration.platforms.google.compute.client import Instances, Refused
+from kinetic_orchestration.platforms.google.compute.client import SUBNETWORKS, Instances, Refused
 from kinetic_orchestration.platforms.google.rest.client import Google
-from kinetic_orchestration.platforms.google.vms import network_of
+from kinetic_orchestration.platforms.google.vms import network_of, whole
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
 
 # One that may create a VM must be able to find it, to say why it is gone, and to remove it.
@@ -46,6 +47,7 @@ SET_TAGS = "compute.instances.setTags"
 USE_IMAGE = ("compute.images.get", "compute.images.getFromFamily", "compute.images.useReadOnly")
 _ARM, _DENSE, _READY = "ARM64", "DENSE", "READY"
 GPUS_ALL_REGIONS = "GPUS_ALL_REGIONS"  # of TPUs, too
+_PROCESSORS = {"a2": "A2_CPUS", "g2": "CPUS", "n1": "CPUS"}  # the metric of a family's processors
 _SHOWN = ("t4", "l4", "a100", "a100-80gb")  # GPUs whose quota a region shows: of newer ones it is one by families
 
 
@@ -89,14 +91,14 @@ def permissions_of(plan: Plan) -> list[str]:
     if request.image_of(plan, machine_of(plan.slice), plan.project).startswith(f"projects/{plan.project}/"):
         found += USE_IMAGE  # those of other projects are public, or shared there
     subnetwork = str(cloud.get("subnetwork") or "")
-    if "/" not in subnetwork or subnetwork.startswith(f"projects/{plan.project}/"):  # else granted in the host project
-        found += [USE_SUBNETWORK, *([USE_ADDRESS] if cloud.get("external_ips", True) else [])]
+    if whole(subnetwork, plan.project).startswith(f"projects/{plan.project}/"):  # else granted in the host project
+        found += [USE_SUBNETWORK, *([USE_ADDRESS] if _has_addresses(plan) else [])]
     return [*found, *([SET_TAGS] if cloud.get("tags") else [])]
 
 
 def _about(plan: Plan) -> tuple[Any, ...]:
     machine = machine_of(plan.slice)
-    image, disk = request.image_of(plan, machine, plan.project), _disk_of(plan, machine)
+    image, disk = request.image_of(plan, machine, plan.project), plan.boot_disk
     network = (plan.cloud.get("network"), plan.cloud.get("subnetwork"))
     reserved = (plan.cloud.get("reservation"), plan.cloud.get("reservation_bound"))
     size = (plan.machines, plan.slice.chips)
@@ -126,11 +128,13 @@ def _machine(api: Instances, plan: Plan) -> Finding:
     if machine.accelerator:
         offers["acceleratorTypes"] = machine.accelerator
     lacking = ("machineTypes", machine.machine_type)
+    none: list[str] = []
     for zone in plan.zones:
         try:
             for lacking in offers.items():
                 api.offer(f"projects/{plan.project}/zones/{zone}/{'/'.join(lacking)}")
         except Refused as refused:
+            none += [zone] if _is_no_zone(refused) else []
             if refused.missing or _is_no_zone(refused):
                 continue
             return _refused("machine type", refused, plan)
@@ -138,11 +142,13 @@ def _machine(api: Instances, plan: Plan) -> Finding:
     fix = f"Name zones that have it: {causes.where_offered(*lacking)}"
     what = "GPUs" if lacking[0] == "acceleratorTypes" else "machine"
     found = f"none of {', '.join(plan.zones)} offers {lacking[1]}, the {what} of {plan.slice.name}"
+    if none:
+        found += f"; {', '.join(none)} {'is no zone' if len(none) == 1 else 'are no zones'}"
     return Finding("machine type", FAILED, found, fix)
 
 
 def _is_no_zone(refused: Refused) -> bool:
-    return any("Unknown zone" in problem.message for problem in refused.problems)
+    return any(causes.NO_ZONE.search(problem.message) for problem in refused.problems)
 
 
 def _image(api: Instances, plan: Plan) -> Finding:
@@ -154,14 +160,16 @@ def _image(api: Instances, plan: Plan) -> Finding:
     except Refused as refused:
         if refused.missing:
             family = "family " if "/family/" in path else ""
-            return Finding("image", FAILED, f"there is no image {family}{path}", _sentence_of(causes.IMAGE))
+            fix = _sentence_of(causes.IMAGE.replace("PROJECT", whole(path, plan.project).split("/")[1]))
+            return Finding("image", FAILED, f"there is no image {family}{path}, or not for you", fix)
         return _refused("image", refused, plan)
     if found.get("architecture") == _ARM:
         said = f"the image {found.get('name')} is for Arm processors, and those of {machine.machine_type} are x86"
         return Finding("image", FAILED, said, "Name an image for x86, or leave it out")
-    size, disk = int(found.get("diskSizeGb") or 0), _disk_of(plan, machine)
+    size, disk = int(found.get("diskSizeGb") or 0), plan.boot_disk.gib
     if size > disk:
-        fix = f"Name a disk of {size} GiB or more with cloud=Compute(disk_gib=…), or leave it out"
+        less = ", or leave it out" if size <= machine.disk_gib else ""
+        fix = f"Name a disk of {size} GiB or more with cloud=Compute(disk_gib=…){less}"
         return Finding("image", FAILED, f"the image {found.get('name')} takes {size} GiB, and the disk has {disk}", fix)
     return Finding("image", OK, f"{found.get('name')}, for a disk of {disk} GiB")
 
@@ -179,10 +187,6 @@ def _containers(plan: Plan) -> Finding:
     return Finding("containers", WARNING, found, fix)
 
 
-def _disk_of(plan: Plan, machine: Machine) -> int:
-    return int(plan.cloud.get("disk_gib") or machine.disk_gib)
-
-
 def _network(api: Instances, plan: Plan) -> Finding:
     """Check the subnetwork, if one is named, in the region of every zone that may be tried; else the network."""
     found: dict[str, str] = {}  # path → a zone that leads to it
@@ -190,34 +194,70 @@ def _network(api: Instances, plan: Plan) -> Finding:
         named = network_of(plan.cloud, {"project": plan.project, "zone": zone})
         path = named.get("subnetwork", "")
         if not path:
-            return _own_subnetworks(api, plan, named.get("network") or request.usual_network(plan.project))
+            return _of_network(api, plan, named.get("network") or request.usual_network(plan.project))
         region = path.split("/")[3] if path.count("/") >= 5 else ""
         if region and region_of(zone) != region:
             said = f"{path} is in {region}, and {zone} is elsewhere"
             return Finding("subnetwork", FAILED, said, _sentence_of(causes.NETWORK))
         found.setdefault(path, zone)
+    return _subnetworks(api, plan, found)
+
+
+def _subnetworks(api: Instances, plan: Plan, found: Mapping[str, str]) -> Finding:
+    """Check subnetworks, each with a zone that leads to it."""
     for path, zone in found.items():
         try:
-            api.subnetwork(path)
+            known = api.subnetwork(path)
         except Refused as refused:
             if refused.missing:
-                said = f"there is no {path}, which a VM in {zone} would need"
+                said = f"there is no {path}, which a VM in {zone} would need{_elsewhere(api, path)}"
                 return Finding("subnetwork", FAILED, said, _sentence_of(causes.NETWORK))
             trouble = causes.classify(refused.problems, CallContext(plan.project, service="compute"))
             return Finding("subnetwork", WARNING, trouble.sentence)  # who may use one need not be able to look at it
+        if not _has_addresses(plan) and not known.get("privateIpGoogleAccess"):
+            _, project, _, region, _, name = path.split("/")
+            said = f"{path} has no Private Google Access, by which VMs without external addresses reach the bucket"
+            fix = (
+                f"gcloud compute networks subnets update {name} --project={project} --region={region} "
+                "--enable-private-ip-google-access; package indexes take Cloud NAT as well, or ko stage-tools --offline"
+            )
+            return Finding("subnetwork", WARNING, said, fix)  # another way out may be there: a NAT of one's own
     return Finding("subnetwork", OK, ", ".join(found))
 
 
-def _whole(path: str, project: str) -> str:
-    """Return a path as this API's calls have it, of one that may be a URL, or have no project."""
-    _, found, rest = path.partition("projects/")
-    return found + rest if found else f"projects/{project}/{path}"
+def _elsewhere(api: Instances, path: str) -> str:
+    """Return where else there is a subnetwork of the same name, to follow a sentence; "" if that is not told."""
+    _, project, *_, name = path.split("/")
+    try:
+        listed = api.everywhere(project, SUBNETWORKS, f'name = "{name}"')
+    except Refused:  # who may use one need not be able to list them
+        return ""
+    regions = sorted(listed.found)
+    if len(regions) > 1:
+        return f"; of that name there are some in {', '.join(regions)}, each for zones of its region"
+    if regions:
+        return f"; of that name there is one in {regions[0]}, for zones of that region"
+    return "" if listed.silent or listed.partial else "; no region has one of that name"
+
+
+def _has_addresses(plan: Plan) -> bool:
+    return bool(plan.cloud.get("external_ips", True))
+
+
+def _of_network(api: Instances, plan: Plan, network: str) -> Finding:
+    """Check a network, and its subnetworks if VMs get there only by what these have."""
+    finding = _own_subnetworks(api, plan, network)
+    if finding.state != OK or _has_addresses(plan):
+        return finding
+    owner, _, name = network.partition("/global/networks/")
+    of_regions = {f"{owner}/regions/{region_of(zone)}/subnetworks/{name}": zone for zone in plan.zones}
+    return _subnetworks(api, plan, of_regions)
 
 
 def _own_subnetworks(api: Instances, plan: Plan, network: str) -> Finding:
     """Check that a network is there, and has a subnetwork in each region by itself."""
     try:
-        found = api.network(_whole(network, plan.project))
+        found = api.network(network)
     except Refused as refused:
         if refused.missing:
             said = f"there is no {network}, and each VM needs a network"
@@ -300,30 +340,43 @@ def _of_all(plan: Plan) -> str:
 
 
 def _regional_quota(api: Instances, plan: Plan) -> Finding:
-    """Report the quota of the GPUs in each region, where it is shown: it is a hint, and no gate."""
-    metric = metric_of(plan)
-    if not metric:
-        return Finding(
-            "regional quota", OK, f"that of {plan.slice.generation} is shown nowhere: a VM beyond it is refused by name"
-        )
-    told, lacking = [], []
+    """Report the quota of the GPUs in each region, where it is shown, and what else is short there: it is a hint, and
+    no gate."""
+    metric, needs = metric_of(plan), needs_of(plan)
+    told: dict[str, list[str]] = {}
+    short: list[str] = []
     for region in dict.fromkeys(map(region_of, plan.zones)):
         try:
-            known = api.quotas(f"projects/{plan.project}/regions/{region}").get(metric)
+            known = api.quotas(f"projects/{plan.project}/regions/{region}")
         except Refused:
-            known = None
-        if known is None:
-            told.append(f"not readable in {region}")
-            continue
-        limit, used = known
-        told.append(f"{limit:g} in {region}, {used:g} used")
-        if limit - used < plan.slice.chips:
-            lacking.append(region)
-    found = f"{metric}: {'; '.join(told)}"
-    if not lacking:
+            known = {}
+        if metric and metric not in known:
+            told.setdefault(metric, []).append(f"not readable in {region}")
+        for one, needed in needs.items():
+            limit, used = known.get(one, (math.inf, 0.0))
+            if one in known and (one == metric or limit - used < needed):
+                told.setdefault(one, []).append(f"{limit:g} in {region}, {used:g} used")
+            if limit - used < needed:
+                short.append(f"{needed} of {one} in {region}")
+    unseen = "" if metric else f"that of {plan.slice.generation} is shown nowhere: a VM beyond it is refused by name"
+    found = "; ".join(filter(None, (unseen, *(f"{one}: {'; '.join(said)}" for one, said in told.items()))))
+    if not short:
         return Finding("regional quota", OK, found)
-    fix = f"{plan.slice.name} needs {plan.slice.chips} in {', '.join(lacking)}: ask for more at {causes.QUOTAS}"
+    fix = f"{_of_all(plan)} needs {', '.join(short)}: ask for more at {causes.QUOTAS}"
     return Finding("regional quota", WARNING, found, fix)
+
+
+def needs_of(plan: Plan) -> dict[str, int]:
+    """Return what a plan's VMs take of the quotas that a region may show, by their metrics: a new project may have the
+    GPU, and neither the processors of its machine nor its disk."""
+    machine = machine_of(plan.slice)
+    found = {metric: plan.slice.chips} if (metric := metric_of(plan)) else {}
+    if processors := _PROCESSORS.get(machine.machine_type.partition("-")[0]):
+        found[processors] = machine.vcpus * plan.machines
+    disk = plan.boot_disk
+    if disk.type in (machines.PD_BALANCED, machines.PD_SSD):
+        found["SSD_TOTAL_GB"] = disk.gib * plan.machines
+    return found
 
 
 def metric_of(plan: Plan) -> str:

@@ -186,6 +186,12 @@ def run_seconds(intent: Intent, model: Model) -> int:
 
 
 def _scheduling(intent: Intent, model: Model, *, bound: bool) -> dict[str, Any]:
+    """Return how the VMs are got, and how they end.
+
+    Nothing that was found in November 2026 says whether a limit of the run may be named with RESERVATION_BOUND: the
+    discovery document is silent, and the body that Google shows for A3 High and Mega has DELETE without a limit, as has
+    xbill9/gemma4-dev. It is sent, since only the reservation's end would free what is left when all else is dead.
+    """
     found: dict[str, Any] = {
         "provisioningModel": _BOUND if bound else _PROVISIONING[model],
         "onHostMaintenance": "TERMINATE",  # VMs with GPUs or TPUs are not moved
@@ -223,6 +229,7 @@ def _boot_disk(
     plan: Plan, placement: Mapping[str, Any], machine: Machine, name: str, labels: Mapping[str, str]
 ) -> dict[str, Any]:
     """`name`: of a VM, and so of its disk; "" for a template, whose VMs name theirs in the same way by themselves."""
+    disk = plan.boot_disk
     return {
         "boot": True,
         "autoDelete": True,
@@ -230,8 +237,8 @@ def _boot_disk(
         "initializeParams": {
             **({"diskName": name} if name else {}),
             "sourceImage": image_of(plan, machine, placement["project"]),
-            "diskSizeGb": str(plan.cloud.get("disk_gib") or machine.disk_gib),
-            "diskType": f"{zone_of(placement)}/diskTypes/{machine.disk_type}" if name else machine.disk_type,
+            "diskSizeGb": str(disk.gib),
+            "diskType": f"{zone_of(placement)}/diskTypes/{disk.type}" if name else disk.type,
             "labels": dict(labels),
         },
     }

@@ -44,17 +44,18 @@ BEING_MADE = ("PROVISIONING", "STAGING")
 ENDING = ("PENDING_STOP", STOPPING, "DEPROVISIONING", "SUSPENDING")
 DEAD = ("TERMINATED", "STOPPED", "SUSPENDED")
 KNOWN = (WAITING, *BEING_MADE, RUNNING, REPAIRING, *ENDING, *DEAD)
+# https://cloud.google.com/compute/docs/instances/instance-lifecycle: PENDING_STOP is charged for as RUNNING is.
+_CHARGED_NO_LONGER = (STOPPING, "DEPROVISIONING", *DEAD)
 
 # What Google does to an instance by itself: kind of the operation → what to say of it.
 _BY_GOOGLE = {
     "compute.instances.hostError": "the machine under it failed (hostError)",
-    "compute.instances.terminateOnHostMaintenance": "Google ended it for maintenance (terminateOnHostMaintenance)",
     "compute.instances.guestTerminate": "it was shut down from inside (guestTerminate)",
     "compute.instances.automaticRestart": "Google started it again on another machine (automaticRestart)",
 }
-_PREEMPTED = "compute.instances.preempted"
+_PREEMPTED, _MAINTAINED = "compute.instances.preempted", "compute.instances.terminateOnHostMaintenance"
 _BY_SOMEBODY = {"delete": "deleted", "stop": "stopped", "suspend": "suspended"}
-_ENDS = (*_BY_GOOGLE, _PREEMPTED, *_BY_SOMEBODY)
+_ENDS = (*_BY_GOOGLE, _PREEMPTED, _MAINTAINED, *_BY_SOMEBODY)
 UNSHOWN = 60.0  # seconds for which a VM whose insert has ended may not be shown yet
 _GOOGLE = "system"
 _OF_SERVICE = "gserviceaccount.com"  # how accounts end that are no person
@@ -211,6 +212,12 @@ class Slice(NamedTuple):
         return group is not None and not group.asks and bool(group.problems) and not self._was_had
 
     @property
+    def gave_up(self) -> bool:
+        """True if it asks for nothing any more, and nothing tells of an instance that it ever had."""
+        made = self._was_had or any(member.is_made for member in self.members)
+        return self.empty > UNSHOWN and not made
+
+    @property
     def _was_had(self) -> bool:
         return any(member.now or member.before for member in self.members)
 
@@ -252,7 +259,7 @@ def observation(members: Sequence[Member], context: CallContext, model: str, now
     alive = [vm for vm in alive if not any(member.now is vm for member in lost)]
     charged = min((vm.started for vm in _seen(members) if vm.started), default=0.0)
     if lost:
-        return _without(lost, alive, context, model, now)._replace(charged=charged)
+        return _without(lost, alive, context, model, now)._replace(charged=charged, ending=_shut_down(members))
     waiting = [vm for vm in alive if vm.status == WAITING]
     if waiting:
         return Observation(QUEUED, f"PENDING in {waiting[0].zone}, waiting for capacity{_until(waiting[0])}")
@@ -261,7 +268,7 @@ def observation(members: Sequence[Member], context: CallContext, model: str, now
     said = ", ".join(f"{vm.name} {vm.status}" for vm in alive if vm.status != RUNNING)
     # Of one VM alone it is the same text for all jobs, of which one process may follow thousands.
     hint = SERIAL_LOG if len(members) == 1 else SERIAL_LOG.replace("{name}", alive[0].name)
-    return Observation(PRESENT, said, charged=charged, hint=hint)
+    return Observation(PRESENT, said, charged=charged, hint=hint, ending=_shut_down(members))
 
 
 def of_slices(slices: Sequence[Slice], context: CallContext, model: str, now: float) -> Observation:
@@ -275,10 +282,11 @@ def of_slices(slices: Sequence[Slice], context: CallContext, model: str, now: fl
     """
     members = [member for one in slices for member in one.members]
     alive = [[vm for member in one.members if (vm := member.now) is not None and _lives(vm)] for one in slices]
-    running = sum(any(vm.started for vm in vms) for vms in alive)
+    running = sum(any(vm.started and vm.status not in _CHARGED_NO_LONGER for vm in vms) for vms in alive)
     charged = min((vm.started for vm in _seen(members) if vm.started), default=0.0)
     if told := [why for one in slices if (why := _fails(one, context, model, now)) is not None]:
-        return Observation(WOUNDED if any(alive) else GONE, *_gravest(told), charged=charged, slices=running)
+        whole, ending = WOUNDED if any(alive) else GONE, _shut_down(members)
+        return Observation(whole, *_gravest(told), charged=charged, slices=running, ending=ending)
     waiting = [one for one in slices if one.waits]
     missing = [one for one in slices if one.group is None and not any(member.now for member in one.members)]
     had = [member for one in slices if not one.waits for member in one.members]
@@ -286,7 +294,8 @@ def of_slices(slices: Sequence[Slice], context: CallContext, model: str, now: fl
     if seen.cause:  # of a group that is there, hosts are gone rather than absent
         return seen._replace(state=seen.state if len(missing) == len(slices) or seen.state != ABSENT else GONE)
     if missing and len(missing) < len(slices):
-        return Observation(PARTIAL, f"{missing[0].name} is not there yet", charged=charged, slices=running)
+        said, ending = f"{missing[0].name} is not there yet", _shut_down(members)
+        return Observation(PARTIAL, said, charged=charged, slices=running, ending=ending)
     if waiting:
         state, said, waits = QUEUED if model == machines.FLEX_START else PROVISIONING, _waits(waiting[0], context), ""
         if running and now - charged > BESIDE:
@@ -303,7 +312,7 @@ def _fails(one: Slice, context: CallContext, model: str, now: float) -> tuple[st
     if group is not None and group.topology in _BROKEN:
         said = f": {group.said.rstrip('.')}" if group.said else ""
         return f"the topology of {group.name} in {context.zone} is {group.topology}{said}", wire.INFRASTRUCTURE
-    if group is None or not (one.waits or one.is_refused):
+    if group is None or not (one.waits or one.is_refused or one.gave_up):
         return None
     if group.problems:
         trouble = causes.classify(group.problems, context)
@@ -313,7 +322,8 @@ def _fails(one: Slice, context: CallContext, model: str, now: float) -> tuple[st
         if one.is_refused or (not comes and (not may_pass or is_late)):
             taken = "; it was not made by this group: delete it" if trouble.action == api_errors.ADOPT else ""
             return f"{context.zone}: {trouble.sentence}{taken}", trouble.cause
-    if 0 < group.until <= now:
+    is_over = 0 < group.until <= now
+    if is_over or (one.gave_up and model == machines.FLEX_START):  # that wait is Google's to end
         why = _wait_is_over(context, group.name)
         if group.problems:
             why = f"{why}. The last answer: {causes.classify(group.problems, context).sentence}"
@@ -368,6 +378,12 @@ def _by_whoever_asked(event: Event, asked: Sequence[Event]) -> Event:
         return event
     before = [one for one in asked if 0 <= event.began - one.began <= OBEYED]
     return event._replace(user=max(before, key=lambda one: one.began).user) if before else event
+
+
+def _shut_down(members: Sequence[Member]) -> bool:
+    """Return True if VMs are left, and none of them is charged for any longer."""
+    there = [member.now for member in members if member.now is not None]
+    return bool(there) and all(vm.status in _CHARGED_NO_LONGER for vm in there)
 
 
 def _seen(members: Sequence[Member]) -> list[Vm | Seen]:
@@ -451,15 +467,24 @@ def _told_by(
         trouble = causes.classify(event.problems, context)
         # Whether a VM was made is not known from every error: then it is looked for.
         return None if trouble.action == api_errors.AGAIN else (f"{context.zone}: {trouble.sentence}", trouble.cause)
-    if event.kind == _PREEMPTED and model == machines.SPOT:
-        return f"{where}: it was preempted", wire.PREEMPTION
-    if event.kind == _PREEMPTED:
-        return f"{where}: Google took its machine back, as it does to defragment a zone", wire.INFRASTRUCTURE
+    if event.kind in (_PREEMPTED, _MAINTAINED):
+        return taken_back(event.kind, where, model)
     if event.kind in _BY_GOOGLE:
         return f"{where}: {_BY_GOOGLE[event.kind]}", wire.INFRASTRUCTURE
     if event.kind in _BY_SOMEBODY and not event.problems:
         return _by(event, where, vm, context)
     return None
+
+
+def taken_back(kind: str, where: str, model: str) -> tuple[str, str]:
+    """Return what Google's taking of a machine is told as, and its cause. Only a spot VM is had on that condition; of
+    any other, the host that has a notice of it says the same cause (`host.machine.vm.instance`)."""
+    cause = wire.PREEMPTION if model == machines.SPOT else wire.INFRASTRUCTURE
+    if kind == _MAINTAINED:
+        return f"{where}: Google ended it for maintenance (terminateOnHostMaintenance)", cause
+    if model == machines.SPOT:
+        return f"{where}: it was preempted", cause
+    return f"{where}: Google took its machine back, as it does to defragment a zone", cause
 
 
 def _by(event: Event, where: str, vm: Vm | Seen | None, context: CallContext) -> tuple[str, str]:

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import machine_parts
-from kinetic_orchestration.plan.hardware.machines import HYPERDISK, PD_BALANCED
-from kinetic_orchestration.plan.hardware.price_list import FLEX_START, ON_DEMAND, SPOT, PriceList, Rate, check
+from kinetic_orchestration.plan.hardware.machines import HYPERDISK, PD_BALANCED, PD_SSD, PD_STANDARD
+from kinetic_orchestration.plan.hardware.price_list import FLEX_START, HOURS, ON_DEMAND, SPOT, PriceList, Rate, check
 from kinetic_orchestration.platforms.google import api_errors
 from kinetic_orchestration.platforms.google.api_errors import CallContext
 from kinetic_orchestration.platforms.google.rest.client import google
@@ -31,7 +31,6 @@ SOURCE = "Google's Billing Catalog"
 PAGE = 5000
 MOST_PAGES = 50
 APART = 4.0  # a price that differs from the known one by more than this factor is rejected
-HOURS = 730.0  # of a month, as Google counts them
 # Dollars for an hour: a value outside is no price of such a thing.
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "chip": (0.01, 100.0), "core": (0.001, 1.0), "GiB of memory": (0.0001, 0.1), "GiB of disk": (0.000005, 0.01),
@@ -48,7 +47,10 @@ _GPUS = {
 _FAMILIES = {
     "N1 Predefined": "n1", "A2": "a2", "A3": "a3", "A3Plus": "a3plus", "A3Ultra": "a3ultra", "G2": "g2", "G4": "g4",
 }  # fmt: skip
-_DISKS = {"Balanced PD Capacity": PD_BALANCED, "Hyperdisk Balanced Capacity": HYPERDISK}
+_DISKS = {
+    "Balanced PD Capacity": PD_BALANCED, "SSD backed PD Capacity": PD_SSD, "Storage PD Capacity": PD_STANDARD,
+    "Hyperdisk Balanced Capacity": HYPERDISK,
+}  # fmt: skip
 _MODELS = {
     "": ON_DEMAND, " attached to Spot Preemptible VMs": SPOT, " attached to DWS Defined Duration VMs": FLEX_START,
     "Spot Preemptible ": SPOT, "DWS Defined Duration ": FLEX_START,

@@ -6,7 +6,7 @@ What it finds out only later, of capacity and quotas, is in `lifecycle`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kinetic_orchestration.testing.api_rules import compute_refusals as refusals
@@ -147,8 +147,8 @@ def scheduling(body: Json, machine: MachineType, now: float) -> None:  # noqa: P
         raise refusals.usage("requestValidForDuration is for Flex-start VMs only.")
 
 
-def disk_type(machine: MachineType, asked: str, zone: str, at: str) -> str:
-    """The type of a disk, by default pd-standard."""
+def disk_type(machine: MachineType, asked: str, zone: str, at: str, *, boot: bool = False) -> str:
+    """The type of a disk, by default pd-standard. Of Hyperdisk none but Balanced can be a boot disk."""
     kind = asked.rpartition("/")[2] or "pd-standard"
     if kind not in (*catalog.PD, *catalog.HYPERDISK, "local-ssd"):
         raise refusals.missing(f"{short(asked) or kind}")
@@ -157,6 +157,8 @@ def disk_type(machine: MachineType, asked: str, zone: str, at: str) -> str:
     if kind != "local-ssd" and kind not in machine.disks:
         own = ", ".join(machine.disks)
         raise refusals.usage(f"[{kind}] features are not compatible for creating instance: {machine.name} has {own}.")
+    if boot and kind in catalog.HYPERDISK and kind != "hyperdisk-balanced":
+        raise refusals.usage(f"[{kind}] features are not compatible for creating instance: it cannot be a boot disk.")
     return kind
 
 
@@ -222,3 +224,30 @@ def reservation(body: Json, model: str, zone: str) -> str:
     if len(parts) == 1:
         return f"{zone}/reservations/{parts[0]}"
     return f"projects/{parts[1]}/zones/{zone.rpartition('/')[2]}/reservations/{parts[3]}"
+
+
+_RIGHTS_OF_FIELDS: Final = {
+    "metadata": "setMetadata", "tags": "setTags", "labels": "setLabels", "serviceAccounts": "setServiceAccount",
+}  # fmt: skip
+
+
+def rights(body: Json, instance: str, interfaces: Sequence[Json], image: str) -> Iterator[tuple[str, str]]:
+    """Yield the permissions that an insert needs beside that to create an instance, with what each is needed for.
+
+    Args:
+        body: The instance that is asked for.
+        instance: Its path.
+        interfaces: Its network interfaces, as they will be shown.
+        image: The path of its image, "" for one that everybody may use.
+    """
+    yield "compute.disks.create", instance.replace("/instances/", "/disks/")
+    for field, verb in _RIGHTS_OF_FIELDS.items():
+        if body.get(field) not in (None, {}, [], {"items": []}):
+            yield f"compute.instances.{verb}", instance
+    for one in interfaces:
+        subnetwork = short(one["subnetwork"])
+        yield "compute.subnetworks.use", subnetwork
+        if one.get("accessConfigs"):
+            yield "compute.subnetworks.useExternalIp", subnetwork
+    if image:
+        yield "compute.images.useReadOnly", image

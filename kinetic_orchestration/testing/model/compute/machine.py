@@ -62,32 +62,8 @@ class InstanceMachine(Machine):
 
 def machine(instance: Instance, account: str, drivers: Drivers, docker: Docker) -> InstanceMachine:
     """The VM of an instance. `account`: the project's default one."""
-    type_ = instance.machine_type
+    type_, email = instance.machine_type, instance.account
     generation, cores = _TYPES.get(type_.tpu, ("", 1))
-    project = f"projects/{project_number(instance.project)}"
-    scheduling = instance.scheduling
-    image = instance.image.path if instance.image is not None else ""
-    interfaces = [
-        {
-            "access-configs": [
-                {"external-ip": one.get("natIP", ""), "type": "ONE_TO_ONE_NAT"} for one in told.get("accessConfigs", ())
-            ],
-            "dns-servers": ["169.254.169.254"],
-            "gateway": "10.0.0.1",
-            "ip": "127.0.0.1",
-            "mac": "42:01:0a:00:00:02",
-            "mtu": "1460",
-            "network": f"{project}/networks/{told['network'].rpartition('/')[2]}",
-            "subnetmask": "255.255.240.0",
-        }
-        for told in instance.networks
-    ]
-    disks = [
-        {"device-name": told["deviceName"], "index": str(told["index"]), "interface": "NVME", "mode": "READ_WRITE",
-         "type": "PERSISTENT-BALANCED" if told["type"] == "PERSISTENT" else "LOCAL-SSD"}
-        for told in (disk.attached(index) for index, disk in enumerate(instance.disks))
-    ]  # fmt: skip
-    email = instance.account
     own = Placed("", "", _TOPOLOGIES.get((type_.tpu, type_.accelerators), ""), type_.accelerators, 0, 1)
     placed = instance.placed or own
     return InstanceMachine(
@@ -98,10 +74,10 @@ def machine(instance: Instance, account: str, drivers: Drivers, docker: Docker) 
         topology=placed.topology,
         worker=placed.worker,
         workers=placed.workers,
-        runtime_version=image,
+        runtime_version=_image_of(instance),
         metadata={str(one["key"]): str(one.get("value", "")) for one in _items(instance)},
         labels=dict(instance.labels),
-        spot=bool(scheduling["preemptible"]),
+        spot=bool(instance.scheduling["preemptible"]),
         service_account=account if email == "default" else email,
         scopes=instance.scopes,
         programs=_programs(instance, drivers, docker),
@@ -109,25 +85,55 @@ def machine(instance: Instance, account: str, drivers: Drivers, docker: Docker) 
         tpu=bool(type_.tpu),
         slice=placed.slice,
         made=placed.made,
-        given={
-            "cpu-platform": "Intel Emulated",
-            "description": str(instance.body.get("description") or ""),
-            "disks": disks,
-            "image": image,
-            "licenses": [],
-            "machine-type": f"{project}/machineTypes/{type_.name}",
-            "network-interfaces": interfaces,
-            "partner-attributes": {},
-            "remaining-cpu-time": "-1",
-            "scheduling": {
-                "automatic-restart": str(bool(scheduling["automaticRestart"])).upper(),
-                "on-host-maintenance": scheduling["onHostMaintenance"],
-                "preemptible": str(bool(scheduling["preemptible"])).upper(),
-            },
-            "tags": list((instance.body.get("tags") or {}).get("items") or ()),
-            "virtual-clock": {"drift-token": "0"},
-        },
+        given=_given(instance),
     )
+
+
+def _given(instance: Instance) -> Json:
+    """What the metadata says of an instance beyond what it says of a node of Cloud TPU."""
+    project, scheduling = f"projects/{project_number(instance.project)}", instance.scheduling
+    return {
+        "cpu-platform": "Intel Emulated",
+        "description": str(instance.body.get("description") or ""),
+        "disks": [
+            {"device-name": told["deviceName"], "index": str(told["index"]), "interface": "NVME", "mode": "READ_WRITE",
+             "type": "PERSISTENT-BALANCED" if told["type"] == "PERSISTENT" else "LOCAL-SSD"}
+            for told in (disk.attached(index) for index, disk in enumerate(instance.disks))
+        ],
+        "image": _image_of(instance),
+        "licenses": [],
+        "machine-type": f"{project}/machineTypes/{instance.machine_type.name}",
+        "network-interfaces": [_interface(told, project) for told in instance.networks],
+        "partner-attributes": {},
+        "remaining-cpu-time": "-1",
+        "scheduling": {
+            "automatic-restart": str(bool(scheduling["automaticRestart"])).upper(),
+            "on-host-maintenance": scheduling["onHostMaintenance"],
+            "preemptible": str(bool(scheduling["preemptible"])).upper(),
+        },
+        "tags": list((instance.body.get("tags") or {}).get("items") or ()),
+        "virtual-clock": {"drift-token": "0"},
+    }  # fmt: skip
+
+
+def _interface(told: Json, project: str) -> Json:
+    external = [
+        {"external-ip": one.get("natIP", ""), "type": "ONE_TO_ONE_NAT"} for one in told.get("accessConfigs", ())
+    ]
+    return {
+        "access-configs": external,
+        "dns-servers": ["169.254.169.254"],
+        "gateway": "10.0.0.1",
+        "ip": "127.0.0.1",
+        "mac": "42:01:0a:00:00:02",
+        "mtu": "1460",
+        "network": f"{project}/networks/{told['network'].rpartition('/')[2]}",
+        "subnetmask": "255.255.240.0",
+    }
+
+
+def _image_of(instance: Instance) -> str:
+    return instance.image.path if instance.image is not None else ""
 
 
 def _items(instance: Instance) -> list[Json]:

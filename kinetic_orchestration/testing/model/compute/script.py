@@ -36,6 +36,7 @@ class ComputeScript(ComputeLifecycle):
         self.images: list[Image] = list(catalog.IMAGES)
         self.networks: dict[str, bool] = {}  # projects/P/global/networks/N → whether it makes subnetworks by itself
         self.subnetworks: dict[str, str] = {}  # projects/P/regions/R/subnetworks/S → the network's path
+        self.private: set[str] = set()  # those with Private Google Access
         self.reservations: dict[str, Reservation] = {}  # by projects/P/zones/Z/reservations/R
         self._rate: int | None = None
         self._asked: list[float] = []
@@ -188,6 +189,11 @@ class ComputeScript(ComputeLifecycle):
         self.networks[path] = False
         for region in regions:
             self.subnetworks[f"projects/{project}/regions/{region}/subnetworks/{name}"] = path
+
+    @step
+    def enable_private_access(self, project: str, region: str, name: str = "default") -> None:
+        """A subnetwork gets Private Google Access, which none has at first."""
+        self.private.add(f"projects/{project}/regions/{region}/subnetworks/{name}")
 
     @step
     def add_reservation(

@@ -24,6 +24,7 @@ from kinetic_orchestration.testing.model.compute.resources import (
     Disk,
     Instance,
     Json,
+    Numbered,
     Operation,
     fingerprint,
     moment,
@@ -86,7 +87,9 @@ class ComputeEngine(ComputeScript):
             raise refusals.unavailable(asked.place)
         if verb.permission:
             self._demand(f"compute.{verb.permission}", verb.resource(asked), asked.caller)
-        return verb.act(self, asked)
+        ident = checks.request_id(asked.query.get("requestId", ""))
+        known = self._requests.get((asked.scope, ident)) if ident else None
+        return verb.act(self, asked) if known is None else known.to_json()
 
     def verbs(self) -> Mapping[str, Verb]:
         """The methods that are served, by Google's names."""
@@ -146,14 +149,11 @@ class ComputeEngine(ComputeScript):
     # Instances
 
     def insert(self, asked: Request) -> Json:
-        ident = checks.request_id(asked.query.get("requestId", ""))
-        known = self._requests.get((asked.zone, ident)) if ident else None
-        if known is not None:
-            return known.to_json()
         body = dict(asked.body)
         name = checks.name(str(body.get("name") or ""))
         path = f"{asked.zone}/instances/{name}"
         instance = self._made(asked, body, path)
+        self._demand_parts(instance, asked.caller)
         if path in self.instances:
             raise refusals.exists(path)
         for disk in instance.disks:
@@ -162,9 +162,7 @@ class ComputeEngine(ComputeScript):
             if disk.path in self.disks:
                 raise refusals.exists(disk.path)
         self._demand_quota(instance, "call")
-        operation = self.operation("insert", instance, path, instance.user, ident)
-        if ident:
-            self._requests[asked.zone, ident] = operation
+        operation = self._begun("insert", instance, path, asked)
         self._insert(instance, operation, asked.caller)
         return operation.to_json()
 
@@ -186,6 +184,12 @@ class ComputeEngine(ComputeScript):
             path, body, machine, self.means.random_bits(62) | 1 << 61, self.world.now, self._user(asked), image,
             disks, self._interfaces(body, machine, project, zone), labels=dict(body.get("labels") or {}),
         )  # fmt: skip
+
+    def _demand_parts(self, instance: Instance, caller: Caller) -> None:
+        """Refuse a caller who may not have, or use, what an instance consists of."""
+        image = instance.image.path if instance.image is not None and instance.image not in catalog.IMAGES else ""
+        for permission, resource in checks.rights(instance.body, instance.path, instance.networks, image):
+            self._demand(permission, resource, caller)
 
     def _demand_account(self, asked: Request) -> None:
         accounts = asked.body.get("serviceAccounts") or ()
@@ -209,7 +213,9 @@ class ComputeEngine(ComputeScript):
                 raise refusals.of(unimplemented("disks that were there before an instance"))
             size = int(params.get("diskSizeGb") or disk.get("diskSizeGb") or 0)
             is_scratch = disk.get("type") == "SCRATCH"
-            kind = checks.disk_type(machine, str(params.get("diskType") or ""), zone, f"{at}.diskType")
+            kind = checks.disk_type(
+                machine, str(params.get("diskType") or ""), zone, f"{at}.diskType", boot=bool(disk.get("boot"))
+            )
             checks.labels(params.get("labels") or {}, f"{at}.labels")
             if disk.get("boot"):
                 image = self._image(str(params.get("sourceImage") or ""), f"{at}.sourceImage")
@@ -354,14 +360,7 @@ class ComputeEngine(ComputeScript):
         """One list of what there is by its path, of all zones, all regions, and what is global, as `places` say."""
         known = {"zones": self.zones, "regions": catalog.regions(self.zones), "global": [""]}
         scopes = [f"{place}/{one}".rstrip("/") for place in places for one in known[place]]
-        prefix = f"projects/{asked.project}/"
-        told_of = {scope: self._silent.get(scope.rpartition("/")[2], "") for scope in scopes}
-        if kind == "instanceTemplates":  # the one such list that has no field `unreachables`
-            told_of = {scope: told.replace("unreachables", "warning") for scope, told in told_of.items()}
-        silent = {scope: told for scope, told in told_of.items() if told}
-        if "error" in silent.values():
-            broken = next(scope for scope, told in silent.items() if told == "error")
-            raise refusals.unavailable(broken.rpartition("/")[2])
+        prefix, silent = f"projects/{asked.project}/", self._silent_of(scopes, kind)
         scope_of = {path: "/".join(path.split("/")[2:-2]) for path in there if path.startswith(prefix)}
         curtailed = {f"zones/{zone}" for zone in self._curtailed if zone}
         heard = [path for path in sorted(scope_of) if scope_of[path] not in silent.keys() | curtailed]
@@ -386,24 +385,26 @@ class ComputeEngine(ComputeScript):
         found |= _warning(*_CURTAILED, "") if "" in self._curtailed else {}
         return found | ({"unreachables": unreachable} if unreachable else {}) | rest
 
+    def _silent_of(self, scopes: Iterable[str], kind: str) -> dict[str, str]:
+        """How the list of a kind tells of each scope that does not answer. Raises Refusal if it is not made at all."""
+        silent = {scope: how for scope in scopes if (how := self._silent.get(scope.rpartition("/")[2], ""))}
+        if broken := next((scope for scope, how in silent.items() if how == "error"), ""):
+            raise refusals.unavailable(broken.rpartition("/")[2])
+        if kind == "instanceTemplates":  # the one such list that has no field `unreachables`
+            return dict.fromkeys(silent, "warning")
+        return silent
+
     def _is_late(self, shown: Json) -> bool:
         return bool(self._lag) and moment(shown["creationTimestamp"]) + self._lag > self.world.now
 
     def delete(self, asked: Request) -> Json:
-        ident = checks.request_id(asked.query.get("requestId", ""))
-        known = self._requests.get((asked.zone, ident)) if ident else None
-        if known is not None:
-            return known.to_json()
         instance = self._named(asked)
         if instance.body.get("deletionProtection"):
             why = "Resource cannot be deleted if it's protected against deletion."
             raise refusals.usage(f"Invalid resource usage: '{why} {instance.path}'.")
-        for one in self.operations.values():
-            if one.target_id == instance.number and one.kind == "delete" and not one.ended:
-                return one.to_json()
-        operation = self.operation("delete", instance, instance.path, self._user(asked), ident)
-        if ident:
-            self._requests[asked.zone, ident] = operation
+        if (running := self._running("delete", instance.number)) is not None:
+            return running.to_json()
+        operation = self._begun("delete", instance, instance.path, asked)
         self._end_inserts(instance)
         instance.unwanted = True
         if instance.status != "STOPPING":
@@ -483,19 +484,13 @@ class ComputeEngine(ComputeScript):
         return self._aggregated(asked, "disks", "compute#diskAggregatedList", there)
 
     def delete_disk(self, asked: Request) -> Json:
-        ident = checks.request_id(asked.query.get("requestId", ""))
-        known = self._requests.get((asked.zone, ident)) if ident else None
-        if known is not None:
-            return known.to_json()
         disk, user = self._disk(asked)
         if user:
             raise refusals.in_use(disk.path, user)
         for one in self.operations.values():
             if one.target_id == disk.number and not one.ended:
                 return one.to_json()
-        operation = self.operation("delete", disk, disk.path, self._user(asked), ident)
-        if ident:
-            self._requests[asked.zone, ident] = operation
+        operation = self._begun("delete", disk, disk.path, asked)
         disk.deletes = True
 
         def gone() -> None:
@@ -521,6 +516,18 @@ class ComputeEngine(ComputeScript):
         return found
 
     # Operations
+
+    def _begun(self, kind: str, about: Numbered, path: str, asked: Request) -> Operation:
+        """The operation that a request begins, and by which it is answered if it is sent again."""
+        ident = asked.query.get("requestId", "")
+        operation = self.operation(kind, about, path, self._user(asked), ident)
+        if ident:
+            self._requests[asked.scope, ident] = operation
+        return operation
+
+    def _running(self, kind: str, target: int) -> Operation | None:
+        known = (one for one in self.operations.values() if (one.kind, one.target_id) == (kind, target))
+        return next((one for one in known if not one.ended), None)
 
     def get_operation(self, asked: Request) -> Json:
         return self._operation_named(asked).to_json()
@@ -562,12 +569,8 @@ class ComputeEngine(ComputeScript):
         if known is None or not self._offers(asked.place, asked.name):
             raise refusals.missing(path)
         return {
-            "kind": "compute#acceleratorType",
-            "id": str(identity(path)),
-            "name": asked.name,
+            **_head("acceleratorType", path),
             "zone": asked.place,
-            "selfLink": LINK + path,
-            "creationTimestamp": stamp(_BEGINNING),
             "description": known.shown,
             "maximumCardsPerInstance": max(catalog.ATTACHED.get(asked.name, (8,))),
         }
@@ -580,12 +583,8 @@ class ComputeEngine(ComputeScript):
         kind = known.gpu or (f"{known.tpu}-tpu" if known.tpu else "")
         own = {"guestAcceleratorType": kind, "guestAcceleratorCount": known.accelerators}
         return {
-            "kind": "compute#machineType",
-            "id": str(identity(path)),
-            "name": known.name,
+            **_head("machineType", path),
             "zone": asked.place,
-            "selfLink": LINK + path,
-            "creationTimestamp": stamp(_BEGINNING),
             "description": f"{known.cpus} vCPUs, {known.memory_gib} GB RAM",
             "guestCpus": known.cpus,
             "memoryMb": known.memory_gib * catalog.GIB,
@@ -604,23 +603,28 @@ class ComputeEngine(ComputeScript):
         return _image(self._of_family(asked.project, asked.name))
 
     def get_subnetwork(self, asked: Request) -> Json:
-        path = f"projects/{asked.project}/regions/{asked.place}/subnetworks/{asked.name}"
+        return self._subnetwork(f"projects/{asked.project}/regions/{asked.place}/subnetworks/{asked.name}")
+
+    def _subnetwork(self, path: str) -> Json:
         network = self._subnetwork_of(path)
         return {
-            "kind": "compute#subnetwork",
-            "id": str(identity(path)),
-            "name": asked.name,
-            "selfLink": LINK + path,
-            "region": f"{LINK}projects/{asked.project}/regions/{asked.place}",
+            **_head("subnetwork", path),
+            "region": LINK + path.partition("/subnetworks/")[0],
             "network": LINK + network,
-            "creationTimestamp": stamp(_BEGINNING),
             "ipCidrRange": "10.128.0.0/20",
             "gatewayAddress": "10.128.0.1",
-            "privateIpGoogleAccess": True,
+            "privateIpGoogleAccess": path in self.private,
             "purpose": "PRIVATE",
             "stackType": "IPV4_ONLY",
             "fingerprint": fingerprint(path),
         }
+
+    def aggregated_subnetworks(self, asked: Request) -> Json:
+        regions = catalog.regions(self.zones)
+        usual = [f"projects/{asked.project}/regions/{one}/subnetworks/default" for one in regions]
+        paths = [*usual, *(path for path in self.subnetworks if path not in usual)]
+        there = {path: self._subnetwork(path) for path in paths}
+        return self._aggregated(asked, "subnetworks", "compute#subnetworkAggregatedList", there, ("regions",))
 
     def get_network(self, asked: Request) -> Json:
         path = f"projects/{asked.project}/global/networks/{asked.name}"
@@ -630,11 +634,7 @@ class ComputeEngine(ComputeScript):
             there = catalog.regions(self.zones)
             own = [f"projects/{asked.project}/regions/{one}/subnetworks/{asked.name}" for one in there]
         return {
-            "kind": "compute#network",
-            "id": str(identity(path)),
-            "name": asked.name,
-            "selfLink": LINK + path,
-            "creationTimestamp": stamp(_BEGINNING),
+            **_head("network", path),
             "autoCreateSubnetworks": automatic,
             "mtu": 1460,
             "routingConfig": {"routingMode": "REGIONAL"},
@@ -647,13 +647,9 @@ class ComputeEngine(ComputeScript):
         if not zones:
             raise refusals.missing(path)
         return {
-            "kind": "compute#region",
-            "id": str(identity(path)),
-            "name": asked.place,
+            **_head("region", path),
             "description": asked.place,
-            "selfLink": LINK + path,
             "status": "UP",
-            "creationTimestamp": stamp(_BEGINNING),
             "zones": [f"{LINK}projects/{asked.project}/zones/{zone}" for zone in zones],
             "quotas": self._quotas_of(asked.project, asked.place),
         }
@@ -661,11 +657,8 @@ class ComputeEngine(ComputeScript):
     def get_project(self, asked: Request) -> Json:
         path = f"projects/{asked.project}"
         return {
-            "kind": "compute#project",
+            **_head("project", path),
             "id": str(project_number(asked.project)),
-            "name": asked.project,
-            "selfLink": LINK + path,
-            "creationTimestamp": stamp(_BEGINNING),
             "defaultServiceAccount": self.default_account(asked.project),
             "commonInstanceMetadata": {"kind": "compute#metadata", "fingerprint": fingerprint(path)},
             "quotas": self._quotas_of(asked.project, ""),
@@ -697,13 +690,9 @@ class ComputeEngine(ComputeScript):
             raise refusals.missing(path)
         known = self.reservations[path]
         return {
-            "kind": "compute#reservation",
-            "id": str(identity(path)),
-            "name": asked.name,
+            **_head("reservation", path),
             "zone": LINK + asked.zone,
-            "selfLink": LINK + path,
             "status": known.status,
-            "creationTimestamp": stamp(_BEGINNING),
             "specificReservationRequired": True,
             **({"deploymentType": "DENSE"} if known.bound else {}),
             "specificReservation": {
@@ -781,6 +770,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     "images.get": Verb(ComputeEngine.get_image, "images.get", False, "images"),
     "images.getFromFamily": Verb(ComputeEngine.get_from_family, "images.getFromFamily", False, "images"),
     "subnetworks.get": Verb(ComputeEngine.get_subnetwork, "subnetworks.get", False, "subnetworks"),
+    "subnetworks.aggregatedList": Verb(ComputeEngine.aggregated_subnetworks, "subnetworks.list", False, "subnetworks"),
     "networks.get": Verb(ComputeEngine.get_network, "networks.get", False, "networks"),
     "regions.get": Verb(ComputeEngine.get_region, "regions.get", False, "regions"),
     "projects.get": Verb(ComputeEngine.get_project, "projects.get", False, "projects"),
@@ -800,32 +790,34 @@ def _warning(code: str, message: str, scope: str) -> Json:
     return {"warning": {"code": code, "message": message, "data": [{"key": "scope", "value": scope}]}}
 
 
-def _zone(project: str, zone: str) -> Json:
-    path = f"projects/{project}/zones/{zone}"
+def _head(kind: str, path: str) -> Json:
+    """The fields of everything that was there before."""
     return {
-        "kind": "compute#zone",
+        "kind": f"compute#{kind}",
         "id": str(identity(path)),
-        "name": zone,
-        "description": zone,
-        "status": "UP",
-        "region": f"{LINK}projects/{project}/regions/{region_of(zone)}",
+        "name": path.rpartition("/")[2],
         "selfLink": LINK + path,
         "creationTimestamp": stamp(_BEGINNING),
     }
 
 
+def _zone(project: str, zone: str) -> Json:
+    return {
+        **_head("zone", f"projects/{project}/zones/{zone}"),
+        "description": zone,
+        "status": "UP",
+        "region": f"{LINK}projects/{project}/regions/{region_of(zone)}",
+    }
+
+
 def _image(image: Image) -> Json:
     return {
-        "kind": "compute#image",
-        "id": str(identity(image.path)),
-        "name": image.name,
-        "selfLink": LINK + image.path,
+        **_head("image", image.path),
         "status": "READY",
         "sourceType": "RAW",
         "architecture": "ARM64" if image.arm else "X86_64",
         "diskSizeGb": str(image.disk_gib),
         "archiveSizeBytes": str(image.disk_gib << 28),
-        "creationTimestamp": stamp(_BEGINNING),
         "storageLocations": ["us"],
         **({"family": image.family} if image.family else {"deprecated": {"state": "DEPRECATED"}}),
     }

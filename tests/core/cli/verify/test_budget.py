@@ -15,7 +15,7 @@ from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.cli.verify import budget, runner
 from kinetic_orchestration.cli.verify.recording import Recorder
 from kinetic_orchestration.cli.verify.redaction import Redactor
-from kinetic_orchestration.cli.verify.steps import STEPS_IN_ORDER
+from kinetic_orchestration.cli.verify.steps import STEPS_OF_CLOUD_TPU
 from kinetic_orchestration.errors import BackendError, NoPlace, UsageError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, ON_DEMAND, PRICES_DATE, Rate
@@ -24,7 +24,7 @@ from kinetic_orchestration.testing import Emulator
 
 pytestmark = pytest.mark.fast
 
-WISHES = [step.wish for step in STEPS_IN_ORDER]
+WISHES = [step.wish for step in STEPS_OF_CLOUD_TPU]
 PAID = {wish.name for wish in WISHES if wish.slices}
 
 
@@ -208,6 +208,31 @@ def test_without_named_zones_they_are_those_of_the_bucket(
     assert here.zones == zones
     assert [step.wish.name for step in planned.steps if step.left_out] == left_out
     assert planned.most <= planned.usd == 5.0
+    advice = "; `ko prices --refresh` reads that of us-south1 and us-west1, and --zone us-central1-a does without"
+    assert planned.price.endswith(advice) == (location == "US") == ("--refresh" in planned.price)
+
+
+def test_a_bucket_in_a_large_area_counts_the_dearest_price_until_those_of_its_regions_are_read(home: Path) -> None:
+    zones = ["us-central1-a", "us-south1-a", "us-west1-c", "us-west4-a"]
+    planned = budget.plan(WISHES, "v5e-1", 5.0, zones)
+    assert planned.price == (
+        f"$1.56 a chip and hour, list price of {PRICES_DATE} for europe-west4, the dearest, as none is known for us-south1; "
+        "`ko prices --refresh` reads that of us-south1 and us-west1, and --zone us-central1-a does without"
+    )
+    assert [step.wish.name for step in planned.steps if step.left_out] == ["four hosts"]
+    for helped in (
+        budget.plan(WISHES, "v5e-1", 5.0, zones[:1]),
+        budget.plan(WISHES, "v5e-1", 5.0, zones, prices={"v5e": 1.2}),
+        budget.plan(
+            WISHES, "v5e-1", 5.0, zones,
+            listed=BUILT_IN.with_rates(
+                [Rate("v5e", region, ON_DEMAND, 1.2, "2026-08-11", "x") for region in ("us-south1", "us-west1")], ""
+            ),
+        ),
+    ):  # fmt: skip
+        assert "--refresh" not in helped.price and [step for step in helped.steps if step.left_out] == []
+    nowhere = budget.plan(WISHES, "v5e-1", 5.0, ["us-south1-a"]).price
+    assert nowhere.endswith("; `ko prices --refresh` reads that of us-south1")
 
 
 def test_a_bucket_that_tells_no_zone_has_none_chosen_for_it(

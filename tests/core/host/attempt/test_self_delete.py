@@ -3,9 +3,10 @@ test_vm covers the VMs."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -283,16 +284,57 @@ def test_a_pod_that_cannot_know_how_its_attempt_ended_leaves_the_reason(
     assert ("the attempt's end could not be read: Cannot read prod/jobs/" in left.read_text()) == (not host)
 
 
-def test_of_a_slice_that_a_group_has_made_one_call_ends_all_so_turns_are_waited_for_and_no_vm_is_asked_for(
-    records: CloudRecords, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(self_delete, "FIRST_TURN", 0.3)
-    monkeypatch.setattr(self_delete, "TURN", 0.2)
-    monkeypatch.setattr(bootstrap, "request", None)  # which is not called
+# ---- slices that a group has made -------------------------------------------------------------------------------
+
+GROUP = "projects/p/zones/z/instanceGroupManagers/kinetic-1"
+
+
+def end_of_member(
+    records: CloudRecords, monkeypatch: pytest.MonkeyPatch, answers: Callable[[str], bootstrap.Reply | None]
+) -> tuple[list[tuple[object, ...]], float]:
+    """Host 2 of 4 on two slices ends: its calls to delete, and the seconds that it waited."""
+    slept = [0.0]
+    began = time.monotonic()
+    monkeypatch.setattr(time, "sleep", lambda seconds: slept.append(slept.pop() + seconds))
+    monkeypatch.setattr(time, "monotonic", lambda: began + slept[0])
+    monkeypatch.setattr(bootstrap, "request", lambda _method, url, **_: answers(url.rpartition("/compute/v1/")[2]))
     deleted: list[tuple[object, ...]] = []
     monkeypatch.setattr(bootstrap, "end_slice", lambda *what, **_: deleted.append(what))
-    group = "projects/p/zones/z/instanceGroupManagers/kinetic-1"
-    began = time.monotonic()
-    self_delete.delete_own_slice(Assignment(records.url, JOB, 1, 2, 4, "", "", "", "", "", "A=b", group, slices=2))
-    assert 0.6 < time.monotonic() - began < 60.0
-    assert deleted == [(group, 2, 1)]
+    self_delete.delete_own_slice(Assignment(records.url, JOB, 1, 2, 4, "", "", "", "", "", "A=b", GROUP, slices=2))
+    return deleted, slept[0]
+
+
+def shown(**counts: int) -> bootstrap.Reply:
+    actions = {"none": 0, "creating": 0, "recreating": 0, "deleting": 0, **counts}
+    return bootstrap.Reply(200, {}, json.dumps({"currentActions": actions}).encode())
+
+
+@pytest.mark.parametrize(
+    "group", [bootstrap.Reply(503, {}, b"no"), None, shown(none=2), shown(deleting=1, none=1), shown(deleting=1, recreating=1)],
+    ids=["no answer", "a strange answer", "all run", "one goes, and the other may save", "one is made again"],
+)  # fmt: skip
+def test_a_host_of_a_group_waits_for_its_turn_and_then_deletes_all_of_them(
+    records: CloudRecords, monkeypatch: pytest.MonkeyPatch, group: bootstrap.Reply | None
+) -> None:
+    deleted, seconds = end_of_member(records, monkeypatch, lambda url: group if url == f"{GROUP}-1" else shown(none=2))
+    assert deleted == [(GROUP, 2, 1)]
+    assert seconds == pytest.approx(self_delete.FIRST_TURN + 2 * self_delete.TURN, abs=0.1)
+
+
+def test_a_host_whose_group_is_being_deleted_waits_for_no_turn_as_its_machine_shuts_down_meanwhile(
+    records: CloudRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them together wait for as long as one does. Of another slice its own hosts see to that."""
+    leaves = shown(deleting=2)
+    deleted, seconds = end_of_member(records, monkeypatch, lambda url: leaves if url == f"{GROUP}-1" else shown(none=2))
+    assert deleted == [] and seconds < self_delete.LOOK_AT_VMS + 0.1
+
+
+def test_a_host_whose_group_is_being_deleted_deletes_all_that_is_left_once_those_before_it_are_gone(
+    records: CloudRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = bootstrap.Reply(404, {}, b"{}")
+    deleted, _ = end_of_member(
+        records, monkeypatch, lambda url: gone if "/instances/kinetic-1-0-" in url else shown(deleting=2)
+    )
+    assert deleted == [(GROUP, 2, 1)]

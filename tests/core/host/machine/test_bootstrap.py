@@ -466,6 +466,7 @@ def test_a_named_image_runs_the_same_agent(site: Site, jobs: Any, tmp_path: Path
         assert not Path(pull[1], "config.json").exists()
         at = run.index("europe-docker.pkg.dev/p/r/image:1")
         assert {"--privileged", "--network=host", "--interactive", f"--volume={home}:{home}"} <= set(run[:at])
+        assert {"--ulimit=memlock=-1", "--ulimit=nofile=1048576"} <= set(run[:at])  # chips are driven by locked memory
         assert {"--env=KINETIC_ROOT", "--env=GCE_METADATA_HOST", "--env=STORAGE_EMULATOR_HOST"} <= set(run[:at])
         assert run[at + 1] == "-I"
         assert run[at + 2] == f"{home}/agent/{attempt.agent}.zip"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kinetic_orchestration.errors import ConflictingSettings, Unsupported
-from kinetic_orchestration.packaging.requirements.frameworks import check_lock, for_host
+from kinetic_orchestration.packaging.requirements.frameworks import check_cuda, check_lock, for_host
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.plan.hardware.machines import driver_of
 
@@ -114,6 +114,36 @@ def test_cuda_13_is_refused_for_an_image_whose_name_has_an_older_driver(line: st
         for_host([line], GPU, emulated=False, driver=older)
     for image in ("projects/p/global/images/family/common-cu129-ubuntu-2204-nvidia-580", "family/mine", ""):
         for_host([line], GPU, emulated=False, driver=driver_of(image))
+
+
+@pytest.mark.parametrize(
+    ("line", "added"),
+    [
+        ("torch", ("torch<2.11",)), ("torch>=2.6", ("torch<2.11",)), ("torch==2.9.1", ("torch<2.11",)),
+        ("torch>=2.12", ()), ("torch==2.9.0+cu126", ()), ("torch @ https://host/torch-2.12.0%2Bcu126-py3-none-any.whl", ()),
+    ],
+)  # fmt: skip
+def test_a_driver_or_a_gpu_without_cuda_13_gets_the_releases_of_torch_before_it(
+    line: str, added: tuple[str, ...]
+) -> None:
+    assert for_host([line], GPU, emulated=False, driver=570).added == added
+    assert for_host([line], parse("v100"), emulated=False).added == added
+    for driver in (0, 580, 595):
+        assert for_host([line], GPU, emulated=False, driver=driver).added == ()
+
+
+@pytest.mark.parametrize("entry", ["nvidia-cudnn-cu13==9.19.0.56", "cuda-toolkit==13.0.2", "jax-cuda13-plugin==0.10.2"])
+def test_what_brings_cuda_13_is_refused_where_it_cannot_run(entry: str) -> None:
+    lock = ["numpy==2.4.6", "nvidia-cudnn-cu12==9.10.2.21", f"{entry} ; sys_platform == 'linux'"]
+    with pytest.raises(
+        ConflictingSettings, match=r"bring \S+, and CUDA 13 needs driver 580 or later, while .* has 570"
+    ):
+        check_cuda(lock, GPU, 570)
+    with pytest.raises(ConflictingSettings, match=r"begins with the T4, has no code for v100: name builds for CUDA 12"):
+        check_cuda(lock, parse("v100"), 0)
+    for driver in (0, 580):
+        check_cuda(lock, GPU, driver)
+    check_cuda(lock[:2], GPU, 570)
 
 
 def test_the_plugin_of_jax_is_that_of_its_extra() -> None:

@@ -323,6 +323,28 @@ def test_a_real_slice_gets_the_accelerators_build_and_an_emulated_one_the_plain_
         desk.locked(function, requirements=["jax==0.4.1"], emulated=False)
 
 
+def test_torch_is_taken_of_a_release_whose_cuda_the_driver_of_the_image_runs(desk: Desk) -> None:
+    wheel(desk.links, "torch", "2.10.0", ["nvidia-cudnn-cu12"])
+    wheel(desk.links, "torch", "2.13.0", ["nvidia-cudnn-cu13"])
+    wheel(desk.links, "nvidia_cudnn_cu12", "9.1")
+    wheel(desk.links, "nvidia_cudnn_cu13", "9.2")
+    wheel(desk.links, "diffuser", requires=["torch>=2.12"])
+    older, newest = Hosts(parse("l4"), emulated=False, driver=570), Hosts(parse("l4"), emulated=False, driver=580)
+
+    def locked(line: str, hosts: Hosts) -> str:
+        return locked_for([line], hosts, environ=desk.environ).lock.text  # type: ignore[union-attr]
+
+    assert "torch==2.10.0" in locked("torch", older)
+    assert "torch==2.13.0" in locked("torch", newest)
+    for line in ("torch>=2.12", "diffuser"):
+        assert "torch==2.13.0" in locked(line, newest)
+        with pytest.raises(ConflictingSettings, match="bring nvidia-cudnn-cu13, and CUDA 13 needs driver 580 or later"):
+            locked(line, older)
+    committed = ["torch==2.13.0 --hash=sha256:" + "0" * 64, "nvidia-cudnn-cu13==9.2 --hash=sha256:" + "0" * 64]
+    with pytest.raises(ConflictingSettings, match="CUDA 13 needs driver 580 or later"):
+        locked_for(committed, older, environ=desk.environ)
+
+
 # -- data, agent --------------------------------------------------------------------------------------------------
 
 

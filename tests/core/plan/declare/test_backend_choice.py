@@ -85,7 +85,7 @@ def test_a_plan_for_vms_has_what_only_they_know(home: Path) -> None:
     assert (plan.hosts, plan.slice.chips, plan.zones, plan.spot) == (2, 8, ("us-central1-a",), True)
     assert plan.cloud == {
         "reservation": "", "reservation_bound": False, "flex_start": False, "network": "lab", "subnetwork": "", "external_ips": True,
-        "secure_boot": False, "image": "", "disk_gib": 300, "service_account": "", "tags": ["ml"],
+        "secure_boot": False, "image": "", "disk_gib": 300, "disk_type": "", "service_account": "", "tags": ["ml"],
         "quota_project": "", "owner": "",
     }  # fmt: skip
     assert plan.labels == {"team": "rank"}
@@ -194,6 +194,20 @@ REFUSED: dict[str, tuple[Options, str]] = {
     "a disk smaller than the image": (
         Options("l4", cloud=Compute(disk_gib=5)),
         "cloud=Compute(disk_gib=5): the image alone takes 10 GiB",
+    ),
+    "a type of disks that its machine does not take": (
+        Options("l4", cloud=Compute(disk_type="hyperdisk-balanced")),
+        ("cloud=Compute(disk_type='hyperdisk-balanced'): l4 (g2-standard-4) boots from pd-balanced or pd-ssd: name one of "
+        "these, or leave it out for pd-balanced"),
+    ),
+    "a type of disks that no VM boots from": (
+        Options("v6e-16", backend="compute", cloud=Compute(disk_type="hyperdisk-ml")),
+        ("cloud=Compute(disk_type='hyperdisk-ml'): v6e-16 (ct6e-standard-4t) boots from hyperdisk-balanced: name that, or "
+        "leave it out for hyperdisk-balanced"),
+    ),
+    "no type of disks": (
+        Options("v5p-4", backend="compute", cloud=Compute(disk_type=["pd-ssd"])),  # type: ignore[arg-type]
+        "cloud=Compute(disk_type=['pd-ssd']): v5p-4 (ct5p-hightpu-4t) boots from pd-balanced or hyperdisk-balanced: name",
     ),
     "secure boot of GPUs": (
         Options("l4", cloud=Compute(secure_boot=True)),

@@ -333,6 +333,21 @@ def test_a_slice_that_could_not_be_freed_is_charged_for_until_it_was(records: Re
     assert stay.ready == pytest.approx(200, abs=0.01)
 
 
+def test_a_slice_that_a_client_could_not_free_is_charged_for_until_its_host_did(records: Records) -> None:
+    """The client may be gone since, and nobody else says that it was freed: it would cost for ever."""
+    now = records.store.now() - NOW
+    records.intend(1, now - 1000)
+    records.start(1, now - 900)
+    records.judge(1, now - 800)
+    records.write(names.refused(records.job, 1), now - 799)
+    records.write(names.left(records.job, 1), now - 790)
+    (stay,) = records.stays()
+    assert stay.ready == pytest.approx(110, abs=0.01)
+    records.write(names.freed(records.job, 1), now - 700)  # it was seen to run on
+    (stay,) = records.stays()
+    assert stay.ready == pytest.approx(200, abs=0.01)
+
+
 def test_a_job_that_everybody_forgot_is_charged_for_until_its_deadline_at_most(records: Records) -> None:
     records.intend(1, 0, allowed=1000)
     records.start(1, 100)

@@ -21,7 +21,7 @@ ALL = (ON_DEMAND, SPOT, FLEX_START, RESERVATION)
 def test_each_accelerator_has_the_machine_that_google_lists_for_it() -> None:
     """By the pages "Accelerator-optimized machines" and "TPU machines", with the disk that the family takes."""
     found = {
-        one.name: (machine_of(one).machine_type, machine_of(one).disk_type)
+        one.name: (machine_of(one).machine_type, machine_of(one).disk_types[0])
         for one in catalogue()
         if machines.serves(one)
     }
@@ -70,6 +70,19 @@ def test_slices_of_several_hosts_are_those_that_compute_engine_links() -> None:
             assert machine_of(one).count == 4 and one.hosts < 1000
     assert "as 2x4, which no group of VMs links: take v6e-8" in refusal(on_hosts(parse("v6e-8"), 2), SPOT)
     assert machine_of(parse("v6e-16")) == machine_of(parse("v6e-4"))
+
+
+def test_a_machine_boots_from_disks_that_it_takes_and_of_hyperdisk_from_balanced_alone() -> None:
+    """Written down twice, here and in the emulator, from Google's pages."""
+    served = [machine_of(one) for one in catalogue() if machines.serves(one)]
+    for one in served:
+        assert set(one.disk_types) <= set(catalog.MACHINES[one.machine_type].disks), one.machine_type
+    named = {kind for one in served for kind in one.disk_types}
+    assert named == {"pd-balanced", "pd-ssd", "pd-standard", "hyperdisk-balanced"}
+    assert machine_of(parse("v5p-4")).disk_types == ("pd-balanced", "hyperdisk-balanced"), "two pages differ"
+    usual = machines.boot_disk(machine_of(parse("h100x8")))
+    assert usual == ("pd-balanced", 200)
+    assert machines.boot_disk(machine_of(parse("h100x8")), type="pd-ssd", gib=300) == ("pd-ssd", 300)
 
 
 def test_only_n1_machines_are_given_their_gpus_apart() -> None:
@@ -163,6 +176,7 @@ def test_a_gpu_is_its_name() -> None:
     assert eight == "h100x8" and parse(eight).name == "h100x8" and Gpu("l4") == "l4" and Gpu("l4x4") == "l4x4"
     assert type(pickle.loads(pickle.dumps(eight))) is Gpu and pickle.loads(pickle.dumps(eight)) == eight
     assert Gpu("nvidia-l4", 2) == "l4x2" and Gpu("l4:spot") == "l4:spot"
+    assert Gpu("gpu", 4) == "gpu:4" and parse(Gpu("gpu", 4)).chips == 4 and Gpu("gpu") == "gpu"
 
 
 @pytest.mark.parametrize(
@@ -173,6 +187,7 @@ def test_a_gpu_is_its_name() -> None:
         ("l4", 0, "the number of GPUs is a whole number from 1"),
         ("l4", True, "the number of GPUs is a whole number from 1"),
         ("l5", 1, "No accelerator 'l5'"),
+        ("gpu", 65, "No accelerator 'gpu:65': gpu:N is 1 to 64 GPUs of any model"),
     ],
 )
 def test_no_gpu_is_made_of_what_there_is_not(model: str, count: int, told: str) -> None:

@@ -17,6 +17,7 @@ from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import GONE, UNKNOWN, Freed, Observation, Past
 from kinetic_orchestration.platforms.google.credentials import handed_in
 from kinetic_orchestration.platforms.google.gke import GkeClusters
+from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.shared.cluster_access import ClusterGone
@@ -291,3 +292,23 @@ def test_a_cluster_that_is_no_longer_where_it_was_is_looked_for_in_its_location(
             assert api.get(PODS)["kind"] == "PodList"
             assert api.access.authority == ("" if opened else second.pem)
     assert (len(old.requests), len(new.requests)) == (1, 1)
+
+
+def test_an_authority_that_googles_api_does_not_know_yet_is_told_and_taken_as_soon_as_it_does(
+    cloud: Emulator, tmp_path: Path
+) -> None:
+    first, second = Authority(), Authority("the next")
+    with serving(first.signed("kube-apiserver", "127.0.0.1"), first.pem, tmp_path) as server:
+        cloud.add_cluster("prod", at(server), first.pem, project="p")
+        with Api(clusters().access("prod")) as api:
+            api.get(PODS)
+            api.close()
+            server.present(*second.signed("kube-apiserver", "127.0.0.1"))
+            before = cloud.count("ListClusters")
+            with pytest.raises(ApiError, match="is not trusted, so nothing was asked") as raised:
+                api.get(PODS)
+            assert cloud.count("ListClusters") == before + 1
+            assert "'gcloud container clusters describe prod --project=p --location=us-" in str(raised.value)
+            assert "kubeconfig" not in str(raised.value)
+            cloud.add_cluster("prod", at(server), second.pem, project="p")
+            assert api.get(PODS)["kind"] == "PodList"

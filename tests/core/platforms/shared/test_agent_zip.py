@@ -416,6 +416,15 @@ def test_another_python_runs_a_program_of_an_agent_that_is_a_zip(packed: Path) -
     assert "nvidia-smi" in json.loads(done.stdout.splitlines()[0])["note"]
 
 
+@pytest.mark.parametrize("path", ["/tmp/another.zip", b"/tmp/another.zip"])
+def test_the_import_of_a_zip_leaves_all_other_paths_to_python(packed: Path, path: str | bytes) -> None:
+    """A program's own, be they of bytes, which Python 3.10 asks about, too."""
+    found: dict[str, Any] = {"__name__": "other", "__file__": str(packed / "__main__.py")}
+    exec(zipfile.ZipFile(packed).read("__main__.py"), found)
+    with pytest.raises(ImportError):
+        found["Importer"](path)
+
+
 # -- unpacked on this machine ---------------------------------------------------------------------------------------
 
 

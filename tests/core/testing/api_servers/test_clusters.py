@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from importlib.resources import files
@@ -66,6 +67,10 @@ def test_a_pool_is_told_as_google_tells_one_and_is_found_to_suit_what_it_is_for(
     assert (config["machineType"], config["reservationAffinity"]["values"]) == ("e2-standard-8", ["quarter"])
 
 
+def authority_of(cluster: Any) -> str:
+    return base64.b64decode(cluster["masterAuth"]["clusterCaCertificate"]).decode()
+
+
 def test_clusters_and_their_pools_are_listed_and_found_as_they_are_now(
     cloud: Emulator, clusters: Any, tmp_path: Path
 ) -> None:
@@ -83,6 +88,9 @@ def test_clusters_and_their_pools_are_listed_and_found_as_they_are_now(
         found = clusters.get(name=PLACE).execute()
         assert found["selfLink"] == f"https://container.googleapis.com/v1/{PLACE}"
         assert found["nodePools"] == clusters.nodePools().list(parent=PLACE).execute()["nodePools"]
+        assert authority_of(found) == cluster.authority
+        cluster.renew_authority()
+        assert authority_of(clusters.get(name=PLACE).execute()) == cluster.authority != authority_of(found)
         mine, made = found["nodePools"]
         assert (mine, made["placementPolicy"]["tpuTopology"]) == (own, "2x2x2")
         assert clusters.nodePools().get(name=f"{PLACE}/nodePools/slice").execute() == made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from kinetic_orchestration.testing.api_rules.refusals import LostAnswer, Refusal
 from kinetic_orchestration.testing.model.cloud import Cloud
 from kinetic_orchestration.testing.model.faults import Caller, random_faults
 from kinetic_orchestration.testing.model.lifecycle import Timing
-from kinetic_orchestration.testing.model.state.machine import Host, Machine
+from tests.support.hosts_in_memory import Clock, Room
 
 ZONE = "us-east5-a"
 OTHER = "us-central1-b"
@@ -21,60 +20,6 @@ PARENT = f"projects/p/locations/{ZONE}"
 QUEUED = f"{PARENT}/queuedResources/q"
 NODE = f"{PARENT}/nodes/q"
 VM = Caller("vm", "q", 0)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def pause(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class InMemory:
-    """A host that remembers what befell it."""
-
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-        self.alive = True
-        self.met: list[str] = []
-        self.guest_attributes: Mapping[str, Mapping[str, str]] = {"kinetic": {"state": "up"}, "other": {"key": "v"}}
-
-    def console(self) -> str:
-        return ""
-
-    def warn(self) -> None:
-        self.met.append("warned")
-
-    def shut_down(self, notice: float) -> None:
-        self.met.append("shut down")
-
-    def cut(self) -> None:
-        self.met.append("cut")
-
-    def preempt(self, notice: float | None) -> None:
-        self.met.append(f"preempted {notice}")
-
-    def reboot(self) -> None:
-        self.met.append("rebooted")
-
-    def maintenance(self, event: str) -> None:
-        self.met.append(event)
-
-    def destroy(self) -> None:
-        self.alive = False
-
-
-class Room:
-    def __init__(self) -> None:
-        self.made: list[InMemory] = []
-
-    def create(self, machine: Machine) -> Host:
-        self.made.append(InMemory(machine))
-        return self.made[-1]
 
 
 REQUEST = "0d1c5ad0-9f4b-4a63-8a3e-1f7a8c6b2d11"

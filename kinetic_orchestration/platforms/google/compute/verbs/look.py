@@ -98,20 +98,12 @@ class Look:
         except Refused as error:  # by who may make VMs one by one alone, and sees those of others
             refused = self._unknown(error, placements[0])
             groups = There({})
-        silent = (*vms.silent, *groups.silent)
-        heard = [one for one in placements if one["zone"] not in silent]
-        if refused is not None:
-            heard = [one for one in heard if not request.is_grouped(one)]
+        unheard = [_unheard(placement, (*vms.silent, *groups.silent), refused) for placement in placements]
+        heard = [placement for placement, unknown in zip(placements, unheard, strict=True) if unknown is None]
         later = self._postponed(heard, vms, groups)
         return [
-            Observation(UNKNOWN, f"{placement['zone']} does not answer")
-            if placement["zone"] in silent
-            else refused
-            if refused is not None and request.is_grouped(placement)
-            else NOT_LOOKED_UP
-            if path_of_all(placement) in later
-            else self._judge(placement, vms, groups)
-            for placement in placements
+            unknown or (NOT_LOOKED_UP if path_of_all(placement) in later else self._judge(placement, vms, groups))
+            for placement, unknown in zip(placements, unheard, strict=True)
         ]
 
     def _postponed(self, placements: Sequence[Mapping[str, Any]], vms: There, groups: There) -> set[str]:
@@ -217,6 +209,14 @@ class Look:
             events = self._api.events(request.zone_of(placement), _told_by(placement, name))
             self._memory.listed(known_as, events)
         return states.events_of(self._memory.told(known_as), name, group)
+
+
+def _unheard(placement: Mapping[str, Any], silent: Sequence[str], refused: Observation | None) -> Observation | None:
+    """Return the observation of a placement of which the lists say nothing; None for any other. `refused`: of all that
+    have groups."""
+    if placement["zone"] in silent:
+        return Observation(UNKNOWN, f"{placement['zone']} does not answer")
+    return refused if request.is_grouped(placement) else None
 
 
 def context_of(settings: Settings, placement: Mapping[str, Any], plan: Plan | None = None) -> CallContext:

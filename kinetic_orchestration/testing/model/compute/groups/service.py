@@ -11,10 +11,10 @@ from kinetic_orchestration.testing.api_rules import filters
 from kinetic_orchestration.testing.model.compute import catalog, checks
 from kinetic_orchestration.testing.model.compute.groups import rules
 from kinetic_orchestration.testing.model.compute.groups.lifecycle import GROUP, KINDS
-from kinetic_orchestration.testing.model.compute.groups.resources import Group, Kept, Member, Policy, Template, path_of
+from kinetic_orchestration.testing.model.compute.groups.resources import Group, Member, Policy, Template, path_of
 from kinetic_orchestration.testing.model.compute.groups.script import GroupScript
 from kinetic_orchestration.testing.model.compute.lifecycle import step
-from kinetic_orchestration.testing.model.compute.resources import LINK, Instance, Json, Operation
+from kinetic_orchestration.testing.model.compute.resources import LINK, Instance, Json
 from kinetic_orchestration.testing.model.compute.service import VERBS as OF_INSTANCES
 from kinetic_orchestration.testing.model.compute.service import Request, Verb, number, page
 from kinetic_orchestration.testing.model.faults import Caller
@@ -54,9 +54,6 @@ class Compute(GroupScript):
     def _keep(self, asked: Request, kind: str, made: type[Policy] | type[Template]) -> Json:
         self._demand_region(asked)
         path = f"{asked.scope}/{kind}/{checks.name(str(asked.body.get('name') or ''))}"
-        known = self._repeated(asked)
-        if known is not None:
-            return known.to_json()
         if path in self._kept(path):
             raise refusals.exists(path)
         one = made(path, dict(asked.body), self.means.random_bits(62) | 1 << 61, self.world.now)
@@ -91,9 +88,6 @@ class Compute(GroupScript):
         return self._aggregated(asked, kind, name, {path: one.to_json() for path, one in there.items()}, places)
 
     def delete_kept(self, asked: Request, kind: str) -> Json:
-        known = self._repeated(asked)
-        if known is not None:
-            return known.to_json()
         one = self._one_kept(asked, kind)
         running = self._running("delete", one.number)
         if running is not None:
@@ -135,9 +129,6 @@ class Compute(GroupScript):
 
     def insert_group(self, asked: Request) -> Json:
         self._demand_region(asked)
-        known = self._repeated(asked)
-        if known is not None:
-            return known.to_json()
         body = dict(asked.body)
         name = checks.name(str(body.get("name") or ""))
         path = f"{asked.scope}/{_MANAGERS}/{name}"
@@ -234,9 +225,6 @@ class Compute(GroupScript):
         return ({"managedInstances": shown} if shown else {}) | rest
 
     def resize_group(self, asked: Request) -> Json:
-        known = self._repeated(asked)
-        if known is not None:
-            return known.to_json()
         group = self._group(asked)
         size = rules.size(number(asked.query, "size", 0), "size")
         if group.deleting is not None:
@@ -261,9 +249,6 @@ class Compute(GroupScript):
         return operation.to_json()
 
     def delete_group(self, asked: Request) -> Json:
-        known = self._repeated(asked)
-        if known is not None:
-            return known.to_json()
         group = self._group(asked)
         self._demand("compute.instanceGroups.delete", group.path, asked.caller)
         if group.deleting is not None:
@@ -292,21 +277,6 @@ class Compute(GroupScript):
     def _demand_region(self, asked: Request) -> None:
         if "/regions/" in asked.scope and asked.place not in catalog.regions(self.zones):
             raise refusals.missing(asked.scope)
-
-    def _repeated(self, asked: Request) -> Operation | None:
-        ident = checks.request_id(asked.query.get("requestId", ""))
-        return self._requests.get((asked.scope, ident)) if ident else None
-
-    def _begun(self, kind: str, about: Kept | Group, path: str, asked: Request) -> Operation:
-        ident = asked.query.get("requestId", "")
-        operation = self.operation(kind, about, path, self._user(asked), ident)
-        if ident:
-            self._requests[asked.scope, ident] = operation
-        return operation
-
-    def _running(self, kind: str, target: int) -> Operation | None:
-        known = (one for one in self.operations.values() if (one.kind, one.target_id) == (kind, target))
-        return next((one for one in known if not one.ended), None)
 
     # Inspection by tests
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 import uuid
@@ -29,27 +28,15 @@ from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.wire.task import Hardware, Task
 from kinetic_orchestration.testing.emulator import Emulator
 from tests.support.blocked_port import blocked
-from tests.support.faults import load_jobs
 from tests.support.on_vms import Attempt, Site, constants
 from tests.support.waits import wait_until
 from tests.support.wire_tasks import TASK
 
 ZONE = "us-central1-a"
+PREEMPTED = ("instance/preempted", "TRUE")
+MAINTAINED = ("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
 WITH_DRIVER = "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu-accelerator-2204-amd64-with-nvidia-580"
 L4 = {"kind": "gpu", "generation": "l4", "topology": ""}
-
-
-@pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return load_jobs(tmp_path_factory.mktemp("instance") / "project", "vm_jobs")
-
-
-@pytest.fixture
-def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
-    with Emulator(zones=[ZONE], python=sys.executable) as emulated:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", emulated.storage.url)
-        yield emulated
-        emulated.clear_faults()
 
 
 @pytest.fixture
@@ -114,7 +101,7 @@ def test_a_vm_with_a_gpu_runs_its_program_and_deletes_itself(place: Place, jobs:
     assert (verdict.kind, verdict.reason) == (wire.COMMITTED, "")
     assert attempt.value() == 1
     place.gone(attempt.name)
-    assert attempt.log(kinds="n") == ""
+    assert attempt.log(kinds="n").startswith("this VM was made from ") and attempt.log(kinds="n").count("\n") == 1
 
 
 @pytest.mark.slow
@@ -188,9 +175,22 @@ def test_a_notice_120_seconds_ahead_ends_the_program_and_the_vm(place: Place, jo
     place.start(attempt)
     wait_until(lambda: "ready" in attempt.log() or "running" in attempt.log())
     place.cloud.compute.preempt(attempt.name, 60.0)
-    assert attempt.verdict().cause == wire.PREEMPTION
+    assert (
+        attempt.verdict().cause == wire.INFRASTRUCTURE
+    )  # it is no spot VM, and its program is told in time all the same
     place.gone(attempt.name)
     assert attempt.log().endswith("and the very last")
+
+
+def test_the_log_says_which_image_of_its_family_a_vm_was_made_from(place: Place, jobs: Any) -> None:
+    """A family gives another one next week, and what a program met there is asked later."""
+    attempt = place.site.admit(jobs.attempt, task={"accelerator": L4, "devices": 1})
+    place.start(attempt)
+    attempt.verdict()
+    place.gone(attempt.name)
+    found = [line for line in attempt.log(kinds="n").splitlines() if line.startswith("this VM was made from ")]
+    assert len(found) == 1 and "/family/" not in found[0]
+    assert found[0].startswith("this VM was made from projects/ubuntu-os-accelerator-images/global/images/ubuntu-")
 
 
 def test_a_vm_that_boots_again_ends_the_attempt_and_itself(place: Place, jobs: Any, tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_a_host_whose_vm_is_gone_before_it_speaks_is_not_waited_for(
     began = time.monotonic()
     with pytest.raises(Unanswered, match=said):
         instance().addresses(ON_L4)
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 60.0  # and not for five minutes
 
 
 def test_rights_are_asked_for_on_ones_own_vm_and_what_cannot_be_checked_is_a_note(google: Google) -> None:
@@ -423,15 +423,29 @@ def test_a_network_that_lets_nothing_through_is_told_with_the_rule_that_opens_it
     )
 
 
-@pytest.mark.parametrize(("spot", "lead"), [("TRUE", attempt_rules.SPOT_NOTICE), ("FALSE", 0.0)])
-def test_a_notice_that_is_found_by_asking_leaves_as_much_time_as_one_that_was_watched_for(
-    google: Google, spot: str, lead: float
+@pytest.mark.parametrize(
+    ("notice", "spot", "lead", "told", "counts_as"),
+    [
+        (PREEMPTED, (200, "TRUE"), attempt_rules.SPOT_NOTICE, "this VM is being preempted", wire.PREEMPTION),
+        (
+            *(PREEMPTED, (200, "FALSE"), 0.0),
+            "Google takes the machine of this VM back, which is no spot VM, as it does to defragment a zone",
+            wire.INFRASTRUCTURE,
+        ),
+        (PREEMPTED, (404, ""), 0.0, "this VM is being preempted", wire.PREEMPTION),
+        (MAINTAINED, (200, "TRUE"), 0.0, "this VM is being ended for maintenance", wire.PREEMPTION),
+        (MAINTAINED, (200, "FALSE"), 0.0, "this VM is being ended for maintenance", wire.INFRASTRUCTURE),
+    ],
+)
+def test_a_notice_that_is_found_by_asking_says_as_much_as_one_that_was_watched_for(
+    google: Google, notice: tuple[str, str], spot: tuple[int, str], lead: float, told: str, counts_as: str
 ) -> None:
-    google.answers = {"instance/preempted": [(200, "TRUE")], "instance/scheduling/preemptible": [(200, spot)]}
+    """Only a spot VM is had on the condition that it may be taken back: others count as machines that failed."""
+    google.answers = {notice[0]: [(200, notice[1])], "instance/scheduling/preemptible": [spot]}
     found = instance()
-    assert found.lead == 0.0
-    assert found.notice() == "this VM is being preempted"
-    assert found.lead == lead
+    assert (found.lead, found.counts_as) == (0.0, wire.PREEMPTION)
+    assert found.notice() == told
+    assert (found.lead, found.counts_as) == (lead, counts_as)
 
 
 def test_a_tpu_vm_gets_large_pages_and_one_that_may_not_is_left_as_it_is(

@@ -29,14 +29,8 @@ from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.testing.model.state.machine import Machine
-from tests.support.faults import load_jobs
 from tests.support.on_vms import Attempt, Site, constants
 from tests.support.waits import wait_until
-
-
-@pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return load_jobs(tmp_path_factory.mktemp("vm") / "project", "vm_jobs")
 
 
 @pytest.fixture(autouse=True)

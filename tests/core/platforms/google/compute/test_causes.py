@@ -77,6 +77,7 @@ DENIED = {
     "reason": "IAM_PERMISSION_DENIED",
     "metadata": {"permission": "compute.instances.create"},
 }
+IMAGES = {**DENIED, "metadata": {"permission": "compute.images.useReadOnly"}}
 SCOPE = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "ACCESS_TOKEN_SCOPE_INSUFFICIENT"}
 DISABLED = {
     "@type": "type.googleapis.com/google.rpc.ErrorInfo",
@@ -89,11 +90,12 @@ CASES: Mapping[str, Case] = {
     # stockout → next zone
     **{
         f"stockout: {code}": Case(
-            operation(failed(code, "no words"), http=503), wire.STOCKOUT, ELSEWHERE
+            operation(failed(code, "no words")), wire.STOCKOUT, ELSEWHERE
         )
         for code in (
             *("ZONE_RESOURCE_POOL_EXHAUSTED", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "GPU_STOCKOUT"),
-            *("REGION_RESOURCE_POOL_EXHAUSTED", "RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "insufficientCapacity"),
+            *("REGION_RESOURCE_POOL_EXHAUSTED", "REGION_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "insufficientCapacity"),
+            *("RESOURCE_POOL_EXHAUSTED", "RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"),
         )
     },
     "stockout in words alone": Case(operation(failed("", RESOURCES)), wire.STOCKOUT, ELSEWHERE),
@@ -137,6 +139,21 @@ CASES: Mapping[str, Case] = {
     "quota of a call": Case(
         call(403, "quotaExceeded", "Quota 'CPUS' exceeded.  Limit: 24.0 in region us-central1."), wire.QUOTA, ELSEWHERE
     ),
+    "the quota that really was short, of a call": Case(
+        call(403, "quotaExceeded", "Quota 'A2_CPUS' exceeded.", quota("compute.googleapis.com/a2_cpus", 0.0, "A2-CPUS",
+             region="us-central1")),
+        wire.QUOTA, DROP, ("A2_CPUS (A2-CPUS) is limited to 0 in us-central1: ask for some",), "us-central1",
+    ),
+    "the quota that really was short, of a call in another form": Case(
+        call(403, "quotaExceeded", "The request exceeds your quota.", quota("compute.googleapis.com/a2_cpus", 12.0, "A2-CPUS",
+             region="us-central1")["quotaInfo"]),
+        wire.QUOTA, ELSEWHERE, ("A2_CPUS (A2-CPUS) is limited to 12 in us-central1: ask for more",),
+    ),
+    "a call that is forbidden by a quota alone": Case(
+        call(403, "forbidden", "The request is too large.", quota("compute.googleapis.com/a2_cpus", 12.0, "A2-CPUS",
+             region="us-central1")),
+        wire.QUOTA, ELSEWHERE, ("A2_CPUS (A2-CPUS) is limited to 12 in us-central1: ask for more",),
+    ),
     "quota of 0": Case(
         call(403, "quotaExceeded", "Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 0.0 in region us-central1."),
         wire.QUOTA, DROP, (), "us-central1",
@@ -161,6 +178,11 @@ CASES: Mapping[str, Case] = {
             )
         ),
         wire.QUOTA, ELSEWHERE, ("A2_CPUS (A2-CPUS-per-project-region) is limited to 12 in us-central1: ask for more",),
+    ),
+    "a quota by its quotaInfo alone": Case(
+        operation(failed("FORBIDDEN", "no", quota("compute.googleapis.com/ssd_total_storage", 500.0, "SSD-TOTAL-GB-per-project-region",
+                                                  region="us-central1"))),
+        wire.QUOTA, ELSEWHERE, ("SSD_TOTAL_STORAGE (SSD-TOTAL-GB-per-project-region) is limited to 500 in us-central1",),
     ),
     "no GPU in any region": Case(
         operation(
@@ -215,7 +237,13 @@ CASES: Mapping[str, Case] = {
     ),
     "no right, in words alone": Case(
         call(403, "forbidden", "Required 'compute.subnetworks.use' permission for 'projects/host/regions/r/subnetworks/s'"),
-        wire.CONFIGURATION, FATAL, ("compute.subnetworks.use is missing", "--role=roles/compute.networkUser"),
+        wire.CONFIGURATION, FATAL,
+        ("compute.subnetworks.use is missing: gcloud projects add-iam-policy-binding host ", "--role=roles/compute.networkUser"),
+    ),
+    "no right to the image of another project": Case(
+        call(403, "forbidden", "Required 'compute.images.useReadOnly' permission for 'projects/theirs/global/images/i'", IMAGES),
+        wire.CONFIGURATION, FATAL,
+        ("compute.images.useReadOnly is missing: gcloud projects add-iam-policy-binding theirs ", "--role=roles/compute.imageUser"),
     ),
     "no right to act as": Case(
         call(400, "serviceAccountAccessDenied", "The user does not have access to service account 'x@ours.iam'."),
@@ -266,7 +294,7 @@ CASES: Mapping[str, Case] = {
     ),
     "disks of other zones": Case(
         call(404, "notFound", "The resource 'projects/ours/zones/z/diskTypes/hyperdisk-balanced' was not found"),
-        wire.QUOTA, DROP, ("the zone has no disks of the type",), ZONE,
+        wire.QUOTA, DROP, ("the zone has no disks of the type", "cloud=Compute(disk_type=…)"), ZONE,
     ),
     "an account that is not there": Case(
         call(404, "notFound", "The resource 'projects/-/serviceAccounts/x@ours' of type 'serviceAccount' was not found."),
@@ -367,6 +395,10 @@ CASES: Mapping[str, Case] = {
     "a disk that is too small": Case(
         call(400, "invalid", "Requested disk size cannot be smaller than the image size (50 GB)"),
         wire.CONFIGURATION, FATAL, ("cloud=Compute(disk_gib=",),
+    ),
+    "a disk that the machine does not take": Case(
+        operation(failed("INVALID_USAGE", "[pd-balanced] features are not compatible for creating instance.")),
+        wire.CONFIGURATION, FATAL, ("takes no disk of this type", "cloud=Compute(disk_type=…)"),
     ),
     "a value": Case(operation(failed("INVALID_FIELD_VALUE", "Invalid value")), wire.CONFIGURATION, FATAL),
     "a usage": Case(operation(failed("INVALID_USAGE", "Disk type is not compatible")), wire.CONFIGURATION, FATAL),

@@ -21,37 +21,13 @@ pytestmark = [
 ]
 
 
-class TestComputeBackend(BackendContract):
+class OnComputeEngine(BackendContract):
     backend = "compute"
-    one_host = "l4"
-    several_hosts = "l4"
-    options_of_several = {"cloud": kinetic.Compute(hosts=2)}  # noqa: RUF012 - of the test
+    zones: tuple[str, ...]
 
     @pytest.fixture
     def environment(self, home: Path) -> Iterator[Mapping[str, str]]:
-        with Emulator(zones=("us-central1-a", "us-west4-a"), python=sys.executable) as self.cloud:
-            yield self.cloud.environ(deployment="prod", backend="compute")
-            self.cloud.ledger.assert_nothing_left()
-
-    def kill_host(self, placement: Mapping[str, Any], host: int) -> None:
-        """The machine under one VM fails."""
-        self.cloud.compute.host_error(f"{placement['name']}-{host}")
-
-    def left(self) -> Sequence[str]:
-        return [str(item) for item in self.cloud.ledger.leaks()]
-
-
-class TestSlices(BackendContract):
-    """The same of slices whose VMs are made by groups."""
-
-    backend = "compute"
-    one_host = "v6e-4"
-    several_hosts = "v6e-8"
-    options_of_several = {"cloud": kinetic.Compute(num_slices=2)}  # noqa: RUF012 - of the test
-
-    @pytest.fixture
-    def environment(self, home: Path) -> Iterator[Mapping[str, str]]:
-        with Emulator(zones=("us-central1-a", "us-east5-b"), python=sys.executable) as self.cloud:
+        with Emulator(zones=self.zones, python=sys.executable) as self.cloud:
             yield self.cloud.environ(deployment="prod", backend="compute")
             self.cloud.ledger.assert_nothing_left()
 
@@ -66,3 +42,19 @@ class TestSlices(BackendContract):
             if entry["state"] in ("TEMPLATE", "POLICY"):
                 backend.release(entry)
         return [str(item) for item in self.cloud.ledger.leaks()]
+
+
+class TestComputeBackend(OnComputeEngine):
+    zones = ("us-central1-a", "us-west4-a")
+    one_host = "l4"
+    several_hosts = "l4"
+    options_of_several = {"cloud": kinetic.Compute(hosts=2)}  # noqa: RUF012 - of the test
+
+
+class TestSlices(OnComputeEngine):
+    """The same of slices whose VMs are made by groups."""
+
+    zones = ("us-central1-a", "us-east5-b")
+    one_host = "v6e-4"
+    several_hosts = "v6e-8"
+    options_of_several = {"cloud": kinetic.Compute(num_slices=2)}  # noqa: RUF012 - of the test

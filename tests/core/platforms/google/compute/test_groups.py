@@ -19,6 +19,7 @@ from kinetic_orchestration.jobs.cleanup.reaper import REMOVED, UNREAD, WAITS, re
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.cloud import Compute
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.hardware.price_list import DISKS, HOURS
 from kinetic_orchestration.plan.hardware.prices import Price, price
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import (
@@ -48,6 +49,7 @@ from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.api_rules import compute_refusals as refusals
+from tests.support.jobs import WITHIN
 from tests.support.wire_tasks import in_spec
 
 JOB = "job-000000000001"
@@ -112,12 +114,12 @@ def seen(cloud: Emulator, one: ComputeBackend, placement: Mapping[str, Any], *wa
         found[:] = one.observe([placement])
         return found[0].state in wanted
 
-    cloud.wait_until(is_so, 10.0, str(wanted))
+    cloud.wait_until(is_so, WITHIN, str(wanted))
     return found[0]
 
 
 def free(cloud: Emulator, one: ComputeBackend, placement: Mapping[str, Any]) -> None:
-    cloud.wait_until(lambda: one.release(placement) is Freed.DONE, 10.0)
+    cloud.wait_until(lambda: one.release(placement) is Freed.DONE, WITHIN)
     cloud.ledger.assert_nothing_left()
 
 
@@ -180,7 +182,7 @@ def test_what_somebody_else_has_made_by_the_same_name_is_refused_and_left_alone(
     assert f"/{kind}/{placement['name']} exists already and belongs to somebody else, without our labels" in said
     assert "look at it with gcloud compute " in said
     in_use = Freed.PARTLY if kind == slices.GROUPS else Freed.DONE  # as their group is made of our template
-    cloud.wait_until(lambda: one.release(placement) is in_use, 10.0)
+    cloud.wait_until(lambda: one.release(placement) is in_use, WITHIN)
     assert any(f"/{kind}/" in item for item in cloud.ledger.leaks())
 
 
@@ -199,7 +201,7 @@ def test_a_template_that_cannot_be_made_ends_the_attempt_behind_a_200(cloud: Emu
 def test_a_lost_answer_leads_to_the_same_slice(cloud: Emulator, method: str) -> None:
     cloud.lose_answer(f"{method}.insert", times=2)
     one, asked = asked_for()
-    cloud.wait_until(lambda: one.submit(asked) == "", 10.0)
+    cloud.wait_until(lambda: one.submit(asked) == "", WITHIN)
     seen(cloud, one, asked.intent.placement, PRESENT)
     assert [cloud.ledger.count("created", kind) for kind in MADE] == [1, 1, 1]
     free(cloud, one, asked.intent.placement)
@@ -249,7 +251,7 @@ def test_a_slice_that_a_zone_has_no_room_for_ends_the_attempt_and_the_next_zone_
     ("problem", "state", "cause", "says"),
     [
         (refusals.quota("TPUS", 8, "us-central1", {}, "TPUS"), GONE, wire.QUOTA, "Quota 'TPUS' exceeded"),
-        (refusals.missing("projects/x/global/images/family/y"), GONE, wire.CONFIGURATION, "the image is not there"),
+        (refusals.missing("projects/x/global/images/family/y"), GONE, wire.CONFIGURATION, "name an image that is there"),
         (refusals.machine_not_allowed("ct5lp-hightpu-4t", "p"), GONE, wire.CONFIGURATION, "not allowed"),
         (refusals.act_as("vm@p.iam"), GONE, wire.CONFIGURATION, "iam.serviceAccounts.actAs"),
         (refusals.exists("projects/p/zones/z/instances/k-001"), GONE, wire.CONFIGURATION, "already exists"),
@@ -277,7 +279,7 @@ def test_the_error_of_a_groups_last_look_says_why_it_has_no_hosts(
 ) -> None:
     cloud.fail("instanceGroupManagers.insert", at="provision", refusal=problem, times=None)
     one, placement = submitted()
-    cloud.wait_until(lambda: says in one.observe([placement])[0].message, 10.0)
+    cloud.wait_until(lambda: says in one.observe([placement])[0].message, WITHIN)
     told = one.observe([placement])[0]
     assert (told.state, told.cause) == (state, cause), told
     if state == PROVISIONING:
@@ -291,7 +293,7 @@ def test_errors_without_a_reason_end_the_attempt_after_a_while(
 ) -> None:
     cloud.compute.fail_member(times=None)
     one, placement = submitted()
-    cloud.wait_until(lambda: "Internal error" in one.observe([placement])[0].message, 10.0)
+    cloud.wait_until(lambda: "Internal error" in one.observe([placement])[0].message, WITHIN)
     assert one.observe([placement])[0].state == PROVISIONING
     monkeypatch.setattr(states, "GROUP_PATIENCE", -2.0)  # the API tells whole seconds
     told = one.observe([placement])[0]
@@ -303,7 +305,7 @@ def test_flex_start_waits_through_stockouts_and_says_until_when(cloud: Emulator)
     cloud.compute.stockout(ZONES[0])
     flex = planned(flex_start=True, limits=Limits(provision=2 * DAY, run=3600.0))
     one, placement = submitted(flex, created=time.time())
-    cloud.wait_until(lambda: "enough resources" in one.observe([placement])[0].message, 10.0)
+    cloud.wait_until(lambda: "enough resources" in one.observe([placement])[0].message, WITHIN)
     told = one.observe([placement])[0]
     assert (told.state, told.cause) == (QUEUED, "")
     assert told.message.startswith(f"{placement['name']} waits for all of its hosts in {ZONES[0]} until 20")
@@ -316,7 +318,7 @@ def test_flex_start_whose_time_has_passed_was_a_stockout(cloud: Emulator) -> Non
     cloud.compute.stockout(ZONES[0])
     flex = planned(flex_start=True, limits=Limits(provision=60.0, run=3600.0))
     one, placement = submitted(flex, created=time.time() - 61.0)
-    cloud.wait_until(lambda: "The last answer" in one.observe([placement])[0].message, 10.0)
+    cloud.wait_until(lambda: "The last answer" in one.observe([placement])[0].message, WITHIN)
     told = one.observe([placement])[0]
     assert (told.state, told.cause) == (GONE, wire.STOCKOUT)
     assert f"nothing became free in {ZONES[0]} while the request for {placement['name']} was valid" in told.message
@@ -337,7 +339,7 @@ def test_a_slow_grant_is_waited_for(cloud: Emulator) -> None:
 @pytest.mark.parametrize("state", ["FAILED", "ACTIVE_DEGRADED"])
 def test_a_topology_that_is_broken_ends_the_attempt_though_all_its_vms_run(cloud: Emulator, state: str) -> None:
     one, placement = running(cloud)
-    cloud.wait_until(lambda: cloud.compute.group(placement["name"])["status"]["isStable"], 10.0)
+    cloud.wait_until(lambda: cloud.compute.group(placement["name"])["status"]["isStable"], WITHIN)
     cloud.compute.topology(placement["name"], state)
     told = seen(cloud, one, placement, WOUNDED)
     assert told.cause == wire.INFRASTRUCTURE
@@ -360,7 +362,7 @@ def test_a_slice_of_which_all_hosts_are_taken_back_is_gone_also_for_who_never_sa
     one, placement = running(cloud, planned(spot=True))
     for name in request.members_of(placement):
         cloud.compute.preempt(name, notice=0.0)
-    cloud.wait_until(lambda: not cloud.compute.instances, 10.0)
+    cloud.wait_until(lambda: not cloud.compute.instances, WITHIN)
     told = backend().observe([placement])[0]
     assert (told.state, told.cause) == (GONE, wire.PREEMPTION)
     free(cloud, one, placement)
@@ -372,7 +374,7 @@ def test_hosts_that_somebody_has_a_group_delete_end_the_job_by_that_name(cloud: 
     one, placement = running(cloud, planned("v6e-8", slices=2))
     group = slices.group_path(placement, f"{placement['name']}-1")
     Instances(settings.load())._call("POST", f"{group}/resize", None, {"size": "0"})
-    cloud.wait_until(lambda: len(cloud.compute.instances) == 1, 10.0)
+    cloud.wait_until(lambda: len(cloud.compute.instances) == 1, WITHIN)
     told = (one if knows else backend()).observe([placement])[0]
     assert (told.state, told.cause) == (WOUNDED, wire.CANCELLED), told
     assert told.message.startswith(f"{placement['name']}-1-001 in {ZONES[0]} is gone: ")
@@ -393,7 +395,7 @@ def test_hosts_that_google_makes_again_do_not_hide_that_the_first_are_gone(cloud
 def test_a_group_that_somebody_deletes_ends_the_job_by_name(cloud: Emulator) -> None:
     one, placement = running(cloud)
     Instances(settings.load()).delete(slices.group_path(placement, placement["name"]))
-    cloud.wait_until(lambda: not cloud.compute.groups, 10.0)
+    cloud.wait_until(lambda: not cloud.compute.groups, WITHIN)
     for observer in (one, backend()):
         told = observer.observe([placement])[0]
         assert (told.state, told.cause) == (ABSENT, wire.CANCELLED), told
@@ -408,7 +410,7 @@ def test_a_group_that_somebody_deletes_while_it_waits_is_not_made_again(cloud: E
     placement = asked.intent.placement
     seen(cloud, one, placement, QUEUED)
     Instances(settings.load()).delete(slices.group_path(placement, placement["name"]))
-    cloud.wait_until(lambda: not cloud.compute.groups, 10.0)
+    cloud.wait_until(lambda: not cloud.compute.groups, WITHIN)
     assert one.observe([placement])[0].cause == wire.CANCELLED
     with pytest.raises(BackendError, match="deleted it") as caught:
         backend().submit(asked)
@@ -422,7 +424,7 @@ def test_a_group_without_vms_that_asks_for_none_is_not_waited_for_for_ever(
     one, placement = running(cloud)
     for name in request.members_of(placement):
         cloud.compute.preempt(name, notice=0.0)
-    cloud.wait_until(lambda: not cloud.compute.instances, 10.0)
+    cloud.wait_until(lambda: not cloud.compute.instances, WITHIN)
     cloud.compute.operations.clear()
     other = backend()
     assert other.observe([placement])[0].state == PROVISIONING
@@ -449,7 +451,7 @@ def test_of_several_slices_one_that_a_zone_has_no_room_for_ends_them_all(cloud: 
     shortage = refusals.stockout("p", ZONES[0], "ct6e-standard-4t", "", (), "stockout")
     cloud.fail("instanceGroupManagers.insert", at="provision", refusal=shortage, times=None, name="*-1")
     assert one.submit(asked) == ""
-    cloud.wait_until(lambda: len(cloud.compute.instances) == 4, 10.0)
+    cloud.wait_until(lambda: len(cloud.compute.instances) == 4, WITHIN)
     told = seen(cloud, one, asked.intent.placement, WOUNDED)
     assert told.cause == wire.STOCKOUT
     free(cloud, one, asked.intent.placement)
@@ -475,9 +477,9 @@ def test_the_requests_of_a_tick_do_not_depend_on_the_number_of_slices(cloud: Emu
         job = f"job-{number:012}"
         placements.append(one.place(plan, job, 1))
         made = submission(plan, placements[-1], job)
-        cloud.wait_until(lambda made=made: one.submit(made) == "", 20.0)
+        cloud.wait_until(lambda made=made: one.submit(made) == "", WITHIN)
     state = QUEUED if waits else PRESENT
-    cloud.wait_until(lambda: {told.state for told in one.observe(placements)} == {state}, 20.0)
+    cloud.wait_until(lambda: {told.state for told in one.observe(placements)} == {state}, WITHIN)
     counted = []
     for some in (placements[:1], placements):
         number = len(cloud.requests)
@@ -485,7 +487,7 @@ def test_the_requests_of_a_tick_do_not_depend_on_the_number_of_slices(cloud: Emu
         counted.append(len(since(cloud, number)))
     assert counted == [2, 2]
     for placement in placements:
-        cloud.wait_until(lambda placement=placement: one.release(placement) is Freed.DONE, 10.0)
+        cloud.wait_until(lambda placement=placement: one.release(placement) is Freed.DONE, WITHIN)
     cloud.ledger.assert_nothing_left()
 
 
@@ -493,10 +495,10 @@ def test_what_a_list_does_not_show_yet_is_read_by_its_name(cloud: Emulator) -> N
     cloud.compute.lag(60.0)
     one, first = submitted()
     two, second = submitted(job="job-000000000002")
-    cloud.wait_until(lambda: [told.state for told in one.observe([first, second])] == [PRESENT] * 2, 10.0)
+    cloud.wait_until(lambda: [told.state for told in one.observe([first, second])] == [PRESENT] * 2, WITHIN)
     cloud.compute.lag(0.0)
     for placement in (first, second):
-        cloud.wait_until(lambda placement=placement: two.release(placement) is Freed.DONE, 10.0)
+        cloud.wait_until(lambda placement=placement: two.release(placement) is Freed.DONE, WITHIN)
 
 
 def test_each_host_of_a_slice_that_is_looked_up_counts(cloud: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,13 +511,13 @@ def test_each_host_of_a_slice_that_is_looked_up_counts(cloud: Emulator, monkeypa
     for number, placement in enumerate(placements):
         assert one.submit(submission(planned(), placement, f"job-{number:012}")) == ""
     groups = [placement["name"] for placement in placements]
-    cloud.wait_until(lambda: all(cloud.compute.group(name)["status"]["isStable"] for name in groups), 20.0)
+    cloud.wait_until(lambda: all(cloud.compute.group(name)["status"]["isStable"] for name in groups), WITHIN)
     number = len(cloud.requests)
     assert [told.state for told in one.observe(placements)].count(UNKNOWN) == 1
     assert since(cloud, number).count("instances.get") == 4
     cloud.compute.lag(0.0)
     for placement in placements:
-        cloud.wait_until(lambda placement=placement: one.release(placement) is Freed.DONE, 10.0)
+        cloud.wait_until(lambda placement=placement: one.release(placement) is Freed.DONE, WITHIN)
 
 
 @pytest.mark.parametrize("told_by", ["unreachables", "warning", "error"])
@@ -543,7 +545,7 @@ def test_all_goes_in_its_order_group_template_policy(cloud: Emulator) -> None:
 def test_a_template_that_is_in_use_for_a_while_is_asked_for_again_and_keeps_nothing_waiting(cloud: Emulator) -> None:
     one, placement = running(cloud)
     cloud.compute.linger(1.0)
-    cloud.wait_until(lambda: one.release(placement) is Freed.PARTLY and not cloud.compute.groups, 10.0)
+    cloud.wait_until(lambda: one.release(placement) is Freed.PARTLY and not cloud.compute.groups, WITHIN)
     assert sorted(item.split(" projects")[0] for item in cloud.ledger.leaks()) == [
         "instance template",
         "resource policy",
@@ -616,12 +618,10 @@ def test_a_job_does_not_wait_until_its_group_is_gone(cloud: Emulator) -> None:
         "limits": kinetic.Limits(run=1800),
     }
     job = kinetic.run(**asked)(train).run_async()
-    cloud.wait_until(lambda: cloud.compute.groups, 20.0)
-    began = time.monotonic()
+    cloud.wait_until(lambda: cloud.compute.groups, WITHIN)
     job.cancel("no longer wanted")
     with pytest.raises(JobCancelled):
-        job.result(timeout=50.0)
-    assert time.monotonic() - began < 30.0, "a release that is refused is retried for 60 s"
+        job.result(timeout=50.0)  # a release that is refused is retried for 60 s
     assert len(cloud.compute.groups) == len(cloud.compute.templates) == len(cloud.compute.policies) == 1
     cloud.compute.unstick()
     (entry,) = left(backend())
@@ -635,9 +635,9 @@ def test_the_reaper_tells_what_a_slice_costs_that_runs_beside_one_that_waits(
     cloud.compute.slow_grant("*-1", seconds=600.0)
     job = kinetic.run(accelerator="v6e-16", backend="compute", cloud=Compute(num_slices=2))(train).run_async()
     one, here = backend(), settings.load()
-    cloud.wait_until(lambda: len(cloud.compute.groups) == 2, 20.0)
+    cloud.wait_until(lambda: len(cloud.compute.groups) == 2, WITHIN)
     placement = left(one)[0]
-    cloud.wait_until(lambda: one.observe([placement])[0].charged > 0, 20.0)
+    cloud.wait_until(lambda: one.observe([placement])[0].charged > 0, WITHIN)
     (item,) = [item for item in reap(open_store(here.store, here.deployment), one, here) if item.what == "placement"]
     rate = price(planned().purchase, ZONES[0], here.prices, here.listed)
     assert isinstance(rate, Price) and item.usd_per_hour == pytest.approx(rate.usd_per_chip_hour * 16)
@@ -647,7 +647,7 @@ def test_the_reaper_tells_what_a_slice_costs_that_runs_beside_one_that_waits(
     job.cancel("no longer wanted")
     with pytest.raises(JobCancelled):
         job.result(timeout=50.0)
-    cloud.wait_until(lambda: one.release(placement) is Freed.DONE, 20.0)
+    cloud.wait_until(lambda: one.release(placement) is Freed.DONE, WITHIN)
 
 
 def test_the_reaper_says_what_it_did_not_look_at(cloud: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -655,11 +655,11 @@ def test_the_reaper_says_what_it_did_not_look_at(cloud: Emulator, monkeypatch: p
     monkeypatch.setattr(look, "LOOKS_AT_ONCE", 1.0)
     run = kinetic.run(accelerator="l4", backend="compute")(train)
     jobs = [run.run_async(number) for number in range(3)]
-    cloud.wait_until(lambda: len(cloud.compute.instances) == 3, 20.0)
+    cloud.wait_until(lambda: len(cloud.compute.instances) == 3, WITHIN)
     here = settings.load()
     for path in list(cloud.compute.instances):
         Instances(here).delete(path)
-    cloud.wait_until(lambda: not cloud.compute.instances, 20.0)
+    cloud.wait_until(lambda: not cloud.compute.instances, WITHIN)
     found = reap(open_store(here.store, here.deployment), backend(), here, dry_run=True)
     assert [(item.name, item.why) for item in found if item.result == UNREAD] == [
         ("2 placements", "no list shows its VM, and others are looked up first")
@@ -711,14 +711,14 @@ def test_each_thing_that_is_left_alone_is_found_and_freed(cloud: Emulator, alone
             one_vm.disks[0].auto_delete = False
         for path in request.members_of(placement)[1:]:
             api.delete(f"{request.zone_of(placement)}/instances/{path}")
-        cloud.wait_until(lambda: len(cloud.compute.instances) == 1, 10.0)
+        cloud.wait_until(lambda: len(cloud.compute.instances) == 1, WITHIN)
         if alone == "disks":
             api.delete(one_vm.path)
-            cloud.wait_until(lambda: not cloud.compute.instances, 10.0)
+            cloud.wait_until(lambda: not cloud.compute.instances, WITHIN)
             cloud.compute.linger(0.0)
             api.delete(slices.group_path(placement, placement["name"]))
             for path in (slices.template_path(placement), slices.policy_path(placement)):
-                cloud.wait_until(lambda path=path: _goes(api, path), 10.0)
+                cloud.wait_until(lambda path=path: _goes(api, path), WITHIN)
     else:
         for insert in inserts(asked):
             if insert.kind in {slices.POLICIES: (slices.POLICIES,), slices.TEMPLATES: (slices.TEMPLATES,)}.get(
@@ -744,12 +744,12 @@ def test_the_hundredth_of_many_vms_that_is_left_alone_is_no_member_of_a_group(cl
     sent = submission(plan, backend().place(plan, JOB, 1))
     body, api = request.render(sent)[100], Instances(settings.load())
     api.ended(api.insert(f"{request.zone_of(sent.intent.placement)}/instances", body, request_id(sent.intent, "100")))
-    cloud.wait_until(lambda: len(cloud.compute.instances) == 1, 10.0)
+    cloud.wait_until(lambda: len(cloud.compute.instances) == 1, WITHIN)
     if kind == "disks":
         one_vm = next(iter(cloud.compute.instances.values()))
         one_vm.disks[0].auto_delete = False
         api.delete(one_vm.path)
-        cloud.wait_until(lambda: not cloud.compute.instances, 10.0)
+        cloud.wait_until(lambda: not cloud.compute.instances, WITHIN)
     other = backend()
     (entry,) = left(other)
     assert (entry["hosts"], entry["slices"], entry.get("grouped")) == (101, 1, None)
@@ -781,7 +781,7 @@ def test_what_is_another_deployments_or_nobodys_is_no_leftover(
     monkeypatch.setenv("KINETIC_DEPLOYMENT", "neighbor")
     assert left(backend()) == []
     monkeypatch.setenv("KINETIC_DEPLOYMENT", "prod")
-    cloud.wait_until(lambda: one.release(placement) is Freed.DONE, 10.0)
+    cloud.wait_until(lambda: one.release(placement) is Freed.DONE, WITHIN)
     assert [item.split(" projects")[0] for item in cloud.ledger.leaks()] == ["resource policy"]
 
 
@@ -800,7 +800,7 @@ def test_a_list_that_is_not_whole_is_told_and_nothing_is_taken_for_gone(cloud: E
     cloud.compute.curtail(place)
     assert list(one.leftovers())[-1] == {"zone": place or slices.POLICIES, "unread": "its list is not whole"}
     assert one.observe([placement])[0].state == PRESENT
-    cloud.wait_until(lambda: one.release(placement) is Freed.REFUSED, 10.0)  # VMs may be left over
+    cloud.wait_until(lambda: one.release(placement) is Freed.REFUSED, WITHIN)  # VMs may be left over
     cloud.compute.curtail(place, ends=True)
     free(cloud, one, placement)
 
@@ -831,10 +831,11 @@ def test_a_slice_that_runs_beside_one_that_waits_is_told_with_its_cost_when_its_
     store.create(names.verdict(JOB, 1), wire.encode(verdict))
     cloud.compute.slow_grant("*-1")
     assert one.submit(asked) == ""
-    cloud.wait_until(lambda: one.observe([placement])[0].charged > 0, 10.0)
+    cloud.wait_until(lambda: one.observe([placement])[0].charged > 0, WITHIN)
     assert one.observe([placement])[0].state == PROVISIONING
     (item,) = [item for item in reap(store, one, here, dry_run=True) if item.what == "placement"]
-    assert (item.why, item.usd_per_hour) == ("its attempt has its verdict", pytest.approx(16 * 3.24))
+    disks = 4 * 100 * DISKS["asia-northeast1"] / HOURS  # in the dearest region, as none is listed for the zone's
+    assert (item.why, item.usd_per_hour) == ("its attempt has its verdict", pytest.approx(16 * 3.24 + disks))
     cloud.compute.clear_faults()
     free(cloud, one, placement)
 

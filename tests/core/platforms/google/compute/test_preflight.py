@@ -34,7 +34,7 @@ from kinetic_orchestration.testing import Emulator, Refusal
 
 ROOT = Path(__file__).parents[5]
 ZONES = "us-central1-a,us-west4-a"
-IMAGE = "ubuntu-accelerator-2204-amd64-with-nvidia-580"
+IMAGE, IMAGES = "ubuntu-accelerator-2204-amd64-with-nvidia-580", "ubuntu-os-accelerator-images"
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_doctor_checks_the_accelerator_that_is_named_as_spot_if_that_is_asked(
     assert "  NVIDIA_A100_GPUS: " in capsys.readouterr().out
     assert main(["doctor", "--accelerator", "a100", "--spot"]) == codes.OK
     shown = " ".join(capsys.readouterr().out.split())
-    assert "PREEMPTIBLE_NVIDIA_A100_GPUS: 0 in us-central1" in shown and "a100 needs 1 in us-central1" in shown
+    assert "PREEMPTIBLE_NVIDIA_A100_GPUS: 0 in us-central1" in shown and "a100 needs 1 of PREEMPTIBLE" in shown
     assert main(["doctor", "--accelerator", "h100"]) == codes.ENVIRONMENT
     assert "h100 (a3-highgpu-1g) does not come on demand: add spot=True" in capsys.readouterr().out
     assert main(["doctor", "--accelerator", "h100", "--spot"]) == codes.OK
@@ -138,7 +138,25 @@ def test_the_quota_of_a_region_is_a_hint_that_names_what_is_short(cloud: Emulato
     hint = found("l4x4")["regional quota"]
     assert hint.state == WARNING
     assert "1 in us-central1" in hint.found
-    assert hint.fix.startswith("l4x4 needs 4 in us-central1: ask for more at ")
+    assert hint.fix.startswith("l4x4 needs 4 of NVIDIA_L4_GPUS in us-central1: ask for more at ")
+
+
+@pytest.mark.filterwarnings("ignore:the 2 hosts of a100 are joined over plain TCP")
+def test_processors_and_disks_that_are_short_are_told_beside_the_quota_of_the_gpus(cloud: Emulator) -> None:
+    told = found("a100")["regional quota"]
+    assert (told.state, "A2_CPUS" in told.found, "SSD_TOTAL_GB" in told.found) == (OK, False, False)
+    cloud.compute.quota("A2_CPUS", 12, "us-central1")
+    assert found("a100")["regional quota"].state == OK
+    hint = found("a100", cloud=Compute(hosts=2))["regional quota"]
+    assert (
+        "NVIDIA_A100_GPUS: 1000 in us-central1, 0 used; " in hint.found and "A2_CPUS: 12 in us-central1" in hint.found
+    )
+    assert hint.fix.startswith("a100 on 2 VMs needs 24 of A2_CPUS in us-central1: ask for more at ")
+    cloud.compute.quota("SSD_TOTAL_GB", 500, "us-west4")
+    hint = found("h100x8", cloud=Compute(disk_gib=600))["regional quota"]
+    assert hint.found.startswith("that of h100 is shown nowhere") and "SSD_TOTAL_GB: 500 in us-west4" in hint.found
+    assert hint.fix.startswith("h100x8 needs 600 of SSD_TOTAL_GB in us-west4: ask for more at ")
+    assert found("b200x8", cloud=Compute(disk_gib=600))["regional quota"].state == OK, "its disk is no PD"
 
 
 def test_the_quota_of_newer_gpus_is_shown_nowhere_and_taken_for_nothing(cloud: Emulator) -> None:
@@ -147,14 +165,28 @@ def test_the_quota_of_newer_gpus_is_shown_nowhere_and_taken_for_nothing(cloud: E
 
 def test_an_image_family_that_is_gone_is_named_with_what_helps(cloud: Emulator) -> None:
     cloud.compute.retire(IMAGE)
-    assert f"there is no image family projects/ubuntu-os-accelerator-images/global/images/family/{IMAGE}" in refused()
+    said = refused()
+    assert (
+        f"image: there is no image family projects/{IMAGES}/global/images/family/{IMAGE}, or not for you. Name" in said
+    )
+    assert f"gcloud compute images list --project {IMAGES} --show-deprecated" in said
+    said = refused(cloud=Compute(image="family/mine"))
+    assert "gcloud compute images list --project emulated --show-deprecated" in said
 
 
 def test_a_machine_that_no_zone_has_is_refused_and_one_zone_is_enough(cloud: Emulator) -> None:
     cloud.compute.lack("us-central1-a", "g2-standard-4")
     assert found()["machine type"].found == "g2-standard-4 is offered in us-west4-a"
     cloud.compute.lack("us-west4-a", "g2-standard-4")
-    assert "none of us-central1-a, us-west4-a offers g2-standard-4, the machine of l4" in refused()
+    assert "none of us-central1-a, us-west4-a offers g2-standard-4, the machine of l4. Name zones" in refused()
+
+
+def test_a_zone_that_is_none_is_told_as_that(cloud: Emulator) -> None:
+    cloud.compute.lack("us-west4-a", "g2-standard-4")
+    said = refused(cloud=Compute(zones=["us-west4-a", "us-central1-x"]))
+    assert (
+        "none of us-west4-a, us-central1-x offers g2-standard-4, the machine of l4; us-central1-x is no zone. " in said
+    )
 
 
 def test_gpus_that_are_attached_are_asked_for_apart_from_the_machine_which_every_zone_has(cloud: Emulator) -> None:
@@ -171,6 +203,14 @@ def test_a_disk_smaller_than_the_image_is_refused_with_the_images_size(cloud: Em
     cloud.compute.add_image("emulated", "mine", disk_gib=60, driver="580")
     said = refused(cloud=Compute(image="family/mine", disk_gib=50))
     assert "takes 60 GiB, and the disk has 50" in said
+    assert said.endswith("Name a disk of 60 GiB or more with cloud=Compute(disk_gib=…), or leave it out")
+
+
+def test_a_disk_that_is_too_small_by_default_is_not_advised(cloud: Emulator) -> None:
+    cloud.compute.add_image("emulated", "large", disk_gib=500, driver="580")
+    for options in ({}, {"disk_gib": 200}):
+        said = refused(cloud=Compute(image="family/large", **options))
+        assert said.endswith("Name a disk of 500 GiB or more with cloud=Compute(disk_gib=…)")
 
 
 def test_an_image_for_other_processors_is_refused(cloud: Emulator) -> None:
@@ -182,7 +222,35 @@ def test_an_image_for_other_processors_is_refused(cloud: Emulator) -> None:
 def test_a_subnetwork_of_another_region_is_refused(cloud: Emulator) -> None:
     cloud.compute.add_network("emulated", "own", "europe-west4")
     said = refused(cloud=Compute(subnetwork="own"))
-    assert "there is no projects/emulated/regions/us-central1/subnetworks/own" in said
+    assert (
+        "there is no projects/emulated/regions/us-central1/subnetworks/own, which a VM in us-central1-a would" in said
+    )
+    assert "would need; of that name there is one in europe-west4, for zones of that region" in said
+    cloud.compute.add_network("emulated", "own", "asia-east1")
+    assert "of that name there are some in asia-east1, europe-west4, each for zones of its region" in refused(
+        cloud=Compute(subnetwork="own")
+    )
+
+
+def test_a_subnetwork_that_no_region_has_is_told_as_such_and_one_that_may_not_be_looked_for_is_not(
+    cloud: Emulator,
+) -> None:
+    at = "there is no projects/emulated/regions/us-central1/subnetworks/own, which a VM in us-central1-a would need"
+    assert f"{at}; no region has one of that name" in refused(cloud=Compute(subnetwork="own"))
+    cloud.deny("client", "compute.subnetworks.list")
+    said = refused(cloud=Compute(subnetwork="own"))
+    assert at in said and "that name" not in said
+
+
+@pytest.mark.parametrize(
+    "path", ["regions/us-central1/subnetworks/own", "projects/emulated/regions/us-central1/subnetworks/own"]
+)
+def test_a_subnetwork_by_a_path_is_the_projects_own_if_that_names_no_other(cloud: Emulator, path: str) -> None:
+    cloud.compute.add_network("emulated", "own", "us-central1")
+    seen = found(cloud=Compute(subnetwork=path, zones=["us-central1-a"]))["subnetwork"]
+    assert seen == Finding("subnetwork", OK, "projects/emulated/regions/us-central1/subnetworks/own")
+    cloud.deny("client", "compute.subnetworks.use")
+    assert "compute.subnetworks.use missing" in refused(cloud=Compute(subnetwork=path, zones=["us-central1-a"]))
 
 
 def test_a_network_that_gives_a_vm_no_subnetwork_is_refused_before_anything_is_created(cloud: Emulator) -> None:
@@ -207,6 +275,22 @@ def test_a_network_that_may_not_be_looked_at_refuses_nothing(cloud: Emulator) ->
     cloud.deny("client", "compute.networks.get")
     seen = found(cloud=Compute(network="own"))["subnetwork"]
     assert seen.state == OK and "cannot be looked at" in seen.found
+
+
+def test_vms_without_addresses_take_subnetworks_from_which_the_bucket_is_reached(cloud: Emulator) -> None:
+    """Else they boot, cost money and never speak. A subnetwork of Google's is made without that access."""
+    inside = Compute(external_ips=False)
+    cloud.compute.enable_private_access("emulated", "us-central1")
+    seen = found(cloud=inside)["subnetwork"]
+    assert seen.state == WARNING
+    assert "projects/emulated/regions/us-west4/subnetworks/default has no Private Google Access, by which" in seen.found
+    assert "subnets update default --project=emulated --region=us-west4 --enable-private-ip-google-access" in seen.fix
+    cloud.compute.enable_private_access("emulated", "us-west4")
+    assert found(cloud=inside)["subnetwork"].state == OK
+    cloud.compute.add_network("emulated", "own", "us-central1", "us-west4")
+    seen = found(cloud=Compute(external_ips=False, subnetwork="own"))["subnetwork"]
+    assert seen.state == WARNING and "--region=us-central1" in seen.fix
+    assert found(cloud=Compute(subnetwork="own"))["subnetwork"].state == OK  # VMs with addresses need no such access
 
 
 def test_a_quota_of_all_regions_that_is_smaller_than_a_job_refuses_it_and_one_that_is_in_use_is_a_hint(
@@ -287,7 +371,8 @@ def test_a_missing_scope_is_told_as_what_it_is_and_no_role_is_blamed(
     refusal = refused()
     cloud.clear_faults()
     assert told["permissions"].state == FAILED
-    assert "permissions: Request had insufficient authentication scopes" in refusal
+    assert "permissions, machine type, image: Request had insufficient authentication scopes" in refusal
+    assert refusal.count("insufficient authentication scopes") == refusal.count("have not the scope") == 1
     for text in (refusal, told["permissions"].fix, told["service account"].fix):
         assert "have not the scope https://www.googleapis.com/auth/cloud-platform" in text
     for text in (refusal, *said):
@@ -359,5 +444,5 @@ def test_the_role_of_the_page_has_every_right_that_is_asked_for_or_used() -> Non
     granted = set(re.findall(r"[a-z]+(?:\.[a-zA-Z]+)+", told.partition("--permissions=")[2].replace("\\\n", "")))
     used = {*PERMISSIONS, *OF_SLICES, *USE_IMAGE, USE_SUBNETWORK, USE_ADDRESS, SET_TAGS}
     named = ("machineTypes", "acceleratorTypes", "projects", "regions", "networks", "subnetworks", "reservations")
-    reads = {f"compute.{kind}.get" for kind in named}
+    reads = {f"compute.{kind}.get" for kind in named} | {"compute.subnetworks.list"}
     assert used | reads | {"compute.instances.getSerialPortOutput"} <= granted

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
@@ -15,20 +11,9 @@ from kinetic_orchestration.plan.values import Freed, Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.google.compute.backend import ComputeBackend
 from kinetic_orchestration.testing import Emulator
+from tests.support.jobs import WITHIN
 
 JOB = "job-000000000001"
-
-
-@pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
-    monkeypatch.setattr("kinetic_orchestration.platforms.google.rest.retries.PAUSES", (0.01,))
-    monkeypatch.setenv("KINETIC_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("KINETIC_ZONES", "us-central1-a")
-    with Emulator(tmp_path / "cloud", hosts=False) as running:
-        for name, value in running.environ(backend="compute").items():
-            monkeypatch.setenv(name, value)
-        yield running
-        running.wait_until_empty(10.0)
 
 
 def made(cloud: Emulator) -> tuple[ComputeBackend, dict[str, Any]]:
@@ -37,7 +22,7 @@ def made(cloud: Emulator) -> tuple[ComputeBackend, dict[str, Any]]:
     backend, plan = ComputeBackend(here), make_plan(JobSpec("train", Options(accelerator="l4")), here)
     placement = backend.place(plan, JOB, 1)
     assert backend.submit(submission(plan, placement)) == ""
-    cloud.wait_until(lambda: cloud.compute.chosen(placement["name"]).status == "RUNNING", 10.0)
+    cloud.wait_until(lambda: cloud.compute.chosen(placement["name"]).status == "RUNNING", WITHIN)
     return backend, placement
 
 
@@ -51,7 +36,7 @@ def test_a_vm_that_stops_by_itself_is_deleted_and_not_taken_for_deleted(cloud: E
     backend, placement = made(cloud)
     cloud.compute.shut_down(placement["name"], 0.5)
     assert backend.release(placement) is Freed.UNDER_WAY
-    cloud.wait_until_empty(10.0)
+    cloud.wait_until_empty(WITHIN)
 
 
 def test_a_disk_that_is_left_and_may_not_be_deleted_is_asked_for_again(cloud: Emulator) -> None:
@@ -59,7 +44,7 @@ def test_a_disk_that_is_left_and_may_not_be_deleted_is_asked_for_again(cloud: Em
     cloud.compute.chosen(placement["name"]).disks[0].auto_delete = False  # as nobody asks for, and a person may set
     cloud.deny("client", "compute.disks.delete")
     assert not backend.release(placement)
-    cloud.wait_until(lambda: not cloud.compute.instances, 10.0)
+    cloud.wait_until(lambda: not cloud.compute.instances, WITHIN)
     assert backend.release(placement) is Freed.REFUSED
     cloud.allow("client", "compute.disks.delete")
     assert backend.release(placement) is Freed.UNDER_WAY

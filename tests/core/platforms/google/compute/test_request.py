@@ -81,6 +81,7 @@ CASES = {
     "rtx-pro-6000x2": plan_of("rtx-pro-6000x2"),
     "v6e-8": plan_of("v6e-8"),
     "v5p-4": plan_of("v5p-4"),
+    "v5p-4 with Hyperdisk": plan_of("v5p-4", cloud={"disk_type": "hyperdisk-balanced"}),
     "tpu7x-4": plan_of("tpu7x-4"),
     "two hosts": plan_of("l4", hosts=2),
     "flex-start": plan_of("h100", cloud={"flex_start": True}),
@@ -91,7 +92,7 @@ CASES = {
         cloud={
             "network": "shared", "subnetwork": "projects/host/regions/us-central1/subnetworks/gpus", "external_ips": False,
             "service_account": "trainer@ours.iam.gserviceaccount.com", "tags": ("gpu", "no-ingress"), "secure_boot": True,
-            "image": "family/own", "disk_gib": 300, "owner": "Ada@Example.com",
+            "image": "family/own", "disk_gib": 300, "disk_type": "pd-ssd", "owner": "Ada@Example.com",
         },
     ),
 }  # fmt: skip
@@ -112,6 +113,18 @@ def test_every_body_is_what_googles_discovery_document_says(name: str) -> None:
         assert int(scheduling["maxRunDuration"]["seconds"]) > 0
         assert body["reservationAffinity"]["consumeReservationType"] != "ANY_RESERVATION"
         assert body["disks"][0]["autoDelete"] is True
+
+
+def test_a_disk_of_a_type_and_a_size_that_are_named_is_asked_for() -> None:
+    for name, kind, gib in (("everything", "pd-ssd", "300"), ("v5p-4 with Hyperdisk", "hyperdisk-balanced", "100")):
+        (body,) = render(CASES[name])
+        disk = body["disks"][0]["initializeParams"]
+        zone = disk["diskType"].rpartition("/diskTypes/")[0]
+        assert (
+            disk["diskType"] == f"{zone}/diskTypes/{kind}"
+            and zone == body["machineType"].rpartition("/machineTypes/")[0]
+        )
+        assert disk["diskSizeGb"] == gib
 
 
 def test_one_host_is_one_vm_with_its_machine_disk_image_and_orders() -> None:

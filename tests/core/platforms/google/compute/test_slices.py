@@ -49,6 +49,7 @@ def render(plan: Plan) -> Bodies:
 CASES = {
     "v6e-16": plan_of("v6e-16"),
     "v5p-2048": plan_of("v5p-2048"),
+    "v5p-8 with Hyperdisk": plan_of("v5p-8", cloud={"disk_type": "hyperdisk-balanced"}),
     "tpu7x-8": plan_of("tpu7x-8"),
     "two slices": plan_of("v6e-32", slices=2),
     "two slices of one host each": plan_of("v6e-8", slices=2),
@@ -130,6 +131,9 @@ def test_a_template_names_no_zone_no_host_and_no_disk() -> None:
     assert properties["machineType"] == "ct6e-standard-4t"
     disk = properties["disks"][0]["initializeParams"]
     assert disk["diskType"] == "hyperdisk-balanced" and "diskName" not in disk
+    for case, kind in (("v5p-2048", "pd-balanced"), ("v5p-8 with Hyperdisk", "hyperdisk-balanced")):
+        disk = render(CASES[case]).template["properties"]["disks"][0]["initializeParams"]
+        assert (disk["diskType"], disk["diskSizeGb"]) == (kind, "100")
     orders = json.loads(next(item["value"] for item in properties["metadata"]["items"] if item["key"] == "kinetic"))
     assert "host" not in orders and orders["resource"] == f"{ZONE}/instanceGroupManagers/{name}"
     assert (orders["hosts"], orders["slices"], orders["hosts_per_slice"]) == (4, 1, 4)

@@ -178,6 +178,13 @@ def test_an_insert_whose_error_leaves_open_what_was_made_ends_nothing() -> None:
             event("compute.instances.terminateOnHostMaintenance", "system"), machines.ON_DEMAND, wire.INFRASTRUCTURE,
             "for maintenance",
         ),
+        (
+            event("compute.instances.terminateOnHostMaintenance", "system"), machines.SPOT, wire.PREEMPTION,
+            "for maintenance",
+        ),
+        (
+            event("compute.instances.preempted", "system"), machines.FLEX_START, wire.INFRASTRUCTURE, "defragment",
+        ),
         (event("compute.instances.guestTerminate", "system"), machines.ON_DEMAND, wire.INFRASTRUCTURE, "from inside"),
         (event("delete"), machines.ON_DEMAND, wire.CANCELLED, "ada@example.com deleted it"),
         (event("stop"), machines.ON_DEMAND, wire.CANCELLED, "ada@example.com stopped it"),
@@ -289,6 +296,31 @@ def test_a_group_whose_request_ended_with_an_error_says_which_whatever_it_waits_
     assert states.of_slices([there], ASKED, machines.FLEX_START, NOW).state == PRESENT
 
 
+@pytest.mark.parametrize(
+    ("until", "model", "events", "cause"),
+    [
+        (NOW - 1.0, machines.ON_DEMAND, [], wire.STOCKOUT),
+        (NOW + 9.0, machines.FLEX_START, [], wire.STOCKOUT),
+        (NOW + 9.0, machines.ON_DEMAND, [], wire.INFRASTRUCTURE),
+        (0.0, machines.ON_DEMAND, [], wire.INFRASTRUCTURE),
+        (NOW - 1.0, machines.FLEX_START, [event("insert")], wire.INFRASTRUCTURE),  # it had its VMs
+    ],
+)
+def test_a_group_that_asks_for_nothing_any_more_and_never_had_a_vm_found_no_capacity_once_its_wait_is_over(
+    until: float, model: str, events: list[Event], cause: str
+) -> None:
+    """Also one of which nobody saw that its wait ended; beside a slice that runs it is no other."""
+    members = [Member("k-001", None, None, events), Member("k-002", None, None, [])]
+    one = Slice("k", Group("k", ZONE, until=until), members, states.UNSHOWN + 1.0)
+    told = states.of_slices([one], ASKED, model, NOW)
+    assert (told.state, told.cause) == (GONE, cause)
+    if cause == wire.STOCKOUT:
+        assert told.message == f"nothing became free in {ZONE} while the request for k was valid"
+        assert states.of_slices([one._replace(empty=states.UNSHOWN)], ASKED, model, NOW).state == PROVISIONING
+        other = Slice("j", Group("j", ZONE, until=until), [Member("j-001", vm(name="j-001"))])
+        assert states.of_slices([other, one], ASKED, model, NOW)[:3] == (WOUNDED, told.message, cause)
+
+
 AGENT = "123456789012@cloudservices.gserviceaccount.com"
 
 
@@ -322,6 +354,36 @@ def test_a_slice_that_runs_beside_one_that_waits_is_charged_for_and_says_so_afte
     assert told.waits == (said if is_told else "")
     none = states.of_slices([waits._replace(name="k-0"), waits], ASKED, machines.ON_DEMAND, NOW)
     assert (none.slices, none.costs, none.waits) == (0, False, "")
+
+
+@pytest.mark.parametrize(
+    ("status", "costs"),
+    [("STOPPING", False), ("DEPROVISIONING", False), ("PENDING_STOP", True), ("RUNNING", True), ("SUSPENDING", True)],
+)
+@pytest.mark.parametrize("told", [(), (event("delete", ACCOUNT),)], ids=["nobody says why", "by its own account"])
+def test_vms_that_shut_down_are_charged_for_no_longer(status: str, costs: bool, told: tuple[Event, ...]) -> None:
+    """Google lets them shut down for minutes, and charges for none of it."""
+    two = [
+        Member(name, vm(status, name=name), None, [one._replace(target=name) for one in told]) for name in ("a", "b")
+    ]
+    half = [Member("a", None, was(), [event("delete", ACCOUNT, target="a")]), two[1]]
+    for members in (two, half):
+        assert seen(*members).costs == costs
+        one = states.of_slices([Slice("k", Group("k", ZONE, leaves=True), members)], ASKED, machines.SPOT, NOW)
+        assert one.costs == costs
+    assert seen(two[0], Member("b", vm(name="b"))).costs, "the other one runs"
+
+
+def test_of_slices_of_which_one_shuts_down_while_another_waits_none_is_charged_for() -> None:
+    ends = Slice("k-0", Group("k-0", ZONE, leaves=True), [Member("k-0-001", vm("STOPPING", name="k-0-001"))])
+    waits = Slice("k-1", Group("k-1", ZONE, asks=True), [Member("k-1-001", None)])
+    told = states.of_slices([ends, waits], ASKED, machines.ON_DEMAND, NOW)
+    assert (told.slices, told.costs) == (0, False)
+    failed = waits._replace(group=Group("k-1", ZONE, problems=problem("ZONE_RESOURCE_POOL_EXHAUSTED")))
+    told = states.of_slices([ends, failed], ASKED, machines.ON_DEMAND, NOW)
+    assert (told.state, told.costs) == (WOUNDED, False)
+    absent = Slice("k-2", None, [Member("k-2-001", None)])
+    assert not states.of_slices([ends, absent], ASKED, machines.ON_DEMAND, NOW).costs
 
 
 def test_whose_account_deleted_a_vm_that_was_never_seen_is_not_guessed() -> None:

@@ -18,6 +18,7 @@ from kinetic_orchestration.platforms.google.compute.verbs import look, memory
 from kinetic_orchestration.platforms.shared import rate_limit
 from kinetic_orchestration.testing import Emulator
 from tests.core.platforms.google.compute.test_release import submission
+from tests.support.jobs import WITHIN
 
 MOST = 1 + 2 * int(look.LOOKS_AT_ONCE)  # the list, and two requests for each VM that is looked up
 PACE = 5.0  # seconds between two ticks
@@ -78,7 +79,7 @@ def test_a_job_whose_state_was_not_read_is_not_said_to_be_gone_and_each_is_read_
 def test_a_vm_that_was_seen_and_is_dead_is_looked_up_before_those_that_nobody_has_made(ticks: Ticks) -> None:
     ran = ticks.placements[1]
     assert ticks.other.submit(submission(ticks.plan, ran)) == ""
-    ticks.cloud.wait_until(lambda: ticks.cloud.compute.chosen(ran["name"]).status == "RUNNING", 10.0)
+    ticks.cloud.wait_until(lambda: ticks.cloud.compute.chosen(ran["name"]).status == "RUNNING", WITHIN)
     ticks.placements.reverse()  # so that it is the last of them
     ticks.placements.remove(ran)
     ticks.placements.append(ran)

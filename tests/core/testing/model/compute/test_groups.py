@@ -11,7 +11,8 @@ from kinetic_orchestration.testing.api_rules.refusals import LostAnswer, Refusal
 from kinetic_orchestration.testing.model.compute import catalog
 from kinetic_orchestration.testing.model.compute.groups import rules
 from kinetic_orchestration.testing.model.faults import Caller, random_faults
-from tests.core.testing.model.compute.test_service import InMemory, World, refused
+from tests.core.testing.model.compute.test_service import World, refused
+from tests.support.hosts_in_memory import InMemory
 from tests.support.instances import body, group_body, policy_body, template_body
 
 pytestmark = pytest.mark.fast

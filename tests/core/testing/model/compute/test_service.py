@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from kinetic_orchestration.testing.api_rules.compute_refusals import ComputeRefu
 from kinetic_orchestration.testing.api_rules.refusals import LostAnswer, Refusal
 from kinetic_orchestration.testing.api_servers.compute_api import ComputeApi
 from kinetic_orchestration.testing.model.faults import CLIENT, Caller, random_faults
-from kinetic_orchestration.testing.model.state.machine import Host, Machine
+from tests.support.hosts_in_memory import Clock, Room
 from tests.support.instances import IMAGES, NVIDIA, PATH, ZONE, body
 
 pytestmark = pytest.mark.fast
@@ -23,62 +22,6 @@ Json = dict[str, Any]
 ID = "0d1c5ad0-9f4b-4a63-8a3e-1f7a8c6b2d11"
 DISK = f"projects/p/zones/{ZONE}/disks/ko-a"
 DELETES = {"instanceTerminationAction": "DELETE"}
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def pause(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class InMemory:
-    """A host that remembers what befell it."""
-
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-        self.alive = True
-        self.met: list[str] = []
-        self.guest_attributes: Mapping[str, Mapping[str, str]] = {}
-
-    def console(self) -> str:
-        return "kinetic: up\n"
-
-    def warn(self) -> None:
-        self.met.append("warned")
-
-    def shut_down(self, notice: float) -> None:
-        self.met.append("shut down")
-        self.alive = False
-
-    def cut(self) -> None:
-        self.met.append("cut")
-
-    def preempt(self, notice: float | None) -> None:
-        self.met.append(f"preempted {notice}")
-
-    def reboot(self) -> None:
-        self.met.append("rebooted")
-        self.alive = True
-
-    def maintenance(self, event: str) -> None:
-        self.met.append(event)
-
-    def destroy(self) -> None:
-        self.alive = False
-
-
-class Room:
-    def __init__(self) -> None:
-        self.made: list[InMemory] = []
-
-    def create(self, machine: Machine) -> Host:
-        self.made.append(InMemory(machine))
-        return self.made[-1]
 
 
 class World:
@@ -329,6 +272,7 @@ def test_a_wrong_request_is_refused_in_googles_words_and_makes_nothing(world: Wo
         ("g2-standard-4", "hyperdisk-balanced", "", "[hyperdisk-balanced] features are not compatible"),
         ("a4-highgpu-8g", "pd-balanced", "", "[pd-balanced] features are not compatible"),
         ("g4-standard-48", "pd-ssd", "", "[pd-ssd] features are not compatible"),
+        ("a4-highgpu-8g", "hyperdisk-extreme", "", "[hyperdisk-extreme] features are not compatible"),
         ("g2-standard-4", "pd-balanced", f"{IMAGES}/none", "images/family/none' was not found"),
         (
             "g2-standard-4", "pd-balanced", f"{IMAGES}/ubuntu-accelerator-2404-arm64-with-nvidia-580", "architecture ARM64",
@@ -536,6 +480,36 @@ def test_rights_are_denied_in_googles_words_and_the_api_can_be_off(world: World)
     world.cloud.disable("compute.googleapis.com")
     off = refused(world.insert)
     assert (off.http, off.reason) == (403, "accessNotConfigured") and "has not been used in project p" in off.message
+
+
+@pytest.mark.parametrize(
+    ("right", "resource"),
+    [
+        ("disks.create", f"projects/p/zones/{ZONE}/disks/ko-a"),
+        ("instances.setMetadata", f"projects/p/zones/{ZONE}/instances/ko-a"),
+        ("instances.setTags", f"projects/p/zones/{ZONE}/instances/ko-a"),
+        ("instances.setLabels", f"projects/p/zones/{ZONE}/instances/ko-a"),
+        ("instances.setServiceAccount", f"projects/p/zones/{ZONE}/instances/ko-a"),
+        ("subnetworks.use", "projects/host/regions/us-central1/subnetworks/shared"),
+        ("subnetworks.useExternalIp", "projects/host/regions/us-central1/subnetworks/shared"),
+        ("images.useReadOnly", "projects/theirs/global/images/own"),
+    ],
+)
+def test_what_an_instance_consists_of_needs_rights_of_its_own(world: World, right: str, resource: str) -> None:
+    world.compute.add_network("host", "shared", "us-central1")
+    world.compute.add_image("theirs", "own", driver="580")
+    asked = body("ko-a", script="true")
+    asked["tags"] = {"items": ["ours"]}
+    asked["networkInterfaces"][0] = {
+        "subnetwork": "projects/host/regions/us-central1/subnetworks/shared", "accessConfigs": [{"type": "ONE_TO_ONE_NAT"}],
+    }  # fmt: skip
+    asked["disks"][0]["initializeParams"]["sourceImage"] = "projects/theirs/global/images/family/own"
+    world.cloud.deny("client", f"compute.{right}")
+    denied = refused(world.insert, asked)
+    assert denied.message.startswith(f"Required 'compute.{right}' permission for '{resource}")
+    assert not world.compute.instances
+    world.cloud.allow("client", f"compute.{right}")
+    world.insert(asked)
 
 
 def test_a_vm_may_do_what_its_account_may_with_its_own_name(world: World) -> None:
