@@ -44,7 +44,8 @@ FIRST = (
     "simulation", "airflow_kinetic/live", "core/program/test_keras_callback.py", "core/program/checkpoints/test_hosts.py",
     "end_to_end/kubernetes", "core/platforms/kubernetes", "dagster_kinetic/live", "end_to_end/frameworks",
     "end_to_end/disasters", "end_to_end/security/test_damage.py", "core/platforms/google/tpu/test_contract.py",
-    "end_to_end/cloud", "core/platforms/test_other_package.py", "core/cli/verify/test_baseline.py", "project",
+    "core/platforms/google/compute/test_contract.py", "end_to_end/cloud", "end_to_end/compute",
+    "core/platforms/test_other_package.py", "core/cli/verify/test_baseline.py", "project",
     "airflow_kinetic/operators/test_tasks.py", "end_to_end/faults", "dagster_kinetic/sensors",
 )  # fmt: skip
 

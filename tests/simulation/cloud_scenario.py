@@ -12,18 +12,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, StoreError
+from kinetic_orchestration.errors import BackendError, Corrupt, StoreError
 from kinetic_orchestration.host.attempt import self_delete
-from kinetic_orchestration.jobs import launch, lifecycle
+from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.cleanup import reaper
-from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
-from kinetic_orchestration.jobs.job import ME, Job, open_job
+from kinetic_orchestration.jobs.job import ME, Job
 from kinetic_orchestration.jobs.trust import ALONE, Trust
 from kinetic_orchestration.jobs.watching.watchers.polling import PollingWatcher
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import (
     Change,
@@ -47,7 +47,7 @@ from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.wire import Verdict
 from tests.simulation import zones as api
 from tests.simulation.cloud import Cloud, QueuedResource, SimulatedTpus, TpuNode
-from tests.simulation.scenario import BUDGETS, DAY, STAGED, Judge, Schedule
+from tests.simulation.scenario import BUDGETS, DAY, Judge, Schedule
 from tests.simulation.vms import FATES, LATE, UNFOLLOWED, CloudGround, DistantStore
 from tests.simulation.world import Odds, Task, Violation, World
 from tests.simulation.zones import Zone
@@ -61,6 +61,9 @@ FREE_HARM = {
     wire.INTERNAL: {api.FAILING},
 }
 STORE, DEPLOYMENT = "gs://simulated/store", "test"
+STRANGE_JOB = "job-0123456789ab"  # whose attempt strangers are named like, by this store's rule and by another's
+OURS = names.slice_of(STORE, DEPLOYMENT, STRANGE_JOB, 1)
+OTHERS = names.slice_of("gs://another/store", DEPLOYMENT, STRANGE_JOB, 1)
 BELIEVES = Trust(everything=True)
 PATIENCE = 100 * 3600.0  # a delete may take days
 REQUESTS = 60_000
@@ -156,6 +159,7 @@ class CloudJudge(Judge):
         self.steady = True  # nobody is ever stopped for long
         self.attentive = False  # and somebody follows who never fails
         self.heard_within = 2 * attempt_rules.OWNER_PATIENCE
+        self.forgotten: set[tuple[str, int]] = set()  # attempts whose delete was refused, by a follower that is gone
         self.acted: dict[tuple[Task, str], float] = {}  # when a process last made, ended or freed something of a job
         ground.api.made = self._act
         ground.api.may_create, ground.api.may_delete = self.may_create, self.may_delete
@@ -330,6 +334,8 @@ class CloudJudge(Judge):
                 world.reached.add("the limit of provision ended a job")
                 if attempt > 1 and self.verdicts[job, attempt - 1].cause in FREE:
                     world.reached.add("the limit of provision ended a job after several attempts")
+                    if "; the last answer was: " not in verdict.reason:
+                        raise Violation(f"attempt {attempt} of {job} waited in vain, and does not say for what")
                 ages = [ages[1]]
             return any(limit and age > float(limit) for limit, age in ages)
         if cause == wire.STALL:
@@ -417,8 +423,10 @@ class CloudJudge(Judge):
         verdict = world.records.get(names.verdict(job, attempt))
         late = world.now > queued.told["deadline"]
         harm = self.ground.truth(job, attempt).harm
-        dead = {"cut off", "agent", "deadline"} & harm  # with nobody on it who could write one
-        if machine is not None and verdict is None and not late and not dead:
+        dead = {"cut off", "agent", "process", "deadline"} & harm  # with nobody on it who could write one
+        # Who ends a machine is told by its cloud, and its hosts leave without a verdict.
+        shut = self.ground.truth(job, attempt).shut
+        if machine is not None and verdict is None and not late and not dead and not shut:
             raise Violation(f"{task.name} deletes its slice before the verdict")
         if task.name.startswith("deadline") and world.now < queued.told["deadline"] - 5.0:
             raise Violation(f"{task.name} deletes {name} before its deadline")
@@ -503,15 +511,42 @@ class CloudSchedule(Schedule):
     """Everything that one seed draws, on the simulated cloud."""
 
     option = " --cloud"
+    believed = BELIEVES
+    failures = (StoreError, BackendError)
+    patience, requests = PATIENCE, REQUESTS
     ground: Any
     judge: CloudJudge
+    kind_of_judge: type[CloudJudge] = CloudJudge
+    provision: tuple[float | None, ...] = (None, 300.0, 1800.0, 7200.0)  # limits of it
 
     def __init__(self, seed: int, worlds: list[World]) -> None:
-        world = self.world = World(seed)
-        worlds[:] = [world]
+        world, self.seed = World(seed), seed
+        self.world, worlds[:] = world, [world]
         retries._throttled.clear()
         draw = world.random
         self.healed = world.now + draw.choice((100.0, 1500.0, 5000.0)) * draw.uniform(0.2, 1.0)
+        self._open(draw)
+        ground = self.ground
+        ground.hosts_per_slice, ground.plan = self.plan.slice.hosts, self.plan
+        ground.harmful = draw.choice((0.0, 1.0, 1.0))
+        self.orphaned = draw.random() < 0.2
+        ground.fates = self._fates(draw)
+        ground.user_failure = draw.choice((0.0, 0.0, 0.5))
+        self._draw_odds(draw)
+        self._draw_rate(draw)
+        self.again = draw.random() < 0.3
+        self.identity = Identity(DEPLOYMENT, "simulation", str(self.seed))
+        self.judge = self.kind_of_judge(world, ground, self.plan, self.identity)
+        self._inform_judge()
+        world.on_write, world.on_delete = self.judge.on_write, self.judge.on_delete
+        self.clients = self.staging = 0
+        self.forgotten = self.judge.forgotten
+        self._strangers()
+        self._people()
+
+    def _open(self, draw: Any) -> None:
+        """Draw the cloud, the ground, what is between them and the processes, and the plan."""
+        world = self.world
         asked = ZONES[: draw.choice((1, 2, 3, 4))]
         known = {name: self._zone(name, draw, world.now) for name in ZONES}
         cloud = Cloud(
@@ -526,25 +561,30 @@ class CloudSchedule(Schedule):
                 forgetful=draw.random() < 0.3,
             ),
         )  # fmt: skip
-        ground = self.ground = CloudGround(world, cloud)
-        world.distance = self.distance = Distance(world, ground)
+        self.ground = CloudGround(world, cloud)
+        world.distance = self.distance = Distance(world, self.ground)
         slice_ = draw.choice((SLICES[0], SLICES[0], SLICES[1], SLICES[2]))
         slices = draw.choice((1, 1, 1, 2)) if slice_.hosts == 1 else 1
-        ground.hosts_per_slice = slice_.hosts
         kind: dict[str, Any] = draw.choice(({}, {}, {}, {"spot": True}, {"cloud": {"reservation": "r"}}))
-        self.plan = Plan(
+        self.plan = self._plan("tpu-vm", slice_, slices, asked, (0.0, 60.0, 900.0), project="p", **kind)
+
+    def _plan(
+        self, backend: str, slice_: Slice, slices: int, zones: tuple[str, ...], patience: tuple[float, ...], **kind: Any
+    ) -> Plan:
+        """Draw the rest of a plan, which has the same limits and retries everywhere."""
+        draw = self.world.random
+        return Plan(
             name="train",
             slice=slice_,
             slices=slices,
-            backend="tpu-vm",
+            backend=backend,
             store=STORE,
             deployment=DEPLOYMENT,
-            project="p",
-            zones=asked,
-            zone_patience=draw.choice((0.0, 60.0, 900.0)),
+            zones=zones,
+            zone_patience=draw.choice(patience),
             compile_cache=False,
             limits=Limits(
-                provision=draw.choice((None, 300.0, 1800.0, 7200.0)),
+                provision=draw.choice(self.provision),
                 run=draw.choice((100.0, 400.0)),
                 total=draw.choice((None, None, None, None, 400.0, 2000.0)),
                 stall=draw.choice((None, 100.0)),
@@ -553,25 +593,11 @@ class CloudSchedule(Schedule):
             retry=Retry(user=draw.choice((0, 0, 1)), preemption=draw.choice((0, 1, 100)), infra=draw.choice((0, 1, 3))),
             **kind,
         )
-        ground.plan = self.plan
-        ground.harmful = draw.choice((0.0, 1.0, 1.0))
-        self.orphaned = draw.random() < 0.2
-        ground.fates = FATES + UNFOLLOWED if self.orphaned else FATES
-        ground.user_failure = draw.choice((0.0, 0.0, 0.5))
-        self._draw_odds(draw)
-        if draw.random() < 0.2:
-            when = world.now + draw.choice((0.0, 30.0)) * draw.random()
-            world.at(when, lambda: self._limit_rate(draw.choice((30.0, 300.0))))
-        self.again = draw.random() < 0.3
-        self.identity = Identity(DEPLOYMENT, "simulation", str(seed))
-        self.judge = CloudJudge(world, ground, self.plan, self.identity)
-        self._inform_judge()
-        world.on_write, world.on_delete = self.judge.on_write, self.judge.on_delete
-        self.clients = self.staging = 0
-        self.jobs: set[str] = set()
-        self.forgotten: set[tuple[str, int]] = set()  # attempts whose delete was refused, by a follower that is gone
-        self._strangers()
-        self._people()
+
+    def _fates(self, draw: Any) -> tuple[str, ...]:
+        """What may befall machines."""
+        del draw
+        return FATES + UNFOLLOWED * self.orphaned
 
     def _draw_odds(self, draw: Any) -> None:
         busy = draw.choice((0.03, 0.15))
@@ -582,6 +608,11 @@ class CloudSchedule(Schedule):
             error=draw.choice((0.0, 0.0, 0.02)),
             crash=draw.choice((0.0, 0.003, 0.02)),
         )
+
+    def _draw_rate(self, draw: Any) -> None:
+        if draw.random() < 0.2:
+            when = self.world.now + draw.choice((0.0, 30.0)) * draw.random()
+            self.world.at(when, lambda: self._limit_rate(draw.choice((30.0, 300.0))))
 
     def _inform_judge(self) -> None:
         self.judge.orphaned = self.orphaned
@@ -597,18 +628,19 @@ class CloudSchedule(Schedule):
     def _limit_rate(self, seconds: float) -> None:
         self.ground.api.rate_until = self.world.now + seconds
 
+    def _labels(self) -> dict[str, str]:
+        """The labels by which an attempt of ours, that is long over, would be known."""
+        return {
+            ownership.DEPLOYMENT: DEPLOYMENT, ownership.JOB: STRANGE_JOB, ownership.ATTEMPT: "1",
+            ownership.EXPIRES: str(int(self.world.now - 1e6)), ownership.SPEC: "0" * 20,
+        }  # fmt: skip
+
     def _strangers(self) -> None:
         """Resources in the project that are not ours: unlabelled, another deployment's, or only named like ours."""
         cloud, now = self.ground.api, self.world.now
-        parent = f"projects/p/locations/{ZONES[0]}"
-        labels = {
-            ownership.DEPLOYMENT: DEPLOYMENT, ownership.JOB: "job-0123456789ab", ownership.ATTEMPT: "1",
-            ownership.EXPIRES: str(int(now - 1e6)), ownership.SPEC: "0" * 20,
-        }  # fmt: skip
-        other = names.slice_of("gs://another/store", DEPLOYMENT, "job-0123456789ab", 1)
-        ours = names.slice_of(STORE, DEPLOYMENT, "job-0123456789ab", 1)
-        told = {"job": "job-0123456789ab", "attempt": 1, "hosts_per_slice": 1, "deadline": 0.0, "boot": ""}
-        for name, marks in (("a-training", {}), (other, labels), (f"{ours}x", labels), (ours, {})):
+        parent, labels = f"projects/p/locations/{ZONES[0]}", self._labels()
+        told = {"job": STRANGE_JOB, "attempt": 1, "hosts_per_slice": 1, "deadline": 0.0, "boot": ""}
+        for name, marks in (("a-training", {}), (OTHERS, labels), (f"{OURS}x", labels), (OURS, {})):
             body = {
                 "tpu": {
                     "nodeSpec": [{"nodeId": name, "node": {"labels": marks, "metadata": {"kinetic": json.dumps(told)}}}]
@@ -679,63 +711,11 @@ class CloudSchedule(Schedule):
     def _place(self, task: Task) -> Any:
         return DistantStore(self.world), self.distance.backend_of(task.process)
 
-    def _launch(self, task: Task) -> None:
-        generations = 0
-        while True:
-            try:
-                job = self._launched(task)
-                outcome = self._followed(job, task)
-            except (StoreError, BackendError, JobNotFound):
-                self.world.sleep(5.0)
-                self.distance.restarted(task.process)
-                continue
-            generations += 1
-            if outcome.status is not JobStatus.FAILED or not self.again or generations > 2:
-                return
-            self.world.reached.add("a failed job was asked for again")
+    def _restarted(self, task: Task) -> None:
+        self.distance.restarted(task.process)
 
-    def _launched(self, task: Task) -> Job:
-        store, backend = self._place(task)
-        job, is_new = launch.claim(store, backend, self.identity, BELIEVES)
-        written = None
-        if is_new:
-            self.staging += 1
-            if self.staging > 1:
-                self.world.reached.add("two launchers raced for one identity")
-            self.world.sleep(self.world.random.random() * 3.0)
-            written = launch.admit(store, job, self.identity, self.plan, STAGED, BELIEVES)
-            self.staging -= 1
-        self.jobs.add(job)
-        launched = open_job(job, store, backend, BELIEVES, written=written)
-        launch.provision(launched, is_new=written is not None)
-        if self.plan.abort_without_owner:
-            store.put(names.owner(job), wire.encode({"owner": task.name}))
-            self.world.spawn(f"owner {task.name}", lambda _task: self._own(launched, task), delay=5.0)
-        return launched
-
-    def _attach(self, task: Task) -> None:
-        while True:
-            job = self._current(task)
-            if job is not None:
-                self._followed(job, task)
-                return
-            if self.ground.calm:
-                return
-            self.world.sleep(5.0)
-
-    def _current(self, task: Task) -> Job | None:
-        from kinetic_orchestration.plan.identity import job_id as job_id_of
-
-        store, backend = self._place(task)
-        trust = self.world.random.choice((BELIEVES, BELIEVES, ALONE))
-        try:
-            for generation in (3, 2, 1):
-                job = job_id_of(self.identity, generation)
-                if store.read(names.spec(job)) is not None:
-                    return open_job(job, store, backend, trust)
-        except (StoreError, BackendError):
-            pass
-        return None
+    def _trust(self) -> Trust:
+        return self.world.random.choice((BELIEVES, BELIEVES, ALONE))
 
     def _knows_nothing_of_acts(self, task: Task, job: Job) -> float:
         """A new follower has not heard of any, not even of its own process'."""
@@ -844,12 +824,14 @@ class CloudSchedule(Schedule):
         kept = [
             one.name
             for one in left
-            if isinstance(one, QueuedResource)
-            and not one.asked
-            and (one.told["job"], one.told["attempt"]) not in self.forgotten
+            if self._is_unasked(one) and (one.told["job"], one.told["attempt"]) not in self.forgotten
         ]
         if kept and not self.orphaned and not stale:
             raise Violation(f"nobody has asked for the deletion of {kept}")
+
+    def _is_unasked(self, one: Any) -> bool:
+        """Return True for what followers are to delete, and none has."""
+        return isinstance(one, QueuedResource) and not one.asked
 
     def _nothing_left(self) -> None:
         living = sorted(machine.name for machine in self.ground.living)
@@ -861,24 +843,6 @@ class CloudSchedule(Schedule):
         missing = self.judge.foreign - set(cloud.queued) - set(cloud.nodes)
         if missing:
             raise Violation(f"foreign and gone: {sorted(missing)}")
-
-    def _later(self, when: float, main: Any, machine: str = "here") -> None:
-        world = self.world
-        world.limits = (world.now + when + PATIENCE, world.requests + REQUESTS)
-        self._client(main, when)
-        world.run()
-
-    def _ask_all(self, task: Task) -> None:
-        store, backend = self._place(task)
-        for job_id in list(self.judge.created):
-            self._followed(open_job(job_id, store, backend, BELIEVES), task)
-
-    def _cancel_all(self, task: Task) -> None:
-        store, backend = self._place(task)
-        for job_id in list(self.judge.created):
-            job = open_job(job_id, store, backend, BELIEVES)
-            actions.cancel(job, "too late", task.name)
-            self._followed(job, task)
 
 
 class Reader:

@@ -16,8 +16,6 @@ from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.watching.watchers.polling import PollingWatcher
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes, fields_of
-from kinetic_orchestration.plan.identity import Identity
-from kinetic_orchestration.plan.values import Limits, Plan, Retry
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.platforms.shared.cluster_access import Access
@@ -26,7 +24,9 @@ from kinetic_orchestration.protocol.wire import Verdict
 from tests.simulation import zones as api
 from tests.simulation.cloud_scenario import (
     DEPLOYMENT,
+    FREE,
     MOST,
+    OURS,
     SLICES,
     STORE,
     CloudJudge,
@@ -37,7 +37,7 @@ from tests.simulation.cluster import Cluster, JobSet
 from tests.simulation.cluster import Odds as ClusterOdds
 from tests.simulation.pods import FATES, OF_A_NAMESPACE, OF_A_QUEUE, OOM, UNFOLLOWED, PodGround
 from tests.simulation.scenario import DAY
-from tests.simulation.world import Task, Violation, World
+from tests.simulation.world import Task, Violation
 from tests.simulation.zones import Zone
 
 CLUSTERS, SPACES = ("east", "west"), ("a", "b")
@@ -45,7 +45,6 @@ PLACES = tuple(f"{cluster}/{space}" for cluster in CLUSTERS for space in SPACES)
 FOLLOWED = 600.0  # after a verdict, in which a follower releases the set
 PODS_GONE = 900.0  # after a verdict: the longest grace and twice the slowness of a deletion
 KUBERNETES = fields_of(Kubernetes())
-FREE = (wire.STOCKOUT, wire.QUOTA, wire.INTERNAL)
 FREE_HARM = {wire.STOCKOUT: {api.DRY, "half"}, wire.QUOTA: {api.QUOTAS}, wire.INTERNAL: set[str]()}
 TAKEN = {
     "deleted", "evicted", "taken", "node lost", "node silent", "kueue", "suspended by hand", "set deleted",
@@ -159,7 +158,7 @@ class ClusterJudge(CloudJudge):
 
     def _justified(self, job: str, attempt: int, verdict: Verdict) -> bool:
         truth, cause = self.ground.truth(job, attempt), verdict.cause
-        if "nothing became free within" in verdict.reason:
+        if "nothing became free within" in verdict.reason and cause != wire.DEADLINE:
             self.world.reached.add("a place was left for want of patience")
             patience = self.plan.zone_patience if len(self.plan.zones) > 1 else 0.0
             return bool(patience) and self.world.now - self.intents[job, attempt] >= patience
@@ -208,14 +207,13 @@ class ClusterSchedule(CloudSchedule):
     option = " --cluster"
     judge: ClusterJudge
 
-    def __init__(self, seed: int, worlds: list[World]) -> None:
-        world = self.world = World(seed)
-        worlds[:] = [world]
-        draw = world.random
-        self.healed = world.now + draw.choice((100.0, 1500.0, 5000.0)) * draw.uniform(0.2, 1.0)
+    kind_of_judge = ClusterJudge
+    provision = (None, 1800.0, 7200.0)
+
+    def _open(self, draw: Any) -> None:
         queue = draw.random() < 0.4
         cluster = Cluster(
-            world,
+            self.world,
             {place: self._weather(place, queue) for place in PLACES},
             ClusterOdds(
                 busy=draw.choice((0.0, 0.05, 0.5)),
@@ -225,48 +223,24 @@ class ClusterSchedule(CloudSchedule):
             ),
             queue=queue,
         )
-        ground = self.ground = PodGround(world, cluster)
-        world.distance = self.distance = ClusterDistance(world, ground)
+        self.ground = PodGround(self.world, cluster)
+        self.world.distance = self.distance = ClusterDistance(self.world, self.ground)
         slice_ = draw.choice((SLICES[0], SLICES[0], SLICES[1], SLICES[2]))
-        ground.hosts_per_slice = slice_.hosts
-        self.plan = ground.plan = Plan(
-            name="train",
-            slice=slice_,
-            slices=draw.choice((1, 1, 1, 2)) if slice_.hosts == 1 else 1,
-            backend="kubernetes",
-            store=STORE,
-            deployment=DEPLOYMENT,
-            emulated=True,
-            zones=tuple(draw.sample(PLACES, draw.choice((1, 1, 2, 3)))),
-            zone_patience=draw.choice((0.0, 300.0, 900.0)),
-            cloud=KUBERNETES | ({"queue": "q"} if queue else {}),
-            compile_cache=False,
-            limits=Limits(
-                provision=draw.choice((None, 1800.0, 7200.0)),
-                run=draw.choice((100.0, 400.0)),
-                total=draw.choice((None, None, None, None, 400.0, 2000.0)),
-                stall=draw.choice((None, 100.0)),
-            ),
-            abort_without_owner=draw.random() < 0.05,
-            retry=Retry(user=draw.choice((0, 0, 1)), preemption=draw.choice((0, 1, 100)), infra=draw.choice((0, 1, 3))),
-        )
-        ground.harmful = draw.choice((0.0, 1.0, 1.0))
-        self.orphaned = draw.random() < 0.2
-        ground.fates = FATES + UNFOLLOWED * self.orphaned + OF_A_QUEUE * queue
-        ground.fates += OF_A_NAMESPACE * (draw.random() < 0.2)
-        ground.user_failure = draw.choice((0.0, 0.0, 0.5))
-        self._draw_odds(draw)
-        self.again = draw.random() < 0.3
-        self.identity = Identity(DEPLOYMENT, "simulation", str(seed))
-        self.judge = ClusterJudge(world, ground, self.plan, self.identity)
-        self._inform_judge()
-        cluster.expired = self.judge.on_expired
-        world.on_write, world.on_delete = self.judge.on_write, self.judge.on_delete
-        self.clients = self.staging = 0
-        self.jobs: set[str] = set()
-        self.forgotten: set[tuple[str, int]] = set()
-        self._strangers()
-        self._people()
+        slices = draw.choice((1, 1, 1, 2)) if slice_.hosts == 1 else 1
+        places = tuple(draw.sample(PLACES, draw.choice((1, 1, 2, 3))))
+        cloud = KUBERNETES | ({"queue": "q"} if queue else {})
+        self.plan = self._plan("kubernetes", slice_, slices, places, (0.0, 300.0, 900.0), emulated=True, cloud=cloud)
+
+    def _fates(self, draw: Any) -> tuple[str, ...]:
+        fates = FATES + UNFOLLOWED * self.orphaned + OF_A_QUEUE * self.ground.api.queue
+        return fates + OF_A_NAMESPACE * (draw.random() < 0.2)
+
+    def _draw_rate(self, draw: Any) -> None:
+        """Nobody limits how often sets are made."""
+
+    def _inform_judge(self) -> None:
+        super()._inform_judge()
+        self.ground.api.expired = self.judge.on_expired
 
     def _weather(self, place: str, queue: bool) -> Zone:
         draw = self.world.random
@@ -277,17 +251,12 @@ class ClusterSchedule(CloudSchedule):
     def _strangers(self) -> None:
         """Sets in the namespaces that are not ours: unlabelled, another deployment's, or only named like ours."""
         cluster, now = self.ground.api, self.world.now
-        labels = {
-            ownership.MARK: names.mark(STORE, DEPLOYMENT), ownership.DEPLOYMENT: DEPLOYMENT,
-            ownership.JOB: "job-0123456789ab", ownership.ATTEMPT: "1", ownership.EXPIRES: str(int(now - 1e6)),
-            ownership.SPEC: "0" * 20,
-        }  # fmt: skip
+        labels = {ownership.MARK: names.mark(STORE, DEPLOYMENT), **self._labels()}
         other = {**labels, ownership.MARK: names.mark("gs://another/store", DEPLOYMENT)}
-        ours = names.slice_of(STORE, DEPLOYMENT, "job-0123456789ab", 1)
         told = '{"job": "job-0123456789ab", "attempt": 1, "hosts": 1, "hosts_per_slice": 1, "deadline": 0, "boot": ""}'
         pod = {"spec": {"containers": [{"env": [{"name": "KINETIC_ORDERS", "value": told}]}]}}
         spec = {"replicatedJobs": [{"name": "s", "replicas": 1, "template": {"spec": {"template": pod}}}]}
-        for name, marks in (("a-training", {}), (f"{ours}x", labels), (f"{ours}-y", other), (ours, {})):
+        for name, marks in (("a-training", {}), (f"{OURS}x", labels), (f"{OURS}-y", other), (OURS, {})):
             body = {"metadata": {"name": name, "labels": marks}, "spec": spec}
             stranger = JobSet(PLACES[0], body, f"theirs-{name}", now - 1e6)
             cluster.queued[stranger.name] = stranger

@@ -8,7 +8,7 @@ As `cloud`, it does not know what jobs are, except that it asks the judge.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -64,7 +64,8 @@ class Group:
         if self.going:
             return states.DELETING
         there = {one.index for one in self.members if one.state == RUNNING}
-        return states.ACTIVE if len(there) == self.told["hosts"] else states.BEING_MADE
+        vms = self.told["hosts"] // self.told.get("processes", 1)
+        return states.ACTIVE if len(there) == vms else states.BEING_MADE
 
 
 class Instance:
@@ -75,7 +76,7 @@ class Instance:
         _, self.project, _, self.zone, _, self.id = name.split("/")
         self.queued = group
         self.told = orders_in(body)
-        self.index: int = self.told.get("host", 0)
+        self.index: int = self.told.get("host", 0)  # of its first host
         self.labels: dict[str, str] = dict(body["labels"])
         scheduling = body["scheduling"]
         self.model: str = scheduling["provisioningModel"]
@@ -85,6 +86,7 @@ class Instance:
         self.state = PROVISIONING
         self.created, self.started, self.ends = now, 0.0, 0.0
         self.going = 0.0
+        self.off = 0.0  # since when it is charged for no longer, though it may be there
         self.asked = False  # somebody has asked for its deletion, whatever the answer was
         self.idle = 0  # accepted deletes that did nothing
         self.machines: list[Any] = []
@@ -140,6 +142,9 @@ class Compute(Zones):
         self.operations: list[Json] = []
         self.answers: dict[str, Json] = {}
         self.account_of: Any = lambda: ""  # of the machine that asks; "" for a client
+        self.shutdown = 0.0  # seconds that a VM has to shut down when it is deleted; at 0 its power is cut
+        self.press: Callable[[Instance], object] = lambda _one: None
+        self.is_off: Callable[[Instance], bool] = lambda _one: True
 
     # ---- calls -------------------------------------------------------------------------------------------
 
@@ -177,7 +182,7 @@ class Compute(Zones):
     def _answer(self, method: str, path: str, body: Any, params: Mapping[str, str]) -> Json:
         _, _, rest = path.partition("projects/p/")
         if method == "POST":
-            return self._insert(path.removesuffix("/instances"), body, params["requestId"])
+            return self._inserted(f"{path}/{body['name']}", body, params["requestId"])
         if method == "DELETE":
             return self._delete_disk(path) if "/disks/" in path else self._delete(path)
         if rest.startswith("aggregated/"):
@@ -243,23 +248,29 @@ class Compute(Zones):
 
     # ---- inserts -----------------------------------------------------------------------------------------
 
-    def _insert(self, zone: str, body: Mapping[str, Any], request_id: str) -> Json:
-        world, draw = self.world, self.world.random
-        told = orders_in(body)
-        path, base = f"{zone}/instances/{body['name']}", told["resource"]
+    def _inserted(self, path: str, body: Mapping[str, Any], request_id: str) -> Json:
         if request_id in self.answers and not self.odds.forgetful:
-            world.reached.add("an insert was made again and recognised")
-            return dict(self.answers[request_id])
-        group = self.queued.setdefault(base, Group(base, told))
+            self.world.reached.add("an insert was made again and recognised")
+        else:
+            self.answers[request_id] = self._insert(path, body)
+        return dict(self.answers[request_id])
+
+    def _admit(self, path: str, what: Any, known: Mapping[str, Any], kind: str = "an insert") -> None:
+        """Refuse what is there already, and all for as long as the rate of inserts is limited."""
+        self.may_create(what)
+        if path in known:
+            self.world.reached.add(f"{kind} met what was there")
+            raise refusals.exists(path)
+        if self.world.now < self.rate_until:
+            self.world.reached.add("the rate of inserts was limited")
+            raise refusals.rate_limit()
+
+    def _insert(self, path: str, body: Mapping[str, Any]) -> Json:
+        world, draw, told = self.world, self.world.random, orders_in(body)
+        group = self.queued.setdefault(told["resource"], Group(told["resource"], told))
         one = Instance(path, group, body, world.now)
         group.valid = one.valid if one.flex else 0.0
-        self.may_create(group)
-        if path in self.nodes:
-            world.reached.add("an insert met what was there")
-            raise refusals.exists(path)
-        if world.now < self.rate_until:
-            world.reached.add("the rate of inserts was limited")
-            raise refusals.rate_limit()
+        self._admit(path, group, self.nodes)
         weather, at_the_call = self.weather(self.zones[group.zone]), draw.random() < 0.4
         waits = one.flex and weather in (QUEUE, DRY, REFUSED)
         weather = DRY if weather == QUEUE else weather  # only flex-start waits
@@ -268,7 +279,7 @@ class Compute(Zones):
             world.reached.add(f"refused at the call: {weather}")
             self.harm(group, weather)
             raise refusal
-        self.answers[request_id] = operation = self._begin("insert", path, CLIENT)
+        operation = self._begin("insert", path, CLIENT)
         if refusal is not None:
             self._fail_later(one, operation, refusal, weather)
         elif not self.calm and draw.random() < self.odds.hidden:
@@ -288,7 +299,7 @@ class Compute(Zones):
                 world.at(world.now + seconds, lambda: self._run(one))
                 world.at(world.now + seconds * draw.choice((0.1, 1.0, 2.0)), lambda: self._end(operation))
             self.show(one)
-        return dict(operation)
+        return operation
 
     def _refusal(self, group: Group, weather: str, at_the_call: bool) -> ComputeRefusal | None:
         zone, region = self.zones[group.zone], group.zone.rsplit("-", 1)[0]
@@ -385,27 +396,39 @@ class Compute(Zones):
     # ---- deletes -----------------------------------------------------------------------------------------
 
     def _delete(self, path: str) -> Json:
-        one, draw = self.nodes.get(path), self.world.random
+        one = self._wanted_gone(path, self.nodes)
+        if self.odds.idle and not self.calm and one.state == PROVISIONING and self.world.random.random() < 0.3:
+            self.world.reached.add("a delete met an insert that was under way")
+            raise refusals.not_ready(path)
+
+        def end() -> None:
+            one.queued.going = one.queued.going or self.world.now
+            self.end(one)
+
+        return self._deleted(one, "an accepted delete", end)
+
+    def _wanted_gone(self, path: str, known: Mapping[str, Any]) -> Any:
+        """What is to be deleted, once somebody has asked for it, unless all deletes are refused now."""
+        one = known.get(path)
         if one is None:
             raise refusals.missing(path)
         self.may_delete(path, one)
         one.asked = True
         if self._refuses():
             raise self._too_much()
-        if self.odds.idle and not self.calm and one.state == PROVISIONING and draw.random() < 0.3:
-            self.world.reached.add("a delete met an insert that was under way")
-            raise refusals.not_ready(path)
-        if (
-            one.idle < 2 and draw.random() < self.odds.idle
-        ):  # in a world that is healed, too: it is no fault of a seed's
+        return one
+
+    def _deleted(self, one: Any, kind: str, end: Callable[[], object]) -> Json:
+        """Accept a delete, of which nothing may come: in a world that is healed, too, as it is no fault of a seed's."""
+        user = self.account_of() or CLIENT
+        if one.idle < 2 and self.world.random.random() < self.odds.idle:
             one.idle += 1
-            self.world.reached.add("an accepted delete did nothing")
-            operation = self._begin("delete", path, self.account_of() or CLIENT)
-            self._end(operation, refusals.not_ready(path))
-            return dict(operation)
-        operation = self._begin("delete", path, self.account_of() or CLIENT, ended=True)
-        one.queued.going = one.queued.going or self.world.now
-        self.end(one)
+            self.world.reached.add(f"{kind} did nothing")
+            operation = self._begin("delete", one.name, user)
+            self._end(operation, refusals.not_ready(one.name))
+        else:
+            operation = self._begin("delete", one.name, user, ended=True)
+            end()
         return dict(operation)
 
     def _too_much(self) -> ComputeRefusal:
@@ -419,16 +442,35 @@ class Compute(Zones):
         if one.going:
             return
         one.going, one.state = self.world.now, STOPPING
+        one.off = one.off or one.going
         self.show(one)
+        if self.shutdown and not at_once:
+            self.world.at(self.world.now, lambda: self._press_button(one))
+            return
         delay = 0.0 if at_once else self.world.random.choice((0.0, 2.0, 20.0))
         self.world.at(self.world.now + delay, lambda: self.end_machines(one))
         self.world.at(self.world.now + delay + self._slowness(), lambda: self._forget(one))
+
+    def _press_button(self, one: Instance) -> None:
+        """Apart from whoever asks for it, who may be on the VM."""
+        self.press(one)
+        self._shut_down(one, self.world.now + self.shutdown)
+
+    def _shut_down(self, one: Instance, latest: float) -> None:
+        """It is off once its last process has ended, and then in any case."""
+        world, is_off = self.world, self.is_off(one)
+        if not is_off and world.now < latest:
+            world.at(world.now + 1.0, lambda: self._shut_down(one, latest))
+            return
+        world.reached.add("a VM shut down" if is_off else "a VM was given no more time to shut down")
+        self.end_machines(one)
+        world.at(world.now + self._slowness(), lambda: self._forget(one))
 
     def stop(self, one: Instance) -> None:
         """The instance is dead, and stays, with its disk."""
         if one.going:
             return
-        one.state = TERMINATED
+        one.state, one.off = TERMINATED, one.off or self.world.now
         for machine in one.machines:
             machine.power_off()
         self.show(one)
@@ -437,6 +479,7 @@ class Compute(Zones):
         if self.nodes.get(one.name) is not one:
             return
         del self.nodes[one.name]
+        one.off = one.off or self.world.now
         self.show(one, gone=True)
         self.end_machines(one)
         disk = self.disks[one.name.replace("/instances/", "/disks/")]

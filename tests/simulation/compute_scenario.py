@@ -7,6 +7,7 @@ An attempt of several hosts is several VMs, which are made and end one by one.
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,19 +16,16 @@ from typing import Any
 
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.hardware.accelerators import Slice
-from kinetic_orchestration.plan.identity import Identity
-from kinetic_orchestration.plan.values import Limits, Plan, Retry
 from kinetic_orchestration.platforms.google.compute.backend import ComputeBackend
-from kinetic_orchestration.platforms.google.rest import retries
-from kinetic_orchestration.platforms.shared import ownership
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.wire import Verdict
 from tests.simulation import zones as api
 from tests.simulation.cloud_scenario import (
-    DEPLOYMENT,
     ENDED,
     MOST,
-    STORE,
+    OTHERS,
+    OURS,
+    STRANGE_JOB,
     CloudJudge,
     CloudSchedule,
     Distance,
@@ -36,15 +34,19 @@ from tests.simulation.cloud_scenario import (
 from tests.simulation.compute import RUNNING, SOMEBODY, STOPPING, BootDisk, Compute, Group, Instance
 from tests.simulation.instances import FATES, UNFOLLOWED, ComputeGround
 from tests.simulation.vms import LATE
-from tests.simulation.world import Task, Violation, World
+from tests.simulation.world import Task, Violation
 from tests.simulation.zones import Zone
 
 ZONES = ("us-central1-a", "us-central1-b", "europe-west4-b", "us-west4-a")
 L4 = accelerators.parse("l4")
+OFF = 60.0  # seconds for which a process may believe that a VM runs which does not: lists lag, and answers are late
 FREED = 400.0  # after a verdict, in which a follower has the VMs deleted
+TAKEN = ("Google takes the machine of this VM back", "this VM is being")  # as a host with a notice says it
+TOLD_AHEAD = {"notice", "long notice", "preempted", "maintenance"}  # what befell it then
 GONE = re.compile(r" is (gone|STOPPING|TERMINATED): ")  # how it is told that a VM ends, before the reason
 COMPANY = 300.0  # so long the hosts wait for each other's addresses
 SLICES = [L4, accelerators.on_hosts(L4, 2), accelerators.on_hosts(L4, 3)]
+SHARED = (("l4x2", 2), ("l4x2", 2), ("l4x4", 4))  # VMs that have a process for each of their GPUs
 
 
 class ComputeDistance(Distance):
@@ -68,10 +70,6 @@ class ComputeJudge(CloudJudge):
     most: Mapping[str, tuple[int, float]] = MappingProxyType(
         {**MOST, "kinetic-watch": (40, 6 / 5.0), "guard": (80, 0.3)}
     )
-
-    def __init__(self, world: World, ground: Any, plan: Plan, identity: Identity) -> None:
-        super().__init__(world, ground, plan, identity)
-        self.forgotten: set[tuple[str, int]] = set()
 
     def _is_closed(self, said: str, told: str, zone: str) -> bool:
         """Return True if a refusal in a zone, that has none of the quota, is one of the other zone, too."""
@@ -98,6 +96,19 @@ class ComputeJudge(CloudJudge):
         if name.endswith("/verdict.json"):
             parts = name.split("/")
             self.world.at(self.world.now + FREED, lambda: self._check_freed(parts[1], int(parts[3])))
+        elif name.endswith("/freed.json"):
+            _, job, _, _, attempt, _ = name.split("/")
+            self._check_late(job, int(attempt))
+
+    def _check_late(self, job: str, attempt: int) -> None:
+        """Check that VMs which are said to have been charged for until now were so until a moment ago."""
+        world, groups = self.world, self.ground.api.queued.values()
+        mine = next((one for one in groups if (one.told["job"], one.told["attempt"]) == (job, attempt)), None)
+        if mine is None or names.refused(job, attempt) in world.records or world.suspended:
+            return
+        world.reached.add("VMs were freed late, and it is remembered")
+        if (off := max((one.off or world.now for one in mine.members), default=world.now)) < world.now - OFF:
+            raise Violation(f"{mine.id} is said to be charged for until now, {world.now - off:.0f} s after all was off")
 
     def _check_freed(self, job: str, attempt: int) -> None:
         """Some time after the verdict, in a healed world: whoever followed the job has seen its VMs go."""
@@ -161,17 +172,19 @@ class ComputeJudge(CloudJudge):
 
     def _justified(self, job: str, attempt: int, verdict: Verdict) -> bool:  # noqa: PLR0911 - a table
         harm = self.ground.truth(job, attempt).harm
+        if verdict.reason.startswith("no host started within"):  # it may quote what ended the attempt before
+            return super()._justified(job, attempt, verdict)
         if "(maxRunDuration)" in verdict.reason:
             self.world.reached.add("a job was told that its VM had run for as long as it may")
             return "limit" in harm
         if f"{SOMEBODY} deleted it" in verdict.reason:
             self.world.reached.add("a job was told who deleted its VM")
-            is_late = verdict.cause == wire.DEADLINE and self.world.now > self.deadlines[job, attempt]
+            is_late = self._is_reaped(job, attempt, verdict)
             return (verdict.cause == wire.CANCELLED or is_late) and bool(harm & {"user", "user deletes all"})
         if "was made and is not there" in verdict.reason:
             return "hidden" in harm
         if "while the request for" in verdict.reason:  # what is never shown cannot be told from what waits no longer
-            return bool(harm & {"expired", "hidden"})
+            return verdict.cause == wire.STOCKOUT and bool(harm & {"expired", "hidden"})
         if match := re.search(r"where the hosts of (\S+) are was not told", verdict.reason):
             self.world.reached.add("a host waited in vain for one that nobody made")
             other = self.ground.api.nodes.get(match[1])
@@ -188,12 +201,19 @@ class ComputeJudge(CloudJudge):
             return True
         if self.plan.spot and harm == {"preempted"} and verdict.kind == wire.CLOSED and GONE.search(verdict.reason):
             self.world.reached.add("a preemption was read from the operations of its zone")
-            return verdict.cause == wire.PREEMPTION
-        if verdict.cause == wire.PREEMPTION and verdict.kind == wire.CLOSED and not self.plan.spot:
-            return False  # Google takes others back, too, which is no preemption
+            return verdict.cause == wire.PREEMPTION or self._is_reaped(job, attempt, verdict)
+        if verdict.cause == wire.PREEMPTION and not self.plan.spot:
+            return False  # Google takes others back, too, which is no preemption, whoever tells of it
+        if not self.plan.spot and verdict.kind == wire.ABORTED and verdict.reason.startswith(TAKEN):
+            self.world.reached.add("a host told that its VM, which is not spot, is taken back")
+            return verdict.cause == wire.INFRASTRUCTURE and bool(harm & TOLD_AHEAD)
         if verdict.cause == wire.PREEMPTION:
-            return bool(harm & {"notice", "long notice", "preempted", "maintenance"})
+            return bool(harm & TOLD_AHEAD)
         return super()._justified(job, attempt, verdict)
+
+    def _is_reaped(self, job: str, attempt: int, verdict: Verdict) -> bool:
+        """Return True for an end at the deadline, whatever its reason is: the last that was seen of its VMs."""
+        return verdict.cause == wire.DEADLINE and self.world.now > self.deadlines[job, attempt]
 
     def _is_late(self, job: str, attempt: int, host: int | None) -> bool:
         """Return True if the VM of a host is not there or has not run for long: its insert may be refused for minutes,
@@ -216,12 +236,8 @@ class ComputeSchedule(CloudSchedule):
         *({}, {}, {"spot": True}, {"spot": True}, {"cloud": {"flex_start": True}}, {"cloud": {"reservation": "r"}}),
     )
 
-    def __init__(self, seed: int, worlds: list[World]) -> None:
-        world = self.world = World(seed)
-        worlds[:] = [world]
-        retries._throttled.clear()
-        draw = world.random
-        self.healed = world.now + draw.choice((100.0, 1500.0, 5000.0)) * draw.uniform(0.2, 1.0)
+    def _open(self, draw: Any) -> None:
+        world = self.world
         nothing = draw.random() < 0.03
         known = {name: self._zone(name, draw, world.now) for name in ZONES}
         for zone in known.values():
@@ -241,54 +257,34 @@ class ComputeSchedule(CloudSchedule):
                 forgets=draw.random() < 0.1,
             )),
         )  # fmt: skip
-        ground = self.ground = self.kind_of_ground(world, compute)
-        world.distance = self.distance = ComputeDistance(world, ground)
+        self.ground = self.kind_of_ground(world, compute)
+        world.distance = self.distance = ComputeDistance(world, self.ground)
         slice_, slices = self._slices(draw)
-        ground.hosts_per_slice = slice_.hosts
+        slice_, processes = self._shared(self.seed, slice_)
         kind = draw.choice(self.ways)
-        self.plan = ground.plan = Plan(
-            name="train",
-            slice=slice_,
-            slices=slices,
-            backend="compute",
-            store=STORE,
-            deployment=DEPLOYMENT,
-            project="p",
-            zones=ZONES[: draw.choice((1, 2, 3, 4))],
-            zone_patience=draw.choice((0.0, 100.0, 900.0)),
-            compile_cache=False,
-            limits=Limits(
-                provision=draw.choice((None, 300.0, 1800.0, 7200.0)),
-                run=draw.choice((100.0, 400.0)),
-                total=draw.choice((None, None, None, None, 400.0, 2000.0)),
-                stall=draw.choice((None, 100.0)),
-            ),
-            abort_without_owner=draw.random() < 0.05,
-            retry=Retry(user=draw.choice((0, 0, 1)), preemption=draw.choice((0, 1, 100)), infra=draw.choice((0, 1, 3))),
-            **kind,
-        )
-        ground.harmful = draw.choice((0.0, 1.0, 1.0))
-        self.orphaned = draw.random() < 0.2
-        ground.fates = self.fates + UNFOLLOWED if self.orphaned else self.fates
-        ground.user_failure = draw.choice((0.0, 0.0, 0.5))
-        self._draw_odds(draw)
-        if draw.random() < 0.2:
-            when = world.now + draw.choice((0.0, 30.0)) * draw.random()
-            world.at(when, lambda: self._limit_rate(draw.choice((30.0, 300.0))))
-        self.again = draw.random() < 0.3
-        self.identity = Identity(DEPLOYMENT, "simulation", str(seed))
-        self.judge = self.kind_of_judge(world, ground, self.plan, self.identity)
-        self._inform_judge()
-        world.on_write, world.on_delete = self.judge.on_write, self.judge.on_delete
-        self.clients = self.staging = 0
-        self.jobs: set[str] = set()
-        self.forgotten = self.judge.forgotten
-        self._strangers()
-        self._people()
+        zones = ZONES[: draw.choice((1, 2, 3, 4))]
+        patience = 0.0, 100.0, 900.0
+        self.plan = self._plan("compute", slice_, slices, zones, patience, project="p", processes=processes, **kind)
+
+    def _fates(self, draw: Any) -> tuple[str, ...]:
+        del draw
+        return self.fates + UNFOLLOWED * self.orphaned
 
     def _slices(self, draw: Any) -> tuple[Slice, int]:
         """Draw a slice, and how many of it are joined."""
         return draw.choice((SLICES[0], SLICES[0], SLICES[1], SLICES[2])), 1
+
+    def _shared(self, seed: int, slice_: Slice) -> tuple[Slice, int]:
+        """Draw for how long VMs may shut down, and whether several processes share each: apart, so that whatever else a
+        seed draws is the same without. Return the slice, and the number of these processes."""
+        draw, processes = random.Random(f"{seed} of several processes"), 1
+        self.ground.api.shutdown = draw.choice((0.0, 0.0, 30.0, 90.0))
+        if draw.random() < 0.3:
+            name, processes = draw.choice(SHARED)
+            vms = slice_.hosts if processes == 2 else 1  # of each host there are many requests
+            slice_ = accelerators.on_hosts(accelerators.parse(name), vms)
+            self.world.reached.add(f"VMs with {processes} processes each")
+        return slice_, processes
 
     def _habits(self, draw: Any, odds: api.Odds) -> api.Odds:
         """Draw what else differs between seeds."""
@@ -302,20 +298,11 @@ class ComputeSchedule(CloudSchedule):
 
     def _strangers(self) -> None:
         """VMs in the project that are not ours: unlabelled, another deployment's, or only named like ours."""
-        compute, now = self.ground.api, self.world.now
-        labels = {
-            ownership.DEPLOYMENT: DEPLOYMENT, ownership.JOB: "job-0123456789ab", ownership.ATTEMPT: "1",
-            ownership.EXPIRES: str(int(now - 1e6)), ownership.SPEC: "0" * 20,
-        }  # fmt: skip
-        other = names.slice_of("gs://another/store", DEPLOYMENT, "job-0123456789ab", 1)
-        ours = names.slice_of(STORE, DEPLOYMENT, "job-0123456789ab", 1)
-        zone = f"projects/p/zones/{ZONES[0]}"
-        stranger_names = (
-            ("a-training", {}), (other, labels), (f"{ours}x", labels), (f"{ours}-a", labels), (ours, {}),
-        )  # fmt: skip
-        for name, marks in stranger_names:
-            path = f"{zone}/instances/{name}"
-            told = {"job": "job-0123456789ab", "attempt": 1, "hosts": 1, "host": 0, "deadline": 0.0, "resource": path}
+        compute, now, labels = self.ground.api, self.world.now, self._labels()
+        strangers = ("a-training", {}), (OTHERS, labels), (f"{OURS}x", labels), (f"{OURS}-a", labels), (OURS, {})
+        for name, marks in strangers:
+            path = f"projects/p/zones/{ZONES[0]}/instances/{name}"
+            told = {"job": STRANGE_JOB, "attempt": 1, "hosts": 1, "host": 0, "deadline": 0.0, "resource": path}
             body = {
                 "labels": marks,
                 "scheduling": {"provisioningModel": "STANDARD", "maxRunDuration": {"seconds": "1"}},
@@ -341,16 +328,5 @@ class ComputeSchedule(CloudSchedule):
         if missing:
             raise Violation(f"foreign and gone: {sorted(missing)}")
 
-    def _check_asked(self, left: list[Any]) -> None:
-        """A job that was followed to its end leaves to the reaper only what does not go although it was asked to."""
-        stale = "a stale submitter submitted after the verdict" in self.world.reached
-        kept = [
-            one.name
-            for one in left
-            if isinstance(one, Instance)
-            and not one.asked
-            and one.state != STOPPING
-            and (one.told["job"], one.told["attempt"]) not in self.forgotten
-        ]
-        if kept and not self.orphaned and not stale:
-            raise Violation(f"nobody has asked for the deletion of {kept}")
+    def _is_unasked(self, one: Any) -> bool:
+        return isinstance(one, Instance) and not one.asked and one.state != STOPPING

@@ -6,6 +6,7 @@ import functools
 import gc
 import random
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 from pytest import MonkeyPatch
 
-from kinetic_orchestration.host.attempt import opening
+from kinetic_orchestration.host.attempt import opening, self_delete
 from kinetic_orchestration.host.machine import attestation, bootstrap, bucket_records
 from kinetic_orchestration.host.machine.pod import pod, start
 from kinetic_orchestration.host.machine.vm import gpus, member, network
@@ -177,6 +178,9 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     edges.setattr(gpus, "missing", lambda *_args, **_how: worlds[-1].distance.ground.gpus())
     edges.setattr(network, "receive", lambda *_args: None)
     edges.setattr(network, "knock", lambda *_args: "")
+    dying = SimpleNamespace(SIGTERM=signal.SIGTERM, SIG_DFL=signal.SIG_DFL)
+    dying.signal = lambda _number, _handler: worlds[-1].distance.ground.defenseless()
+    edges.setattr(self_delete, "signal", dying)
     for verb in ("read", "decode"):  # pure, and asked of the same bytes again and again
         edges.setattr(wire.Beat, verb, staticmethod(functools.lru_cache(10_000)(getattr(wire.Beat, verb))))
     edges.setattr(jobs, "spec_of", functools.lru_cache(100)(jobs.spec_of))

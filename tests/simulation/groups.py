@@ -91,6 +91,10 @@ class Manager(Described):
         self.checked = 0.0
         self.leaves = 0.0  # what is deleted stays at least until then
 
+    @property
+    def told(self) -> Json:
+        return self.queued.told
+
     def names(self) -> list[str]:
         base, _, first = str(self.body["baseInstanceName"]).rstrip("]").partition("[")
         digits = base.count("#")
@@ -160,15 +164,11 @@ class Grouped(Compute):
         return [other for other in self.managers.values() if other.queued is one.queued]
 
     def _answer(self, method: str, path: str, body: Any, params: Mapping[str, str]) -> Json:
-        collection, _, name = path.rpartition("/")
-        kind = name if method == "POST" else collection.rpartition("/")[2]
-        if method == "POST" and kind in (POLICIES, TEMPLATES):
-            return self._keep(f"{path}/{body['name']}", body, params["requestId"])
-        if method == "POST" and kind == MANAGERS:
-            return self._insert_group(f"{path}/{body['name']}", body, params["requestId"])
+        collection = path.rpartition("/")[0]
+        kind = collection.rpartition("/")[2]
         if "/operations/" in path:
             return self._operation(path)
-        if kind in (POLICIES, TEMPLATES, MANAGERS):
+        if kind in (POLICIES, TEMPLATES, MANAGERS) and method != "POST":
             if method == "DELETE":
                 return self._delete_group(path) if kind == MANAGERS else self._delete_kept(path)
             things: Mapping[str, Described] = self.managers if kind == MANAGERS else self.kept
@@ -210,21 +210,17 @@ class Grouped(Compute):
             self.world.sleep(2.0)
         return dict(found)
 
+    def _insert(self, path: str, body: Mapping[str, Any]) -> Json:
+        kinds = {POLICIES: self._keep, TEMPLATES: self._keep, MANAGERS: self._insert_group}
+        return kinds.get(path.split("/")[-2], super()._insert)(path, body)
+
     # ---- policies and templates --------------------------------------------------------------------------
 
-    def _keep(self, path: str, body: Mapping[str, Any], request_id: str) -> Json:
+    def _keep(self, path: str, body: Mapping[str, Any]) -> Json:
         world, draw = self.world, self.world.random
-        if request_id in self.answers and not self.odds.forgetful:
-            return dict(self.answers[request_id])
         one = Kept(path, body, world.now)
-        self.may_create(one)
-        if path in self.kept:
-            world.reached.add("a policy or a template met what was there")
-            raise refusals.exists(path)
-        if world.now < self.rate_until:
-            world.reached.add("the rate of inserts was limited")
-            raise refusals.rate_limit()
-        self.answers[request_id] = operation = self._begin("insert", path, CLIENT)
+        self._admit(path, one, self.kept, "a policy or a template")
+        operation = self._begin("insert", path, CLIENT)
         self.kept[path] = one
 
         def ready() -> None:
@@ -239,7 +235,7 @@ class Grouped(Compute):
             world.at(world.now + seconds, ready)
         else:
             ready()
-        return dict(operation)
+        return operation
 
     def _user_of(self, path: str) -> str:
         for manager in self.managers.values():
@@ -249,13 +245,7 @@ class Grouped(Compute):
         return user if self.world.now < until else ""
 
     def _delete_kept(self, path: str) -> Json:
-        one = self.kept.get(path)
-        if one is None:
-            raise refusals.missing(path)
-        self.may_delete(path, one)
-        one.asked = True
-        if self._refuses():
-            raise self._too_much()
+        one = self._wanted_gone(path, self.kept)
         if user := self._user_of(path):
             self.world.reached.add("a policy or a template was in use")
             raise refusals.in_use(path, user)
@@ -272,11 +262,8 @@ class Grouped(Compute):
 
     # ---- groups ------------------------------------------------------------------------------------------
 
-    def _insert_group(self, path: str, body: Mapping[str, Any], request_id: str) -> Json:
+    def _insert_group(self, path: str, body: Mapping[str, Any]) -> Json:
         world, draw = self.world, self.world.random
-        if request_id in self.answers and not self.odds.forgetful:
-            world.reached.add("an insert was made again and recognised")
-            return dict(self.answers[request_id])
         policy = (body.get("resourcePolicies") or {}).get("workloadPolicy")
         for needed in (body["instanceTemplate"], *([policy] if policy else [])):
             if needed not in self.kept:
@@ -290,19 +277,13 @@ class Grouped(Compute):
         attempt = self.queued.setdefault(told["resource"], Group(told["resource"], told))
         manager = Manager(path, body, attempt, world.now)
         attempt.valid = manager.until - world.now
-        self.may_create(attempt)
-        if path in self.managers:
-            world.reached.add("an insert met what was there")
-            raise refusals.exists(path)
-        if world.now < self.rate_until:
-            world.reached.add("the rate of inserts was limited")
-            raise refusals.rate_limit()
+        self._admit(path, attempt, self.managers)
         weather = self.weather(self.zones[attempt.zone])
         if weather == FAILING and draw.random() < 0.3 and (refusal := self._refusal(attempt, weather, True)):
             world.reached.add("the insert of a group was refused")
             self.harm(attempt, weather)
             raise refusal
-        self.answers[request_id] = operation = self._begin("insert", path, CLIENT)
+        operation = self._begin("insert", path, CLIENT)
         self.managers[path] = manager
         self.may_wait(manager)
         if manager.until < world.now + 1.0:
@@ -311,13 +292,19 @@ class Grouped(Compute):
             world.at(manager.until - 1.0, lambda: self._expire(manager))
         self.show(manager)
         world.at(world.now + draw.choice((0.0, 2.0, 20.0)) * draw.random(), lambda: self._fill(manager, operation))
-        return dict(operation)
+        return operation
 
     def _expire(self, manager: Manager) -> None:
-        """Nothing happens by itself: it waits on, until somebody deletes it."""
+        """Nothing happens by itself: it waits on, until somebody deletes it; or it gives up, and says nothing."""
         if self._exists(manager) and manager.bulk and not manager.had:
             self.world.reached.add("a group waited for longer than it was to")
             self.harm(manager.queued, "expired")
+            if self.odds.gives_up:
+                manager.bulk, manager.error = False, None
+                self.show(manager)
+
+    def _has_given_up(self, manager: Manager) -> bool:
+        return self.odds.gives_up and not manager.had and self.world.now >= manager.until - 1.0
 
     def _exists(self, manager: Manager) -> bool:
         return self.managers.get(manager.name) is manager and not manager.going
@@ -328,7 +315,7 @@ class Grouped(Compute):
         if operation is not None:
             self._end(operation)
         missing = [index for index in range(manager.size) if index not in manager.members]
-        if not self._exists(manager) or not missing:
+        if not self._exists(manager) or not missing or self._has_given_up(manager):
             return
         if not manager.bulk:
             manager.bulk = True
@@ -406,22 +393,8 @@ class Grouped(Compute):
             self.world.at(self.world.now + 20.0 * self.world.random.random(), lambda: self.end(one))
 
     def _delete_group(self, path: str) -> Json:
-        manager, draw = self.managers.get(path), self.world.random
-        if manager is None:
-            raise refusals.missing(path)
-        self.may_delete(path, manager)
-        manager.asked = True
-        if self._refuses():
-            raise self._too_much()
-        if manager.idle < 2 and draw.random() < self.odds.idle:  # in a world that is healed, too
-            manager.idle += 1
-            self.world.reached.add("an accepted delete of a group did nothing")
-            operation = self._begin("delete", path, self.account_of() or CLIENT)
-            self._end(operation, refusals.not_ready(path))
-            return dict(operation)
-        operation = self._begin("delete", path, self.account_of() or CLIENT, ended=True)
-        self.end_group(manager)
-        return dict(operation)
+        manager = self._wanted_gone(path, self.managers)
+        return self._deleted(manager, "an accepted delete of a group", lambda: self.end_group(manager))
 
     def end_group(self, manager: Manager) -> None:
         """The group goes, and its members with it, whoever wants it."""

@@ -224,8 +224,8 @@ PLANTED = (
     Planted(
         "when host 0 is dead nobody deletes the slice",
         "host/attempt/self_delete.py",
-        "    is_first = _wait_for_turn(at) if",
-        "    if at.host:\n        return\n    is_first = _wait_for_turn(at) if",
+        "    turn = _wait_for_turn(at) if",
+        "    if at.host:\n        return\n    turn = _wait_for_turn(at) if",
     ),
     Planted(
         "a watcher looks ten times a second",
@@ -340,8 +340,8 @@ PLANTED = (
     Planted(
         "what is taken back from an on-demand VM counts as preempted",
         "platforms/google/compute/states.py",
-        "as it does to defragment a zone\", wire.INFRASTRUCTURE",
-        "as it does to defragment a zone\", wire.PREEMPTION",
+        "    cause = wire.PREEMPTION if model == machines.SPOT else wire.INFRASTRUCTURE\n",
+        "    cause = wire.PREEMPTION\n",
         "--compute",
     ),
     Planted(
@@ -354,8 +354,15 @@ PLANTED = (
     Planted(
         "a preempted VM counts as failed",
         "platforms/google/compute/states.py",
-        "it was preempted\", wire.PREEMPTION",
-        "it was preempted\", wire.INFRASTRUCTURE",
+        "    cause = wire.PREEMPTION if model == machines.SPOT else wire.INFRASTRUCTURE\n",
+        "    cause = wire.INFRASTRUCTURE\n",
+        "--compute",
+    ),
+    Planted(
+        "the host of an on-demand VM that is taken back tells of a preemption",
+        "host/machine/vm/instance.py",
+        "wire.INFRASTRUCTURE if spot == \"FALSE\" else wire.PREEMPTION",
+        "wire.PREEMPTION",
         "--compute",
     ),
     Planted(
@@ -377,6 +384,87 @@ PLANTED = (
         "host/machine/bootstrap.py",
         "        left = [url for url in others if not _is_gone(url, told)]\n",
         "        left = []\n",
+        "--compute",
+    ),
+    Planted(
+        "a VM that flex-start never granted counts as failed",
+        "platforms/google/compute/states.py",
+        "        return _wait_is_over(context, member.name), wire.STOCKOUT\n",
+        "        return _wait_is_over(context, member.name), wire.INFRASTRUCTURE\n",
+        "--compute",
+    ),
+    Planted(
+        "a group whose wait is over counts as failed",
+        "platforms/google/compute/states.py",
+        "        return why, wire.STOCKOUT\n",
+        "        return why, wire.INFRASTRUCTURE\n",
+        "--groups",
+    ),
+    Planted(
+        "a release is judged by what is seen of another attempt",
+        "jobs/following/follower.py",
+        "        is_seen = seen.intent is not None and seen.intent.attempt == attempt\n",
+        "        is_seen = True\n",
+        "--compute",
+    ),
+    *(
+        Planted(
+            f"VMs that shut down are charged for ({where})",
+            "platforms/google/compute/states.py",
+            "    return bool(there) and all(vm.status in _CHARGED_NO_LONGER for vm in there)\n",
+            "    return False\n",
+            where,
+        )
+        for where in ("--compute", "--groups")
+    ),
+    Planted(
+        "the guard of a VM's second process says nothing of its agent's death",
+        "host/guard.py",
+        "    if code == -signal.SIGTERM and host.machine.is_explained and not host.machine.notice():\n",
+        "    if host.at.host % host.at.processes:\n",
+        "--compute",
+    ),
+    Planted(
+        "the failure of a VM's second process is not told",
+        "host/host.py",
+        "                self._decide(move.cause, move.reason, move.host, move.grace)\n",
+        "                if not self.at.host % self.at.processes:\n"
+        "                    self._decide(move.cause, move.reason, move.host, move.grace)\n",
+        "--compute",
+    ),
+    Planted(
+        "a job succeeds without the second processes of its VMs",
+        "host/host.py",
+        "            hosts=self.at.hosts,\n",
+        "            hosts=self.at.machines,\n",
+        "--compute",
+    ),
+    Planted(
+        "a VM is deleted while its second process is at work",
+        "host/attempt/self_delete.py",
+        "is_gone(at, host) for host, state in states.items())",
+        "is_gone(at, host) for host, state in states.items() if not host % at.processes)",
+        "--compute",
+    ),
+    Planted(
+        "a second process whose agent ends while its VM goes down waits for its turn",
+        "host/attempt/self_delete.py",
+        "        if goes_down():\n            return\n",
+        "        assert goes_down() in (False, True)\n",
+        "--compute",
+    ),
+    Planted(
+        "a second process that waits for its turn keeps its VM from going down",
+        "host/attempt/self_delete.py",
+        "        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # before it is asked, so that no signal goes unheard\n",
+        "",
+        "--compute",
+    ),
+    Planted(
+        "each process of a VM counts as a VM when its attempt is deleted",
+        "protocol/assignment.py",
+        "            return self.machines, self.machine_of(self.host)\n",
+        "            return self.hosts, self.host\n",
         "--compute",
     ),
     Planted(
@@ -438,8 +526,8 @@ PLANTED = (
     Planted(
         "nobody reads until when a group may wait",
         "platforms/google/compute/states.py",
-        "    if 0 < group.until <= now:\n",
-        "    if False:\n",
+        "    is_over = 0 < group.until <= now\n",
+        "    is_over = False\n",
         "--groups",
     ),
     Planted(

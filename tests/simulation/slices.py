@@ -54,6 +54,8 @@ class Truth:
         self.refused = False
         self.started: set[int] = set()
         self.culprits: set[int] = set()  # hosts whose program failed, and not of another's failure
+        self.lost: set[int] = set()  # hosts whose agent was killed
+        self.shut = False  # one of its machines had its power button pressed
         self.beats: dict[int, list[float]] = {}
         self.submits = 0
 

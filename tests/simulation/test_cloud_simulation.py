@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,11 +19,11 @@ from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import ABSENT, PRESENT, Limits, Observation, Plan, Retry
 from kinetic_orchestration.platforms.google import vms
 from tests.simulation import planted
+from tests.simulation.checks import check, check_fails, check_repeats, scene
 from tests.simulation.cloud import Cloud
 from tests.simulation.cloud_scenario import BELIEVES, DEPLOYMENT, SLICES, STORE, ZONES, CloudSchedule, Distance
-from tests.simulation.edges import simulated_edges
 from tests.simulation.mended import BROKE_ON_THE_CLOUD
-from tests.simulation.scenario import STAGED, Failed, check, play, trace_of
+from tests.simulation.scenario import STAGED
 from tests.simulation.vms import CloudGround, DistantStore
 from tests.simulation.world import Task, World
 from tests.simulation.zones import QUEUE, Odds, Zone
@@ -165,37 +161,20 @@ def test_every_promise_holds_in_thousands_of_schedules_and_seldom_states_were_re
 
 
 def test_the_same_seed_is_the_same_schedule_byte_for_byte_in_every_process() -> None:
-    """The schedule depends neither on earlier runs nor on the iteration order of sets."""
-    seed, root = 24, Path(__file__).parents[2]
-    worlds: list[World] = []
-    with simulated_edges(worlds):
-        for before in range(seed - 4, seed + 1):
-            play(before, worlds, kind=CloudSchedule)
-    elsewhere = subprocess.run(
-        [sys.executable, "-m", "tests.simulation", "--seed", str(seed), "--cloud"],
-        cwd=root, env={**os.environ, "PYTHONHASHSEED": "7"}, capture_output=True, text=True, timeout=150,
-    )  # fmt: skip
-    assert elsewhere.returncode == 0, elsewhere.stderr
-    assert elsewhere.stdout.rstrip("\n") == trace_of(worlds[-1])
-
-
-class _Seen(BaseException):
-    """Raised when the test has seen enough of a world."""
+    check_repeats(CloudSchedule)
 
 
 def _asked_in_an_hour(jobs: int) -> tuple[int, int]:
     """The number of requests of one process that follows that many queued jobs: its watcher's, and all its
     followers'."""
-    worlds = [World(1)]
-    world = worlds[0]
+    world = World(1)
     cloud = Cloud(world, {zone: Zone(zone, QUEUE, float("inf")) for zone in ZONES}, Odds())
     world.distance = Distance(world, CloudGround(world, cloud))
     plan = Plan(
         "train", SLICES[0], "tpu-vm", STORE, DEPLOYMENT, Limits(run=600.0), Retry(), project="p", zones=ZONES[:1]
     )
-    found: list[tuple[int, int]] = []
 
-    def main(task: Task) -> None:
+    def main(task: Task) -> tuple[int, int]:
         store, backend = DistantStore(world), world.distance.backend_of(task)
         for number in range(jobs):
             identity = Identity(DEPLOYMENT, "simulation", str(number))
@@ -208,14 +187,9 @@ def _asked_in_an_hour(jobs: int) -> tuple[int, int]:
         before = _counts(task)
         world.sleep(3600.0)
         after = _counts(task)
-        found.append((after[0] - before[0], after[1] - before[1]))
-        raise _Seen
+        return after[0] - before[0], after[1] - before[1]
 
-    with simulated_edges(worlds), pytest.raises(_Seen):
-        world.spawn("orchestrator", main)
-        world.run()
-    world.end()
-    return found[0]
+    return scene(world, "orchestrator", main)
 
 
 def _counts(process: Task) -> tuple[int, int]:
@@ -234,21 +208,17 @@ def test_a_scene_of_the_attempt_before_says_nothing_of_the_next_one() -> None:
     """Its hosts had been there for long when the next attempt was intended, which was then closed for that: a watcher
     that had been stopped for a quarter of an hour was believed by its follower.
     """
-    worlds = [World(1)]
-    world, job, found = worlds[0], "job-0123456789ab", []
+    world, job = World(1), "job-0123456789ab"
     world.distance = Distance(world, CloudGround(world, Cloud(world, {}, Odds())))
 
-    def main(task: Task) -> None:
+    def main(task: Task) -> tuple[Any, str, float]:
         store, cache = DistantStore(world), AttemptCache()
         placement = {"backend": "tpu-vm", "project": "p", "zone": ZONES[0], "name": "kinetic-an-attempt-1"}
         poll = Poll(world.now - 1000.0, {}, {job: Observation(PRESENT)}, {job: placement})
         seen = look(store, world.distance.backend_of(task), job, 2, 1, cache=cache, poll=poll)
-        found.append((seen.intent, seen.observation.state, cache.present_since))
+        return seen.intent, seen.observation.state, cache.present_since
 
-    with simulated_edges(worlds):
-        world.spawn("orchestrator", main)
-        world.run()
-    assert found == [(None, ABSENT, 0.0)]
+    assert scene(world, "orchestrator", main) == (None, ABSENT, 0.0)
 
 
 @pytest.mark.offline
@@ -283,11 +253,7 @@ def test_a_wrong_rule_is_found_and_its_seed_is_told(
 ) -> None:
     """Test the simulation: with one rule replaced by a wrong one, some of the first seeds must fail."""
     monkeypatch.setattr(module, rule, wrong)
-    worlds: list[World] = []
-    told = r"python -m tests\.simulation --seed \d+ --cloud"
-    with simulated_edges(worlds), pytest.raises(Failed, match=told):
-        for seed in range(300):
-            play(seed, worlds, kind=CloudSchedule)
+    check_fails(range(300), CloudSchedule)
 
 
 @pytest.mark.parametrize("bug", planted.PLANTED, ids=lambda bug: bug.name)

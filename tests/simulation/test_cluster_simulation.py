@@ -11,10 +11,8 @@ from kinetic_orchestration.host.attempt.opening import Opening
 from kinetic_orchestration.plan.values import ABSENT, Freed, Observation
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.protocol import wire
+from tests.simulation.checks import check, check_fails, check_repeats
 from tests.simulation.cluster_scenario import ClusterSchedule
-from tests.simulation.edges import simulated_edges
-from tests.simulation.scenario import Failed, check, play, run, trace_of
-from tests.simulation.world import World
 
 SEEDS = 150  # `nox -s simulate` plays more, which it draws by the date
 MANY = 5_000
@@ -103,14 +101,8 @@ def test_very_many_schedules_do() -> None:
     check(range(SEEDS, MANY), [*REACHED, *SELDOM], ClusterSchedule)
 
 
-def test_a_seed_is_one_execution() -> None:
-    worlds: list[World] = []
-    traces = []
-    with simulated_edges(worlds):
-        for _ in range(2):
-            run(3, worlds, ClusterSchedule)
-            traces.append(trace_of(worlds[0]))
-    assert traces[0] == traces[1]
+def test_the_same_seed_is_the_same_schedule_byte_for_byte_in_every_process() -> None:
+    check_repeats(ClusterSchedule)
 
 
 def _everything_is_ours(_backend: Any, _found: Any) -> bool:
@@ -148,7 +140,4 @@ def test_a_wrong_rule_is_found_and_its_seed_is_told(
     """Test the simulation: with one rule replaced by a wrong one, some of 600 seeds must fail; the `first` that is played
     is near one that did."""
     monkeypatch.setattr(module, rule, wrong)
-    worlds: list[World] = []
-    with simulated_edges(worlds), pytest.raises(Failed, match=rf"(?s)({told}).*--seed \d+ --cluster"):
-        for seed in (*range(first, 600), *range(first)):
-            play(seed, worlds, kind=ClusterSchedule)
+    check_fails((*range(first, 600), *range(first)), ClusterSchedule, told)

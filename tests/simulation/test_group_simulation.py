@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.group_scenario import GroupSchedule
+from tests.simulation.checks import check, check_repeats
+from tests.simulation.group_scenario import GROUP_FATES, GroupSchedule
 from tests.simulation.mended import BROKE_ON_GROUPS
-from tests.simulation.scenario import check
 
 SEEDS = 200  # the gate plays more, which it draws by the date
 MANY = 10_000
@@ -75,7 +75,8 @@ the reaper released a placement: its attempt has its verdict
 the reaper released a placement: past its deadline
 two launchers raced for one identity
 """.strip().splitlines()
-SELDOM = """
+SELDOM = [f"harm: {fate}" for fate in dict.fromkeys(GROUP_FATES)]
+SELDOM += """
 a cancel was heard in a queue
 a group has no members: no quota
 a group made a member again
@@ -94,29 +95,6 @@ attempt 3 committed
 closed by a client: internal
 closed by a client: preemption
 closed without an intent: cancelled
-harm: agent
-harm: all silent
-harm: cut off
-harm: denied
-harm: guest
-harm: host
-harm: host error
-harm: long notice
-harm: maintenance
-harm: never boots
-harm: no gpu
-harm: notice
-harm: preempt at the end
-harm: preempted
-harm: reboot
-harm: repair
-harm: repair for ever
-harm: slow boot
-harm: stuck
-harm: topology
-harm: unready
-harm: user
-harm: user deletes all
 killed after intent.json
 killed after the create call
 killed after verdict.json
@@ -142,3 +120,7 @@ def test_what_broke_a_promise_once_does_so_no_more() -> None:
 @pytest.mark.timeout(1800)
 def test_every_promise_holds_in_thousands_of_schedules_and_seldom_states_were_reached_too() -> None:
     check(range(SEEDS, SEEDS + MANY), [*REACHED, *SELDOM], GroupSchedule)
+
+
+def test_the_same_seed_is_the_same_schedule_byte_for_byte_in_every_process() -> None:
+    check_repeats(GroupSchedule)

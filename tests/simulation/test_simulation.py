@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, date, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +16,10 @@ from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import Limits, Plan, Retry
 from kinetic_orchestration.protocol import attempt_rules, names, wire
 from tests.simulation.__main__ import first_of, main
+from tests.simulation.checks import check, check_fails, check_repeats
 from tests.simulation.edges import simulated_edges
 from tests.simulation.mended import BROKE, CLOUD, COMPUTE, GROUPS, LOCAL, Mend, still_broken
-from tests.simulation.scenario import REQUESTS, SLICES, Failed, Judge, check, play, trace_of
+from tests.simulation.scenario import REQUESTS, SLICES, Judge
 from tests.simulation.slices import Ground
 from tests.simulation.world import EPOCH, Odds, SimulatedStore, Task, Violation, World
 
@@ -151,16 +149,7 @@ def test_the_same_of_many_more_schedules_in_which_seldom_states_were_reached_too
 
 
 def test_the_same_seed_is_the_same_schedule_byte_for_byte_in_every_process() -> None:
-    seed, root = 24, Path(__file__).parents[2]
-    worlds: list[World] = []
-    with simulated_edges(worlds):
-        play(seed, worlds)
-    elsewhere = subprocess.run(
-        [sys.executable, "-m", "tests.simulation", "--seed", str(seed)],
-        cwd=root, env={**os.environ, "PYTHONHASHSEED": "7"}, capture_output=True, text=True, timeout=150,
-    )  # fmt: skip
-    assert elsewhere.returncode == 0, elsewhere.stderr
-    assert elsewhere.stdout.rstrip("\n") == trace_of(worlds[-1])
+    check_repeats()
 
 
 @pytest.mark.parametrize("back", [True, False])
@@ -264,7 +253,4 @@ def test_a_wrong_rule_is_found_and_its_seed_is_told(
 ) -> None:
     """Test the simulation: with one rule replaced by a wrong one, some of the first seeds must fail."""
     monkeypatch.setattr(module, rule, wrong)
-    worlds: list[World] = []
-    with simulated_edges(worlds), pytest.raises(Failed, match=r"python -m tests\.simulation --seed \d+"):
-        for seed in range(300):
-            play(seed, worlds)
+    check_fails(range(300))

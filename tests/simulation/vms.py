@@ -12,8 +12,7 @@ from contextlib import suppress
 from email.utils import formatdate
 from typing import Any
 
-from kinetic_orchestration.host import host
-from kinetic_orchestration.host.attempt import self_delete
+from kinetic_orchestration.host import guard, host
 from kinetic_orchestration.host.machine import bootstrap as boot
 from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.protocol import attempt_rules, names, wire
@@ -75,7 +74,9 @@ class DistantStore(SimulatedStore):
 
 
 class Machine:
-    """One VM."""
+    """One VM, or what one of several hosts has on it."""
+
+    arms = True  # its deadline
 
     def __init__(self, ground: CloudGround, node: TpuNode, worker: int) -> None:
         assert node.queued is not None
@@ -89,6 +90,7 @@ class Machine:
         self.machine = "elsewhere"
         self.place = self
         self.task: Task | None = None  # its agent
+        self.guard: Task | None = None
         self.agent: VmHost | None = None
         self.tasks: list[Task] = []
         self.fate = ""
@@ -97,6 +99,8 @@ class Machine:
         self.off = False  # it is there, and nothing runs on it
         self.lingers = 0.0  # so long it lives on when nobody sees it any more
         self.denied = False  # its account lacks rights
+        self.goes_down = 0.0  # since when it is asked to end
+        self.ended = 0.0  # when its agent did
         self.notice = ""
         self.heard = (0.0, 0.0)  # as boot._heard, of the process of the deadline
         self.up = 0.0  # when it booted last
@@ -117,16 +121,19 @@ class Machine:
         self.up = world.now + delay
         over = Event(world)
         clean: list[bool] = []
-        start("deadline", self._deadline, delay)
+        if self.arms:
+            start("deadline", self._deadline, delay)
         self.task = start("host", lambda _task: self._live(over, clean), delay)
-        start("guard", lambda _task: self._guard(over, clean), delay)
+        self.guard = start("guard", lambda _task: self._guard(over, clean), delay)
         self.over = over
         self.ground.living[self] = None
 
     def kill_agent(self) -> None:
         """The guard is there to speak for it."""
         if self.task is not None and not self.task.dead and not self.task.greenlet.dead:
+            self.ground.truth(self.job, self.attempt).lost.add(self.index)
             self.ground.world.kill(self.task)
+            self.ended = self.ground.world.now
             self.over.set()
 
     def stop(self) -> None:
@@ -232,17 +239,24 @@ class Machine:
             self.ground.truth(self.job, self.attempt).harm.add("agent")
             self.ground.world.note("agent failed", repr(error))
         finally:
+            self.ended = self.ground.world.now
             over.set()
+        if self.guard is not None and self.guard.dead:  # as guard.be_the_agent, which does its work then
+            self.ground.world.reached.add("an agent did what its guard would have done")
+            if not clean:
+                self._speak_for_agent()
+            guard.clean_up(self._assignment(), goes_down=lambda: bool(agent.ended))
 
     def _guard(self, over: Event, clean: list[bool]) -> None:
         """Act as guard.be_the_guard: report for an agent that died, and end the machine."""
         over.wait()
         if not clean:
             self._speak_for_agent()
-        self_delete.delete_own_slice(self._assignment())
+        guard.clean_up(self._assignment(), goes_down=lambda: self.goes_down > 0.0)
 
     def _speak_for_agent(self) -> None:
-        self._abort(wire.INFRASTRUCTURE, f"the agent of host {self.index} was ended by SIGKILL")
+        with suppress(RecordsError):
+            guard.speak(self._host(), -9, f"the agent of host {self.index} was ended by SIGKILL")
         self.ground.world.reached.add("a guard spoke for its agent")
 
     def _abort(self, cause: str, reason: str) -> None:
@@ -325,6 +339,10 @@ class CloudGround:
     def _harm(self, box: Machine, kind: str) -> None:
         self.harm(box.node.queued, kind)
 
+    def beside(self, machine: Any) -> list[Any]:
+        """All hosts that share the hardware of one of them, with it."""
+        return [machine]
+
     def machine(self) -> Machine | None:
         """The machine on which the current process runs."""
         current = self.world.current
@@ -393,8 +411,10 @@ class CloudGround:
             for machine in node.machines:
                 machine.tell("maintenance")
         elif kind == "reboot":
-            victim.stop()
-            self.world.at(now + draw.uniform(5.0, 120.0), lambda: self._reboot(victim))
+            delay = draw.uniform(5.0, 120.0)
+            for machine in self.beside(victim):
+                machine.stop()
+                self.world.at(now + delay, lambda machine=machine: self._reboot(machine))
         elif kind == "agent":
             victim.kill_agent()
         elif kind == "host":
@@ -405,7 +425,7 @@ class CloudGround:
                     if not task.name.startswith("deadline") and not task.dead and not task.greenlet.dead:
                         self.world.kill(task)
         elif kind == "cut off":
-            for task in victim.tasks:
+            for task in [task for machine in self.beside(victim) for task in machine.tasks]:
                 task.odds = Odds(error=0.9)
                 for thread in task.threads:
                     thread.odds = task.odds
@@ -444,7 +464,7 @@ class CloudGround:
             machine.boot(self.world.random.uniform(1.0, 20.0))
 
     def _joined(self, machine: Machine) -> None:
-        for task in machine.tasks:
+        for task in [task for each in self.beside(machine) for task in each.tasks]:
             task.odds = self.host_odds
             for thread in task.threads:
                 thread.odds = self.host_odds
@@ -589,7 +609,8 @@ class VmHost(SimulatedHost):
         if self.box.fate == "preempt at the end" and not self.box.gone:
             self.box.fate = ""
             self.ground._harm(self.box, "preempted")
-            self.box.tell("preempted")
+            for machine in self.ground.beside(self.box):
+                machine.tell("preempted")
             self.world.at(self.world.now + 10.0 * self.world.random.random(), self._taken)
             self.world.reached.add("preempted during the commit")
         host.Host._commit(self)

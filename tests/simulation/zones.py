@@ -39,6 +39,7 @@ class Odds(NamedTuple):
     idle: float = 0.0  # a delete is accepted, and nothing comes of it
     forgets: bool = False  # operations are not there any more when they are asked for
     remakes: bool = False  # a group makes a member again that is gone, though it is to do nothing
+    gives_up: bool = False  # a group asks for nothing any more once it has waited for as long as its attempt may
 
 
 class Zones:

@@ -59,3 +59,7 @@ def placements(job: JobHandle[Any]) -> list[dict[str, Any]]:
         found.append(wire.decode(record.data)["placement"])
         attempt += 1
     return found
+
+
+def verdicts(job: JobHandle[Any]) -> list[wire.Verdict]:
+    return [attempt.verdict for attempt in job.history() if attempt.verdict is not None]

@@ -14,7 +14,6 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.platforms.google.rest import retries
 from kinetic_orchestration.platforms.shared import places
-from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.testing import Emulator
 from tests.support.faults import break_hosts, load_jobs
 from tests.support.jobs import placements
@@ -80,10 +79,6 @@ def vm(cloud: Emulator, job: JobHandle[Any], host: int = 0) -> Any:
     machine = found.wait()  # type: ignore[attr-defined]
     assert machine is not None
     return machine
-
-
-def verdicts(job: JobHandle[Any]) -> list[wire.Verdict]:
-    return [attempt.verdict for attempt in job.history() if attempt.verdict is not None]
 
 
 def where(job: JobHandle[Any]) -> list[str]:

@@ -20,8 +20,8 @@ from kinetic_orchestration.platforms.google.compute.client import Instances
 from kinetic_orchestration.protocol import attempt_rules, wire
 from kinetic_orchestration.protocol.system import copies
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.compute.conftest import NONE, ZONES, instances, run, verdicts, vm
-from tests.support.jobs import lines, told, wait_running
+from tests.end_to_end.compute.conftest import NONE, ZONES, instances, run, vm
+from tests.support.jobs import lines, told, verdicts, wait_running
 from tests.support.waits import wait_until
 
 IMAGE = "us-docker.pkg.dev/acme/images/train:7"

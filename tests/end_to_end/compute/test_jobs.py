@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.errors import JobCancelled, JobError
+from kinetic_orchestration.errors import JobCancelled, JobError, JobTimedOut
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import JobStatus
@@ -18,8 +18,8 @@ from kinetic_orchestration.platforms.google.compute.client import Instances
 from kinetic_orchestration.platforms.google.rest import retries
 from kinetic_orchestration.protocol import attempt_rules
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.compute.conftest import ZONES, instances, run, verdicts, vm, where
-from tests.support.jobs import changes, lines, told, wait_running
+from tests.end_to_end.compute.conftest import ZONES, instances, run, vm, where
+from tests.support.jobs import changes, lines, told, verdicts, wait_running
 from tests.support.waits import wait_until
 
 SURVIVES = 16.0  # seconds, within which a host ends its program, and sees that the other is gone
@@ -76,6 +76,23 @@ def test_f05_two_zones_without_capacity_and_the_third_has_some(cloud: Emulator, 
     assert where(job) == list(ZONES)
     assert any("does not have enough resources" in line for line in changes(events))
     assert not any("attempt" in line for line in changes(events))
+
+
+def test_f05_when_no_zone_has_capacity_until_the_limit_its_error_ends_with_the_last_answer(
+    cloud: Emulator, jobs: Any
+) -> None:
+    """Whoever reads the error alone has not seen the changes that told of each."""
+    for zone in ZONES:
+        cloud.compute.stockout(zone)
+    for seconds in (3.0, 30.0):  # a busy machine may need longer for the first answer
+        job = run(jobs.attempt, limits=kinetic.Limits(provision=seconds))
+        with pytest.raises(JobTimedOut, match=f"no host started within {seconds:g} s") as ended:
+            job.result(timeout=90)
+        if len(where(job)) > 1:
+            break
+    said = str(ended.value).partition("; the last answer was: ")[2]
+    assert any(said.startswith(f"{zone}: ") for zone in ZONES), ended.value
+    assert "does not have enough resources" in said
 
 
 def test_f05_a_zone_that_the_api_says_has_some_is_tried_next(cloud: Emulator, jobs: Any) -> None:
@@ -265,6 +282,25 @@ def test_a_program_on_spot_vms_gets_the_time_to_save_that_the_notice_gives(
     assert {path.name for path in tmp_path.glob("saved-*")} == {f"saved-{host}" for host in range(hosts)}
     first = job.history()[0]
     assert first.verdict is not None and (first.verdict.cause, first.verdict.grace) == ("preemption", 90.0)
+
+
+@pytest.mark.slow
+@pytest.mark.turn(3)
+@pytest.mark.filterwarnings(JOINED)
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_vm_that_is_not_spot_and_is_taken_back_counts_as_failed_and_all_programs_save(
+    cloud: Emulator, jobs: Any, tmp_path: Path, hosts: int
+) -> None:
+    """Whether its host says so first, or the operations of its zone."""
+    job = run(jobs.saves_slowly, str(tmp_path), 1.0, cloud=kinetic.Compute(hosts=hosts), retry=kinetic.Retry(infra=1))
+    wait_running(job)
+    wait_until(lambda: len(list(tmp_path.glob("runs-*"))) == hosts, "all programs run", within=60)
+    cloud.compute.preempt(sorted(instances(cloud, job))[0], notice=30.0)
+    assert job.result(timeout=90) == 2
+    assert {path.name for path in tmp_path.glob("saved-*")} == {f"saved-{host}" for host in range(hosts)}
+    first = job.history()[0].verdict
+    assert first is not None and (first.cause, first.kind) == ("infrastructure", "aborted")
+    assert first.reason.startswith("Google takes the machine of this VM back, which is no spot VM")
 
 
 @pytest.mark.slow

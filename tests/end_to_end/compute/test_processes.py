@@ -12,16 +12,19 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import JobCancelled, JobError
+from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import JobStatus
+from kinetic_orchestration.platforms.google.compute.client import Instances
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.compute.conftest import NONE, Break, instances, made, run, verdicts, vm
-from tests.support.jobs import WITHIN, changes, lines, told, wait_running
+from tests.end_to_end.compute.conftest import NONE, Break, instances, made, run, vm
+from tests.support.jobs import WITHIN, changes, lines, told, verdicts, wait_running
 from tests.support.waits import wait_until
 
 # Each starts several agents on each machine.
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.turn,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore:the 2 hosts of l4x2 are joined over plain TCP"),
 ]
@@ -34,6 +37,14 @@ def environments(folder: Path, hosts: int) -> list[dict[str, str]]:
     return [json.loads((folder / str(host)).read_text()) for host in range(hosts)]
 
 
+@pytest.fixture
+def patient(cloud: Emulator, hosts_break: Break) -> None:
+    """A process that waits for its turn to delete, and a VM that waits for a process, wait for longer than a test does."""
+    hosts_break("self_delete.FIRST_TURN = 600.0")
+    cloud.timing = cloud.timing._replace(shutdown=600.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_the_processes_of_a_vm_know_their_places_and_the_value_is_that_of_the_first(
     cloud: Emulator, jobs: Any, tmp_path: Path
 ) -> None:
@@ -53,7 +64,7 @@ def test_the_processes_of_a_vm_know_their_places_and_the_value_is_that_of_the_fi
     assert {one["JAX_NUM_CPU_DEVICES"] for one in both} == {"1"}, "its own one"
     ((address, port),) = {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in both}
     assert address == "127.0.0.1" and int(port) > 0
-    cloud.wait_until_empty(15.0)  # of the 30 s that a VM is given to shut down
+    cloud.wait_until_empty(WITHIN)
     assert run(jobs.of_host_0, **PAIR).result(timeout=WITHIN) == "of host 0"
 
 
@@ -179,6 +190,22 @@ def test_a_vm_that_boots_again_ends_the_attempt_and_the_next_one_finishes(
     (tmp_path / "go").touch()
     assert job.result(timeout=WITHIN) == 2
     assert verdicts(job)[0].reason == "this machine was restarted in mid-run (another boot id)"
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_vm_that_somebody_deletes_goes_down_at_once_also_if_a_guard_on_it_was_killed(
+    cloud: Emulator, jobs: Any, tmp_path: Path
+) -> None:
+    """Its agent does its work, and waited for its turn to delete what went down already."""
+    job = run(jobs.until, str(tmp_path / "go"), retry=NONE, **PAIR)
+    wait_running(job)
+    guards = vm(cloud, job).kill("^kinetic-guard", 0)
+    assert vm(cloud, job).kill(lambda pid: pid in guards and holds_lock(pid, 1))
+    (path,) = list(cloud.compute.instances)
+    Instances(settings.load()).delete(path)
+    cloud.wait_until_empty(WITHIN)
+    with pytest.raises(JobCancelled):
+        job.result(timeout=WITHIN)
 
 
 def holds_lock(pid: int, host: int) -> bool:

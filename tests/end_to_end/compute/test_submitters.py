@@ -15,9 +15,9 @@ from kinetic_orchestration.api.handle import all_jobs
 from kinetic_orchestration.errors import JobCancelled
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.compute.conftest import ZONES, instances, made, run, verdicts
+from tests.end_to_end.compute.conftest import ZONES, instances, made, run
 from tests.support.faults import KILLED, RECORDS
-from tests.support.jobs import WITHIN, lines, told
+from tests.support.jobs import WITHIN, lines, told, verdicts
 from tests.support.waits import wait_until
 
 # Each starts machines, and several processes on each.

@@ -15,6 +15,7 @@ from kinetic_orchestration.api.opening import place_of
 from kinetic_orchestration.errors import BackendError, JobError, JobFailed
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following import actions, follower
+from kinetic_orchestration.jobs.watching import usage
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Freed
 from kinetic_orchestration.platforms.google.compute import request
@@ -23,9 +24,10 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.api_rules import compute_refusals
 from kinetic_orchestration.testing.model.compute.service import Request
-from tests.end_to_end.compute.conftest import ZONES, instances, made, run, verdicts, vm
+from tests.end_to_end.cloud.faults.contract import check_the_reaper_leaves_alone
+from tests.end_to_end.compute.conftest import ZONES, Break, instances, made, run, vm
 from tests.support.instances import body
-from tests.support.jobs import ALL_OF_THE_AGENT, WITHIN, changes, is_running, told, wait_running
+from tests.support.jobs import ALL_OF_THE_AGENT, WITHIN, changes, is_running, told, verdicts
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.timeout(600)]
@@ -58,6 +60,29 @@ def leave(submitters: Any, cloud: Emulator, tmp_path: Path) -> Leave:
 def reap(**changes: Any) -> list[reaper.Reaped]:
     store, backend, _ = place_of(deployment=changes.get("deployment"))
     return reaper.reap(store, backend, settings.load(**changes), patience=10.0)
+
+
+def test_an_attempt_that_is_over_is_charged_for_no_longer_though_the_next_one_is_freed_late(
+    cloud: Emulator, jobs: Any, hosts_break: Break, tmp_path: Path
+) -> None:
+    """Whoever goes on from a cursor, as a sensor does at each tick, asks for the release of the attempt before, too."""
+    hosts_break("self_delete.delete_own_slice = lambda at, **_: time.sleep(600)")
+    cloud.timing = cloud.timing._replace(shutdown=0.5)  # for which such a host is waited for in the end
+    job = run(jobs.until, str(tmp_path / "end"), spot=True)
+    store, first = job._job.store, follower.Follower(job._job)
+    wait_until(lambda: first.step() is None and is_running(job), "the first attempt runs", within=WITHIN)
+    cloud.compute.preempt(*instances(cloud, job), notice=0.0)
+    wait_until(lambda: first.step() is None and first.cursor.attempt == 2, "the second one begins", within=WITHIN)
+    wait_until(lambda: first.step() is None and is_running(job, 2), "it runs", within=WITHIN)
+    before = usage.stays(store, job.job_id)[0]
+    (tmp_path / "end").touch()  # and nobody follows it
+    ended = names.verdict(job.job_id, 2)
+    wait_until(lambda: store.read(ended) is not None, "it ends", within=WITHIN)
+    wait_until(lambda: store.now() - store.read(ended).updated > 2 * follower.LATE, "a while goes by", within=WITHIN)
+    later = follower.Follower(job._job, first.cursor)
+    wait_until(lambda: later.step() is not None, "its hosts are freed", within=WITHIN)
+    assert store.read(names.freed(job.job_id, 2)) is not None
+    assert usage.stays(store, job.job_id)[0] == before and job.result(timeout=WITHIN) == 2
 
 
 # ---- a delete that does not delete
@@ -197,26 +222,11 @@ def test_f25_with_all_of_us_dead_google_deletes_the_vm_and_its_disk(
 def test_f26_the_reaper_deletes_nothing_that_lives_is_of_others_or_is_no_job_of_ours(
     cloud: Emulator, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However old it all is. A job that the store does not know lives until its deadline, too."""
-    for patience in ("SETTLED", "UNCLAIMED"):
-        monkeypatch.setattr(reaper, patience, -1e6)
-    live = run(jobs.until, str(tmp_path / "go"))
-    unknown = run(jobs.until, str(tmp_path / "go"), key="unknown")
-    foreign = run(jobs.until, str(tmp_path / "go"), deployment="theirs")
-    for job in (live, unknown, foreign):
-        wait_running(job)
-    forgotten = unknown._job.store
-    for record in list(forgotten.list(names.job(unknown.job_id))):
-        if record.name.endswith(("spec.json", "intent.json")):
-            forgotten.delete(record.name)
-    cloud.compute.call("instances.insert", Request("emulated", ZONES[1], body=body("by-hand", zone=ZONES[1])))
-    there = set(cloud.compute.instances)
-    assert len(there) == 4
-    for deployment in ("test", "theirs", "somebody-elses"):
-        assert [found for found in reap(deployment=deployment) if found.what == "placement"] == []
-    assert set(cloud.compute.instances) == there
-    (tmp_path / "go").touch()
-    assert (live.result(timeout=WITHIN), foreign.result(timeout=WITHIN)) == (1, 1)
+    asked = Request("emulated", ZONES[1], body=body("by-hand", zone=ZONES[1]))
+    check_the_reaper_leaves_alone(
+        run, jobs, tmp_path, monkeypatch, make_by_hand=lambda: cloud.compute.call("instances.insert", asked),
+        there=lambda: set(cloud.compute.instances), reap=reap,
+    )  # fmt: skip
     cloud.compute.sweep()
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import signal
 from collections.abc import Callable
 
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.platforms.google.compute.client import Instances, Refused
 from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.model.compute.groups.resources import End
 from tests.end_to_end.disasters.schedule import Fault, Schedule, chosen
+from tests.support.jobs import PROGRAM
 
 METRICS = ("NVIDIA_L4_GPUS", "PREEMPTIBLE_NVIDIA_L4_GPUS")
 METRICS_OF_SLICES = ("CT6E_CPUS", "PREEMPTIBLE_CPUS")
@@ -86,6 +89,10 @@ class OnCompute:
             "member cannot be made": lambda fault: script.fail_member(times=LATE),
             "template is held": lambda fault: script.linger(fault.lasts),
             "somebody deletes the group": self._delete_group,
+            "kill one agent": lambda fault: self._kill_one(fault, "^kinetic-agent"),
+            "kill one guard": lambda fault: self._kill_one(fault, "^kinetic-guard"),
+            "kill one program": lambda fault: self._kill_one(fault, PROGRAM),
+            "kill one process": lambda fault: self._kill_one(fault, "^kinetic-guard", whole=True),
         }
 
     def held(self) -> tuple[float, int]:
@@ -114,6 +121,14 @@ class OnCompute:
     def _running(self, fault: Fault) -> str:
         instances = list(self._cloud.compute.instances.items())
         return chosen([path for path, instance in instances if instance.status == "RUNNING"], fault)
+
+    def _kill_one(self, fault: Fault, which: str, *, whole: bool = False) -> None:
+        """Kill one of what each process of a VM has, or the `whole` of it, as the kernel does that has no memory left."""
+        (machine,) = self._cloud.vms(self._running(fault).rpartition("/")[2])
+        found: list[int] = [] if machine is None else sorted(machine.kill(which, 0))
+        victim = chosen(found, fault._replace(whom=fault.whom * 10 % 1))  # by other digits than its VM
+        for pid in [victim, *(process.pid for process in processes.descendants(victim) if whole)]:
+            processes.send(pid, signal.SIGKILL)
 
     def _zone(self, fault: Fault) -> str:
         return chosen(sorted({*self._cloud.compute.zones} & {*settings.load().zones}), fault)
@@ -153,10 +168,9 @@ class OnCompute:
         """The first region has room for one host fewer than are asked for, by what the call or its operation says: one
         whose quota is 0 is not tried again, and the other remains."""
         region = settings.load().zones[0].rpartition("-")[0]
+        room = (self._drawn.hosts - 1) * self._drawn.processes
         for metric in self._metrics:
-            self._cloud.compute.quota(
-                metric, self._drawn.hosts - 1, region, at="call" if fault.whom * 2 % 1 < 0.5 else "operation"
-            )
+            self._cloud.compute.quota(metric, room, region, at="call" if fault.whom * 2 % 1 < 0.5 else "operation")
         for metric in self._metrics:
             self._later(fault.lasts, functools.partial(self._cloud.compute.quota, metric, None, region))
 

@@ -34,6 +34,9 @@ GROUPS = (  # of which one more befalls whoever has a slice on Compute Engine
     "topology fails", "member is made again", "slow grant", "member cannot be made", "template is held",
     "somebody deletes the group",
 )  # fmt: skip
+SHARED = (  # of which one more befalls VMs that several processes share, each with its GPU
+    "kill one agent", "kill one guard", "kill one program", "kill one process",
+)  # fmt: skip
 CLUSTER = (
     "preempt", "preempt with notice", "lose node", "silence node", "delete pod", "evict pod", "kill pod",
     "node evicts pod", "lose the answer of a create call", "lose the answer of a delete call", "server refuses",
@@ -50,7 +53,8 @@ FREEZES = ("freeze submitter", "freeze host")
 LASTING = (*FREEZES, "lose node", "silence node", "suspend")
 FROZEN = "frozen follower"  # one that is attached, and soon stands still for a while
 LONG = (20.0, 40.0)  # seconds that some of them last
-GPU = "l4"  # on Compute Engine, of one host or of two
+GPU = "l4"  # on Compute Engine, of one host or of two,
+PAIR = "l4x2"  # each of which may have two, and a process for each of them
 ON_DEMAND, SPOT, FLEX_START = MODELS = "on demand", "spot", "flex-start"
 ONE = {"local": "cpu", "emulator": "v5e-1", "compute": GPU, "kubernetes": "v5e-1"}  # of one host,
 CONTAINER = "us-docker.pkg.dev/acme/images/train:7"
@@ -84,6 +88,7 @@ class Schedule(NamedTuple):
     in_queue: bool = False  # of Kueue
     model: str = ""  # how VMs of Compute Engine are bought
     in_container: bool = False  # on these
+    processes: int = 1  # on each of these
 
     @property
     def hosts(self) -> int:
@@ -105,7 +110,8 @@ class Schedule(NamedTuple):
             return {}
         hosts = {} if self.is_grouped else {"hosts": self.hosts}
         image = {"container_image": CONTAINER, "image": WITH_DOCKER} if self.in_container else {}
-        return {"spot": self.model == SPOT, "flex_start": self.model == FLEX_START, **hosts, **image}
+        processes = {"processes": "gpu"} if self.processes > 1 else {}
+        return {"spot": self.model == SPOT, "flex_start": self.model == FLEX_START, **hosts, **image, **processes}
 
     @property
     def disks(self) -> set[int]:
@@ -122,6 +128,7 @@ class Schedule(NamedTuple):
         where = f"{' on spot' if self.is_spot else ''}{' in a queue' if self.in_queue else ''}"
         where += f" {self.model}, {self.hosts} hosts" if self.model else ""
         where += " in containers" if self.in_container else ""
+        where += f" with {self.processes} processes each" if self.processes > 1 else ""
         return f"{self.accelerator}{where}{clocks}, {begin}: {'; '.join(map(str, self.faults))}"
 
 
@@ -130,6 +137,10 @@ def chosen(those: Sequence[T], fault: Fault) -> T:
     if not those:
         raise LookupError("nobody is there")
     return those[int(fault.whom * len(those))]
+
+
+def _drawn(drawn: random.Random, kinds: Sequence[str]) -> Fault:
+    return Fault(drawn.uniform(0.0, 4.0), drawn.choice(kinds), drawn.uniform(0.5, 3.0), drawn.random())
 
 
 def schedule(seed: int, backend: str) -> Schedule:
@@ -152,8 +163,12 @@ def schedule(seed: int, backend: str) -> Schedule:
         if not several or drawn.random() < 0.4:
             # VMs of several hosts do not come by flex-start.
             model = SPOT if several and found.model == FLEX_START else found.model
-            return found._replace(model=model, in_container=drawn.random() < 0.25)
-        more = Fault(drawn.uniform(0.0, 4.0), drawn.choice(GROUPS), drawn.uniform(0.5, 3.0), drawn.random())
+            found = found._replace(model=model, in_container=drawn.random() < 0.25)
+            if found.in_container or drawn.random() < 0.6:
+                return found
+            faults = sorted([*faults, _drawn(drawn, SHARED)])
+            return found._replace(accelerator=PAIR, processes=2, faults=faults)
+        more = _drawn(drawn, GROUPS)
         skews = tuple(drawn.uniform(-600.0, 600.0) if differ else 0.0 for _ in range(HOSTS))
         return found._replace(accelerator=SLICE, faults=sorted([*faults, more]), skews=skews)
     if backend != "kubernetes":

@@ -13,7 +13,18 @@ from tests.end_to_end.disasters import __main__ as program
 from tests.end_to_end.disasters import work
 from tests.end_to_end.disasters.__main__ import main
 from tests.end_to_end.disasters.run import Told, play, were_made
-from tests.end_to_end.disasters.schedule import BACKENDS, FROZEN, GROUPS, KINDS, LASTING, LONG, MODELS, REAL, schedule
+from tests.end_to_end.disasters.schedule import (
+    BACKENDS,
+    FROZEN,
+    GROUPS,
+    KINDS,
+    LASTING,
+    LONG,
+    MODELS,
+    REAL,
+    SHARED,
+    schedule,
+)
 
 SEEDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
 
@@ -106,12 +117,12 @@ def test_a_seed_draws_the_same_faults_each_time_and_seeds_draw_all_there_are() -
         has_slices = backend == "compute"
         assert {len(found.faults) for found in drawn} == {2, 3, 4, *([5] if has_slices else [])}
         faults = [fault for found in drawn for fault in found.faults]
-        assert {fault.what for fault in faults} == {*kinds, *(GROUPS if has_slices else ())}
+        assert {fault.what for fault in faults} == {*kinds, *((*GROUPS, *SHARED) if has_slices else ())}
         assert {fault.what for fault in faults if fault.lasts >= LONG[0]} == set(LASTING) & set(kinds)
         is_cluster = backend.startswith("kubernetes")
         hosts = {1, 2, 4} if is_cluster or has_slices else {1, 4}
         assert {found.hosts for found in drawn} == hosts
-        assert len({found.accelerator for found in drawn}) == (2 if has_slices else len(hosts))
+        assert len({found.accelerator for found in drawn}) == (3 if has_slices else len(hosts))
         assert {found.model for found in drawn} == (set(MODELS) if has_slices else {""})
         assert len({(found.is_spot, found.in_queue) for found in drawn}) == (4 if is_cluster else 1)
         assert any(len(set(found.skews)) == 4 for found in drawn) == (backend in ("emulator", "compute"))

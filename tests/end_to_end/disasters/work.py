@@ -19,7 +19,9 @@ from kinetic_orchestration.platforms.google.compute.verbs import memory
 from kinetic_orchestration.platforms.google.tpu import backend as tpu_vm
 from kinetic_orchestration.platforms.local import backend
 
-SECONDS = 300.0  # of two hosts one loses its power, for 90 s, and the next attempt's never speaks: 215 s
+# Of two hosts one loses its power, for 90 s, and the next attempt's never speaks: 215 s; and a process of a VM whose guard
+# and agent are killed is missed for 90 s, too.
+SECONDS = 400.0
 LIMITS = kinetic.Limits(provision=60.0)  # one host of several that never boots is not waited for as long as a real one
 FLEXIBLE = kinetic.Limits(provision=120.0, run=600.0)  # a request that is valid for less than 90 s does not wait
 PLANTED = "DISASTERS_PLANTED"  # a mistake that the driver has to find; each is made in this program, and nowhere else
@@ -53,7 +55,7 @@ def lacks(marks: str, seconds: float) -> str:
 def submit(key: str, marks: str, job: str, report: str, seconds: str, accelerator: str, options: str) -> None:
     if os.environ.get(PLANTED) == ANOTHER_JOB:
         key += report
-    retry = kinetic.Retry(user=8, infra=8, preemption=20)
+    retry = kinetic.Retry(user=8, infra=20, preemption=20)
     if os.environ.get(PLANTED) == NOT_AGAIN:
         retry = kinetic.Retry(user=0, infra=0, preemption=0)
     told: dict[str, str] = {}
@@ -72,7 +74,7 @@ def _asked(options: dict[str, Any]) -> dict[str, Any]:
     if not options:
         return {"limits": LIMITS}
     limits = FLEXIBLE if options["flex_start"] else LIMITS
-    own = {name: options.pop(name) for name in ("spot", "container_image") if name in options}
+    own = {name: options.pop(name) for name in ("spot", "container_image", "processes") if name in options}
     return {"limits": limits, **own, "cloud": kinetic.Compute(**options)}
 
 

@@ -16,7 +16,7 @@ from kinetic_orchestration.errors import CheckpointError
 from tests.end_to_end.frameworks.curves import BOUNDED, samples
 from tests.support.pages import programs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(0)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 EXAMPLES = Path(__file__).parents[3] / "example_pipelines"
 OFTEN = kinetic.Retry(user=3)
 EPOCHS, BATCH = 3, 8
@@ -116,6 +116,7 @@ def on_torch() -> dict[str, list[dict[str, Any]]]:
     return each_killed_once({"torch": in_torch, "two": in_two, "keras": in_keras})
 
 
+@pytest.mark.turn(0)  # in which another test needs the same environment, as with those below
 def test_torch_and_keras_on_torch_come_to_the_same_weights(frameworks: Path) -> None:
     found, log = result(on_torch, requirements=["torch==2.13.0", "keras==3.15.1"], keras_backend="torch")
     killed, whole = found["torch"]
@@ -150,6 +151,7 @@ def on_tensorflow() -> tuple[dict[str, list[dict[str, Any]]], str]:
     return found, refused
 
 
+@pytest.mark.turn(1)
 def test_keras_on_tensorflow_comes_to_the_same_weights_and_its_global_generator_goes_on(frameworks: Path) -> None:
     requirements = ["tensorflow-cpu==2.21.0", "keras==3.15.1"]
     (found, refused), _ = result(on_tensorflow, requirements=requirements, keras_backend="tensorflow")
@@ -262,6 +264,7 @@ def in_the_example(train: Any, points: Any) -> Part:
     return part
 
 
+@pytest.mark.turn(2)
 def test_flax_with_grain_and_orbax_in_both_ways_come_to_the_same_weights(
     frameworks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

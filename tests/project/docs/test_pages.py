@@ -13,16 +13,21 @@ import tomllib
 import urllib.request
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from kinetic_orchestration import __version__
 from kinetic_orchestration.cli.parser import make_parser
+from kinetic_orchestration.cli.verify import budget
+from kinetic_orchestration.cli.verify.steps import steps_of
 from kinetic_orchestration.plan.configuration.settings import SETTINGS
-from kinetic_orchestration.plan.declare.cloud import CloudOptions, Kubernetes, TpuVm
+from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.spec import OPTION_NAMES
-from kinetic_orchestration.plan.hardware.price_list import PRICES, PRICES_DATE
+from kinetic_orchestration.plan.hardware.accelerators import catalogue
+from kinetic_orchestration.plan.hardware.machines import machine_of, serves
+from kinetic_orchestration.plan.hardware.price_list import DISKS, DISKS_DATE, PRICES, PRICES_DATE
 from kinetic_orchestration.plan.values import PROVISIONING, QUEUED, Limits
 from kinetic_orchestration.platforms.kubernetes import rights
 from kinetic_orchestration.program.context import HostContext
@@ -88,7 +93,9 @@ def test_the_table_explains_a_setting_in_the_words_of_the_code(name: str) -> Non
     assert re.match(rf"{re.escape(SETTINGS[name].meaning)}(?!\w)", words)
 
 
-@pytest.mark.parametrize(("options", "service"), [(TpuVm, "Cloud TPU"), (Kubernetes, "Kubernetes")])
+@pytest.mark.parametrize(
+    ("options", "service"), [(TpuVm, "Cloud TPU"), (Compute, "Compute Engine"), (Kubernetes, "Kubernetes")]
+)
 def test_every_field_of_the_options_of_a_cloud_is_explained(options: type[CloudOptions], service: str) -> None:
     text = page("docs/reference/settings.md")
     told = {
@@ -174,6 +181,56 @@ def test_the_prices_are_those_of_the_estimates() -> None:
         for region in row[1].replace("any", "").split(", ")
     }
     assert told == {(name, region): pair for name, regions in PRICES.items() for region, pair in regions.items()}
+
+
+def _most(accelerator: str, usd: float, zone: str, **given: Any) -> tuple[budget.Budget, dict[str, float]]:
+    """The plan of a verification, and the dollars of its steps, of which none is left out for money."""
+    steps = steps_of(given.get("backend", "tpu-vm"))
+    planned = budget.plan([step.wish for step in steps], accelerator, usd, [zone], **given)
+    assert not any(step.left_out.startswith("budget") for step in planned.steps)
+    return planned, {step.wish.name: step.usd for step in planned.steps}
+
+
+def test_the_dollars_of_a_verification_are_those_that_its_plan_counts() -> None:
+    text = " ".join(page("docs/cloud/verify.md").split())
+    told = []
+    for zone, most in (("us-central1-a", 5), ("us-west4-a", 5), ("europe-west4-b", 6)):
+        planned, usd = _most("v5e-1", most, zone)
+        told.append((planned.price[:5], f"${planned.most - usd['four hosts']:.2f}", f"${planned.most:.2f}"))
+    cheap, alike, dear = told
+    assert cheap == alike
+    assert (
+        f"With `v5e-1` in us-central1 or us-west4 ({cheap[0]}) the maximum is {cheap[1]} without, and {cheap[2]} with the "
+        f"step of four hosts. With a bucket in `EU` or `europe-west4` ({dear[0]}) it is {dear[1]} and {dear[2]}, and that "
+        "step needs `--budget 6`; so it is with a bucket in `US`"
+    ) in text
+    planned, _ = _most("l4", 1, "us-central1-a", backend="compute", prices={"l4": 0.75})
+    assert f"with an `l4` at $0.75 an hour the maximum is ${planned.most:.2f}." in text
+    planned, usd = _most("v6e-16", 25, "us-east5-a", backend="compute")
+    slices = {name: usd.pop(name) for name in ("slice", "two slices")}
+    assert (
+        f"With a `v6e-16` in us-east5 ({planned.price[:5]} a chip and hour with the boot disk of its VM) it is "
+        f"${sum(usd.values()):.2f} for the steps of one VM, ${slices['slice']:.2f} for *slice* and "
+        f"${slices['two slices']:.2f} for *two slices*" in text
+    )
+
+
+def test_the_types_of_boot_disks_are_those_that_machines_take() -> None:
+    told = {
+        name: (row[1].strip("`"), *re.findall(r"`([a-z-]+)`", row[2]))
+        for row in rows(page("docs/cloud/compute.md"), "## Options")
+        for name in re.findall(r"`([a-z0-9-]+)`", row[0])
+        if len(row) == 3 and row[0] != ""
+    }
+    found = {one.generation: machine_of(one).disk_types for one in catalogue() if serves(one)}
+    assert {name: types for name, types in told.items() if name in found} == found
+    priced = re.search(
+        r"as `pd-ssd` was on (\S+): (.*?) a GiB and month", " ".join(page("docs/cloud/compute.md").split())
+    )
+    assert priced is not None and priced[1] == DISKS_DATE
+    dollars = {region: float(usd) for usd, there in re.findall(r"\$([0-9.]+) in ((?:[a-z0-9-]+(?: and )?)+)", priced[2])
+               for region in there.split(" and ")}  # fmt: skip
+    assert dollars == DISKS
 
 
 @pytest.mark.parametrize(("name", "file"), [("README.md", "train.py"), ("docs/cloud/cloud-tpu.md", "first.py")])
@@ -351,7 +408,8 @@ def test_the_emulators_first_test_passes_as_the_page_has_it(tmp_path: Path) -> N
     (tmp_path / "test_training.py").write_text(
         programs("docs/pipelines/emulator.md")["test_training.py"], encoding="utf-8"
     )
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(tmp_path / "test_training.py")]
+    apart = ("-p", "no:cacheprovider", f"--basetemp={tmp_path / 'temporary'}")
+    command = [sys.executable, "-m", "pytest", *apart, "-q", str(tmp_path / "test_training.py")]
     done = subprocess.run(
         command,
         cwd=tmp_path,

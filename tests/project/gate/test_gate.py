@@ -46,7 +46,8 @@ def _remember(cache: Path, *names: str) -> None:
 def _again(folder: Path) -> tuple[int, list[str], list[str]]:
     """The exit code, the report of flaky tests, and the list that is written."""
     (folder / "test_it.py").write_text(PROJECT, encoding="utf-8")
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = -n 2 -p no:kinetic -p no:anyio\n", encoding="utf-8")
+    options = f"-n 2 -p no:kinetic -p no:anyio --basetemp={folder / 'temporary'}"
+    (folder / "pytest.ini").write_text(f"[pytest]\naddopts = {options}\n", encoding="utf-8")
     file = folder / "flaky"
     file.write_text("")
     command = [sys.executable, again.__file__, "1", sys.executable, str(folder / "cache"), str(file)]
@@ -109,7 +110,8 @@ def test_it(place, number):
 def _twice(folder: Path, project: str, workers: str = "0") -> tuple[str, int, str]:
     """Play a project that has this one's conftest, then again: what the first said, and how the second ended."""
     (folder / "test_it.py").write_text(project, encoding="utf-8")
-    options = f"-n {workers} --dist loadfile -p tests.conftest -o cache_dir={folder / 'cache'}"
+    apart = f"-o cache_dir={folder / 'cache'} --basetemp={folder / 'temporary'}"  # else it clears what others have left
+    options = f"-n {workers} --dist loadfile -p tests.conftest {apart}"
     (folder / "pytest.ini").write_text(f"[pytest]\naddopts = {options}\n", encoding="utf-8")
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environ["PYTHONPATH"] = str(ROOT)

@@ -85,7 +85,10 @@ def test_the_test_in_which_it_is_wrong_fails_and_no_other(tmp_path: Path) -> Non
         "        requests.get(cloud.rest.url + '/v2/nowhere', timeout=30)\n"
         "def test_right_again(): pass\n"
     )
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-rA", str(program)]
+    command = [
+        *(sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-rA", str(program)),
+        f"--basetemp={tmp_path / 'temporary'}",
+    ]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stdout
     assert "ERROR" in done.stdout

@@ -31,6 +31,7 @@ from kinetic_orchestration.testing.api_rules import refusals
 from kinetic_orchestration.testing.api_rules.refusals import Refusal
 from tests.end_to_end.cloud.cases import nodes, run, vm
 from tests.end_to_end.cloud.conftest import ZONES
+from tests.end_to_end.cloud.faults.contract import check_the_reaper_leaves_alone
 from tests.support.jobs import ALL_OF_THE_AGENT, WITHIN, changes, is_running, told, wait_running
 from tests.support.waits import wait_until
 
@@ -308,18 +309,6 @@ def test_f25_somebody_who_follows_gives_silent_hosts_up_and_the_next_attempt_fol
 def test_f26_the_reaper_deletes_nothing_that_lives_is_of_others_or_is_no_job_of_ours(
     cloud: Emulator, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However old it all is. A job that the store does not know lives until its deadline, too."""
-    for patience in ("SETTLED", "UNCLAIMED"):
-        monkeypatch.setattr(reaper, patience, -1e6)
-    live = run(jobs.until, str(tmp_path / "go"))
-    unknown = run(jobs.until, str(tmp_path / "go"), key="unknown")
-    foreign = run(jobs.until, str(tmp_path / "go"), deployment="theirs")
-    for job in (live, unknown, foreign):
-        wait_running(job)
-    forgotten = unknown._job.store
-    for record in list(forgotten.list(names.job(unknown.job_id))):
-        if record.name.endswith(("spec.json", "intent.json")):
-            forgotten.delete(record.name)
     parent = f"projects/emulated/locations/{ZONES[1]}"
     spec = {
         "parent": parent,
@@ -328,14 +317,10 @@ def test_f26_the_reaper_deletes_nothing_that_lives_is_of_others_or_is_no_job_of_
     }
     by_hand = f"{parent}/queuedResources/by-hand"
     queued = {"parent": parent, "queuedResourceId": "by-hand", "queuedResource": {"tpu": {"nodeSpec": [spec]}}}
-    cloud.call("CreateQueuedResource", queued)
-    there = {str(found["name"]) for found in cloud.queued_resources()}
-    assert len(there) == 4
-    for deployment in ("test", "theirs", "somebody-elses"):
-        assert [found for found in reap(deployment=deployment) if found.what == "placement"] == []
-    assert {str(found["name"]) for found in cloud.queued_resources()} == there
-    (tmp_path / "go").touch()
-    assert (live.result(timeout=WITHIN), foreign.result(timeout=WITHIN)) == (1, 1)
+    check_the_reaper_leaves_alone(
+        run, jobs, tmp_path, monkeypatch, make_by_hand=lambda: cloud.call("CreateQueuedResource", queued),
+        there=lambda: {str(found["name"]) for found in cloud.queued_resources()}, reap=reap,
+    )  # fmt: skip
     cloud.call("DeleteQueuedResource", {"name": by_hand, "force": True})
 
 
