@@ -15,6 +15,7 @@ from kinetic_orchestration.errors import NotEmulated, Unsupported, UsageError
 from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.backend_choice import asked_backend, by_rule, chosen, fitting
+from kinetic_orchestration.plan.declare.choices import naming, told, ways
 from kinetic_orchestration.plan.declare.cloud import Compute, TpuVm
 from kinetic_orchestration.plan.declare.spec import (
     COMPUTE,
@@ -25,6 +26,7 @@ from kinetic_orchestration.plan.declare.spec import (
     is_spot,
     not_on_cloud,
     slice_of,
+    way_of,
 )
 from kinetic_orchestration.plan.hardware import machines
 from kinetic_orchestration.plan.values import TRAITS, Plan, traits_of
@@ -38,25 +40,43 @@ OF_THE_CLOUD = (
 _ELSEWHERE = ("default", "argument", "GOOGLE_CLOUD_PROJECT")
 UNSET = "unset KINETIC_EMULATOR, KINETIC_EMULATOR_GRPC and STORAGE_EMULATOR_HOST"
 HERE = "KINETIC_BACKEND=local (or backend='local')"
+_OF_A_CHOICE = ("regions", "capacity")  # options that no other library has, so they mean what they say
 _KINETICS = ("project", "zone", "cluster", "spot")
+_OF_A_CHOICE = ("capacity", "regions")
 
 
 def check_slice(spec: JobSpec, settings: Settings) -> None:
     """Refuse a slice that Google Cloud cannot run, for a job that would run there. Makes no request."""
-    if reason := refusal_of(chosen(spec.options, settings).backend, spec.options):
-        raise Unsupported(reason)
+    found = ways(spec.options)
+    for one in found:
+        with naming(told(one), found):
+            if reason := refusal_of(chosen(one, settings).backend, one):
+                raise Unsupported(reason)
 
 
 def refusal_of(backend: str, options: Options) -> str:
     """Return why a backend of VMs cannot have the slice in the way that is asked for; "" if it can, or is another."""
     slice_ = slice_of(options)
     if backend == TPU_VM:
-        return not_on_cloud(slice_)
+        return not_on_cloud(slice_) or _no_flex_start(options)
     if backend != COMPUTE:
         return ""
+    options = fitting(options, backend)
     given = options.cloud if isinstance(options.cloud, Compute) else Compute()
     model = machines.model_of(spot=is_spot(options), flex_start=given.flex_start, reservation=given.reservation)
     return machines.refusal(slice_, model)
+
+
+def _no_flex_start(options: Options) -> str:
+    """Why the Cloud TPU API cannot have a slice by flex-start; "" for another way."""
+    slice_ = slice_of(options)
+    if way_of(options) != machines.FLEX_START:
+        return ""
+    vms = f"VMs with backend='{COMPUTE}' do, and a cluster" if machines.serves(slice_) else "a cluster does"
+    return (
+        f"{slice_.name} does not come by flex-start on the {TPU_VM} backend, as the Cloud TPU API has none: {vms} with "
+        "backend='gke'. Or leave 'flex-start' out of capacity="
+    )
 
 
 def check(spec: JobSpec, settings: Settings) -> None:
@@ -118,8 +138,10 @@ def is_asked_for(options: Options, settings: Settings) -> bool:
 
 
 def kinetics_own(options: Options) -> tuple[str, ...]:
-    """The options of Keras Kinetic that mean Google Cloud or a cluster, except in its own programs."""
-    return tuple(_written(name, getattr(options, name)) for name in _KINETICS if getattr(options, name))
+    """The options of Keras Kinetic, and of how and where hardware is bought, that mean Google Cloud or a cluster,
+    except in a program, which also runs unchanged without any."""
+    names = (*_KINETICS, *_OF_A_CHOICE)
+    return tuple(_written(name, getattr(options, name)) for name in names if getattr(options, name))
 
 
 def check_hardware(plan: Plan, settings: Settings) -> None:
@@ -160,7 +182,8 @@ def named_cloud_options(options: Options) -> tuple[str, ...]:
 def _of_options(options: Options) -> list[str]:
     if options.cloud == Compute():  # whose name alone says it
         return ["cloud=Compute()"]
-    return [_written(name, _plain(getattr(options.cloud, name))) for name in named_cloud_options(options)]
+    found = [_written(name, _plain(getattr(options.cloud, name))) for name in named_cloud_options(options)]
+    return found + [_written(name, _plain(given)) for name in _OF_A_CHOICE if (given := getattr(options, name))]
 
 
 def _of_settings(settings: Settings) -> list[str]:

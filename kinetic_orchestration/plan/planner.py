@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kinetic_orchestration.errors import ConflictingSettings, UsageError
+from kinetic_orchestration.errors import ConflictingSettings, NoPlace, UsageError
 from kinetic_orchestration.plan import emulation
-from kinetic_orchestration.plan.configuration import cluster_names
+from kinetic_orchestration.plan.configuration import chip_shares, cluster_names, resource_labels
+from kinetic_orchestration.plan.configuration.resource_labels import label
 from kinetic_orchestration.plan.configuration.settings import VARIABLES, Settings, duration, seconds
-from kinetic_orchestration.plan.declare import profile, resource_labels
+from kinetic_orchestration.plan.declare import profile
 from kinetic_orchestration.plan.declare.backend_choice import GKE, KUBERNETES, asked_backend, chosen, fitting
+from kinetic_orchestration.plan.declare.choices import ORDERS, naming, told, ways
 from kinetic_orchestration.plan.declare.cloud import (
     OF_ANY_BACKEND,
     Compute,
@@ -38,15 +40,19 @@ from kinetic_orchestration.plan.declare.spec import (
     refuse,
     region_of_subnetwork,
     slice_of,
+    way_of,
+    zones_in,
 )
 from kinetic_orchestration.plan.hardware import machines, nodes, regions
 from kinetic_orchestration.plan.hardware.accelerators import Slice, by_process, on_hosts
 from kinetic_orchestration.plan.hardware.accelerators import zones as zones_of
 from kinetic_orchestration.plan.hardware.cost import affordable, check_usd
+from kinetic_orchestration.plan.hardware.global_batch import GlobalBatch, check_divides
+from kinetic_orchestration.plan.hardware.prices import Price, price
 from kinetic_orchestration.plan.hardware.regions import Location
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.messages import warn_once
-from kinetic_orchestration.plan.values import Plan, Traits, backends, traits_of
+from kinetic_orchestration.plan.values import Candidate, Plan, Traits, backends, traits_of
 
 DAY = 86400.0
 PROVISION = 6 * 3600.0  # a slice that costs money has limits: without them, these
@@ -58,7 +64,7 @@ NEVER_BY_WILDCARD = frozenset(
     (
         *("PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX"),
         *("CONDA_DEFAULT_ENV", "SHELL", "TMPDIR", "TEMP", "TMP", "HOSTNAME", "USER", "LOGNAME", "SSH_AUTH_SOCK"),
-        *("KUBERNETES_SERVICE_HOST", "KERAS_BACKEND", "KINETIC_SIGNING_KEY"),
+        *("KUBERNETES_SERVICE_HOST", "KERAS_BACKEND", "KINETIC_SIGNING_KEY", "KINETIC_BILLING_KEY"),
     )
 )
 
@@ -71,8 +77,52 @@ def make_plan(
     """Make the plan from the request and the settings. `environ` is the source of captured variables, `interpreter` the
     file to which `python=` leads if it is a path.
 
-    Unless zones are named, they are all that have the slice, until `near_bucket` narrows them.
+    Unless zones are named, they are all that have the slice, until `near_bucket` narrows them. A job with a choice has
+    a candidate for each way in which it may get its hosts.
     """
+    found = ways(spec.options)
+    plans = []
+    for one in found:
+        with naming(told(one), found):
+            own = _as_long_as_it_comes(one) if len(found) > 1 else one
+            plans.append(_plan_of_one(replace(spec, options=own), settings, environ, interpreter))
+    return within_shares(choice_of(plans, spec.options.by, settings))
+
+
+def _as_long_as_it_comes(options: Options) -> Options:
+    """Return the options of one of several ways, with the longest run that it gives if that is shorter. A job of that
+    way alone is refused instead."""
+    run = seconds("limits.run", options.limits.run)
+    longest = machines.FLEX_START_RUN[1] - machines.FLEX_START_SPARE
+    if way_of(options) != machines.FLEX_START or run is None or run <= longest:
+        return options
+    warn_once(f"limits.run is {duration(run)}; an attempt that comes by flex-start gets {duration(longest)} at most")
+    return replace(options, limits=replace(options.limits, run=longest))
+
+
+def choice_of(plans: Sequence[Plan], by: str, settings: Settings) -> Plan:
+    """Return the plan of a job that has these ways, with the prices of each; one that is another's, as on this machine,
+    is none."""
+    found: list[Candidate] = []
+    for plan in plans if len(plans) > 1 else ():
+        if (one := Candidate.of(plan, _usd(plan, settings))) not in found:
+            found.append(one)
+    if len(found) > 1:
+        return replace(plans[0], choices=tuple(found), by=by)
+    return replace(plans[0], choices=(), by=ORDERS[0]) if plans[0].choices else plans[0]
+
+
+def _usd(plan: Plan, settings: Settings) -> dict[str, float]:
+    """Return the dollars for an hour of all hosts in each place that has a known price."""
+    of = plan.purchase
+    if plan.traits.share_machine or not of.chips:
+        return {}
+    known = {place: price(of, place, settings.prices, settings.listed) for place in plan.zones}
+    return {place: one.usd_per_chip_hour * of.chips for place, one in known.items() if isinstance(one, Price)}
+
+
+def _plan_of_one(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | None, interpreter: str) -> Plan:
+    """Make the plan of the options of one way."""
     emulation.check(spec, settings)
     backend = backend_of(spec.options, settings)
     options = fitting(spec.options, backend)
@@ -139,9 +189,58 @@ def make_plan(
         debug_port=DEBUG_PORT if options.debug else 0,
         profile=profile.instructions(options.profile),
         labels={**(options.labels or {}), **(options.cloud.labels if options.cloud else {})},
+        reshard=options.reshard,
+        global_batch=options.global_batch,
         **cloud,
     )
-    return replace(plan, affordable=_affordable(plan, settings))
+    if plan.global_batch:
+        check_divides(plan.global_batch, [(plan.asked, plan.hosts)])
+    return replace(plan, affordable=_affordable(plan, settings), turn=_turn(plan, settings, environ or {}))
+
+
+def _turn(plan: Plan, settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the turn of a job depends on where chips are shared; nothing where they are not, or where a queue of
+    the cluster decides."""
+    if not settings.chips or not plan.purchase.chips or plan.cloud.get("queue"):
+        return {}
+    weight, user = chip_shares.weight(plan.slice, settings.listed), label(_owner(environ))
+    shares = chip_shares.text_of(settings.chips)
+    return {"shares": shares, "priority": settings.priority, "weight": weight, "user": user}
+
+
+def within_shares(plan: Plan, identity: Identity | None = None) -> Plan:
+    """Return the plan without those of its choices that a share can never hold, of which users are warned.
+
+    Args:
+        plan: The plan.
+        identity: That of its job, which names its pipeline; None if it is not known yet.
+
+    Raises:
+        UsageError: The shares can hold none of them.
+    """
+    if not any(one.turn for one in plan.each()):
+        return plan
+    pipeline = label(identity.labels().get("pipeline", "")) if identity is not None else ""
+    never = [_never(one, pipeline) for one in plan.each()]
+    if not any(never):
+        return plan
+    if all(never):
+        raise UsageError("; ".join(dict.fromkeys(never)))
+    for why in dict.fromkeys(filter(None, never)):
+        warn_once(f"one choice is left out: {why}")
+    left = [number for number, why in enumerate(never) if not why]
+    found = replace(plan.at(left[0]), choices=tuple(plan.choices[number] for number in left))
+    return found if len(left) > 1 else replace(found, choices=(), by=ORDERS[0])
+
+
+def _never(plan: Plan, pipeline: str) -> str:
+    """Return why an attempt can never have its turn; "" if it can."""
+    if not plan.turn:
+        return ""
+    shares = chip_shares.parse("KINETIC_CHIPS", plan.turn["shares"])
+    chips, weight, user = plan.purchase.chips, plan.turn["weight"], plan.turn["user"]
+    bounds = chip_shares.bounds(shares, plan.slice.generation, chips, weight, user, pipeline)
+    return chip_shares.refusal("KINETIC_CHIPS", shares, plan.named, bounds)
 
 
 def _warn_of_kinetics_settings(environ: Mapping[str, str], traits: Traits) -> None:
@@ -170,6 +269,8 @@ def _with_keras_backend(env: dict[str, str], options: Options, given: Mapping[st
 def _ignored(options: Options, traits: Traits) -> Iterator[str]:
     """Name what was asked for and means nothing on the backend."""
     for name in traits.ignored:
+        if name == "spot" and options.capacity:  # which has said so
+            continue
         if name == "project" and options.secrets:  # they are read there for every backend
             continue
         if image_of(options) if name == "container_image" else getattr(options, name):
@@ -279,24 +380,85 @@ def _vm_zones(options: Options, settings: Settings, slice_: Slice, subnetwork: s
 
 
 def zones_named(options: Options, settings: Settings) -> tuple[str, ...]:
-    """The zones that the user has chosen: that of a reservation which is given by its whole path, above all others."""
+    """The zones that the user has chosen for one way: that of a reservation which is given by its whole path, above all
+    others; else those of regions, before those of settings."""
     cloud = options.cloud if isinstance(options.cloud, TpuVm | Compute) else TpuVm()
     reserved = reservation_of(cloud.reservation)
     if reserved is not None and reserved.zone:
         return (reserved.zone,)
+    if options.regions:
+        return zones_in(slice_of(options), options.regions)
     return tuple(cloud.zones) or ((options.zone,) if options.zone else settings.zones)
 
 
-def near_bucket(plan: Plan, bucket: Location, settings: Settings) -> Plan:
-    """Return the plan, for which nobody named zones, with those near the store's bucket."""
-    found = replace(plan, zones=regions.near(plan.zones, bucket, plan.slice.name))
-    return replace(found, affordable=_affordable(found, settings))
+def near_bucket(plan: Plan, bucket: Location, settings: Settings, options: Options) -> Plan:
+    """Return the plan with the zones near the store's bucket, where the options and the settings name none. Of zones
+    that were named, those near it are noted, as they decide between equals.
+
+    Raises:
+        NoPlace: No zone that may be tried is near it. Of several candidates, those without one are left out.
+    """
+    kept: list[Plan] = []
+    none: list[NoPlace] = []
+    named = _all_named(options, settings)
+    for one in plan.each():
+        try:
+            zones = regions.near(one.zones, bucket, one.slice.name) if _is_open(one, named) else one.zones
+        except NoPlace as error:
+            none.append(error)
+        else:
+            found = replace(one, zones=zones)
+            kept.append(replace(found, affordable=_affordable(found, settings)))
+    if not kept:
+        raise none[0]
+    for refused in none:
+        warn_once(f"it is left out of the choice: {refused}; or regions with regions=")
+    found = choice_of(kept, plan.by, settings)
+    choices = (replace(one, near=_held(one, bucket)) for one in found.choices)
+    return replace(found, choices=tuple(choices)) if found.by != ORDERS[0] else found
+
+
+def _held(candidate: Candidate, bucket: Location) -> tuple[str, ...]:
+    """Return the zones of a candidate in which the bucket lies."""
+    traits = traits_of(candidate.backend)
+    return tuple(filter(bucket.holds, candidate.zones)) if traits is not None and traits.in_zones else ()
+
+
+def is_open(plan: Plan, options: Options, settings: Settings) -> bool:
+    """Return True if the zones of a candidate at least are all that have it, since none are named."""
+    named = _all_named(options, settings)
+    return any(_is_open(one, named) for one in plan.each())
+
+
+def needs_location(plan: Plan, options: Options, settings: Settings) -> bool:
+    """Return True if the location of the store's bucket decides which zones are tried, or which of equals is first."""
+    if plan.by != ORDERS[0]:
+        found = {regions.region_of(zone) for one in plan.each() if one.traits.in_zones for zone in one.zones}
+        return len(found) > 1 or is_open(plan, options, settings)
+    return is_open(plan, options, settings)
+
+
+def _all_named(options: Options, settings: Settings) -> set[tuple[str, ...]]:
+    """The zones that the user has chosen for each way."""
+    return {zones_named(one, settings) for one in ways(options)}
+
+
+def _is_open(plan: Plan, named: Container[tuple[str, ...]]) -> bool:
+    return plan.traits.in_zones and bool(plan.zones) and plan.zones not in named
 
 
 def completed(plan: Plan, identity: Identity, logins: Iterable[str]) -> Plan:
     """Return the plan with what only its submission adds: labels that name the job, and the package index's logins."""
-    cloud = plan.cloud and {**plan.cloud, **identity.labels()}
-    return replace(plan, cloud=cloud, secrets=tuple(dict.fromkeys((*plan.secrets, *logins))))
+    secrets = tuple(dict.fromkeys((*plan.secrets, *logins)))
+    pipeline, each = label(identity.labels().get("pipeline", "")), plan.each()
+    clouds = [one.cloud and {**one.cloud, **identity.labels()} for one in each]
+    turns = [one.turn and {**one.turn, "pipeline": pipeline} for one in each]
+    return plan.joined(
+        [
+            replace(one, cloud=cloud, turn=turn, secrets=secrets)
+            for one, cloud, turn in zip(each, clouds, turns, strict=True)
+        ]
+    )
 
 
 def _cloud(
@@ -477,13 +639,16 @@ def describe(plan: Plan, reason: str = "") -> str:
     """
     why = [text for text in (_emulation(plan.hosts) if plan.stands_in else "", reason) if text]
     by = "by Secret Manager" if plan.traits.secret_service else "by pipe"
-    rows = [
-        ("job", " ".join(plan.argv) if plan.argv else f"{plan.name}()"),
+    where = [
         ("accelerator", plan.hardware),
         ("backend", f"{plan.backend} ({'; '.join(why)})" if why else plan.backend),
         ("project", plan.project),
         (_kind_of_places(plan), ", ".join(plan.zones)),
         ("capacity", _capacity(plan)),
+    ]
+    rows = [
+        ("job", " ".join(plan.argv) if plan.argv else f"{plan.name}()"),
+        *(_choices(plan) if plan.choices else where),
         ("image", plan.image),
         ("store", f"{plan.store}, deployment {plan.deployment}"),
         ("limits", ", ".join(_limits(plan)) or "none"),
@@ -497,10 +662,25 @@ def describe(plan: Plan, reason: str = "") -> str:
         ("output", plan.output_dir or "the job's own folder in the store"),
         ("profile", profile.describe(plan.profile)),
         ("partition", plan.partition_key),
+        ("batch", f"{GlobalBatch.divided(plan.global_batch, plan.hosts)}" if plan.global_batch else ""),
         ("labels", resource_labels.shown(plan.labels)),
         ("also", ", ".join(_exceptions(plan))),
     ]
     return "\n".join(f"{name:<12} {text}" for name, text in rows if text)
+
+
+_BY = {"order": "in your order", "price": "the cheapest first", "start": "first where hosts are likely to come soonest"}
+
+
+def _choices(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The rows of a job's choices: what they are made of."""
+    each = plan.each()
+    yield "accelerator", f"one of {', '.join(dict.fromkeys(one.named for one in each))}"
+    yield "backend", ", ".join(dict.fromkeys(one.backend for one in each))
+    yield "project", plan.project
+    ways = dict.fromkeys(_capacity(one) or machines.ON_DEMAND for one in each if not one.traits.share_machine)
+    yield "capacity", ", ".join(ways)
+    yield "choices", f"{len(each)}, tried {_BY[plan.by]}"
 
 
 def _kind_of_places(plan: Plan) -> str:
@@ -528,13 +708,16 @@ def _limits(plan: Plan) -> Iterator[str]:
             yield f"{name} {duration(value)}"
     if plan.limits.cost is not None:
         what = "nothing is charged on this machine"
-        if plan.affordable:
-            what = f"pays for {plan.affordable / 3600:,.2f} h in the dearest of its {_kind_of_places(plan)}"
+        if paid := [one.affordable for one in plan.each() if one.affordable]:
+            where = "choices" if plan.choices else _kind_of_places(plan)
+            what = f"pays for {min(paid) / 3600:,.2f} h in the dearest of its {where}"
         yield f"cost ${plan.limits.cost:.2f} ({what})"
 
 
 def _exceptions(plan: Plan) -> Iterator[str]:
     """The non-default properties of a plan."""
+    if plan.reshard:
+        yield "restores checkpoints of other sizes"
     if not plan.distributed:
         yield "the hosts are not joined"
     if not plan.compile_cache:

@@ -38,17 +38,38 @@ from kinetic_orchestration.protocol.schema import (
     token,
 )
 from kinetic_orchestration.protocol.wire import Verdict
-from kinetic_orchestration.protocol.wire.task import DATA_PIECE, ENVIRONMENT, PACKAGE, PAYLOAD, TASK
+from kinetic_orchestration.protocol.wire.task import DATA_PIECE, ENVIRONMENT, MOST_CHOICES, PACKAGE, PAYLOAD, TASK
 
 MOST_JOBS = 1 << 20  # of a batch
 
 _key = schema.matching(r"[0-9a-f]{8,64}")
+_usd = schema.number(0, 1e12)  # that were spent
+
+
+def _row(*kinds: schema.Check) -> schema.Check:
+    """Accept a list of as many entries as there are kinds, each of its kind."""
+
+    def check(value: object) -> None:
+        if not isinstance(value, list) or len(value) != len(kinds):
+            raise Wrong(value)
+        for kind, entry in zip(kinds, value, strict=True):
+            kind(entry)
+
+    return check
 
 
 def _queues(value: object) -> None:
     """Accept the name of a queue, or of several: a text with commas between them, or a list."""
     several = value.split(",") if isinstance(value, str) and "," in value else value
     (many(schema.resource, 100) if isinstance(several, list) else maybe(schema.resource, ""))(several)
+
+
+def _entry(value: object) -> None:
+    """Accept what one job has cost, in dollars or unknown, and when it was submitted."""
+    if not isinstance(value, list) or len(value) != 2:
+        raise Wrong(value)
+    maybe(_usd)(value[0])
+    schema.moment(value[1])
 
 
 SLICE = Fields(
@@ -99,6 +120,32 @@ CLOUD = Fields(
         "disk_type": maybe(schema.resource, ""),
     },
 )
+LIMITS = Fields({}, dict.fromkeys(("provision", "run", "total", "stall", "cost"), maybe(schema.limit)))
+TURN = Fields(
+    {},
+    {
+        "shares": text(),
+        "priority": schema.whole(-1000, 1000),
+        "weight": schema.number(0, 1e6),
+        **dict.fromkeys(("user", "pipeline"), line(schema.WORD)),
+    },
+)
+CANDIDATE = Fields(
+    {"slice": SLICE, "backend": schema.resource, "limits": LIMITS},
+    {
+        **dict.fromkeys(("emulated", "spot"), flag),
+        "processes": schema.hosts,
+        "slices": schema.slices,
+        "project": schema.project,
+        "zones": many(schema.place, 1000),
+        "cloud": CLOUD,
+        **dict.fromkeys(("affordable", "zone_patience"), schema.limit),
+        "usd": table(schema.place, schema.measure, 1000),
+        "near": many(schema.place, 1000),
+        "labels": table(text(), text(), 1000),
+        "turn": TURN,
+    },
+)
 PLAN = Fields(
     {
         "name": text(),
@@ -106,7 +153,7 @@ PLAN = Fields(
         "backend": schema.resource,
         "store": schema.address,
         "deployment": schema.deployment,
-        "limits": Fields({}, dict.fromkeys(("provision", "run", "total", "stall", "cost"), maybe(schema.limit))),
+        "limits": LIMITS,
         "retry": Fields({}, dict.fromkeys(("user", "preemption", "infra"), schema.count)),
     },
     {
@@ -130,6 +177,11 @@ PLAN = Fields(
         "debug_port": schema.port,
         "profile": plain(),
         "labels": table(text(), text(), 1000),
+        "reshard": flag,
+        "global_batch": schema.size,
+        "choices": many(CANDIDATE, MOST_CHOICES),
+        "by": schema.one_of("order", "price", "start"),
+        "turn": TURN,
     },
 )
 STAGED = Fields(
@@ -145,6 +197,8 @@ STAGED = Fields(
         "size": schema.size,
         "sent": schema.size,
         "beside": table(text(), path, 10_000),
+        "others": many(ENVIRONMENT, MOST_CHOICES),
+        "builds": many(schema.whole(0, MOST_CHOICES), MOST_CHOICES),
     },
 )
 SPEC = Fields(
@@ -166,13 +220,43 @@ GROUP = Fields(
         "size": schema.whole(1, MOST_JOBS),
         "deployment": schema.deployment,
     },
-    {"submitter": plain(), "backend": maybe(schema.resource)},
+    {"submitter": plain(), "backend": maybe(schema.backends)},
 )
 GROUP_END = Fields({"why": text(schema.WORD)}, {"size": schema.whole(1, MOST_JOBS)})
 STAMP = Fields({}, {"deployment": schema.deployment, "created": schema.moment, "stamp": token, "checked": text()})
 READY = Fields({"since": schema.moment}, {"writer": token})
+LEDGER = Fields(
+    {
+        "month": schema.matching(r"[0-9]{4}-[0-9]{2}"),
+        "pipeline": text(),
+        "ended": table(schema.job_id, _entry),
+        "before": Fields({"usd": _usd, "jobs": schema.size, "unpriced": schema.size, "until": schema.moment}),
+    }
+)
 REAPED = Fields({"ended": flag}, {"writer": token})
 PROJECT = Fields({"tree": schema.digest})
+# Of turns, where chips are shared: each list is a tuple of `capacity.shares.rules`, whose kinds the reader checks.
+SHARES = Fields(
+    {
+        "grants": many(_row(
+            schema.job_id, schema.attempt, line(schema.WORD), schema.chips, schema.number(0, 1e6),
+            schema.whole(-1000, 1000), schema.number(0, 1e12), line(schema.WORD), line(schema.WORD), schema.moment,
+            schema.moment, token, schema.moment,
+        )),
+        "uses": table(line(schema.WORD), _row(schema.number(0, 1e18), schema.moment)),
+        "reserved": many(_row(
+            schema.job_id, schema.attempt, schema.whole(-1000, 1000), schema.moment, many(line(schema.WORD), 100),
+            schema.moment,
+        )),
+        "line": many(_row(schema.job_id, schema.attempt, line(schema.WORD), text(schema.WORD))),
+        "waiting": schema.whole(0, MOST_JOBS),
+        **dict.fromkeys(("holder", "writer"), token),
+        **dict.fromkeys(("until", "stated"), schema.moment),
+        "epoch": schema.whole(0, 1 << 53),
+        "shares": text(),
+    },
+    {},
+)  # fmt: skip
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------
@@ -242,9 +326,17 @@ class Within(NamedTuple):
     deployment: str
     queues: tuple[str, ...] = ()
     grouped: bool = False
+    others: tuple[Within, ...] = ()  # of the plan's other candidates, by number from 1
 
     def checked(self, placement: dict[str, Any], job_id: str, attempt: int) -> dict[str, Any]:
         """A place that a record names, if the plan leads there; what names decide is taken from them."""
+        choice = placement.get("choice", 0)
+        if choice > len(self.others):
+            raise Wrong(None, "placement.choice", f"is {choice}, and the job's plan has {len(self.others) + 1} choices")
+        own = self.others[choice - 1] if choice else self
+        return own._checked(placement, job_id, attempt)
+
+    def _checked(self, placement: dict[str, Any], job_id: str, attempt: int) -> dict[str, Any]:
         own: dict[str, Any] = {"hosts": self.machines}
         known: dict[str, Any] = {}
         if self.backend == "local":
@@ -279,6 +371,12 @@ def _shared(within: Within) -> Within:
 
 
 def within(plan: Plan) -> Within:
+    """Return the bounds on each place of a job's attempts, by the candidate that the attempt takes."""
+    first, *others = map(_within, plan.each())
+    return _shared(first._replace(others=tuple(others))) if others else first
+
+
+def _within(plan: Plan) -> Within:
     zones = (*plan.zones, *filter(None, (reserved_zone(plan),)))
     queues = queues_of(plan.cloud.get("queue") or "")
     own = (plan.backend, plan.project, zones, plan.machines, plan.slices, plan.store, plan.deployment, queues)
@@ -320,7 +418,7 @@ def intent_of(record: Record, job_id: str, attempt: int, within: Within | None =
 
 
 # Of a placement: how it came to it, if it is not the first one.
-_HISTORY = ("wait", "since", "moved", "tried", "dropped", "tries", "rounds")
+_HISTORY = ("why", "wait", "since", "moved", "tried", "dropped", "tries", "rounds")
 _NOTHING = Before()
 
 

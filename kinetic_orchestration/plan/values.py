@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.plan.configuration import plugins
@@ -94,7 +95,10 @@ TRAITS = {
     "local": Traits(
         share_machine=True,
         agents_observed=True,
-        ignored=("container_image", "base_image_repo", "cluster", "namespace", "project", "zone", "spot"),
+        ignored=(
+            *("container_image", "base_image_repo", "cluster", "namespace", "project", "zone", "spot"),
+            *("regions", "capacity"),
+        ),
     ),
     "tpu-vm": Traits(
         secret_service=True,
@@ -123,7 +127,7 @@ TRAITS = {
         service="GKE",
         words=PODS,
         stores=("gs",),
-        ignored=("base_image_repo",),
+        ignored=("base_image_repo", "regions"),
     ),
     "kubernetes": Traits(
         keeps_ended=True,
@@ -131,7 +135,7 @@ TRAITS = {
         service="Kubernetes",
         words=PODS,
         stores=("gs", "s3"),
-        ignored=("base_image_repo", "project", "zone"),
+        ignored=("base_image_repo", "project", "zone", "regions"),
     ),
 }
 """The backends of this package. `platforms/registry.py` opens them."""
@@ -148,6 +152,70 @@ def traits_of(backend: str) -> Traits | None:
         return TRAITS[backend]
     platform = plugins.find(backend)
     return None if platform is None else platform.traits
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One of several ways in which a job may get its hosts. Its fields are those of a `Plan` that it decides.
+
+    Attributes:
+        slice: One slice of the hardware.
+        backend: Where it is requested.
+        limits: Limits of an attempt there.
+        usd: Dollars for an hour of all its hosts, by place; a place without a known price is missing.
+        near: Those of its zones that lie where the store's bucket does; () if nobody has asked where that is.
+    """
+
+    slice: Slice
+    backend: str
+    limits: Limits
+    emulated: bool = True
+    processes: int = 1
+    slices: int = 1
+    project: str = ""
+    zones: tuple[str, ...] = ()
+    spot: bool = False
+    cloud: dict[str, Any] = field(default_factory=dict)
+    affordable: float = 0.0
+    zone_patience: float = 0.0
+    labels: dict[str, str] = field(default_factory=dict)
+    turn: dict[str, Any] = field(default_factory=dict)
+    usd: dict[str, float] = field(default_factory=dict)
+    near: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan, usd: dict[str, float], near: Iterable[str] = ()) -> Candidate:
+        """Return the candidate that a plan of one way is."""
+        return cls(**{name: getattr(plan, name) for name in _OF_A_CANDIDATE}, usd=usd, near=tuple(near))
+
+    def to_json(self) -> dict[str, Any]:
+        found = {**asdict(self), "slice": self.slice.to_json()}
+        if not self.turn:
+            del found["turn"]
+        return found
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Candidate:
+        known = {key: value for key, value in fields.items() if key in cls.__dataclass_fields__}
+        known |= {"slice": Slice.from_json(fields["slice"]), "limits": Limits(**fields["limits"])}
+        return cls(
+            **{
+                **known,
+                "zones": tuple(known.get("zones", ())),
+                "cloud": _cloud_of(fields),
+                "near": tuple(known.get("near", ())),
+            }
+        )
+
+
+_OF_A_CANDIDATE = tuple(name for name in Candidate.__dataclass_fields__ if name not in ("usd", "near"))
+
+
+def _cloud_of(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a plan's cloud, of which whoever wrote it may not have had all."""
+    traits = traits_of(fields["backend"])
+    given: dict[str, Any] = fields.get("cloud", {})
+    return given if traits is None or traits.options is None else fields_of(traits.options()) | given
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +255,33 @@ class Plan:
     debug_port: int = 0
     profile: dict[str, Any] = field(default_factory=dict)  # what hosts are to trace; empty: nothing
     labels: dict[str, str] = field(default_factory=dict)
+    reshard: bool = False  # a checkpoint of another number of hosts or devices is restored
+    global_batch: int = 0  # samples of one step on all hosts together; 0: unknown
+    choices: tuple[Candidate, ...] = ()  # if there are several: the first is the plan's own
+    by: str = "order"  # in which they are tried: "order", "price" or "start"
+    turn: dict[str, Any] = field(default_factory=dict)  # where chips are shared: by what its turn is decided
+
+    def at(self, number: int) -> Plan:
+        """Return the plan of an attempt that is made by the candidate of this number, counted from 0."""
+        if not self.choices:
+            return self
+        return replace(self, **{name: getattr(self.choices[number], name) for name in _OF_A_CANDIDATE})
+
+    def each(self) -> tuple[Plan, ...]:
+        """Return the plan of an attempt for each candidate."""
+        return tuple(map(self.at, range(len(self.choices)))) or (self,)
+
+    def joined(self, each: Sequence[Plan]) -> Plan:
+        """Return the plan with what was changed in the plans that `each` returned."""
+        if not self.choices:
+            return each[0]
+        choices = (Candidate.of(one, before.usd, before.near) for one, before in zip(each, self.choices, strict=True))
+        return replace(each[0], choices=tuple(choices))
+
+    @property
+    def runs_on(self) -> str:
+        """The names of the backends on which its attempts may be, as `platforms/registry.py` opens them."""
+        return "+".join(sorted({one.backend for one in self.choices})) or self.backend
 
     @property
     def machines(self) -> int:
@@ -215,6 +310,7 @@ class Plan:
         return Purchase(
             self.slice, self.slices, self.spot, self.flex_start, self.boot_disk if is_vm else None,
             of_google=self.traits.in_project or self.traits.share_machine or self._is_of_gke,
+            reserved=bool(self.cloud.get("reservation")),
         )  # fmt: skip
 
     @property
@@ -245,6 +341,11 @@ class Plan:
     def asked(self) -> str:
         """The requested hardware, without its location."""
         return f"{self.slices} slices of {self.slice}" if self.slices > 1 else f"{self.slice}{self._divided}"
+
+    @property
+    def named(self) -> str:
+        """The requested hardware by its name alone."""
+        return f"{self.slices} × {self.slice.name}" if self.slices > 1 else self.slice.name
 
     @property
     def stands_in(self) -> bool:
@@ -278,7 +379,14 @@ class Plan:
         return traits_of(self.backend) or Traits()
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "slice": self.slice.to_json()}
+        found = {**asdict(self), "slice": self.slice.to_json()}
+        for name in ("reshard", "global_batch", "turn"):
+            if not found[name]:
+                del found[name]
+        if self.choices:
+            return {**found, "choices": [one.to_json() for one in self.choices]}
+        del found["choices"], found["by"]
+        return found
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Plan:
@@ -287,9 +395,7 @@ class Plan:
             key: tuple(known[key]) for key in ("secrets", "volumes", "argv", "zones") if key in known
         }
         limits, retry = Limits(**fields["limits"]), Retry(**fields["retry"])
-        traits = traits_of(fields["backend"])
-        if traits is not None and traits.options is not None:  # whoever wrote the plan may not have had all of them
-            known["cloud"] = fields_of(traits.options()) | known.get("cloud", {})
+        lists |= {"choices": tuple(map(Candidate.from_json, fields.get("choices", ()))), "cloud": _cloud_of(fields)}
         return cls(**{**known, **lists, "slice": Slice.from_json(fields["slice"]), "limits": limits, "retry": retry})
 
 
@@ -311,14 +417,31 @@ class Staged:
     beside: dict[str, str] = field(default_factory=dict)  # modules next to the code that are not sent, and their paths
     size: int = 0  # bytes of source that each host unpacks
     sent: int = 0  # bytes that were not there before
+    others: tuple[Environment, ...] = ()  # of candidates whose hardware needs other builds than the first's
+    builds: tuple[int, ...] = ()  # of each candidate, the number of its environment; (): all have the first's
+
+    @property
+    def environments(self) -> tuple[Environment | None, ...]:
+        """All that differ, in the order in which `builds` counts them."""
+        return (self.environment, *self.others)
+
+    def at(self, number: int) -> Staged:
+        """Return what the hosts of the candidate of this number need, counted from 0."""
+        build = self.builds[number] if number < len(self.builds) else 0
+        if not 0 < build <= len(self.others):
+            return self
+        return replace(self, environment=self.others[build - 1])
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | json_of(self)
+        fields = asdict(self) | json_of(self) | {"others": [one.to_json() for one in self.others]}
+        return {name: value for name, value in fields.items() if value or name not in ("others", "builds")}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Staged:
         known = {key: value for key, value in fields.items() if key in cls.__dataclass_fields__}
-        return cls(**{**known, **{key: tuple(fields[key]) for key in ("path", "extra_path")}, **parts_of(fields)})
+        known |= {key: tuple(fields.get(key, ())) for key in ("path", "extra_path", "builds")}
+        others = tuple(map(Environment.from_json, fields.get("others", ())))
+        return cls(**{**known, "others": others, **parts_of(fields)})
 
 
 class Spent(NamedTuple):
@@ -353,6 +476,11 @@ class Intent(NamedTuple):
     def since(self) -> float:
         """The time since which the job has been without hosts, over consecutive attempts that never had any."""
         return float(self.placement.get("since") or self.created)
+
+    @property
+    def choice(self) -> int:
+        """The number of the plan's candidate that it takes."""
+        return int(self.placement.get("choice", 0))
 
     @property
     def wait(self) -> float:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from kinetic_orchestration.protocol import names
 
-_NUMBERS = ("attempt", "host", "hosts", "slices", "processes")
+_NUMBERS = ("attempt", "host", "hosts", "slices", "processes", "choice")
 
 
 class Assignment:
     """The parameters by which a host finds its work, and the digests that authenticate it."""
 
     __slots__ = (
-        "attempt", "boot", "deadline", "devices", "home", "host", "hosts", "job", "marker", "pod", "processes",
-        "python", "resource", "run", "slices", "spec", "store",
+        "attempt", "boot", "choice", "deadline", "devices", "home", "host", "hosts", "job", "marker", "pod",
+        "processes", "python", "resource", "run", "slices", "spec", "store",
     )  # fmt: skip
 
     def __init__(
@@ -34,6 +34,7 @@ class Assignment:
         pod: str = "",
         slices: int = 1,
         processes: int = 1,
+        choice: int = 0,
     ) -> None:
         self.store = store
         self.job = job
@@ -42,6 +43,7 @@ class Assignment:
         self.hosts = hosts
         self.slices = slices
         self.processes = processes  # hosts that share a machine of the cloud, one after the other
+        self.choice = choice  # number of the candidate of the job's plan by which it was made
         self.spec = spec  # digest of spec.json
         self.boot = boot
         self.run = run  # this placement's folder on this machine

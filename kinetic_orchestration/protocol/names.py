@@ -11,6 +11,7 @@ RECORD_LIMIT = 16 << 20
 
 DEPLOYMENT = "deployment.json"
 REAPED = "reaped.json"  # the time of the last search for leftovers
+PRICES = "prices.json"  # the list prices that all processes of the deployment count with
 
 
 def blob(digest: str) -> str:
@@ -90,10 +91,25 @@ def mark(store: str, deployment: str) -> str:
     return sha256(f"{store.rstrip('/')}/{deployment}".encode()).hexdigest()[:8]
 
 
+WANTS = "shares/wants/"
+BOOK = "shares/book.json"  # of all turns, where chips are shared
+
+
+def wants(job_id: str, attempt: int) -> str:
+    """The folder of the object by which an attempt wants its turn, and holds it."""
+    return f"{WANTS}{job_id}/{attempt}/"
+
+
+def uses(job_id: str, attempt: int) -> str:
+    """The mark of an attempt whose hosts are requested: by it a book of turns that was lost is made again."""
+    return f"{wants(job_id, attempt)}used"
+
+
 JOBS = "jobs/"
 LIVE = "live/"
 ROLL = "live.json"  # there once every job that has not ended is below `LIVE`
 BEATS = "beats/"
+BUDGETS = "budgets/"  # what pipelines have spent: MONTH/PIPELINE/…
 TOOLS = "tools/"
 WHEELS = "wheels/"
 
@@ -205,6 +221,15 @@ def eye(job_id: str) -> str:
     return f"{BEATS}{job_id}/eye"
 
 
+FACTS = "facts/"
+
+
+def fact(about: str, size: int) -> str:
+    """What attempts met lately for hardware of a size. `about`: a digest of its backend, place, generation, way,
+    project and reservation."""
+    return f"{FACTS}{about}/{size}"
+
+
 def tool(name: str) -> str:
     """A tool that a host without a package index needs first: uv, an interpreter."""
     return f"{TOOLS}{name}"
@@ -274,10 +299,15 @@ _LIMITS = {
     DEPLOYMENT: _SMALL,
     REAPED: _SMALL,
     ROLL: _SMALL,
+    "book.json": 4 << 20,  # with the turns of some thousand attempts
+    PRICES: 2 << 20,
 }
 _PREFIXES = (
     (BEATS, _SMALL),
     (LIVE, _SMALL),
+    (FACTS, _SMALL),
+    (WANTS, _SMALL),
+    (BUDGETS, 1 << 20),
     ("identities/", _SMALL),
     ("groups/", 1 << 20),
     ("projects/", _SMALL),

@@ -239,6 +239,7 @@ project = matching(r"(?:[a-z0-9][a-z0-9.-]{0,99}:)?[a-z0-9][a-z0-9-]{0,62}", emp
 zone = matching(r"[a-z0-9][a-z0-9-]{0,62}")
 place = matching(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:@/-]{0,511}")  # a zone, or CLUSTER/NAMESPACE of Kubernetes
 resource = matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")  # the name of a slice, a node, a host's folder
+backends = matching(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,254}")  # names of backends, with + between them
 variable = matching(r"[A-Za-z_][A-Za-z0-9_.-]{0,199}")  # of the environment, when it names a secret
 setting = matching(r"[^=\x00]{1,1000}")  # of the environment, when it only has a value
 digest = matching(r"[0-9a-f]{64}", empty=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -15,13 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import Unsupported, UsageError
-from kinetic_orchestration.plan.configuration import cluster_names, store_address
+from kinetic_orchestration.plan.configuration import budgets, chip_shares, cluster_names, store_address
 from kinetic_orchestration.plan.configuration import home as home_module
+from kinetic_orchestration.plan.configuration.budgets import Budget
 from kinetic_orchestration.plan.hardware import price_list
 from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, PriceList
 from kinetic_orchestration.plan.messages import warn
 from kinetic_orchestration.protocol.system import copies
 
+_WAYS = (price_list.SPOT, price_list.FLEX_START, price_list.RESERVATION)
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -95,6 +98,12 @@ def _queue(name: str, text: str) -> str:
     return text
 
 
+def _priority(name: str, text: str) -> int:
+    if not re.fullmatch(r"[+-]?\d{1,3}", text):
+        raise UsageError(f"{name} is {text!r}: give a whole number from -999 to 999; jobs of a higher one go first")
+    return int(text)
+
+
 def _table(name: str, text: str) -> dict[str, str]:
     return dict(entry.partition("=")[::2] for entry in _several(name, text))
 
@@ -119,8 +128,18 @@ def _prices(name: str, text: str) -> dict[str, float]:
             usd = math.nan
         if not 0 <= usd < math.inf:
             raise UsageError(f"{name} has {entry!r}: write dollars per chip-hour, as v5e=1.2")
-        prices[chip.strip()] = usd
+        chip = chip.strip()
+        if chip.partition(":")[2] not in ("", *_WAYS):
+            raise UsageError(f"{name} has {entry!r}: behind ':' comes {', '.join(_WAYS)}, or nothing")
+        prices[chip] = usd
     return prices
+
+
+def _key(name: str, text: str) -> str:
+    """A secret that goes into a header. An error never shows it."""
+    if not re.fullmatch(r"[A-Za-z0-9_.~+/=-]*", text):
+        raise UsageError(f"{name} has a character that no API key has, such as a space or the end of a line")
+    return text
 
 
 def _needed(variable: str, meaning: str) -> Any:
@@ -172,7 +191,17 @@ class Settings:
     prices: Mapping[str, float] = _setting(
         "KINETIC_PRICES", "dollars per chip-hour: v5e=1.2,v5e/us-west4:spot=0.5", read=_prices
     )
-    listed: PriceList = field(default=BUILT_IN, repr=False)  # what `ko prices --refresh` keeps in the home
+    listed: PriceList = field(default=BUILT_IN, repr=False)  # what `ko prices --refresh` keeps: the home's until
+    # `capacity.prices.in_force` has read the deployment's
+    billing_key: str = _setting(
+        "KINETIC_BILLING_KEY", "an API key with which Google's prices are read without a login", read=_key, shown=False
+    )
+    budgets: tuple[Budget, ...] = _setting(
+        "KINETIC_BUDGETS",
+        "the most that jobs of a pipeline may cost in a calendar month (UTC): "
+        "retrain=500USD,*=300USD:warn,total=2000USD",
+        read=budgets.read,
+    )
     trust_store: bool = _setting(
         "KINETIC_TRUST_STORE",
         "unpickle the content of a bucket even if only the bucket vouches for it",
@@ -209,6 +238,14 @@ class Settings:
         "KINETIC_QUEUE",
         "the queue of Kueue for jobs that name none, or several separated by commas, in the order of their trial",
         read=_queue,
+    )
+    chips: tuple[chip_shares.Share, ...] = _setting(
+        "KINETIC_CHIPS",
+        "the most chips that the deployment, a pipeline or a user may hold at once: v5e=64,total=256,user:*=32",
+        read=chip_shares.parse,
+    )
+    priority: int = _setting(
+        "KINETIC_PRIORITY", "jobs of a higher one have their turn first where chips are shared", "0", _priority
     )
     output_dir: str = _setting("KINETIC_OUTPUT_DIR", "where jobs write their outputs")
     distributed: bool = _setting(

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm, as_compute
-from kinetic_orchestration.plan.declare.spec import COMPUTE, LOCAL, TPU_VM, Options, slice_of
+from kinetic_orchestration.plan.declare.choices import ways
+from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kubernetes, TpuVm, as_compute
+from kinetic_orchestration.plan.declare.spec import COMPUTE, LOCAL, TPU_VM, Options, slice_of, way_of
 from kinetic_orchestration.plan.hardware import machines
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 
@@ -53,7 +54,8 @@ def may_run_on(settings: Settings) -> tuple[str, ...]:
 
 def by_rule(options: Options, settings: Settings) -> Choice:
     """Return the backend on Google Cloud of a call that names none, nor do its settings."""
-    cloud, found = options.cloud, by_hardware(slice_of(options))
+    options = ways(options)[0]
+    cloud, found = options.cloud, by_hardware(slice_of(options), way_of(options))
     if isinstance(cloud, TpuVm) and found.backend == COMPUTE and as_compute(cloud) is not None:
         return found
     if isinstance(cloud, TpuVm | Compute):
@@ -64,16 +66,27 @@ def by_rule(options: Options, settings: Settings) -> Choice:
 
 
 def fitting(options: Options, backend: str) -> Options:
-    """Return the options with those of `cloud=` in the class of the backend's, if they mean the same there."""
-    given = as_compute(options.cloud) if backend == COMPUTE else None
+    """Return the options of one way with those of `cloud=` in the class of the backend's, if they mean the same there,
+    and with flex-start among them, if that is the way."""
+    given: CloudOptions | None = as_compute(options.cloud) if backend == COMPUTE else options.cloud
+    if options.capacity == (machines.FLEX_START,) and backend in _WITH_FLEX_START:
+        kind = _WITH_FLEX_START[backend]
+        given = kind() if given is None else given
+        given = replace(given, flex_start=True) if isinstance(given, kind) else given
     return options if given is None else replace(options, cloud=given)
 
 
-def by_hardware(slice_: Slice) -> Choice:
-    """Return the backend on Google Cloud that has a slice without a cluster."""
+_WITH_FLEX_START: dict[str, type[Compute | Kubernetes]] = {COMPUTE: Compute, GKE: Kubernetes}
+_WITH_FLEX_START[KUBERNETES] = Kubernetes
+
+
+def by_hardware(slice_: Slice, way: machines.Model = machines.ON_DEMAND) -> Choice:
+    """Return the backend on Google Cloud that has a slice without a cluster, for the way in which it is bought."""
     if slice_.kind == "gpu" or not _of_cloud_tpu(slice_):
         what = "GPUs have" if slice_.kind == "gpu" else "TPU7x has"
         return Choice(COMPUTE, f"{what} no Cloud TPU API; backend='gke' with a cluster also serves them")
+    if way == machines.FLEX_START and machines.serves(slice_):
+        return Choice(COMPUTE, "the Cloud TPU API has no flex-start; backend='gke' with a cluster also has it")
     also = "; backend='compute' also serves it" if machines.serves(slice_) else ""
     return Choice(TPU_VM, f"{slice_.generation} has the Cloud TPU API{also}")
 

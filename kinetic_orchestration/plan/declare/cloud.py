@@ -243,6 +243,14 @@ def fields_of(cloud: Any) -> dict[str, Any]:
     return {name: _as_json(value) for name, value in found.items()}
 
 
+def kind_with(names: Collection[str]) -> type[TpuVm] | type[Compute] | type[Kubernetes]:
+    """Return the class of options that has all these names; if none has, the one that has more of them."""
+    found = {kind: {entry.name for entry in fields(kind)} for kind in (TpuVm, Kubernetes, Compute)}
+    if (fitting := next((kind for kind, known in found.items() if set(names) <= known), None)) is not None:
+        return fitting
+    return TpuVm if found[Kubernetes].difference(found[TpuVm]).isdisjoint(names) else Kubernetes
+
+
 def _as_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)

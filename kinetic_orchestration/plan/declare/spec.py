@@ -7,17 +7,19 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any
 
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, Unsupported, UsageError
-from kinetic_orchestration.plan.configuration import cluster_names, settings, store_address
-from kinetic_orchestration.plan.declare import profile, resource_labels
+from kinetic_orchestration.plan.configuration import cluster_names, resource_labels, settings, store_address
+from kinetic_orchestration.plan.declare import profile
+from kinetic_orchestration.plan.declare.choices import Choice, naming, told, ways
 from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kubernetes, TpuVm, queues_of, reservation_of
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
-from kinetic_orchestration.plan.hardware import accelerators, machines
+from kinetic_orchestration.plan.hardware import accelerators, machines, regions
+from kinetic_orchestration.plan.hardware.global_batch import check_divides
 from kinetic_orchestration.protocol.schema import MOST_HOSTS, MOST_SLICES
 
 DEFAULT_ACCELERATOR = "tpu-v5e-1"
@@ -44,7 +46,7 @@ LONGEST_REFERENCE = 512
 class Options:
     """The options of `run`. The first group has the names of Keras Kinetic."""
 
-    accelerator: str = DEFAULT_ACCELERATOR
+    accelerator: str | Choice | Sequence[str | Choice] = DEFAULT_ACCELERATOR
     container_image: str | None = None
     base_image_repo: str | None = None
     zone: str | None = None
@@ -75,6 +77,11 @@ class Options:
     profile: Profile | int | str | None = None
     partition_key: str | None = None
     labels: Mapping[str, str] | None = None
+    regions: str | Sequence[str] | None = None
+    capacity: str | Sequence[str] | None = None
+    by: str = "order"
+    reshard: bool = False
+    global_batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +114,38 @@ def check_options(options: Options) -> Options:
     """
     if callable(options.accelerator):
         raise UsageError("run got a function where its accelerator belongs: write @kinetic.run() with parentheses")
-    if not isinstance(options.accelerator, str):
-        raise UsageError(f"accelerator is a name such as 'v5e-8', not {options.accelerator!r}")
+    found = ways(options)
+    for one in found:
+        with naming(told(one), found):
+            _check_one(one)
+            if len(found) > 1:
+                _check_software(one)
+    _check_regions(found)
+    _check_global_batch(found)
+    return options
+
+
+def check_part(given: Mapping[str, Any]) -> None:
+    """Refuse options of a job of which others are not known yet, if no others could make them valid.
+
+    Args:
+        given: Those that are known, by their names.
+
+    Raises:
+        UsageError: An option is invalid, or two exclude each other.
+    """
+    options = Options(**given)
+    if "cloud" not in given and isinstance(options.capacity, list | tuple):  # which may name the reservation
+        rest = [way for way in options.capacity if way != machines.RESERVATION]
+        options = replace(options, capacity=rest or None)
+    if "accelerator" not in given:
+        ways(options)
+        options = replace(options, regions=None)  # of which each has some accelerator
+    check_options(options)
+
+
+def _check_one(options: Options) -> None:
+    """Refuse invalid options of one way in which the job may get its hosts."""
     _check_types(options)
     processes_of(options, slice_of(options))
     _check_names(options)
@@ -123,7 +160,33 @@ def check_options(options: Options) -> Options:
     for entry in fields(Retry):
         if getattr(options.retry, entry.name) < 0:
             raise UsageError(f"retry.{entry.name} is {getattr(options.retry, entry.name)}: it cannot be negative")
-    return options
+
+
+def _check_regions(found: Sequence[Options]) -> None:
+    """Refuse a region that has none of the accelerators of a job, and an accelerator that is in none of its regions."""
+    for region in dict.fromkeys(region for one in found for region in one.regions or ()):
+        there = [slice_of(one) for one in found if region in (one.regions or ())]
+        if not any(zones_in(each, [region]) for each in there):
+            raise UsageError(f"regions has {region!r}, and it is known to have none of {_known_regions(there)}")
+    for one in found:
+        if one.regions and not zones_in(slice_of(one), one.regions):
+            raise UsageError(
+                f"regions is {list(one.regions)!r}, and none of them has {_known_regions([slice_of(one)])}"
+            )
+
+
+def _known_regions(slices: Sequence[accelerators.Slice]) -> str:
+    told = {each.name: ", ".join(dict.fromkeys(map(regions.region_of, accelerators.zones(each)))) for each in slices}
+    return "; nor ".join(f"{name} (which is in {where})" for name, where in told.items())
+
+
+def zones_in(slice_: accelerators.Slice, named: Sequence[str]) -> tuple[str, ...]:
+    """Return the zones to try in these regions, in their order: those that are published for the hardware, or all, if
+    none is published for it."""
+    known = accelerators.zones(slice_)
+    if not known:
+        return tuple(zone for region in named for zone in regions.zones_of(region))
+    return tuple(zone for region in named for zone in known if regions.region_of(zone) == region)
 
 
 # What the options of ours may be, where a wrong type would only be found on a host.
@@ -137,6 +200,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "partition_key": (str, type(None)),
     "labels": (Mapping, type(None)),
     "distributed": (bool, type(None)),
+    "reshard": (bool,),
 }
 
 
@@ -155,6 +219,25 @@ def _check_types(options: Options) -> None:
     for entry in fields(Retry):
         if not isinstance(getattr(options.retry, entry.name), int):
             raise UsageError(f"retry.{entry.name} is {getattr(options.retry, entry.name)!r}: it is a whole number")
+
+
+def _check_global_batch(found: Sequence[Options]) -> None:
+    """Refuse a batch that the hosts of one of these ways cannot share: they are paid for until a program would find
+    that."""
+    size: Any = found[0].global_batch
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise UsageError(
+            f"global_batch is {size!r}: give the samples of one step on all hosts together, or leave it out"
+        )
+    if size:
+        check_divides(size, [(str(one.accelerator), hosts_of(one)) for one in found])
+
+
+def hosts_of(options: Options) -> int:
+    """Return the number of hosts of all slices together."""
+    slice_, cloud = slice_of(options), options.cloud
+    machines_of = cloud.hosts if isinstance(cloud, Kubernetes | Compute) and cloud.hosts > 1 else slice_.hosts
+    return machines_of * processes_of(options, slice_) * (cloud.num_slices if cloud is not None else 1)
 
 
 def check_keras_backend(source: str, name: Any) -> None:
@@ -233,12 +316,56 @@ def _check_conflicts(options: Options) -> None:
     if isinstance(options.cloud, TpuVm | Compute) and options.zone and options.cloud.zones:
         given = f"cloud={type(options.cloud).__name__}(zones={list(options.cloud.zones)!r})"
         raise ConflictingSettings(f"both zone={options.zone!r} and {given} say where: keep one")
+    if options.regions:
+        _check_no_zones(options, options.regions)
     if isinstance(options.cloud, TpuVm | Compute) and options.cloud.reservation:
         _check_reservation(options, options.cloud)
     if isinstance(options.cloud, TpuVm | Compute | Kubernetes) and options.cloud.reservation and is_spot(options):
         raise ConflictingSettings(
             f"spot=True and the reservation {options.cloud.reservation!r} exclude each other: reserved hardware is "
             "never a spot slice; keep one"
+        )
+
+
+_OF_GPUS = re.compile(r"cuda|nvidia|nvcr\.io|rocm", re.IGNORECASE)
+_OF_TPUS = re.compile(r"(?<![a-z])(lib)?tpu(?![a-z])", re.IGNORECASE)
+
+
+def _check_software(options: Options) -> None:
+    """Refuse, for one of several choices, what is for another's kind of hardware by its name."""
+    slice_, cloud = slice_of(options), options.cloud
+    if slice_.kind == "cpu":
+        return
+    hardware = "GPUs" if slice_.kind == "gpu" else "TPUs"
+    given = {}
+    if isinstance(cloud, TpuVm) and hardware == "GPUs":
+        given[f"cloud=TpuVm(runtime_version={cloud.runtime_version!r})"] = cloud.runtime_version
+    other = _OF_TPUS if hardware == "GPUs" else _OF_GPUS
+    if isinstance(cloud, Compute) and other.search(cloud.image):
+        given[f"cloud=Compute(image={cloud.image!r})"] = cloud.image
+    if other.search(image_of(options)):
+        given[f"container_image={options.container_image!r}"] = image_of(options)
+    for said, is_given in given.items():
+        if is_given:
+            raise ConflictingSettings(
+                f"{said} is for {'TPUs' if hardware == 'GPUs' else 'GPUs'}, and {slice_.name} has {hardware}: leave it "
+                f"out, or name it for the others alone, as in Choice('…', cloud=…)"
+            )
+
+
+def _check_no_zones(options: Options, named: Sequence[str]) -> None:
+    """Refuse zones beside regions, and a reservation that lies elsewhere."""
+    zones = getattr(options.cloud, "zones", ())
+    if options.zone or zones:
+        said = (
+            f"zone={options.zone!r}" if options.zone else f"cloud={type(options.cloud).__name__}(zones={list(zones)!r})"
+        )
+        raise ConflictingSettings(f"both regions={list(named)!r} and {said} say where: keep one")
+    reserved = reservation_of(getattr(options.cloud, "reservation", ""))
+    if reserved is not None and reserved.zone and regions.region_of(reserved.zone) not in named:
+        raise ConflictingSettings(
+            f"the reservation is of {reserved.zone}, and regions={list(named)!r} lacks its region: add it, or leave "
+            "regions out"
         )
 
 
@@ -264,6 +391,13 @@ def _check_reservation(options: Options, cloud: TpuVm | Compute) -> None:
 def is_spot(options: Options) -> bool:
     """Return True if spot capacity is asked for, by the option or behind the accelerator's name."""
     return options.spot or slice_of(options).spot
+
+
+def way_of(options: Options) -> machines.Model:
+    """Return how the hardware is bought by the options of one way."""
+    flex_start = options.capacity == (machines.FLEX_START,) or bool(getattr(options.cloud, "flex_start", False))
+    reservation = str(getattr(options.cloud, "reservation", ""))
+    return machines.model_of(spot=is_spot(options), flex_start=flex_start, reservation=reservation)
 
 
 def _check_slices(options: Options, slices: Any) -> None:
@@ -487,7 +621,9 @@ def slice_of(options: Options) -> accelerators.Slice:
     """
     if isinstance(options.cloud, TpuVm) and options.cloud.accelerator_type:
         return accelerators.from_accelerator_type(options.cloud.accelerator_type)
-    return accelerators.parse(options.accelerator)
+    first = ways(options)[0]
+    assert isinstance(first.accelerator, str)
+    return accelerators.parse(first.accelerator)
 
 
 def not_on_cloud(slice_: accelerators.Slice) -> str:

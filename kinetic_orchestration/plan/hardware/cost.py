@@ -69,14 +69,20 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """One period of a `summary`. What ran on this machine counts as a job that held no chips."""
+    """One period of a `summary`. What ran on this machine counts as a job that held no chips.
+
+    Attributes:
+        usd: What it cost; None if no price is known of a part of it.
+        least_usd: What the jobs cost of which a price is known.
+    """
 
     period: str
     jobs: int
     uncharged: int
     unpriced: int
     chip_hours: float
-    usd: float
+    usd: float | None
+    least_usd: float
     queued_seconds: float = 0.0
     ready_seconds: float = 0.0
     program_seconds: float = 0.0
@@ -212,18 +218,21 @@ def summary(rows: Iterable[tuple[float, Estimate]], period: Literal["day", "week
     groups: dict[str, list[Estimate]] = {}
     for time, estimate in rows:
         groups.setdefault(_period(time, period), []).append(estimate)
-    return [_total(name, groups[name]) for name in sorted(groups)]
+    return [total(name, groups[name]) for name in sorted(groups)]
 
 
-def _total(period: str, estimates: list[Estimate]) -> Total:
+def total(period: str, estimates: Sequence[Estimate]) -> Total:
+    """Return the total of one period's jobs."""
     paid = [estimate for estimate in estimates if not estimate.uncharged]
+    known = [estimate.usd for estimate in paid if estimate.usd is not None]
     return Total(
         period=period,
         jobs=len(estimates),
         uncharged=len(estimates) - len(paid),
-        unpriced=sum(estimate.usd is None for estimate in paid),
+        unpriced=len(paid) - len(known),
         chip_hours=sum(estimate.chip_hours for estimate in paid),
-        usd=sum(estimate.usd or 0.0 for estimate in paid),
+        usd=sum(known) if len(known) == len(paid) else None,
+        least_usd=sum(known),
         queued_seconds=sum(estimate.queued_seconds for estimate in estimates),
         ready_seconds=sum(estimate.ready_seconds for estimate in estimates),
         program_seconds=sum(estimate.program_seconds for estimate in estimates),

@@ -15,8 +15,23 @@ from kinetic_orchestration.plan.hardware import machine_parts, machines
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.hardware.machine_parts import Part
 from kinetic_orchestration.plan.hardware.machines import BootDisk
-from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, FLEX_START, ON_DEMAND, SPOT, PriceList, Rate
+from kinetic_orchestration.plan.hardware.price_list import (
+    BUILT_IN,
+    FLEX_START,
+    ON_DEMAND,
+    RESERVATION,
+    SPOT,
+    PriceList,
+    Rate,
+)
 from kinetic_orchestration.plan.messages import command
+
+# Behind the name of a chip in KINETIC_PRICES, by the way in which it is got.
+_BEHIND = {ON_DEMAND: "", SPOT: f":{SPOT}", FLEX_START: f":{FLEX_START}", RESERVATION: f":{RESERVATION}"}
+UNCOUNTED: Mapping[str, str] = {
+    "tpu7x": "as Google's list has it by the hour, and not whether of a chip or of the four of a host"
+}
+"""Generations with rows whose unit nobody knows, and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +43,7 @@ class Purchase:
         slices: How many of these.
         spot: It is spot capacity; a slice that says so by its name is, too.
         flex_start: It comes by flex-start.
+        reserved: It comes from a reservation, which is paid for by its own contract.
         disk: The boot disk of each host. With none, GPUs have the usual one, and nothing is charged for a TPU's.
         of_google: Google has its machines. The list has no prices of GPUs that are elsewhere.
     """
@@ -38,6 +54,7 @@ class Purchase:
     flex_start: bool = False
     disk: BootDisk | None = None
     of_google: bool = True
+    reserved: bool = False
 
     @property
     def is_spot(self) -> bool:
@@ -46,7 +63,9 @@ class Purchase:
     @property
     def model(self) -> str:
         """The way in which it is got, as a price list has it."""
-        return SPOT if self.is_spot else FLEX_START if self.flex_start else ON_DEMAND
+        if self.is_spot:
+            return SPOT
+        return RESERVATION if self.reserved else FLEX_START if self.flex_start else ON_DEMAND
 
     @property
     def chips(self) -> int:
@@ -83,34 +102,57 @@ def price(
 ) -> Price | Unknown:
     """Return the price of one chip for an hour, with its share of all that is charged for beside it.
 
-    What comes as spot or by flex-start has the price on demand where none of that way is listed. A region that is not
-    listed, or not known, has the price of the dearest that is; without a zone it is that of the first region.
+    What comes as spot or by flex-start has the price on demand, which is the most that it costs, where none of that way
+    is listed, and its source says so. A reservation has a price from settings alone: no list has its rate, and that of
+    another way is not its. A region that is not listed, or not known, has the price of the dearest that is; without a
+    zone it is that of the first region.
 
     Args:
         of: What is bought.
         zone: A zone, a region, or a place whose region is not known.
         own: Prices from settings, which come first. The keys are `v5e`, or `v5e/us-central1` for one region, each with
-            `:spot` behind it for spot capacity. They may also price what the list does not know, such as `a100`.
+            `:spot`, `:flex-start` or `:reservation` behind it for what is got that way; without one they are for what
+            is on demand, and for flex-start where it has none of its own. They may also price what the list does not
+            know, such as `a100`.
         listed: The list.
     """
-    name, region = of.slice.generation, region_of(zone)
+    region = region_of(zone)
     if zone and not region:
         return _in_a_cluster(dearest(of, (), own, listed))
-    for key in (f"{name}/{region}", name):
-        if own and (usd := own.get(f"{key}:spot" if of.is_spot else key)) is not None:
-            return Price(usd, region, "price from settings", "")
-    regions = listed.regions(name)
-    is_listed = of.slice.kind != "gpu" or machines.serves(of.slice)
+    if (usd := _own(of, region, own or {})) is not None:
+        return Price(usd, region, "price from settings", "")
+    if of.model == RESERVATION:
+        told = f"{_there(of, region)} from a reservation, which has no list price, as it costs what its contract says"
+        return _unknown(of, told, region, is_listed=False)
     if not of.of_google and of.slice.kind == "gpu":
         return _unknown(of, f"{of.slice.name} on machines that are not Google's", region)
+    return _by_list(of, region, listed)
+
+
+def _by_list(of: Purchase, region: str, listed: PriceList) -> Price | Unknown:
+    """The price in a region, or what stands in for it."""
+    name, regions = of.slice.generation, listed.regions(of.slice.generation)
+    is_listed = of.slice.kind != "gpu" or machines.serves(of.slice)
     if not regions or not is_listed:
         is_listed = is_listed and of.slice.kind == "gpu"  # a refresh has all TPUs that it can have
-        return _unknown(of, f"{of.slice.name}{f' in {region}' if region else ''}", region, is_listed)
-    if region in regions:
+        why = f", {UNCOUNTED[name]}" if name in UNCOUNTED else ""
+        return _unknown(of, f"{_there(of, region)}{why}", region, is_listed)
+    if region in regions or (region and listed.rate(name, region, of.model)):
         return _in(of, region, region, listed)
     asked = [_in(of, found, region, listed) for found in regions]
     known = [one for one in asked if isinstance(one, Price)]
     return _highest(known) if known and region else (known or asked)[0]
+
+
+def _there(of: Purchase, region: str) -> str:
+    return f"{of.slice.name} in {region}" if region else of.slice.name
+
+
+def _own(of: Purchase, region: str, own: Mapping[str, float]) -> float | None:
+    """Return the price from settings, the more exact first; None if there is none."""
+    behind = (_BEHIND[of.model], *([""] if of.model == FLEX_START else []))
+    keys = [f"{of.slice.generation}{where}{way}" for where in (f"/{region}", "") for way in behind]
+    return next((own[key] for key in keys if key in own), None)
 
 
 def dearest(
@@ -188,21 +230,21 @@ def _rates(of: Purchase, region: str, listed: PriceList) -> list[tuple[Part, Rat
 
 def _source(rates: Sequence[Rate], model: str, region: str) -> str:
     """Return the kind of these prices, and how old they are. A discounted price that is not known has the one
-    on demand in its place."""
+    on demand in its place, which is the most it may be."""
     kinds, dates = {rate.model for rate in rates}, sorted({rate.date for rate in rates})
     kind = "" if model == ON_DEMAND or model not in kinds else f"{model} "
     source = f"{kind}list price of {dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}"
     if region and rates[0].region not in ("", region):
         source += f" for {rates[0].region}, the dearest, as none is known for {region}"
     if model not in kinds:
-        source += f", none known for {model}"
+        source += f", on demand and so at most, as none is known for {model}"
     elif len(kinds) > 1:
-        source += f", in part on demand, as none is known for {model}"
+        source += f", in part on demand and so at most, as none is known for {model}"
     return source
 
 
 def _unknown(of: Purchase, what: str, region: str, is_listed: bool = True) -> Unknown:
-    key = f"{of.slice.generation}{f'/{region}' if region else ''}{':spot' if of.is_spot else ''}"
+    key = f"{of.slice.generation}{f'/{region}' if region else ''}{_BEHIND[of.model]}"
     of_chip = ("chip", "boot disk" if of.disk is not None else "")
     chip, beside = ("GPU", "machine") if of.slice.kind == "gpu" else of_chip
     share = f", with its share of the {beside}," if beside else ""

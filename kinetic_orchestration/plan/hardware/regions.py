@@ -18,6 +18,7 @@ _PAIRS = {
     "EUR4": ("europe-north1", "europe-west4"),
     "NAM4": ("us-central1", "us-east1"),
 }
+_LETTERS = {"us-central1": "abcf", "us-east1": "bcd", "europe-west1": "bcd"}  # of zones, unless they are a, b and c
 _AREAS = {"US": "us-", "EU": "europe-", "ASIA": "asia-"}
 _NOT_IN_THE_EU = ("europe-west2", "europe-west6")
 
@@ -45,6 +46,11 @@ class Location(NamedTuple):
 
 def region_of(zone: str) -> str:
     return zone.rpartition("-")[0]
+
+
+def zones_of(region: str) -> tuple[str, ...]:
+    """The zones of a region, whatever they have. Source: docs.cloud.google.com/compute/docs/regions-zones."""
+    return tuple(f"{region}-{letter}" for letter in _LETTERS.get(region, "abc"))
 
 
 def location(bucket: str, fields: Mapping[str, Any]) -> Location | None:

@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 REQUESTS = 16
-"""Of one process to a service elsewhere at the same time."""
+"""Requests of one process to a service elsewhere at the same time."""
 
 
 def side_by_side(
@@ -191,4 +191,4 @@ class Several(Generic[_T, _R]):
 
 
 _within: ContextVar[Several[Any, Any] | None] = ContextVar("kinetic_parallel", default=None)
-"""What the current thread is one of."""
+"""The pool that the current thread belongs to."""

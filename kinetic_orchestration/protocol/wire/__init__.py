@@ -190,6 +190,8 @@ PLACEMENT = schema.Fields(
         "patience": schema.seconds,
         "model": schema.token,
         "grouped": schema.flag,
+        "choice": schema.count,  # the plan's candidate that it is of; none: the first
+        "why": schema.line(),  # it was taken, for users
         "name": schema.resource,
         "hosts": schema.whole(0, schema.MOST_HOSTS),
         "slices": schema.slices,

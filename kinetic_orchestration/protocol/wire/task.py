@@ -7,7 +7,7 @@ have their defaults.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from kinetic_orchestration.protocol import schema, wire
@@ -33,7 +33,22 @@ ENVIRONMENT = Fields(
         "installer_only": many(schema.variable, 1000),
     },
 )
-_FLAGS = ("owned", "kept", "compile_cache", "device_metrics")
+CHOICE = Fields(
+    {},
+    {
+        "environment": Fields({}, ENVIRONMENT.checks),
+        "devices": schema.whole(0, schema.MOST_CHIPS),
+        "emulated": schema.flag,
+        "processes": schema.hosts,
+        "slices": schema.slices,
+        **dict.fromkeys(("provision", "run", "affordable", "stall"), schema.limit),
+        "project": schema.project,
+        "accelerator": HARDWARE,
+        "secrets": table(schema.variable, schema.secret_ref, 1000),
+    },
+)
+MOST_CHOICES = 64  # ways of one job to get its hosts
+_FLAGS = ("owned", "kept", "compile_cache", "device_metrics", "reshard")
 TASK = Fields(
     {
         "name": text(),
@@ -68,10 +83,12 @@ TASK = Fields(
         "project": schema.project,
         "accelerator": HARDWARE,
         "slices": schema.slices,
+        "global_batch": schema.size,
         "secrets": table(schema.variable, schema.secret_ref, 1000),
         "tools": table(token, digest, 32),
         "beside": table(text(), path, 10_000),
         "image": line(),
+        "choices": many(CHOICE, MOST_CHOICES),
         **dict.fromkeys(_FLAGS, schema.flag),
     },
 )
@@ -188,21 +205,48 @@ class Task(NamedTuple):
     kept: bool  # a process owns the job, and hands it over to another
     compile_cache: bool
     device_metrics: bool
+    reshard: bool  # a checkpoint of another number of hosts or devices is restored
+    global_batch: int  # samples of one step on all hosts together; 0: unknown
     quick: bool  # preparing takes less time than starting a thread for it
+    choices: tuple[Mapping[str, Any], ...] = ()  # of each candidate after the first: the fields that differ
 
     def to_json(self) -> dict[str, Any]:
         fields = self._asdict() | {"accelerator": self.accelerator._asdict()} | json_of(self)
-        if not self.kept:
-            del fields["kept"]
+        for name in ("kept", "reshard", "global_batch", "choices"):
+            if not fields[name]:
+                del fields[name]
         return fields
 
+    def joined(self, others: Iterable[Task]) -> Task:
+        """Return the task of a job with a choice: of its first candidate, with those of the `others`."""
+        own = self.to_json()
+        each = [
+            {name: value for name, value in one.to_json().items() if value != own[name]} | self._other_build(one)
+            for one in others
+        ]
+        assert not {name for one in each for name in one} - CHOICE.checks.keys()
+        return self._replace(choices=tuple(each))
+
+    def _other_build(self, other: Task) -> dict[str, Any]:
+        """Return what differs of another candidate's environment, which is mostly its lock."""
+        own, its = self.environment, other.environment
+        if own == its:
+            return {}
+        assert own is not None and its is not None
+        return {"environment": {name: value for name, value in its._asdict().items() if value != getattr(own, name)}}
+
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Task:
-        """Return the task of fields that have passed TASK."""
+    def from_json(cls, fields: Mapping[str, Any], choice: int = 0) -> Task:
+        """Return the task of fields that have passed TASK; that of another candidate by its number."""
         known = {**_LATER, **TASK.known(fields, cls._fields)}
+        if choice:
+            its = CHOICE.known(known["choices"][choice - 1], CHOICE.checks)
+            own = known["environment"]
+            known |= {**its, "environment": own and {**own, **its.get("environment", {})}}
         return cls(
             **{
                 **known,
+                "choices": (),
                 **{name: tuple(known[name]) for name in ("argv", "path", "extra_path")},
                 **parts_of(known),
                 "python": known["python"] or "",
@@ -211,9 +255,15 @@ class Task(NamedTuple):
         )
 
     @classmethod
-    def decode(cls, spec: bytes, name: str) -> Task:
-        """Return the task of a spec. Raises wire.Newer, wire.Unreadable."""
-        return cls.from_json(wire.fields_of(spec, _SPEC, name)["task"])
+    def decode(cls, spec: bytes, name: str, choice: int = 0) -> Task:
+        """Return the task of a spec, for an attempt by the candidate of this number.
+
+        Raises wire.Newer, wire.Unreadable.
+        """
+        fields = wire.fields_of(spec, _SPEC, name)["task"]
+        if not 0 <= choice <= len(fields.get("choices", ())):
+            raise wire.Unreadable(f"{name} has no candidate {choice}, by which this host was made")
+        return cls.from_json(fields, choice)
 
 
 class HasParts(Protocol):
@@ -254,6 +304,8 @@ _SPEC = Fields({"task": TASK})
 _LATER: dict[str, Any] = {  # fields that the first version did not write
     **dict.fromkeys(("processes", "slices"), 1),
     "affordable": 0.0,
+    "choices": (),
+    "global_batch": 0,
     **dict.fromkeys(("project", "image"), ""),
     **{name: {} for name in ("profile", "accelerator", "secrets", "tools", "beside")},
     **dict.fromkeys(_FLAGS, False),

@@ -12,8 +12,8 @@ import pytest
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan import messages, planner
+from kinetic_orchestration.plan.configuration import resource_labels
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.declare import resource_labels
 from kinetic_orchestration.plan.declare.cloud import TpuVm
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options

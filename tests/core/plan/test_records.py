@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,11 @@ from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.plan import records
 from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes
+from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options
+from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.planner import make_plan
-from kinetic_orchestration.plan.values import Event, Output, Plan, Staged
+from kinetic_orchestration.plan.values import Candidate, Event, Output, Plan, Staged
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.protocol import names, schema, wire
@@ -85,6 +87,15 @@ def test_every_field_of_a_plan_and_of_what_is_staged_is_checked() -> None:
     assert {entry.name for entry in fields(Staged)} == set(records.STAGED.checks)
 
 
+def test_what_is_staged_has_an_environment_for_each_candidate() -> None:
+    """A number of a record that no environment has means the first one's, as one that is missing does."""
+    own, other = Environment(DIGEST, python="3.11", packages=1), Environment("b" * 64, python="3.11", packages=2)
+    staged = replace(STAGED, environment=own, others=(other,), builds=(0, 1, 0, 2))
+    assert Staged.from_json(json.loads(json.dumps(staged.to_json()))) == staged
+    assert [staged.at(number).environment for number in range(5)] == [own, other, own, own, own]
+    assert {*STAGED.to_json()} == {entry.name for entry in fields(Staged)} - {"others", "builds"}
+
+
 @pytest.mark.parametrize(
     ("record", "check"),
     [(Task, TASK), (Environment, ENVIRONMENT), (Hardware, HARDWARE), (Payload, PAYLOAD), (DataPiece, DATA_PIECE)],
@@ -107,9 +118,10 @@ def spec() -> dict[str, Any]:
         environment=environment, kept=True, secrets={"TOKEN": "projects/p/secrets/token"}, tools={"uv": DIGEST},
         env={"LANG": "C"}, beside={"fast": "/x/fast.so"},
     )  # fmt: skip
+    staged = replace(STAGED, environment=environment, others=(environment._replace(lock="b" * 64),), builds=(0, 1))
     made: dict[str, Any] = json.loads(
         json.dumps(
-            {"job": JOB, "name": "train", "identity": "0" * 32, "plan": plan, "staged": STAGED.to_json(), "task": task}
+            {"job": JOB, "name": "train", "identity": "0" * 32, "plan": plan, "staged": staged.to_json(), "task": task}
         )
     )
     return made
@@ -529,3 +541,38 @@ def test_an_attempt_is_in_a_queue_of_its_plan_and_in_no_other(queue: str | list[
         allowed.checked({**placement, "zone": "us-a1-a"}, "job-1", 1)
     with pytest.raises(schema.Wrong):
         records.CLOUD({"queue": ["a", "../b"]})
+
+
+def test_a_place_of_one_candidate_is_none_of_another() -> None:
+    """Whoever writes an intent chooses among what the plan has as a whole: its candidate with that one's own place."""
+
+    def one(name: str, backend: str, *zones: str) -> Plan:
+        return Plan(
+            "train", accelerators.parse(name), backend, "gs://bucket/store", "test", Limits(), Retry(), project="p",
+            zones=zones,
+        )  # fmt: skip
+
+    both = one("v5e-16", "tpu-vm", "us-east5-a", "us-east5-b"), one("l4", "compute", "us-west4-a")
+    allowed = records.within(replace(both[0], choices=tuple(Candidate.of(plan, {}) for plan in both)))
+    first = {"backend": "tpu-vm", "project": "p", "zone": "us-east5-b", "hosts": 4, "slices": 1}
+    second = {**first, "backend": "compute", "zone": "us-west4-a", "hosts": 1, "choice": 1}
+    name = names.slice_of("gs://bucket/store", "test", JOB, 1)
+    assert allowed.checked(first, JOB, 1) == {**first, "name": name}
+    assert allowed.checked(second, JOB, 1) == {**second, "name": name}
+    forged = [
+        {**first, "choice": 1},
+        {**first, "choice": 2},
+        {**first, "zone": "us-west4-a"},
+        {**first, "hosts": 1},
+        {**second, "choice": 0},
+        {**second, "zone": "us-east5-a"},
+        {**second, "backend": "tpu-vm"},
+        {**second, "slices": 2},
+        {**second, "grouped": True},
+    ]
+    for placement in forged:
+        with pytest.raises(schema.Wrong):
+            allowed.checked(placement, JOB, 1)
+    for plan in both:  # of a job of one way, there is no other candidate
+        with pytest.raises(schema.Wrong):
+            records.within(plan).checked({**second, "backend": plan.backend}, JOB, 1)

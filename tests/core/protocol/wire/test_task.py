@@ -75,3 +75,45 @@ def test_a_task_of_a_newer_wire_and_one_with_a_field_of_another_kind_are_refused
         )
     with pytest.raises(wire.Unreadable, match=r"its task\.devices is 'many'"):
         Task.decode(spec_of(TASK.to_json() | {"devices": "many"}), "spec.json")
+
+
+def test_a_host_reads_the_task_of_the_candidate_by_which_it_was_made() -> None:
+    """The spec has what differs of the others, and nothing but that."""
+    other = FUNCTION._replace(
+        devices=8, slices=2, run=60.0, accelerator=Hardware("gpu", "h100"), secrets={"TOKEN": "projects/p/secrets/s"}
+    )
+    told = FUNCTION.joined([other, FUNCTION]).to_json()
+    assert [*told["choices"][0]] == ["devices", "run", "accelerator", "slices", "secrets"]
+    assert told["choices"][1] == {}
+    spec = spec_of(told)
+    assert [Task.decode(spec, "spec.json", choice) for choice in (0, 1, 2)] == [FUNCTION, other, FUNCTION]
+    for choice in (-1, 3):
+        with pytest.raises(wire.Unreadable, match="has no candidate"):
+            Task.decode(spec, "spec.json", choice)
+    with pytest.raises(wire.Unreadable, match="has no candidate"):
+        Task.decode(spec_of(FUNCTION.to_json()), "spec.json", 1)
+
+
+def test_a_candidate_has_its_own_environment_by_what_differs_of_it() -> None:
+    """Its lock, and what follows of that; the rest stands in the spec once."""
+    build = ELSEWHERE._replace(lock="c" * 64, packages=3, warm=(), compiles={})
+    other = FUNCTION._replace(environment=build, devices=8)
+    told = FUNCTION.joined([other, FUNCTION]).to_json()
+    assert told["choices"][0] == {
+        "environment": {"lock": "c" * 64, "packages": 3, "warm": (), "compiles": {}},
+        "devices": 8,
+    }
+    assert told["choices"][1] == {}
+    spec = spec_of(told)
+    assert [Task.decode(spec, "spec.json", choice) for choice in (0, 1, 2)] == [FUNCTION, other, FUNCTION]
+    with pytest.raises(wire.Unreadable, match=r"its task\.choices.*lock"):
+        Task.decode(spec_of({**told, "choices": [{"environment": {"lock": "../x"}}]}), "spec.json", 1)
+    bare = Task.decode(spec_of({**TASK.to_json(), "choices": [{"environment": {"packages": 1}}]}), "spec.json", 1)
+    assert bare == TASK
+
+
+def test_a_candidate_of_a_task_changes_nothing_but_hardware() -> None:
+    """What a later version, or somebody else, has written beside it is no field of the task."""
+    told = {**TASK.to_json(), "choices": [{"devices": 2, "argv": ["sh"]}]}
+    found = Task.decode(spec_of(told), "spec.json", 1)
+    assert found == TASK._replace(devices=2)
