@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kinetic_orchestration.api.batch import BatchError, BatchHandle, attach_batch
     from kinetic_orchestration.api.decorator import RemoteCallable, command, run
     from kinetic_orchestration.api.handle import JobHandle, attach, list_jobs
+    from kinetic_orchestration.plan.declare.choices import Choice
     from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm
     from kinetic_orchestration.plan.declare.data import Data
     from kinetic_orchestration.plan.declare.limits import Limits, Retry
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "BatchError": "api.batch",
     "BatchHandle": "api.batch",
+    "Choice": "plan.declare.choices",
     "Compute": "plan.declare.cloud",
     "Data": "plan.declare.data",
     "Gpu": "plan.hardware.accelerators",
@@ -59,6 +61,7 @@ _MODULES = ("collections", "data", "job_status")  # modules of Keras Kinetic tha
 __all__ = [
     "BatchError",
     "BatchHandle",
+    "Choice",
     "Compute",
     "Data",
     "Gpu",

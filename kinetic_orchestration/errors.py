@@ -7,6 +7,7 @@
     │   ├── NotAFunction(TypeError)       the decorated object cannot run as a job
     │   ├── DataNotFound(FileNotFoundError)  the path of a Data does not exist
     │   ├── ConflictingSettings           two settings exclude each other
+    │   ├── BudgetExceeded                the month's budget of its pipeline is used up, or cannot be judged
     │   ├── KeyTaken                      the key names a job of another call, and `on_conflict="error"` was given
     │   ├── Unsupported                   the backend does not have this option
     │   ├── NotEmulated                   real hardware was required, and only an emulation is available
@@ -70,6 +71,10 @@ class DataNotFound(UsageError, FileNotFoundError):
 
 class ConflictingSettings(UsageError):
     """Two settings exclude each other."""
+
+
+class BudgetExceeded(UsageError):
+    """The budget of the job's pipeline for this month is used up, or cannot be judged. Nothing was started."""
 
 
 class KeyTaken(UsageError):

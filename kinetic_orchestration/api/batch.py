@@ -344,7 +344,7 @@ def submit_all(
         "tags": dict(tags or {}),
         "size": len(specs),
         "deployment": settings.deployment,
-        "backend": plan.backend,
+        "backend": plan.runs_on,
         "submitter": {"machine": processes.machine(), "pid": os.getpid(), "started": me.started if me else ""},
     }
     try:

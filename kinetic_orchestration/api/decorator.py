@@ -78,7 +78,7 @@ def run(options: Options) -> Decorate:
 
     Args:
         accelerator: Slice by generation and number of chips or topology (`"v5e-16"`, `"v5p-4x4x4"`), or `"cpu"`,
-            `"cpu:8"`, `"gpu:2"`, `"l4"`, `"h100x8"`.
+            `"cpu:8"`, `"gpu:2"`, `"l4"`, `"h100x8"`. A list of them, or of `Choice`, lets each attempt take one.
         container_image: Image in which the program runs. None installs packages on the hosts instead; nothing is built.
         base_image_repo: Without effect, with a warning.
         zone: Zone of Google Cloud.
@@ -114,6 +114,12 @@ def run(options: Options) -> Decorate:
         profile: Steps (`20`) or time (`"30s"`) to trace for XProf, or a `Profile`.
         partition_key: Value of `current().partition_key` on the hosts.
         labels: Text that is stored with the job.
+        regions: Regions of Google Cloud, in the order in which they are tried; by default those near the bucket.
+        capacity: Ways of buying the hardware, in the order in which they are tried: `"spot"`, `"on-demand"`,
+            `"flex-start"`, `"reservation"` (the one that `cloud=` names).
+        by: Order of the choices: `"order"` (as written), `"price"` or `"start"` (where hosts come soonest).
+        reshard: An attempt may continue from a checkpoint that another number of hosts or devices wrote.
+        global_batch: Samples of one step on all hosts together, which stay the same on every slice.
 
     Returns:
         A decorator.

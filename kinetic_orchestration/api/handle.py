@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from kinetic_orchestration.api import links
 from kinetic_orchestration.api.opening import describe_differences, open_job_at, place_of, reopened, runs, split_address
 from kinetic_orchestration.api.printer import Printer, prefixed, say, write, write_error
+from kinetic_orchestration.capacity import choosing, prices
 from kinetic_orchestration.errors import (
     Corrupt,
     JobNotFound,
@@ -29,13 +30,14 @@ from kinetic_orchestration.errors import (
     Unreachable,
     UsageError,
 )
-from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following import actions, placing
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.following.logs import Emit, LogReader
 from kinetic_orchestration.jobs.following.snapshot import snapshot, snapshot_after
 from kinetic_orchestration.jobs.following.verdicts import seen_end
 from kinetic_orchestration.jobs.job import Job, how_it_ended, missing, without_spec
+from kinetic_orchestration.jobs.lifecycle import Policies
 from kinetic_orchestration.jobs.request import Request
 from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.jobs.watching import attempts, live_index, usage
@@ -47,7 +49,7 @@ from kinetic_orchestration.plan.declare.profile import EVERY_HOST
 from kinetic_orchestration.plan.hardware.cost import Estimate, times
 from kinetic_orchestration.plan.messages import command, warn
 from kinetic_orchestration.plan.records import verdict_at
-from kinetic_orchestration.plan.values import Attempt, Event, JobStatus, Outcome, Output, Peek
+from kinetic_orchestration.plan.values import Attempt, Event, JobStatus, Outcome, Output, Peek, Plan
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names
@@ -66,8 +68,6 @@ class JobHandle(Generic[R]):
     Attributes:
         job_id: Id of the job.
         func_name: Name of its function or command.
-        backend: Backend on which it runs.
-        accelerator: Name of its slice.
         origin: The orchestrator's names for what submitted it.
         created_at: Time of submission, in UTC.
         group_id: Batch that it belongs to, or None.
@@ -81,8 +81,8 @@ class JobHandle(Generic[R]):
         self._lock = threading.Lock()
         self.job_id = job.job_id
         self.func_name: str = spec["name"]
-        self.backend: str = spec["plan"]["backend"]
-        self.accelerator: str = spec["plan"]["slice"]["name"]
+        self._backend: str = spec["plan"]["backend"]
+        self._accelerator: str = spec["plan"]["slice"]["name"]
         self.origin: dict[str, str] = dict(spec.get("origin", {}))  # who launched it, by an orchestrator's own names
         created = datetime.datetime.fromtimestamp(job.policy.created, datetime.UTC)
         self.created_at = created.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -90,7 +90,8 @@ class JobHandle(Generic[R]):
         self.group_index: int | None = None
 
     def __repr__(self) -> str:
-        return f"<JobHandle {self.job_id} {self.func_name} on {self.accelerator} ({self.backend})>"
+        others = " or another" if self._chooses else ""
+        return f"<JobHandle {self.job_id} {self.func_name} on {self._accelerator}{others} ({self._backend})>"
 
     if not TYPE_CHECKING:  # a type checker knows what there is
 
@@ -143,6 +144,26 @@ class JobHandle(Generic[R]):
             "group_kind": self.group_kind, "group_index": self.group_index, "debug": self.debug,
         }  # fmt: skip
         return {name: value for name, value in told.items() if value is not None}
+
+    @property
+    def _chooses(self) -> bool:
+        """True if each attempt takes one of several choices."""
+        return isinstance(self._job.policy, Policies)
+
+    @property
+    def _plan(self) -> Plan:
+        """The plan of the newest attempt, which may take one of several choices."""
+        return self._job.plan_of(self._newest()) if self._chooses else self._job.plan()
+
+    @property
+    def backend(self) -> str:
+        """Backend on which it runs; of a job with a choice, its newest attempt."""
+        return self._plan.backend if self._chooses else self._backend
+
+    @property
+    def accelerator(self) -> str:
+        """Name of its slice; of a job with a choice, that of its newest attempt."""
+        return self._plan.slice.name if self._chooses else self._accelerator
 
     @property
     def project(self) -> str:
@@ -232,7 +253,7 @@ class JobHandle(Generic[R]):
         if not follow:
             return "".join(self._lines())
         with self._detaching():
-            self._watch(Printer(self.hosts, write, job_id=self.job_id))
+            self._watch(Printer(self._job.policy.most, write, job_id=self.job_id))
         show_cause(self)
         return None
 
@@ -275,7 +296,7 @@ class JobHandle(Generic[R]):
         """
         timeout = configuration.seconds("timeout", timeout)
         del cleanup_timeout, cleanup_poll_interval  # Keras Kinetic's; releasing here is bounded anyway
-        emit = Printer(self.hosts, write, job_id=self.job_id) if stream_logs else None
+        emit = Printer(self._job.policy.most, write, job_id=self.job_id) if stream_logs else None
         with self._detaching():
             outcome = self._watch(emit, on_status_change, timeout=timeout)
         if outcome is None:
@@ -358,7 +379,8 @@ class JobHandle(Generic[R]):
     def _cost(self, settings: Settings) -> Estimate:
         stays = usage.stays(self._job.store, self.job_id)
         charged = self._job.backend.charges
-        return usage.estimate_of(self._job.plan(), stays, settings.prices, settings.listed, charged=charged)
+        priced = prices.in_force(settings, self._job.store)
+        return usage.estimate_of(self._job.plan(), stays, priced.prices, priced.listed, charged=charged)
 
     def seconds(self) -> float:
         """Return the seconds for which hosts were held, over all attempts."""
@@ -367,6 +389,17 @@ class JobHandle(Generic[R]):
     def attempts(self) -> int:
         """Return the number of attempts that had hosts, as `peek`, `cost` and `ko status` count them."""
         return self.peek().attempts
+
+    @property
+    def chosen(self) -> str:
+        """Text that says which of several choices the newest attempt takes, and after which; "" if there is one."""
+        return self._job.taken(self._newest())
+
+    def choices(self) -> list[choosing.Line]:
+        """Return the choices in the order in which one more attempt would try them now, by what the deployment knows,
+        each with its price and the reason; none if there is one only.
+        """
+        return placing.lines(self._job, self._newest())
 
     def _newest(self) -> int:
         """The last attempt by the number of its records, those count too that got no hosts."""
@@ -380,22 +413,22 @@ class JobHandle(Generic[R]):
     @property
     def where(self) -> str:
         """Text that says where the job runs, such as "Cloud TPU v5litepod-8" or "emulated on this machine's CPU"."""
-        return self._job.plan().where
+        return self._plan.where
 
     @property
     def emulated(self) -> bool:
         """True if ordinary processors stand in for the accelerator."""
-        return self._job.plan().stands_in
+        return self._plan.stands_in
 
     @property
     def hosts(self) -> int:
-        """Number of hosts of each attempt."""
-        return self._job.policy.hosts
+        """Number of hosts of each attempt; of a job with a choice, of the newest one."""
+        return self._job.policy_of(self._newest()).hosts if self._chooses else self._job.policy.hosts
 
     @property
     def crew(self) -> str:
         """Text that counts the hosts, such as "4 hosts" or "1 host, 2 processes"."""
-        return self._job.policy.crew
+        return self._plan.crew if self._chooses else self._job.policy.crew
 
     def zones(self) -> list[str]:
         """Return the zones in which attempts had hosts, in order; empty on this machine."""
@@ -405,7 +438,7 @@ class JobHandle(Generic[R]):
     def links(self) -> dict[str, str]:
         """Return the addresses of the console's pages of the records and of what runs the hosts; empty without a
         project of Google Cloud."""
-        plan = self._job.plan()
+        plan = self._plan
         if not plan.project:
             return {}
         return links.of_job(self._job.store.url, self.job_id, plan.project, plan.traits.options)
@@ -436,10 +469,10 @@ class JobHandle(Generic[R]):
     def _hosts_there(self, attempt: int) -> list[int]:
         """The hosts that may have written files in an attempt."""
         there = LogReader(self._job, attempt).hosts_there()
-        return list(range(self.hosts)) if there is None else sorted(there)
+        return list(range(self._job.policy_of(attempt).hosts)) if there is None else sorted(there)
 
     def _lines(self) -> Iterator[str]:
-        return (prefixed(event, self.hosts) for event in self.events() if isinstance(event, Output))
+        return (prefixed(event, self._job.policy.most) for event in self.events() if isinstance(event, Output))
 
     def _watch(
         self,

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
+from kinetic_orchestration.plan.declare.choices import Choice
 from kinetic_orchestration.plan.declare.cloud import CloudOptions
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
@@ -42,6 +43,10 @@ class OfTask(TypedDict, total=False):
     processes: int | str | None
     profile: Profile | int | str | None
     labels: Mapping[str, str] | None
+    regions: str | Sequence[str] | None
+    capacity: str | Sequence[str] | None
+    reshard: bool
+    global_batch: int
 
 
 class OfJob(OfTask, total=False):
@@ -50,11 +55,12 @@ class OfJob(OfTask, total=False):
     base_image_repo: str | None
     project: str | None
     debug: bool
+    by: str
 
 
 class OfCommand(OfJob, total=False):
     """The options of `command`."""
 
-    accelerator: str
+    accelerator: str | Choice | Sequence[str | Choice]
     key: str | None
     partition_key: str | None

@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from kinetic_orchestration.api import links
+from kinetic_orchestration.capacity.facts import way_of
 from kinetic_orchestration.errors import ConflictingSettings, JobNotFound, KineticError, UsageError
 from kinetic_orchestration.jobs import trust
 from kinetic_orchestration.jobs.following.snapshot import snapshot
@@ -123,7 +124,9 @@ def runs(job: Job, settings: Settings | None = None) -> str:
         settings: Settings that it was launched with; by default those of this process.
     """
     plan = job.plan()
-    return f"{plan.name} on {plan.hardware}{remark(plan, settings or configuration.load(deployment=plan.deployment))}"
+    others = dict.fromkeys(f"{one.named} {way_of(one)}" for one in plan.each()[1:])
+    hardware = f"{plan.hardware}, or else {', '.join(others)}" if others else plan.hardware
+    return f"{plan.name} on {hardware}{remark(plan, settings or configuration.load(deployment=plan.deployment))}"
 
 
 def describe_differences(request: Request, job: Job) -> tuple[str, bool]:

@@ -149,7 +149,7 @@ def _settings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Settin
         value = getattr(settings, name)
         if name == "max_hosts" and not value:
             value = ""  # 0 stands for what the machine holds
-        elif name == "signing_key":
+        elif name in ("signing_key", "billing_key"):
             value = "(set, not shown)" if value else ""
         elif name in ("emulator", "emulator_grpc", "storage_emulator"):
             value = re.sub(r"[^/@]+@|(?<=[^/]/)[^/].*", "(token, not shown)", value)

@@ -135,18 +135,18 @@ def _tools(commands: Any) -> None:
         "--offline", dest="target", metavar="FILE[:FUNCTION]",
         help="also all wheels that these requirements need, so that hosts need no package index",
     )  # fmt: skip
-    command.add_argument("--accelerator", metavar="NAME", help="the hosts' accelerator; a function may name it itself")
+    command.add_argument(
+        "--accelerator", metavar="NAME[,NAME]", help="the hosts' accelerators; a function may name them itself"
+    )
 
 
 def _upkeep(commands: Any) -> None:
     command = _add(commands, "reap", "remove hosts that no job needs any more, and old records", place=True)
     command.add_argument("--dry-run", action="store_true", help="only say what would be removed")
 
-    command = _add(commands, "cost", "add up the time and the estimated cost of jobs", place=True)
-    command.add_argument("job", nargs="?", metavar="ID", help="of this job alone: its id, or the beginning of it")
-    command.add_argument("--since", default="7d", metavar="TIME", help="how far to look back (7d)")
-    command.add_argument("--by", choices=("day", "week", "month"), default="day", help="one line for each (day)")
-    command.add_argument("--jobs", action="store_true", help="one line for each job, too")
+    _cost(commands)
+    _add(commands, "capacity", "show where jobs of this deployment found hosts lately, and where none", place=True)
+    _add(commands, "shares", "show who holds which chips, who waits for some, and why", place=True)
 
     _verify(commands)
 
@@ -177,6 +177,29 @@ def _upkeep(commands: Any) -> None:
     command.add_argument("--seed", type=_count, default=0, metavar="N", help="which of them: the same ones every time")
     command.add_argument("--root", metavar="DIR", help="where hosts keep their files (a temporary folder)")
     command.add_argument("--print-env", action="store_true", help="print the lines to paste and nothing else")
+
+
+def _cost(commands: Any) -> None:
+    command = _add(commands, "cost", "add up the time and the estimated cost of jobs", place=True)
+    command.add_argument("job", nargs="?", metavar="ID", help="of this job alone: its id, or the beginning of it")
+    command.add_argument(
+        "--since", metavar="TIME", help="how far to look back (7d; by pipeline this month; for a forecast 90d)"
+    )
+    command.add_argument(
+        "--by", choices=("day", "week", "month", "pipeline"), default="day",
+        help="one line for each (day); pipeline: for each and month, with its budget",
+    )  # fmt: skip
+    command.add_argument(
+        "--forecast", default="", metavar="PIPELINE", help="what a schedule of it will cost; also of FILE:FUNCTION"
+    )
+    command.add_argument("--every", default="", metavar="TIME", help="with --forecast: it runs that often, such as 1d")
+    command.add_argument(
+        "--cron",
+        default="",
+        metavar="LINE",
+        help='with --forecast: it runs at these times, such as "0 3 * * *", in UTC',
+    )
+    command.add_argument("--jobs", action="store_true", help="one line for each job, too")
 
 
 def _verify(commands: Any) -> None:

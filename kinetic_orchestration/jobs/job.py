@@ -8,11 +8,14 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kinetic_orchestration.capacity.facts import way_of
+from kinetic_orchestration.capacity.shares.line import Line
+from kinetic_orchestration.capacity.taken import taken
 from kinetic_orchestration.errors import Corrupt, JobNotFound
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.trust import ALONE, Trust
-from kinetic_orchestration.plan.records import Within, plan_of, spec_of, within
-from kinetic_orchestration.plan.values import Outcome, Plan
+from kinetic_orchestration.plan.records import Within, intent_of, plan_of, spec_of, within
+from kinetic_orchestration.plan.values import Intent, Outcome, Plan
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.shared.read_only import ReadOnlyBackend
 from kinetic_orchestration.platforms.store import Store
@@ -42,6 +45,9 @@ class Job:
     signed: str = ""  # the name of the key that its verdicts are signed with; "" for none
     ended: str = ""  # its end, as seen by the process that handed it over
     limited: bool = False  # by a cost
+    shared: bool = False  # its attempts take turns with those of other jobs
+    # The place in the line of each attempt; None of one that needs no turn.
+    lines: dict[int, Line | None] = field(default_factory=dict, repr=False, compare=False)
 
     def spec(self) -> dict[str, Any]:
         if self.written:
@@ -57,7 +63,39 @@ class Job:
         return Task.from_json(self.spec()["task"])
 
     def plan(self) -> Plan:
+        """Return the plan; of a job with a choice, `at` gives that of an attempt."""
         return plan_of(self.spec(), self.job_id)
+
+    def plan_of(self, attempt: int, known: Intent | None = None) -> Plan:
+        """Return the plan of an attempt, by its intent: one that is `known`, or the one in the store."""
+        plan = self.plan()
+        return plan.at(self.choice_of(attempt, known)) if plan.choices else plan
+
+    def policy_of(self, attempt: int, known: Intent | None = None) -> lifecycle.Policy:
+        """Return the limits of an attempt, likewise."""
+        if not isinstance(self.policy, lifecycle.Policies):
+            return self.policy
+        return self.policy.at(self.choice_of(attempt, known))
+
+    def taken(self, attempt: int) -> str:
+        """Return which of several choices an attempt takes, and which were tried before, for users; "" if there is one,
+        or if it is not known."""
+        plan = self.plan()
+        record = self.store.read(names.intent(self.job_id, attempt)) if plan.choices else None
+        try:
+            return "" if record is None else taken(plan, intent_of(record, self.job_id, attempt, self.within).placement)
+        except Corrupt:
+            return ""
+
+    def choice_of(self, attempt: int, known: Intent | None = None) -> int:
+        """Return the number of the candidate that an attempt takes; 0 if that is not known."""
+        if known is not None and known.attempt == attempt:
+            return known.choice
+        record = self.store.read(names.intent(self.job_id, attempt))
+        try:
+            return 0 if record is None else intent_of(record, self.job_id, attempt, self.within).choice
+        except Corrupt:
+            return 0
 
     def on(self, backend: Backend) -> Job:
         """Return the job with the backend that it runs on; an onlooker of that backend for a job in doubt."""
@@ -80,14 +118,15 @@ def open_job(
     doubt = "" if written is not None else trust.doubt_of_spec(store, job_id, found, spec_digest)
     spec = spec_of(record.data, job_id)
     plan = plan_of(spec, job_id)
-    policy = policy_of(plan, record.updated)
-    kept = tuple(names.secret(job_id, variable) for variable in plan.secrets) if plan.traits.secret_service else ()
-    runs_on = sys.intern(plan.backend)
+    policy, each = policy_of(plan, record.updated), plan.each()
+    sends = any(one.traits.secret_service for one in each)
+    kept = tuple(names.secret(job_id, variable) for variable in plan.secrets) if sends else ()
+    runs_on = sys.intern(plan.runs_on)
     data = b"" if written is None else written.data
     signed = sys.intern(spec.get("signed", "")) if trust.checks else ""
     job = Job(
         sys.intern(job_id), store, backend, policy, found, trust, doubt, kept, runs_on, within(plan), data, signed,
-        ended, plan.affordable > 0,
+        ended, any(one.affordable > 0 for one in each), any(one.turn for one in each),
     )  # fmt: skip
     return job.on(backend)
 
@@ -116,6 +155,15 @@ def missing(job_id: str, store: Store) -> str:
 
 
 def policy_of(plan: Plan, created: float) -> lifecycle.Policy:
+    """Return the limits of a job's attempts."""
+    if plan.choices:
+        each = plan.each()
+        asked = tuple(f"{one.named} {way_of(one)}" for one in each)
+        return lifecycle.Policies.joined([_policy_of(one, 0.0) for one in each], asked, created)
+    return _policy_of(plan, created)
+
+
+def _policy_of(plan: Plan, created: float) -> lifecycle.Policy:
     limits = plan.limits
     return lifecycle.Policy(
         hosts=plan.hosts,

@@ -27,7 +27,7 @@ from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import ME, Job, how_it_ended, open_job, set_aside
 from kinetic_orchestration.jobs.request import Request, differences, located
 from kinetic_orchestration.jobs.trust import Trust
-from kinetic_orchestration.jobs.watching import live_index
+from kinetic_orchestration.jobs.watching import live_index, spending
 from kinetic_orchestration.packaging.bundle import argument_digests, package
 from kinetic_orchestration.packaging.staging import stage, staging_folder
 from kinetic_orchestration.plan.identity import Identity, job_id
@@ -42,7 +42,7 @@ from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.system import copies
 from kinetic_orchestration.protocol.system.parallel import Ahead
-from kinetic_orchestration.protocol.wire.task import Hardware, Task
+from kinetic_orchestration.protocol.wire.task import Environment, Hardware, Task
 
 CANCEL_SECONDS = 60.0
 BARRIER_SECONDS = 900.0
@@ -69,6 +69,8 @@ def launch(
     job, is_new = claim(request.store, request.backend, request.identity, request.trust)
     if not is_new:
         _refuse_if_strict(request, job)
+    elif request.settings.budgets and request.backend.charges:
+        spending.admit(request.store, request.plan, request.spec.origin, request.settings, job)
     if claimed is not None:
         claimed(job)
     written = _submit(request, job, noted or _say_nothing, say or _say_nothing) if is_new else None
@@ -115,11 +117,15 @@ def _with_logins(request: Request, staged: Staged) -> tuple[Plan, Staged]:
     """
     if staged.environment is None:
         return completed(request.plan, request.identity, ()), staged
-    logins = staged.environment.secrets
     known = {*request.plan.secrets, *request.plan.secret_refs}
-    unasked = tuple(name for name in logins if name not in known)
-    staged = replace(staged, environment=staged.environment._replace(installer_only=unasked))
-    return completed(request.plan, request.identity, logins), staged
+
+    def described(one: Environment) -> Environment:
+        return one._replace(installer_only=tuple(name for name in one.secrets if name not in known))
+
+    own, others = staged.environment, staged.others
+    logins = dict.fromkeys(name for one in (own, *others) for name in one.secrets)
+    staged = replace(staged, environment=described(own), others=tuple(map(described, others)))
+    return completed(request.plan, request.identity, tuple(logins)), staged
 
 
 @contextmanager
@@ -140,7 +146,8 @@ def _reaping(request: Request, job: str) -> Iterator[None]:
 def _ready(request: Request) -> Request:
     """Check the resources that the job needs, once in a while, and find the zones of the store's bucket."""
     request.backend.prepare()
-    request.backend.require(request.plan)
+    for one in request.plan.each():
+        request.backend.require(one)
     return located(request)
 
 
@@ -338,6 +345,11 @@ def admit(
 
 def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Identity) -> Task:
     """Return what the hosts run. Pure: the same plan and staged blobs give the same task."""
+    first, *others = (_task(one, staged.at(number), store, job, identity) for number, one in enumerate(plan.each()))
+    return first.joined(others) if others else first
+
+
+def _task(plan: Plan, staged: Staged, store: Store, job: str, identity: Identity) -> Task:
     return Task(
         name=plan.name,
         argv=tuple(plan.argv),
@@ -378,7 +390,9 @@ def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Id
         kept=identity.orchestrator in KEEPING,
         compile_cache=plan.compile_cache,
         device_metrics=plan.device_metrics,
-        quick=plan.traits.share_machine
+        reshard=plan.reshard,
+        global_batch=plan.global_batch,
+        quick=all(one.traits.share_machine for one in plan.each())
         and not (staged.environment is not None or staged.data)
         and staged.size < QUICK_BYTES,
     )
@@ -404,5 +418,5 @@ def provision(job: Job, *, is_new: bool = False) -> None:
     ended = names.cancel(job.job_id), names.verdict(job.job_id, 1)
     if intent is None or intent.wait or any(job.store.read_all(ended)):
         Follower(job).step()
-    else:
+    elif not actions.waits(job, 1):
         actions.submit(job, 1, Glimpse(intent.created, intent), copies.environ())

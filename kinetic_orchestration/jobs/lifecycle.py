@@ -11,6 +11,7 @@ No clock, no store, no backend here; the simulation drives these very functions.
 
 from __future__ import annotations
 
+import functools
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,6 +28,7 @@ from kinetic_orchestration.plan.values import (
     Change,
     Cursor,
     Glimpse,
+    Intent,
     JobStatus,
     Outcome,
     Spent,
@@ -35,7 +37,7 @@ from kinetic_orchestration.plan.values import (
 from kinetic_orchestration.protocol import attempt_rules, wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 # A cause's budget (None: it ends the job at once) and the status it ends in. FREE has no bound but the limits: to have
 # got no hosts is waiting, or a reason to ask elsewhere, and never a failure.
@@ -62,6 +64,7 @@ SILENT_BEATS = 90.0  # hosts that cannot be observed are given up after this lon
 UNHEARD = 120.0  # seconds without a report of charged hosts, after which users are warned
 SILENT_START = 900.0  # or without a first one: they may still wait for a place
 DEADLINE_MARGIN = 60.0
+MOST_NAMED = 3  # other choices that are named while an attempt waits
 
 
 class Policy(NamedTuple):
@@ -79,6 +82,66 @@ class Policy(NamedTuple):
     silence: float = 0.0  # seconds of silence after which hosts that exist count as lost; 0: never
     affordable: float = 0.0  # seconds of hosts, over all attempts, for which the limit of cost pays; 0: no limit
     usd: float = 0.0  # that limit
+
+    def of(self, intent: Intent | None) -> Policy:
+        """Return the limits of an attempt; before it has an intent, those of the job's first candidate."""
+        del intent
+        return self
+
+    @property
+    def most(self) -> int:
+        """The largest number of hosts of an attempt."""
+        return self.hosts
+
+    def named(self, intent: Intent | None, message: str, *, waits: bool = True) -> str:
+        """Return what is told of an attempt without hosts, with its hardware and its place if the job has a choice.
+
+        Args:
+            intent: That of the attempt.
+            message: What is told of it.
+            waits: It may still get them: why it was chosen is told, and the other choices.
+        """
+        del intent, waits
+        return message
+
+
+class Policies(Policy):
+    """The same for a job with a choice: those of its first candidate, and of the others."""
+
+    asked: tuple[str, ...]  # the hardware of each candidate, for users
+    others: tuple[Policy, ...]  # of the candidates after the first, which jobs of the same plan share
+
+    @classmethod
+    def joined(cls, each: Sequence[Policy], asked: tuple[str, ...], created: float) -> Policies:
+        found = cls(*each[0]._replace(created=created))
+        found.asked, found.others = asked, tuple(map(_shared, each[1:]))
+        return found
+
+    def of(self, intent: Intent | None) -> Policy:
+        return self.at(0 if intent is None else intent.choice)
+
+    def at(self, choice: int) -> Policy:
+        """Return those of a candidate."""
+        return self.others[choice - 1]._replace(created=self.created) if 0 < choice <= len(self.others) else self
+
+    @property
+    def most(self) -> int:
+        return max(self.hosts, *(one.hosts for one in self.others))
+
+    def named(self, intent: Intent | None, message: str, *, waits: bool = True) -> str:
+        if intent is None or not 0 <= intent.choice < len(self.asked):
+            return message
+        told = " in ".join(filter(None, (self.asked[intent.choice], str(intent.placement.get("zone", "")))))
+        told += f" ({why})" if waits and (why := intent.placement.get("why")) else ""
+        others = (*self.asked[intent.choice + 1 :], *self.asked[: intent.choice])
+        told += f", else {', '.join(others[:MOST_NAMED])}{', …' if len(others) > MOST_NAMED else ''}" if waits else ""
+        return f"{told}: {message}" if message else told
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared(policy: Policy) -> Policy:
+    """One object for all jobs of the same plan."""
+    return policy
 
 
 class Intend(NamedTuple):
@@ -122,6 +185,17 @@ class Step(NamedTuple):
 
 def advance(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
     """Return the step that follows from one glimpse."""
+    step = _advance(cursor, seen, policy.of(seen.intent))
+    named = tuple(
+        change._replace(message=policy.named(seen.intent, change.message, waits=change.attempt == cursor.attempt))
+        if change.phase in ("submitted", QUEUED, PROVISIONING)
+        else change
+        for change in step.changes
+    )
+    return step._replace(changes=named) if named else step
+
+
+def _advance(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
     cursor = _informed(cursor, seen)
     if seen.verdict is not None:
         return _judged(cursor, seen, seen.verdict, policy) if settled(seen, policy) else Step(cursor)
@@ -196,7 +270,9 @@ def answered(reason: str, answer: str) -> str:
 
 def foreseen(cursor: Cursor, seen: Glimpse, policy: Policy) -> Outcome | None:
     """Return the job's outcome if its verdict is final, although hosts may still be ending."""
-    return None if seen.verdict is None else _judged(_informed(cursor, seen), seen, seen.verdict, policy).outcome
+    if seen.verdict is None:
+        return None
+    return _judged(_informed(cursor, seen), seen, seen.verdict, policy.of(seen.intent)).outcome
 
 
 def _judged(cursor: Cursor, seen: Glimpse, verdict: wire.Verdict, policy: Policy) -> Step:
@@ -392,7 +468,7 @@ def is_awaited(seen: Glimpse) -> bool:
 
 def unheard(seen: Glimpse, policy: Policy) -> str:
     """Return the warning that users see when no host of a charged slice reports anything for long, or ""."""
-    held = seen.now - seen.charged
+    held, policy = seen.now - seen.charged, policy.of(seen.intent)
     if not is_awaited(seen) or held < UNHEARD or seen.verdict is not None:
         return ""
     hint = _hint(seen)

@@ -13,7 +13,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from kinetic_orchestration.errors import JobNotFound, StoreError, UsageError
+from kinetic_orchestration.capacity import prices
+from kinetic_orchestration.capacity.facts import way_of
+from kinetic_orchestration.errors import JobNotFound, KineticError, StoreError, UsageError
 from kinetic_orchestration.jobs import trust
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.trust import Trust
@@ -21,9 +23,10 @@ from kinetic_orchestration.packaging.bundle import other_arguments
 from kinetic_orchestration.plan import emulation, identity, planner
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.choices import naming, ways
 from kinetic_orchestration.plan.declare.spec import JobSpec, check_options
 from kinetic_orchestration.plan.identity import Identity
-from kinetic_orchestration.plan.values import Plan
+from kinetic_orchestration.plan.values import Plan, traits_of
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.platforms.store import Store
@@ -48,12 +51,13 @@ class Draft:
         """Open the store and the backend, as the user for whom this process acts now.
 
         of: the identity of the job; by default that of a call outside any orchestrator: its key's, or a random one.
-        Raises StoreError.
+        Raises StoreError; UsageError if the shares of its pipeline can never hold it.
         """
         of = of or identity.of(self.settings.deployment, self.spec.options.key)
         store = open_store(self.plan.store, self.plan.deployment)
-        backend = open_backend(self.plan.backend, self.settings)
-        return Request(self.spec, self.settings, self.plan, store, backend, trust.of(self.settings), of)
+        backend = open_backend(self.plan.runs_on, self.settings)
+        plan = planner.within_shares(self.plan, of)
+        return Request(self.spec, self.settings, plan, store, backend, trust.of(self.settings), of)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -67,7 +71,7 @@ class Request(Draft):
 
     def of(self, identity: Identity) -> Request:
         """Return the request for the job of another identity."""
-        return replace(self, identity=identity)
+        return replace(self, plan=planner.within_shares(self.plan, identity), identity=identity)
 
     def another_call(self, spec: JobSpec, identity: Identity) -> Request:
         """Return the request of another call that differs in its function's arguments alone."""
@@ -94,10 +98,11 @@ def interpreter_of(spec: JobSpec) -> str:
     return os.path.realpath(os.path.expanduser(asked)) if os.sep in asked else ""
 
 
-def draft(spec: JobSpec, settings: Settings | None = None, *, found: bool = False) -> Draft:
-    """Plan a call as far as it goes without a contact.
+def draft(spec: JobSpec, settings: Settings | None = None, *, found: bool = False, dry: bool = False) -> Draft:
+    """Plan a call as far as it goes without a contact; where its prices decide anything, they are the deployment's.
 
-    settings: others than the call's own, for a dry run. found: its job is there already, and needs nothing here.
+    settings: others than the call's own. found: its job is there already, and needs nothing here. dry: its store may
+    stand for another, and is not asked.
     Raises UsageError; unless it is found, also for what would be emulated though hardware is meant.
     """
     if only_looking.get():
@@ -106,25 +111,62 @@ def draft(spec: JobSpec, settings: Settings | None = None, *, found: bool = Fals
             'below `if __name__ == "__main__":`'
         )
     settings = settings or settings_of(spec)
+    if not (found or dry) and needs_prices(spec, settings):
+        settings = prices.in_force(settings)
     plan = planner.make_plan(spec, settings, copies.environ(), interpreter=interpreter_of(spec))
-    backend = open_backend(plan.backend, settings)
+    _check_together(plan)
+    backends = {name: open_backend(name, settings) for name in plan.runs_on.split("+")}
+    each = []
+    for one in plan.each():
+        with naming(f"{one.named}, {way_of(one)}", plan.choices):
+            each.append(_on(backends[one.backend], one, settings, found=found))
+    return Draft(spec, settings, planner.choice_of(each, plan.by, settings))
+
+
+def needs_prices(spec: JobSpec, settings: Settings) -> bool:
+    """Return True if something of a job depends on prices: its limits of cost, the order of its choices, a budget, or
+    for how many its chips count where chips are shared."""
+    if settings.budgets or settings.chips or spec.options.by == "price":
+        return True
+    return any(one.limits.cost is not None for one in ways(spec.options))
+
+
+def _on(backend: Backend, plan: Plan, settings: Settings, *, found: bool) -> Plan:
+    """Return the plan as the backend has it. Unless the job is found, it refuses what it cannot run."""
     plan = backend.resolve(plan)
-    if found:
-        return Draft(spec, settings, replace(plan, emulated=backend.emulates(plan.slice)))
-    backend.check(plan)  # an error about missing hardware comes before one about emulation
+    if not found:
+        backend.check(plan)  # an error about missing hardware comes before one about emulation
     plan = replace(plan, emulated=backend.emulates(plan.slice))
-    emulation.check_hardware(plan, settings)
-    return Draft(spec, settings, plan)
+    if not found:
+        emulation.check_hardware(plan, settings)
+    return plan
+
+
+def _check_together(plan: Plan) -> None:
+    """Refuse candidates of which no process could send the same program, or follow the same attempt."""
+    apart = {one.backend: one.traits for one in plan.each() if one.traits.share_machine or one.traits.keeps_ended}
+    if apart and len(backends := plan.runs_on.split("+")) > 1:
+        names = ", ".join(traits_of(name).service or name for name in backends)  # type: ignore[union-attr]
+        raise UsageError(
+            f"the choices of {plan.name} are on {names}: those on this machine, or on Kubernetes, cannot be chosen "
+            "together with others. Leave one kind out, or name one backend for all with backend="
+        )
 
 
 def located(asked: D) -> D:
-    """Return the request with the zones of the store's bucket, unless zones were named. Asks once in a process."""
-    plan = asked.plan
-    if not (plan.traits.in_zones and plan.zones) or planner.zones_named(asked.spec.options, asked.settings):
+    """Return the request with the zones of the store's bucket, unless zones were named; then those near it are noted,
+    if that decides between equals. Asks once in a process."""
+    if not planner.needs_location(asked.plan, asked.spec.options, asked.settings):
         return asked
     from kinetic_orchestration.platforms.google.storage.location import location_of
 
-    return replace(asked, plan=planner.near_bucket(plan, location_of(asked.settings), asked.settings))
+    try:
+        where = location_of(asked.settings)
+    except KineticError:
+        if planner.is_open(asked.plan, asked.spec.options, asked.settings):
+            raise
+        return asked  # it would only decide between equals
+    return replace(asked, plan=planner.near_bucket(asked.plan, where, asked.settings, asked.spec.options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +196,8 @@ def differences(request: Request, job: Job) -> Differences:
     except (StoreError, JobNotFound):
         return Differences()
     wanted = located(request).plan
-    named = {
-        "hardware": (has.asked, wanted.asked),
-        "spot": (has.spot, wanted.spot),
-        "zones": (", ".join(has.zones) or "any", ", ".join(wanted.zones) or "any"),
-    }
-    place = tuple(f"{name} {before}, not {now}" for name, (before, now) in named.items() if before != now)
+    before, now = (_place_of(plan, in_words=bool(has.choices or wanted.choices)) for plan in (has, wanted))
+    place = tuple(f"{name} {before[name]}, not {now[name]}" for name in before if before[name] != now[name])
     if has.name != wanted.name:
         return Differences(place, (f"another function: {has.name!r:.100}",))
     if has.argv != wanted.argv:
@@ -169,3 +207,13 @@ def differences(request: Request, job: Job) -> Differences:
     names = other_arguments(request.spec, request.settings.home, had)
     of = "another value of" if len(names) == 1 else "other values of"
     return Differences(place, (f"{of} {', '.join(names)}",) if names else ())
+
+
+def _place_of(plan: Plan, *, in_words: bool) -> dict[str, object]:
+    """Return where a job runs, by names for users. in_words: how it is bought is said with the hardware."""
+    each = plan.each()
+    zones = ", ".join(dict.fromkeys(zone for one in each for zone in one.zones)) or "any"
+    if not in_words:
+        return {"hardware": plan.asked, "spot": plan.spot, "zones": zones}
+    hardware = " or ".join(one.named if one.traits.share_machine else f"{one.named} {way_of(one)}" for one in each)
+    return {"hardware": hardware, "order": plan.by, "zones": zones}

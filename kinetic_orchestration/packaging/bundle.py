@@ -58,11 +58,18 @@ class Bundle:
     extra_path: tuple[str, ...]
     data: tuple[Item, ...]
     packages: tuple[Item, ...]
-    environment: locks.Environment
+    environment: locks.Environment  # of the first candidate
     spool: Path
     agent: agent.Packed | None = None  # for hosts that are other machines
     tools: Mapping[str, str] = field(default_factory=dict)  # digests of tools that may be in the store
     beside: Mapping[str, str] = field(default_factory=dict)  # modules next to the code that are not sent
+    others: tuple[locks.Environment, ...] = ()  # of candidates whose hardware needs other builds
+    builds: tuple[int, ...] = ()  # of each candidate the number of its environment: 0 is the first's; (): all have that
+
+    @property
+    def environments(self) -> tuple[locks.Environment, ...]:
+        """All that differ, in the order in which `builds` counts them."""
+        return (self.environment, *self.others)
 
     @property
     def summary(self) -> str:
@@ -102,9 +109,8 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
         _warn_of_large(spec.name, call)
     for item in data:
         _check_data(item, plan)
-    environment = _environment(spec, plan, settings, source, call, travelling, environ)
-    _check_debugger(plan, environment)
-    _check_keras_backend(options.keras_backend, environment)
+    environments, builds = _environments(spec, plan, settings, source, call, travelling, environ)
+    environment = _checked(environments, plan, options.keras_backend)
     project = None
     if source is not None:
         index_dir = settings.home / "index"
@@ -114,7 +120,6 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
         _show_warnings(project)
     root = source.root if source is not None else None
     inside, outside = split_path(root, sys.path)
-    lock = environment.lock
     return Bundle(
         call=call,
         project=project,
@@ -122,16 +127,31 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
         path=inside,
         extra_path=outside if environment.kind == "current" else (),
         data=tuple(_data_item(item, settings.home, spool) for item in data),
-        packages=tuple(_package_items(lock.first_party if lock else (), root, settings.home, spool)),
+        packages=tuple(_package_items(_first_party(environments), root, settings.home, spool)),
         environment=environment,
         spool=spool,
         agent=agent.packed(settings.home) if elsewhere else None,
         tools=_tools(environment, settings, uv) if uv is not None else {},
         beside=_unsent_modules(spec, project),
+        others=environments[1:],
+        builds=builds,
     )
 
 
-def _environment(
+def _checked(environments: Sequence[locks.Environment], plan: Plan, keras_backend: str | None) -> locks.Environment:
+    """The first of the environments, once each is known to have what the options of the job need."""
+    for one in environments:
+        _check_debugger(plan, one)
+        _check_keras_backend(keras_backend, one)
+    return environments[0]
+
+
+def _first_party(environments: Sequence[locks.Environment]) -> tuple[FirstParty, ...]:
+    """The distributions that are sent as files, each once."""
+    return tuple(dict.fromkeys(entry for one in environments if one.lock for entry in one.lock.first_party))
+
+
+def _environments(
     spec: JobSpec,
     plan: Plan,
     settings: Settings,
@@ -139,18 +159,20 @@ def _environment(
     call: PackedCall | None,
     travelling: Sequence[FirstParty],
     environ: Mapping[str, str],
-) -> locks.Environment:
+) -> tuple[tuple[locks.Environment, ...], tuple[int, ...]]:
+    """The environments that differ, and of each candidate the number of its own; no numbers if all share one."""
     options, cache = spec.options, settings.home / "locks"
     wanted = _with_orchestrators(options.requirements, call)
     if plan.traits.share_machine:
-        return locks.environment(wanted, environ=environ, cache=cache, python=options.python, first_party=travelling)
+        one = locks.environment(wanted, environ=environ, cache=cache, python=options.python, first_party=travelling)
+        return (one,), ()
     from kinetic_orchestration.packaging.requirements import remote, tools  # most jobs on this machine need neither
 
-    driver = machines.driver_of(str(plan.cloud.get("image") or ""))
-    hosts = locks.Hosts(plan.slice, plan.emulated, driver=driver)
-    environment = remote.environment(
+    kinds: dict[tuple[object, ...], locks.Hosts] = {}
+    each = [kinds.setdefault(_kind_of(hosts), hosts) for hosts in map(_hosts_of, plan.each())]
+    made = remote.environments(
         wanted,
-        hosts,
+        list(kinds.values()),
         image=plan.image,
         code=code_of(spec, source, call.by_name if call is not None else ()),
         # Keras' framework is locked with it.
@@ -159,9 +181,26 @@ def _environment(
         python=options.python,
         first_party=travelling,
     )
-    if environment.lock is None or not environment.lock.text:
-        return environment
-    return replace(environment, uv_itself=tools.itself_by_hash(environ, cache, hosts))
+    by_lock: dict[str, locks.Environment] = {}
+    for one in made.values():
+        by_lock.setdefault(_lock_of(one), one)
+    texts = list(by_lock)
+    itself = tools.itself_by_hash(environ, cache, each[0]) if any(texts) else ""
+    builds = tuple(texts.index(_lock_of(made[hosts])) for hosts in each) if len(texts) > 1 else ()
+    return tuple(replace(one, uv_itself=itself if text else "") for text, one in by_lock.items()), builds
+
+
+def _lock_of(environment: locks.Environment) -> str:
+    return environment.lock.text if environment.lock is not None else ""
+
+
+def _hosts_of(plan: Plan) -> locks.Hosts:
+    return locks.Hosts(plan.slice, plan.emulated, driver=machines.driver_of(str(plan.cloud.get("image") or "")))
+
+
+def _kind_of(hosts: locks.Hosts) -> tuple[object, ...]:
+    """All of the hosts on which their packages may depend."""
+    return hosts.slice.kind, hosts.slice.generation, hosts.emulated, hosts.driver
 
 
 def _with_orchestrators(

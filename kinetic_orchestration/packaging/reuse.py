@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kinetic_orchestration.protocol.records.base import Entry
 
 SHARE: Final = 0.25
-"""Of the retention: what is younger than that stays for as long as anybody could rely on it;"""
+"""The part of the retention after which an object is made younger: any younger one stays as long as it is relied on;"""
 YOUNG: Final = 86400.0
 """and so does what is younger than this, because blobs are kept for days longer than jobs."""
 

@@ -36,9 +36,10 @@ def stage(bundle: Bundle, store: Store, retention: float, home: Path) -> Staged:
     if bundle.call is not None:
         payload = Payload(bundle.call.digest, bundle.call.size)
         work.append(partial(_send_call, bundle.call, bundle.spool / "call", store, retention, home))
-    if (lock := bundle.environment.lock) is not None:
-        work.append(partial(_send_bytes, lock.digest, lock.text.encode, store, retention))
-        work += [partial(_send_wheel, digest, path, store, retention) for digest, path in lock.wheels]
+    locks = [one.lock for one in bundle.environments if one.lock is not None]
+    work += [partial(_send_bytes, lock.digest, lock.text.encode, store, retention) for lock in locks]
+    wheels = dict(wheel for lock in locks for wheel in lock.wheels)
+    work += [partial(_send_wheel, digest, path, store, retention) for digest, path in wheels.items()]
     if bundle.agent is not None:
         work.append(partial(_send_bytes, bundle.agent.digest, bundle.agent.data, store, retention))
     tools: dict[str, str] = {}
@@ -62,6 +63,8 @@ def stage(bundle: Bundle, store: Store, retention: float, home: Path) -> Staged:
         beside=dict(bundle.beside),
         size=sum(item.snapshot.size for item in (Item(bundle.project), *bundle.packages) if item.snapshot is not None),
         sent=sum(size for _, size in sent),
+        others=tuple(found for one in bundle.others if (found := _described(one)) is not None),
+        builds=bundle.builds,
     )
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.values import Freed, Intent, Observation, Past, Plan, Staged
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.platforms.shared.places import Refusal
 
 
 @dataclass(frozen=True)
@@ -220,6 +223,19 @@ class Backend(Protocol):
 
         Returns:
             DONE if nothing is left, UNDER_WAY if the deletion has begun, REFUSED if it has to be requested again.
+        """
+
+
+@runtime_checkable
+class TellsRefusal(Protocol):
+    """A backend that knows what the answer of a place means beyond the cause by which the attempt ended."""
+
+    def refusal(self, plan: Plan, past: Past) -> Refusal:
+        """Return what the end of an attempt means for its place, and for others of the plan.
+
+        Args:
+            plan: The plan of that attempt.
+            past: Its placement and its end.
         """
 
 

@@ -11,11 +11,14 @@ from kinetic_orchestration.plan.configuration import plugins, store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.backend_choice import may_run_on
 from kinetic_orchestration.platforms.backend import Backend
+from kinetic_orchestration.platforms.several import Several
 from kinetic_orchestration.platforms.store import Store
 
 
 def open_backend(name: str, settings: Settings) -> Backend:
-    """Returns the backend of that name. Raises UsageError if there is none."""
+    """Returns the backend of that name, or of several names with + between them. Raises UsageError if there is none."""
+    if "+" in name:
+        return Several({one: open_backend(one, settings) for one in name.split("+")})
     opener = BACKENDS.get(name)
     if opener is not None:
         return opener(settings)
@@ -27,8 +30,9 @@ def open_backend(name: str, settings: Settings) -> Backend:
 
 def others(backend: Backend, settings: Settings) -> list[Backend]:
     """Returns the other backends on which jobs of the same settings may run, where no setting names one."""
-    kinds = may_run_on(settings)
-    return [open_backend(name, settings) for name in kinds if name != backend.kind] if backend.kind in kinds else []
+    kinds, known = may_run_on(settings), backend.kind.split("+")
+    left = [name for name in kinds if name not in known]
+    return [open_backend(name, settings) for name in left] if len(left) < len(kinds) else []
 
 
 def open_store(url: str | os.PathLike[str], deployment: str) -> Store:

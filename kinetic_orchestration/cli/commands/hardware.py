@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from datetime import UTC, datetime
+from dataclasses import replace
 from typing import Any
 
+from kinetic_orchestration.capacity import prices as stored_prices
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import dollars, note, show_json, show_table, working
 from kinetic_orchestration.cli.slice_drawing import draw
+from kinetic_orchestration.errors import KineticError, UsageError
 from kinetic_orchestration.plan.configuration.settings import Settings, load
 from kinetic_orchestration.plan.hardware import accelerators as table
 from kinetic_orchestration.plan.hardware import machines, price_list
 from kinetic_orchestration.plan.hardware.prices import Price, Purchase, incomplete, price
 from kinetic_orchestration.plan.messages import command
 from kinetic_orchestration.platforms.local import backend
+from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.system import copies
 
 
@@ -113,29 +117,18 @@ def _record(slice_: table.Slice, settings: Settings) -> dict[str, Any]:
 
 
 def prices(arguments: Namespace) -> int:
-    settings = load(store="", deployment="local")  # of no store
-    listed = settings.listed
+    settings, is_shared = _settings_of_prices()
+    code = codes.OK
     if arguments.refresh:
-        from kinetic_orchestration.platforms.google.rest import billing_catalog
-
-        with working("asking Google's Billing Catalog"):
-            fetched = billing_catalog.fetch(settings, listed)
-        kept = price_list.write(settings.home, fetched.rates, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
-        before = {(rate.generation, rate.region, rate.model): rate.usd for rate in listed.rates}
-        changed = sum(before.get((rate.generation, rate.region, rate.model)) != rate.usd for rate in fetched.rates)
-        listed = price_list.read(settings.home)
-        note(f"{len(fetched.rates)} prices of {fetched.read} SKUs, {changed} of them new or changed; kept in {kept}")
-        for description in fetched.unknown[:SHOWN]:
-            note(f"left out, since it is not known what it is: {description}")
-        if (more := len(fetched.unknown) - SHOWN) > 0:
-            note(f"left out: {more} more")
-        for lack in incomplete(table.catalogue(), listed):
-            note(lack)
+        settings, code = _refreshed(settings, is_shared)
+    elif is_shared:
+        settings = stored_prices.in_force(settings)
+    listed = settings.listed
     rates = sorted(listed.rates, key=lambda rate: (rate.generation, rate.region, rate.model))
     if arguments.json:
         prices = [rate._asdict() for rate in rates]
         show_json({"refreshed": listed.refreshed or None, "prices": prices, "own": dict(settings.prices)})
-        return codes.OK
+        return code
     rows = [
         (rate.generation, rate.region or "any", rate.model, f"{rate.usd:.4g}", rate.date, rate.source) for rate in rates
     ]
@@ -144,4 +137,46 @@ def prices(arguments: Namespace) -> int:
     sys.stdout.flush()
     if not listed.refreshed:
         note(f"these are of {listed.dates()}; to read today's from Google: {command('prices', '--refresh')}")
-    return codes.OK
+    elif old := price_list.staleness(listed):
+        note(old)
+    return code
+
+
+def _settings_of_prices() -> tuple[Settings, bool]:
+    """The settings, and whether they name a store that others may use: the list lies in that, and a copy here."""
+    try:
+        settings = load()
+    except UsageError:  # of no deployment, or of no store that can be
+        return load(store="", deployment="local"), False
+    return settings, settings.sources["store"] != "default"
+
+
+def _refreshed(settings: Settings, is_shared: bool) -> tuple[Settings, int]:
+    """Read Google's list, keep it, and say what is new and what is left out; return the settings with it, and a code
+    that says whether the deployment has it, too."""
+    from kinetic_orchestration.platforms.google.rest import billing_catalog
+
+    known = stored_prices.in_force(settings).listed if is_shared else settings.listed
+    with working("asking Google's Billing Catalog"):
+        fetched = billing_catalog.fetch(settings, known)
+    data = price_list.to_bytes(fetched.rates, price_list.now())
+    kept = str(price_list.write(settings.home, data))
+    before = {(rate.generation, rate.region, rate.model): rate.usd for rate in known.rates}
+    changed = sum(before.get((rate.generation, rate.region, rate.model)) != rate.usd for rate in fetched.rates)
+    note(f"{len(fetched.rates)} prices of {fetched.read} SKUs, {changed} of them new or changed; kept in {kept}")
+    for description in fetched.unknown[:SHOWN]:
+        note(f"left out: {description}")
+    if (more := len(fetched.unknown) - SHOWN) > 0:
+        note(f"left out: {more} more")
+    listed, code = price_list.read(settings.home), codes.OK
+    try:
+        if is_shared:
+            store = open_store(settings.store, settings.deployment)
+            listed = stored_prices.keep(store, data)
+            note(f"and for all of the deployment in {store.url.rstrip('/')}/{names.PRICES}")
+    except KineticError as error:
+        note(f"on this machine alone: others of the deployment have the list of before, as {error}")
+        code = codes.ENVIRONMENT
+    for lack in incomplete(table.catalogue(), listed):
+        note(lack)
+    return replace(settings, listed=listed), code

@@ -103,7 +103,8 @@ def status(arguments: Namespace) -> int:
     if arguments.json:
         history = [_attempt(attempt) for attempt in handle.history()]
         outputs = {"output_dir": handle.output_dir, "picture": picture or None, "profile": profile or None}
-        show_json({**_record(handle, peek), **outputs, "history": history})
+        chose = {"chosen": told} if (told := handle.chosen) else {}
+        show_json({**_record(handle, peek), **chose, **outputs, "history": history})
         return codes.of_status(state.value)
     cost = handle.cost()
     show_fields(
@@ -112,6 +113,7 @@ def status(arguments: Namespace) -> int:
             *_origin(handle).items(),
             ("accelerator", f"{handle.accelerator} on {handle.backend}, {handle.crew}"),
             ("where", handle.where),
+            *([("chosen", chosen)] if (chosen := handle.chosen) else []),
             ("state", _state(peek)),
             *_place(peek),
             ("created", f"{handle.created_at}, {age(handle.age())} ago"),

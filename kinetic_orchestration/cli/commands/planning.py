@@ -4,48 +4,55 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import operator
+import re
 import sys
 import tempfile
 import traceback
 import warnings
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kinetic_orchestration.api.decorator import RemoteCallable
+from kinetic_orchestration.capacity import choosing, records
+from kinetic_orchestration.capacity.prices import in_force
 from kinetic_orchestration.cli import codes
-from kinetic_orchestration.cli.output import dollars, note, show_checks, show_fields, show_json, working
+from kinetic_orchestration.cli.output import dollars, note, show_checks, show_fields, show_json, show_table, working
 from kinetic_orchestration.cli.slice_drawing import draw
 from kinetic_orchestration.errors import KineticError, NotEmulated, UsageError
 from kinetic_orchestration.jobs import request
 from kinetic_orchestration.packaging.bundle import Bundle, package
+from kinetic_orchestration.packaging.requirements.locks import Environment
 from kinetic_orchestration.packaging.source.tree import Snapshot
-from kinetic_orchestration.plan import emulation
+from kinetic_orchestration.plan import emulation, planner
 from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.backend_choice import by_rule, chosen
+from kinetic_orchestration.plan.declare.choices import ways
 from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_function, name_of, slice_of
 from kinetic_orchestration.plan.hardware import regions
 from kinetic_orchestration.plan.hardware.accelerators import zones as zones_of
-from kinetic_orchestration.plan.hardware.prices import Unknown, dearest, price
+from kinetic_orchestration.plan.hardware.price_list import staleness
+from kinetic_orchestration.plan.hardware.prices import Price, Unknown, dearest, price
 from kinetic_orchestration.plan.hardware.regions import Location
 from kinetic_orchestration.plan.messages import size, warn
-from kinetic_orchestration.plan.planner import backend_of, describe, near_bucket, zones_named
 from kinetic_orchestration.plan.values import Plan, Traits, traits_of
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.google.storage.location import bucket_of, location_of
-from kinetic_orchestration.platforms.registry import open_backend
+from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.platforms.shared.findings import FAILED, Finding
 from kinetic_orchestration.protocol.content.tree import FILE
 from kinetic_orchestration.protocol.system import copies
 
 LARGEST = 3
+_NUMBERED = re.compile(r"^(first|number \d+) in your order")
 
 
 def plan(arguments: Namespace) -> int:
@@ -55,40 +62,47 @@ def plan(arguments: Namespace) -> int:
         with working(f"packaging {spec.name}"):
             settings = request.settings_of(spec)
             planned, bundle, egress, reason = _dry_run(spec, settings)
+            lines = _lines(planned, settings)
     told = list(dict.fromkeys(str(entry.message) for entry in caught if issubclass(entry.category, UserWarning)))
-    backend = open_backend(planned.backend, settings)
-    if arguments.admission and planned.traits.options is not Kubernetes:
+    first = _first(planned, lines)
+    backend = open_backend(first.backend, settings)
+    if arguments.admission and first.traits.options is not Kubernetes:
         raise UsageError(
-            f"--admission asks a Kubernetes cluster, and this job would run on {planned.backend}: leave it out"
+            f"--admission asks a Kubernetes cluster, and this job would run on {first.backend}: leave it out"
         )
     if arguments.json:
-        found = _admission(backend, planned) if arguments.admission else None
+        found = _admission(backend, first) if arguments.admission else None
         asked = {"admission": None if found is None else [finding._asdict() for finding in found]}
-        why = {"reason": reason or None}
+        why = {"reason": reason or None, "choices": [line._asdict() for line in lines] or None}
         show_json(_document(planned, bundle, told, files=arguments.files) | {"egress": egress or None} | asked | why)
         return _code(found or ())
-    print(describe(planned, reason))
+    print(planner.describe(planned, reason))
+    if planned.choices:
+        _show_choices(planned, lines)
     told_egress = [("egress     ", egress)] if egress else []
-    prices = _prices(planned, settings) if backend.charges else []
-    show_fields([*prices, *told_egress, *_contents(bundle)])
-    if call := backend.dry_run(planned):
+    priced = in_force(settings) if backend.charges and planned.store == settings.store else settings
+    prices = _prices(planned, priced) if backend.charges and not planned.choices else []
+    show_fields([*prices, *told_egress, *_contents(bundle, planned)])
+    if call := backend.dry_run(first):
         print(f"\n{call}")
     if arguments.files and bundle.project is not None:
         print()
         for entry in bundle.project.entries:
             print(f"  {entry.path}{f'  {size(entry.size)}' if entry.kind == FILE else ''}")
-    print(f"\n{_drawing(planned)}", end="")
+    print(f"\n{_drawing(first)}", end="")
     sys.stdout.flush()
     for text in told:
         note(f"warning: {text}")
+    if prices and (old := _staleness(planned, priced)):
+        note(old)
     if not arguments.admission:
         note("nothing was run or sent")
         return codes.OK
-    found = _admission(backend, planned)
+    found = _admission(backend, first)
     print()
     show_checks(found)
     sys.stdout.flush()
-    note(f"nothing was run, and nothing is stored in {planned.zones[0]}, which was asked")
+    note(f"nothing was run, and nothing is stored in {first.zones[0]}, which was asked")
     return _code(found)
 
 
@@ -129,15 +143,20 @@ def _dry_run(spec: JobSpec, own: Settings) -> tuple[Plan, Bundle, str, str]:
     """The way of `launch`, as far as nothing is sent; what is billed for data that crosses regions; and why the job has
     its backend, if nothing names one.
     """
-    settings = _complete(own, spec)
-    reason = chosen(spec.options, settings).reason
-    planned, egress = request.draft(spec, settings).plan, ""
-    if planned.traits.in_zones and planned.zones:
-        named = zones_named(spec.options, settings)
-        bucket, egress = _bucket(settings, named, real=own.store == settings.store)
-        if bucket is not None and not named:
-            planned = near_bucket(planned, bucket, settings)
-        egress = egress or regions.egress(planned.zones, bucket) if bucket else egress
+    settings = complete(own, spec)
+    several = ways(spec.options)
+    is_priced = len(several) > 1 or request.needs_prices(spec, settings)
+    if is_priced and own.store == settings.store and not store_address.is_folder(settings.store):
+        settings = in_force(settings)  # nothing is charged where the store is a folder, which would be made here
+    reason = chosen(several[0], settings).reason
+    planned, egress = request.draft(spec, settings, dry=True).plan, ""
+    if any(one.traits.in_zones and one.zones for one in planned.each()):
+        is_open = planner.is_open(planned, spec.options, settings)
+        bucket, egress = _bucket(settings, is_open=is_open, real=own.store == settings.store)
+        if bucket is not None and planner.needs_location(planned, spec.options, settings):
+            planned = planner.near_bucket(planned, bucket, settings, spec.options)
+        zones = [zone for one in planned.each() if one.traits.in_zones for zone in one.zones]
+        egress = egress or regions.egress(dict.fromkeys(zones), bucket) if bucket else egress
     parent = settings.home / "staging"
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="plan-", dir=parent, ignore_cleanup_errors=True) as folder:
@@ -147,30 +166,37 @@ def _dry_run(spec: JobSpec, own: Settings) -> tuple[Plan, Bundle, str, str]:
     return planned, bundle, egress, reason
 
 
-def _bucket(settings: Settings, named: Sequence[str], *, real: bool) -> tuple[Location | None, str]:
+def _bucket(settings: Settings, *, is_open: bool, real: bool) -> tuple[Location | None, str]:
     """Return the bucket's location, if the store is one and answers; else the text to show in place of an egress."""
     if not real:
         return None, ""
     try:
         return location_of(settings), ""
     except KineticError as error:
-        if not named:
+        if is_open:
             warn(f"a job would be refused, and all known zones stand for its own here: {error}")
         return None, f"not known: where the bucket {bucket_of(settings)} lies cannot be read"
 
 
-def _complete(settings: Settings, spec: JobSpec) -> Settings:
+def complete(settings: Settings, spec: JobSpec) -> Settings:
     """A dry run needs no account, no project and no bucket yet: others stand for them."""
+    for options in ways(spec.options):
+        settings = _complete_for(settings, replace(spec, options=options))
+    return settings
+
+
+def _complete_for(settings: Settings, spec: JobSpec) -> Settings:
     try:
         emulation.check(spec, settings)
     except NotEmulated as error:  # it is planned for the hardware, and the reason why a job would be refused is shown
         warn(str(error))
         settings = replace(settings, backend=by_rule(spec.options, settings).backend)
-    traits = traits_of(backend_of(spec.options, settings)) or Traits()
+    traits = traits_of(planner.backend_of(spec.options, settings)) or Traits()
     if traits.in_zones and not settings.project:
         warn("no project is named (KINETIC_PROJECT): your-project stands for it here, and a job needs one")
         settings = replace(settings, project="your-project")
-    if traits.options is Compute and not zones_named(spec.options, settings) and not zones_of(slice_of(spec.options)):
+    named = planner.zones_named(spec.options, settings)
+    if traits.options is Compute and not named and not zones_of(slice_of(spec.options)):
         warn("no zone is named (KINETIC_ZONES): your-zone stands for one here, and a job needs one")
         settings = replace(settings, zones=("your-zone",))
     if "gs" in traits.stores and store_address.is_folder(settings.store):
@@ -236,6 +262,47 @@ def _function(module: ModuleType, name: str, file: str) -> Any:
         raise UsageError(f"{file} has no {name!r}; {there}") from None
 
 
+def _lines(planned: Plan, settings: Settings) -> list[choosing.Line]:
+    """Return the choices of a job in the order in which they would be tried now, by what the deployment knows."""
+    if not planned.choices:
+        return []
+    if settings.store == planned.store and not planned.traits.share_machine:
+        with suppress(KineticError):  # as of a store that nobody here may read
+            store = open_store(planned.store, planned.deployment)
+            return choosing.table(planned, records.known(store, choosing.keys(planned)), store.now())
+    return choosing.table(planned, {}, 0.0)
+
+
+def _first(planned: Plan, lines: Sequence[choosing.Line]) -> Plan:
+    """Return the plan of a first attempt that would be made now."""
+    if not lines:
+        return planned
+    one = planned.at(lines[0].choice)
+    return replace(one, zones=tuple(sorted(one.zones, key=lambda zone: zone != lines[0].place)))
+
+
+def _show_choices(planned: Plan, lines: Sequence[choosing.Line]) -> None:
+    """Print the choices in the order in which they would be tried now, the zones of a region in one row."""
+    print()
+    rows = []
+    for (number, way, usd, _, region, _), alike in itertools.groupby(lines, _alike):
+        each, one = list(alike), planned.at(number)
+        zones = [line.place.removeprefix(f"{region}-") for line in each]
+        where = f"{region}-{{{','.join(zones)}}}" if len(each) > 1 else each[0].place
+        size = f"{one.slice.chips * one.slices} on {one.crew}" if one.slice.kind != "cpu" else one.crew
+        cost = "-" if one.traits.share_machine else dollars(usd)
+        rows.append((one.named, size, way, where or "this machine", cost, each[0].reason))
+    show_table(("choice", "chips", "bought", "where", "an hour", "why"), rows, right=("an hour",))
+    print()
+
+
+def _alike(line: choosing.Line) -> tuple[int, str, float | None, str, str, str]:
+    """The part that lines of one region share: all but their places in the user's order."""
+    region = line.place.rpartition("-")[0] if "/" not in line.place else ""
+    reason = _NUMBERED.sub("", line.reason)
+    return line.choice, line.way, line.usd, line.state, region or line.place, reason
+
+
 def _prices(planned: Plan, settings: Settings) -> list[tuple[str, str]]:
     """The price in the first place, where the slice would be requested first, and in the dearest if that is another."""
     zone, of = planned.zones[0] if planned.zones else "", planned.purchase
@@ -252,13 +319,19 @@ def _prices(planned: Plan, settings: Settings) -> list[tuple[str, str]]:
     return [("price      ", told)]
 
 
+def _staleness(planned: Plan, settings: Settings) -> str:
+    """Say that the list is old from which the plan has its price; "" if it is not, or the price is another's."""
+    known = price(planned.purchase, planned.zones[0] if planned.zones else "", settings.prices, settings.listed)
+    return staleness(settings.listed) if isinstance(known, Price) and known.date else ""
+
+
 def _drawing(planned: Plan) -> str:
     """The slice, elsewhere than on Cloud TPU without the name by which that knows it."""
     by_another_name = planned.traits.options not in (TpuVm, None)
     return draw(planned.slice, f"{planned.slice.shape}, {planned.where}" if by_another_name else "")
 
 
-def _contents(bundle: Bundle) -> list[tuple[str, str]]:
+def _contents(bundle: Bundle, planned: Plan) -> list[tuple[str, str]]:
     """The parts that would be sent, in the layout of `describe`."""
     rows = []
     if bundle.project is not None:
@@ -279,17 +352,26 @@ def _contents(bundle: Bundle) -> list[tuple[str, str]]:
         rows.append(
             ("packages   ", f"{files} files of {', '.join(sorted({item.at or '.' for item in bundle.packages}))}")
         )
-    environment = bundle.environment
-    if environment.lock is None:
-        rows.append(("python     ", f"this environment (Python {environment.python})"))
-    else:
-        lock = environment.lock
-        rows.append(("python     ", f"Python {lock.python} with {lock.packages} packages ({lock.source})"))
+    for number, environment in enumerate(bundle.environments):
+        of = f", for {' and '.join(_served(bundle, planned, number))}" if bundle.others else ""
+        if (lock := environment.lock) is None:
+            rows.append(("python     ", f"this environment (Python {environment.python})"))
+        else:
+            rows.append(("python     ", f"Python {lock.python} with {lock.packages} packages ({lock.source}){of}"))
     return rows
 
 
+def _served(bundle: Bundle, planned: Plan, number: int) -> list[str]:
+    """The hardware of the candidates that have the environment of this number."""
+    pairs = zip(planned.each(), bundle.builds, strict=True)
+    return list(dict.fromkeys(one.slice.name for one, build in pairs if build == number))
+
+
 def _document(planned: Plan, bundle: Bundle, told: list[str], *, files: bool) -> dict[str, Any]:
-    project, call, environment = bundle.project, bundle.call, bundle.environment
+    project, call = bundle.project, bundle.call
+    others = [
+        _environment(one) | {"for": _served(bundle, planned, number)} for number, one in enumerate(bundle.others, 1)
+    ]
     return {
         "plan": planned.to_json() | {"env": sorted(planned.env)},
         "project": project and {
@@ -303,15 +385,20 @@ def _document(planned: Plan, bundle: Bundle, told: list[str], *, files: bool) ->
             {"here": item.here} if item.snapshot is None else _snapshot(item.snapshot) | {"file": item.file}
             for item in bundle.data
         ],
-        "environment": {
-            "kind": environment.kind,
-            "python": environment.python,
-            "packages": environment.lock.packages if environment.lock else None,
-            "source": environment.lock.source if environment.lock else None,
-        },
+        "environment": _environment(bundle.environment),
+        **({"other_environments": others} if others else {}),
         "warnings": told,
         "drawing": _drawing(planned),
     }  # fmt: skip
+
+
+def _environment(environment: Environment) -> dict[str, Any]:
+    return {
+        "kind": environment.kind,
+        "python": environment.python,
+        "packages": environment.lock.packages if environment.lock else None,
+        "source": environment.lock.source if environment.lock else None,
+    }
 
 
 def _snapshot(snapshot: Snapshot) -> dict[str, Any]:

@@ -1,21 +1,33 @@
-"""The commands for what surrounds jobs: the reaper and the bill."""
+"""The commands for what surrounds jobs: the reaper, the bill, and what is known of capacity."""
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.api.handle import UNREADABLE, JobHandle, all_jobs, find_job
+from kinetic_orchestration.capacity import choosing, facts, records
+from kinetic_orchestration.capacity.facts import Fact, FactKey, Judgement
+from kinetic_orchestration.capacity.prices import in_force
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import age, dollars, note, show_fields, show_json, show_table, working
+from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.jobs.cleanup import reaper
+from kinetic_orchestration.plan.configuration import chip_shares
 from kinetic_orchestration.plan.configuration.settings import Settings, load, seconds
 from kinetic_orchestration.plan.hardware import cost as prices
 from kinetic_orchestration.plan.hardware.cost import Estimate
+from kinetic_orchestration.plan.hardware.price_list import staleness
 from kinetic_orchestration.plan.values import Traits, traits_of
 from kinetic_orchestration.protocol.system.parallel import side_by_side
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.capacity.shares import rules
 
 DELETION_PATIENCE = 30.0
 ASKED_AT_ONCE = 8
@@ -53,7 +65,8 @@ def _show_reaped(found: list[reaper.Reaped], dry_run: bool, settings: Settings) 
         ]  # fmt: skip
         show_table(columns, cells, right=("age", "per hour"))
         if any(item.usd_per_hour for item in placements):
-            note(f"per hour: estimates by list prices of {settings.listed.dates()}, or by KINETIC_PRICES")
+            dates = in_force(settings).listed.dates()
+            note(f"per hour: estimates by list prices of {dates}, or by KINETIC_PRICES")
     if others := [item for item in found if item not in placements]:
         if placements:
             print()
@@ -70,6 +83,39 @@ def _show_reaped(found: list[reaper.Reaped], dry_run: bool, settings: Settings) 
             note(f"{item.name}{where} could not be deleted, and costs what it costs until somebody does: see `doctor`")
 
 
+def capacity(arguments: Namespace) -> int:
+    from kinetic_orchestration.platforms.registry import open_store
+
+    settings = load(store=arguments.store, deployment=arguments.deployment)
+    store = open_store(settings.store, settings.deployment)
+    found, now = records.everything(store), store.now()
+    judged = facts.judge(found, found, now)
+    if arguments.json:
+        show_json({"facts": [_fact(key, found[key], judged[key], now) for key in sorted(found)]})
+    elif found:
+        columns = ("place", "hardware", "bought", "lately", "state", "why")
+        several = len({key.project for key in found}) > 1
+        show_table(columns, [_row(key, found[key], judged[key], now, several) for key in sorted(found)])
+    else:
+        note("no attempt of this deployment has met anything in the last day")
+    return codes.OK
+
+
+def _row(key: FactKey, fact: Fact, judged: Judgement, now: float, projects: bool) -> tuple[str, ...]:
+    """A fact as people read it, its attempts from the oldest to the newest."""
+    lately = [(outcome, len(list(group))) for outcome, group in groupby(one.outcome for one in fact.attempts)]
+    told = ", ".join(outcome if count == 1 else f"{count} × {outcome}" for outcome, count in lately)
+    why = choosing.said(judged, key, now) or "too long ago to say anything"
+    place = f"{key.place} of {key.project}" if projects and key.project else key.place or "here"
+    way = f"{key.way} {key.reservation.rpartition('/')[2]}".rstrip()
+    return place, f"{key.generation}-{key.size}", way, told, judged.state, why
+
+
+def _fact(key: FactKey, fact: Fact, judged: Judgement, now: float) -> dict[str, Any]:
+    attempts = [{"outcome": one.outcome, "age": now - one.at, "attempt": one.token} for one in fact.attempts]
+    return {**key._asdict(), "state": judged.state, "attempts": attempts}
+
+
 def _per_hour(item: reaper.Reaped) -> str:
     if item.result == reaper.UNREAD:
         return ""
@@ -77,7 +123,16 @@ def _per_hour(item: reaper.Reaped) -> str:
 
 
 def cost(arguments: Namespace) -> int:
+    from kinetic_orchestration.cli.commands import budgets
+
+    if arguments.forecast:
+        return budgets.forecast(arguments)
+    if arguments.every or arguments.cron:
+        raise UsageError("--every and --cron are the schedule of a --forecast: name the pipeline with it")
+    if arguments.by == "pipeline" and not arguments.job:
+        return budgets.by_pipeline(arguments)
     place = {"store": arguments.store, "deployment": arguments.deployment}
+    arguments.since = arguments.since or "7d"
     if arguments.job:
         return _cost_of_one(find_job(arguments.job, **place), arguments.json)
     since = seconds("--since", arguments.since) or 0.0
@@ -86,31 +141,93 @@ def cost(arguments: Namespace) -> int:
         progress("adding up", detail=f"{len(handles)} jobs")
         found = zip(handles, side_by_side(_cost_of, handles, ASKED_AT_ONCE), strict=True)
     rows = [(handle, estimate) for handle, estimate in found if estimate is not None]
+    _show_cost(arguments, rows)
+    is_priced = not arguments.json and any(estimate.date for _, estimate in rows)
+    if is_priced and (old := staleness(in_force(load(**place)).listed)):
+        note(old)
+    return codes.OK
+
+
+def _show_cost(arguments: Namespace, rows: list[tuple[JobHandle[Any], Estimate]]) -> None:
     made = [(datetime.fromisoformat(handle.created_at).timestamp(), estimate) for handle, estimate in rows]
     totals = prices.summary(made, arguments.by)
-    usd = sum(total.usd for total in totals)
+    least, unpriced = sum(total.least_usd for total in totals), sum(total.unpriced for total in totals)
     dates = ", ".join(sorted({estimate.date for _, estimate in rows if estimate.date})) or "no date"
-    stood_for = sum(estimate.usd or 0.0 for _, estimate in rows if estimate.uncharged)
+    would_be = [estimate.usd for _, estimate in rows if estimate.uncharged and estimate.chip_hours]
+    stood_for = sum(usd for usd in would_be if usd is not None)
     if arguments.json:
         periods = [{**asdict(total), "goodput": total.goodput} for total in totals]
         jobs = [_record(handle, estimate) for handle, estimate in rows]
-        told = {"usd": usd, "uncharged_usd": stood_for, "prices": dates}
+        told = {
+            "usd": None if unpriced else least, "least_usd": least, "unpriced": unpriced,
+            "uncharged_usd": None if None in would_be else stood_for, "prices": dates,
+        }  # fmt: skip
         show_json({"periods": periods, "jobs": jobs, **told})
-        return codes.OK
+        return
     if not totals:
         note(f"no job was made in the last {arguments.since}")
-        return codes.OK
+        return
     if arguments.jobs:
         _show_jobs(rows)
         print()
     _show_totals(totals, arguments.by)
-    unpriced = sum(total.unpriced for total in totals)
-    known = f"; no price is known for {unpriced} of the jobs" if unpriced else ""
-    note(f"{dollars(usd)} in the last {arguments.since}, by list prices of {dates}{known}")
+    known = f", and what {unpriced} of the jobs cost, for which no price is known" if unpriced else ""
+    note(f"{dollars(least)} in the last {arguments.since}, by list prices of {dates}{known}")
     if stood_for:
         what = f"{dollars(stood_for)}, by list prices of {dates}"
-        note(f"what runs on this machine or an emulated cloud costs nothing; on the hardware that was named: {what}")
+        unknown = f", and that of {would_be.count(None)} jobs is not known" if None in would_be else ""
+        where = "on the hardware that was named"
+        note(f"what runs on this machine or an emulated cloud costs nothing; {where}: {what}{unknown}")
+
+
+def shares(arguments: Namespace) -> int:
+    from kinetic_orchestration.capacity.shares import records, rules
+    from kinetic_orchestration.platforms.registry import open_store
+
+    settings = load(store=arguments.store, deployment=arguments.deployment)
+    store = open_store(settings.store, settings.deployment)
+    now = store.now()
+    book = rules.settled(records.read(store).book, now)
+    there = records.wants(store)  # what is not has been given back, or has left the line
+    held = [grant for grant in book.grants if grant.want.key in there]
+    line = [one for one in book.line if (one.job, one.attempt) in there and book.grant((one.job, one.attempt)) is None]
+    in_force = book.shares or chip_shares.text_of(settings.chips)
+    if arguments.json:
+        show_json({
+            "shares": in_force,
+            "held": [{**grant.want._asdict(), "held": now - grant.at} for grant in held],
+            "waiting": [one._asdict() for one in line],
+            "behind": book.waiting - len(book.line),
+            "used": {whose: use.used / 3600.0 for whose, use in book.uses.items()},
+        })  # fmt: skip
+        return codes.OK
+    if not in_force:
+        note("no chips are shared here: KINETIC_CHIPS is not set, and no job was launched with it")
+        return codes.OK
+    _show_shares(held, line, book, now)
+    note(f"in force: {in_force}; recent use is in hours of chips that count as one v5e, halved each day")
     return codes.OK
+
+
+def _show_shares(held: Sequence[rules.Grant], line: Sequence[rules.Waiting], book: rules.Book, now: float) -> None:
+    def used(whose: str) -> str:
+        return f"{book.uses[whose].used / 3600.0:,.1f}" if whose in book.uses else "0"
+
+    rows = [
+        (want.job, want.whose, f"{want.chips} of {want.generation}", used(want.whose), f"for {age(now - at)}")
+        for want, at, *_ in held
+    ]
+    rows += [
+        (one.job, one.whose, "waits", used(one.whose), f"place {number}, {one.why}")
+        for number, one in enumerate(line, 1)
+    ]
+    if not rows:
+        note("nobody holds chips or waits for any")
+        return
+    show_table(("job", "whose", "chips", "recent use", "since, or why"), rows, right=("recent use",))
+    if book.waiting > len(book.line):
+        note(f"{book.waiting - len(book.line)} more wait behind them")
+    sys.stdout.flush()
 
 
 def _cost_of(handle: JobHandle[Any]) -> Estimate | None:
@@ -166,11 +283,17 @@ def _show_totals(totals: list[prices.Total], by: str) -> None:
     cells = [
         (
             total.period, str(total.jobs), str(total.uncharged), age(total.queued_seconds), age(total.ready_seconds),
-            age(total.program_seconds), _share(total.goodput), f"{total.chip_hours:,.2f}", dollars(total.usd),
+            age(total.program_seconds), _share(total.goodput), f"{total.chip_hours:,.2f}", _dollars(total),
         )
         for total in totals
     ]  # fmt: skip
     show_table(columns, cells, right=columns[1:])
+
+
+def _dollars(total: prices.Total) -> str:
+    if total.usd is not None:
+        return dollars(total.usd)
+    return f"{dollars(total.least_usd)} + ?" if total.unpriced < total.jobs - total.uncharged else "unknown"
 
 
 def _record(handle: JobHandle[Any], estimate: Estimate) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class Opening:
                 "again"
             )
         try:
-            return Task.decode(spec, name)
+            return Task.decode(spec, name, self._at.choice)
         except (wire.Newer, wire.Unreadable) as error:
             raise Refused(str(error)) from None
 

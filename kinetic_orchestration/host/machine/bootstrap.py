@@ -527,12 +527,11 @@ def agent_arguments(told: Mapping[str, Any], host: int) -> list[str]:
     """Return the agent's command line: its assignment."""
     run = os.path.join(home(), "run", f"{told['job']}-{told['attempt']}")
     os.makedirs(run, exist_ok=True)
-    found = {
-        "store": told["store"], "job": told["job"], "attempt": told["attempt"], "host": host, "hosts": told["hosts"],
-        "slices": told.get("slices", 1), "spec": told["spec"], "boot": f"{told['boot']}/{host}", "run": run,
-        "home": home(), "processes": told.get("processes", 1),
+    found = {name: told[name] for name in ("store", "job", "attempt", "hosts", "spec", "resource", "deadline")} | {
+        "host": host, "slices": told.get("slices", 1), "processes": told.get("processes", 1),
+        "choice": told.get("choice", 0), "boot": f"{told['boot']}/{host}", "run": run, "home": home(),
         "python": "" if told.get("image") else _python_ahead(told.get("python", "")),
-        "marker": f"KINETIC_PLACEMENT={run}", "resource": told["resource"], "deadline": told["deadline"],
+        "marker": f"KINETIC_PLACEMENT={run}",
     }  # fmt: skip
     return [f"{name}={value}" for name, value in found.items()]
 

@@ -58,6 +58,7 @@ def start_message(
         "KINETIC_NOTICE": files["notice"],
         "KINETIC_FENCE": f"{at.attempt} {at.store}",
         **_traced(at, task.profile),
+        **_elastic(task),
     }  # fmt: skip
     if task.argv:
         env |= _of_command(task, ready, files["stacks"], agent, environ)
@@ -79,6 +80,12 @@ def start_message(
         "beside": task.beside,
         "debug": task.debug if at.host == 0 else 0,
     }
+
+
+def _elastic(task: Task) -> dict[str, str]:
+    """Return what a training of the program is to assume of its checkpoints and its batch."""
+    found = {"KINETIC_RESHARD": "1" if task.reshard else "", "KINETIC_GLOBAL_BATCH": str(task.global_batch or "")}
+    return {name: value for name, value in found.items() if value}
 
 
 def _of_chips(environ: Mapping[str, str], machine: Machine) -> dict[str, str]:

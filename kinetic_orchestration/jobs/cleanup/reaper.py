@@ -19,6 +19,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kinetic_orchestration.capacity import prices
+from kinetic_orchestration.capacity import records as capacity
 from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, NewerWire, StoreError, Unreachable
 from kinetic_orchestration.host.prepare import environment
 from kinetic_orchestration.jobs import lifecycle, trust
@@ -26,12 +28,12 @@ from kinetic_orchestration.jobs.cleanup import recorded
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.held_time import record_held
 from kinetic_orchestration.jobs.job import ME, open_job
-from kinetic_orchestration.jobs.watching import attempts, live_index
+from kinetic_orchestration.jobs.watching import attempts, live_index, spending
 from kinetic_orchestration.plan.configuration.settings import Settings, duration
 from kinetic_orchestration.plan.hardware.prices import Price, price
 from kinetic_orchestration.plan.identity import job_of
 from kinetic_orchestration.plan.messages import command, warn_once
-from kinetic_orchestration.plan.records import IDENTITY, SPEC, plan_of, spec_of, texts
+from kinetic_orchestration.plan.records import IDENTITY, SPEC, fields_of, plan_of, spec_of, texts
 from kinetic_orchestration.plan.records import REAPED as REAPED_RECORD
 from kinetic_orchestration.plan.values import (
     ELSEWHERE,
@@ -56,6 +58,7 @@ from kinetic_orchestration.protocol.system.parallel import side_by_side
 EVERY = 600.0
 CLAIMED = 60.0  # the process of a pass that began longer ago and has not ended was killed
 LONGEST_WAIT = 1.0  # of a submit, for the pass that it happens to make
+BUDGETS_KEPT = 400 * 86400.0  # seconds after which a month's budgets are forgotten
 FAILED_FACTOR = 3.0  # failed jobs are kept three times as long as others
 BLOB_MARGIN = 7 * 86400.0
 SETTLED = 60.0  # a verdict this old leaves its hosts no reason to live
@@ -93,7 +96,9 @@ def reap(
         *_everywhere(backend, settings, on),
         *_secrets(store, backend, dry_run),
         *_beats(store, dry_run),
+        *_facts(store, dry_run),
         *_records(store, settings, dry_run),
+        *_budgets(store, settings, dry_run),
         *_swept(store, dry_run),
         *_caches(settings, dry_run),
     ]
@@ -390,14 +395,20 @@ def _usd_per_hour(
     if not seen.costs and placement.get("state") != "READY":
         return 0.0
     plan: Plan | None = None
-    with contextlib.suppress(KineticError, KeyError, TypeError, ValueError):  # one that is damaged has no price
+    with contextlib.suppress(KineticError, LookupError, TypeError, ValueError):  # one that is damaged has no price
         record = store.read(names.spec(placement["job"]))
         plan = plan_of(spec_of(record.data, placement["job"]), placement["job"]) if record is not None else None
+        if plan is not None and plan.choices:  # a listing does not tell of which candidate it is
+            name = names.intent(placement["job"], placement["attempt"])
+            intent = store.read(name)
+            chosen = fields_of(intent.data, wire.INTENT, name)["placement"] if intent is not None else {}
+            plan = plan.at(chosen.get("choice", 0))
     if plan is None:
         return None
     if not backend.charges:
         return 0.0
-    found = price(plan.purchase, placement.get("zone"), settings.prices, settings.listed)
+    listed = prices.in_force(settings, store).listed
+    found = price(plan.purchase, placement.get("zone"), settings.prices, listed)
     if not isinstance(found, Price):
         return None
     return found.usd_per_chip_hour * plan.slice.chips * (seen.slices or plan.slices)
@@ -455,6 +466,15 @@ def _beats(store: Store, dry_run: bool) -> Iterator[Reaped]:
         yield Reaped("beats", job, f"of an attempt that ended more than {duration(ENDED)} ago")
 
 
+def _facts(store: Store, dry_run: bool) -> Iterator[Reaped]:
+    """Remove what attempts learned of places in which nobody has asked for a day."""
+    if old := capacity.expired(store):
+        if not dry_run:
+            _delete(store, old)
+        age = duration(capacity.FORGOTTEN)
+        yield Reaped("facts", f"{len(old)} about capacity", f"nobody has added to them for {age}")
+
+
 def _records(store: Store, settings: Settings, dry_run: bool) -> Iterator[Reaped]:
     """Remove jobs past their retention, then blobs that no remaining job names; never outputs and checkpoints.
 
@@ -478,6 +498,13 @@ def _records(store: Store, settings: Settings, dry_run: bool) -> Iterator[Reaped
             _forget(store, job, [entry.name for entry in records])
         yield Reaped("job", job, f"its verdict is {age / 86400:.0f} days old")
     yield from _blobs(store, kept, now - settings.retention - BLOB_MARGIN, dry_run)
+
+
+def _budgets(store: Store, settings: Settings, dry_run: bool) -> Iterator[Reaped]:
+    """Remove what pipelines spent in months long ago, if there are budgets: otherwise nobody writes it."""
+    age = max(BUDGETS_KEPT, settings.retention)
+    if settings.budgets and (count := spending.forget_before(store, store.now() - age, dry_run=dry_run)):
+        yield Reaped("budgets", f"{count} records", f"of months more than {duration(age)} ago")
 
 
 def _past_retention(store: Store, entries: Iterable[Entry], now: float, retention: float) -> float | None:
@@ -587,7 +614,7 @@ def _named(store: Store, kept: set[str], young: Sequence[str], trees: set[str]) 
             with _if_sound():
                 staged = wire.decode(record.data)["staged"]
                 named.update(texts(staged))
-                locks.add(str(staged["environment"].get("lock", "")))
+                locks |= {str(one.get("lock", "")) for one in (staged["environment"], *staged.get("others", ()))}
     for record in side_by_side(store.read, [name for name in young if name.startswith("projects/")], threads):
         if record is not None:
             with _if_sound():

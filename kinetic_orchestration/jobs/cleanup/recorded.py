@@ -42,7 +42,8 @@ def placements(store: Store, backend: Backend, believed: Trust, listed: Collecti
 
 def _of(job_id: str, store: Store, backend: Backend, believed: Trust) -> Iterator[dict[str, Any]]:
     job = open_job(job_id, store, backend, believed)
-    if job.doubt or job.runs_on != backend.kind:
+    known = backend.kind.split("+")
+    if job.doubt or not {*known} & {*job.runs_on.split("+")}:
         return
     last = attempts.newest(store, job_id)
     for attempt in range(max(1, last - 1), last + 1):  # whoever made these has released those before
@@ -50,6 +51,8 @@ def _of(job_id: str, store: Store, backend: Backend, believed: Trust) -> Iterato
         if record is None:
             continue
         intent = intent_of(record, job_id, attempt, job.within)
+        if intent.placement.get("backend", backend.kind) not in known:  # it is another candidate's
+            continue
         place = {key: value for key, value in intent.placement.items() if key in wire.PLACEMENT.checks}
         yield {
             **place, "job": job_id, "attempt": attempt, "created": record.updated,

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from kinetic_orchestration.capacity.shares.line import give_back, is_covered
 from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, KineticError, NoPlace
 from kinetic_orchestration.jobs import lifecycle
-from kinetic_orchestration.jobs.following.held_time import held_before, longest, may_last
+from kinetic_orchestration.jobs.following.held_time import held_before, longest, may_last, seen_held
+from kinetic_orchestration.jobs.following.placing import choose, given, join, learn_from_end, turn_of
 from kinetic_orchestration.jobs.following.verdicts import check_seal, has_ended, is_sealed, lacks_key
 from kinetic_orchestration.jobs.job import ME, Job, keep_damaged, missing, set_aside
 from kinetic_orchestration.jobs.trust import HOSTS
@@ -47,7 +49,7 @@ def perform(action: lifecycle.Action, job: Job, attempt: int, seen: Glimpse, env
     if isinstance(action, lifecycle.Intend):
         intend(job, attempt)
     elif isinstance(action, lifecycle.Submit):
-        return submit(job, attempt, seen, environ)
+        return waits(job, attempt, seen.intent) or submit(job, attempt, seen, environ)
     elif isinstance(action, lifecycle.Interrupt):
         assert seen.intent is not None
         job.backend.cancel(seen.intent.placement)
@@ -57,17 +59,18 @@ def perform(action: lifecycle.Action, job: Job, attempt: int, seen: Glimpse, env
             reason += f". {keep_damaged(job, names.intent(job.job_id, attempt))}"
         if action.unheard and seen.intent is not None and isinstance(job.backend, KeepsBootLog):
             # The reason itself comes last: it is what a line about the attempt shows.
-            words = job.backend.last_words(seen.intent.placement, machines_of(job, action.unheard))
+            machines = machines_of(job.plan_of(attempt, seen.intent), action.unheard)
+            words = job.backend.last_words(seen.intent.placement, machines)
             reason = "\n".join(filter(None, (words, reason)))
         if action.after_refusal:
             reason = lifecycle.answered(reason, _refusal(job, attempt - 1))
         return close(job, attempt, action.cause, reason, host=action.host, unplaced=action.unplaced)
-    return ""
+    line = job.lines.get(attempt)
+    return line.says if line is not None else ""
 
 
-def machines_of(job: Job, hosts: Sequence[int]) -> list[int]:
+def machines_of(plan: Plan, hosts: Sequence[int]) -> list[int]:
     """Return the numbers of the machines of some hosts, of which several may share one."""
-    plan = job.plan()
     return sorted({host * plan.machines // plan.hosts for host in hosts})
 
 
@@ -88,22 +91,29 @@ def leave_to_others(job: Job, attempt: int, seen: Glimpse) -> str:
 
 
 def intend(job: Job, attempt: int) -> Intent | None:
-    """Write the attempt's intent; return it if it is the one that was written here."""
-    plan = job.plan()
+    """Write the attempt's intent; return it if it is the one that was written here. It is not before its turn."""
+    if attempt in job.lines and waits(job, attempt):
+        return None
     past, before = _past(job, attempt - 1) if attempt > 1 else (None, Before())
-    left = plan.affordable
-    if left:
-        left -= held_before(job, plan, attempt)
-        if left <= 0:
-            if job.store.read(names.intent(job.job_id, attempt)) is None:  # otherwise another process has begun it
-                _close_as_spent(job, plan, attempt, left, unplaced=True)
-            return None
-    allowed = longest(plan, left)
     try:
-        placement = job.backend.place(plan, job.job_id, attempt, past)
+        if job.shared and attempt not in job.lines:
+            join(job, attempt, past, before)
+            if waits(job, attempt):
+                return None
+        chosen = choose(job, job.plan(), attempt, past, before, given(job, attempt))
+        plan = chosen.plan
+        left = plan.affordable
+        if left:
+            left -= held_before(job, plan, attempt)
+            if left <= 0:
+                if job.store.read(names.intent(job.job_id, attempt)) is None:  # otherwise another process has begun it
+                    _close_as_spent(job, plan, attempt, left, unplaced=True)
+                return None
+        placement = chosen.placement(job, attempt, past)
     except NoPlace as error:
         close(job, attempt, wire.CONFIGURATION, str(error), unplaced=True)
         return None
+    allowed = longest(plan, left)
     data = wire.encode(
         {
             "attempt": attempt,
@@ -119,8 +129,24 @@ def intend(job: Job, attempt: int) -> Intent | None:
     generation = job.store.create(name, data)
     if generation is None:
         return None
+    if past is not None:
+        learn_from_end(job, plan, attempt - 1, past)
     record = Record(data, generation, job.store.written_at(name, generation))
     return intent_of(record, job.job_id, attempt, job.within)
+
+
+def waits(job: Job, attempt: int, intent: Intent | None = None) -> str:
+    """Return why an attempt has to wait for its turn, as a sentence; "" if it has it, or needs none.
+
+    The answer binds others only after the attempt's intent is written, so it is asked for again with that before
+    anything is requested. Two processes may have wanted the turn of different choices: an intent that the turn which
+    was given does not cover is closed, and the next attempt gets in line.
+    """
+    turn = turn_of(job, attempt, intent)
+    if not turn.granted or intent is None or turn.of is None or is_covered(job.plan_of(attempt, intent), turn.of):
+        return turn.says
+    reason = f"its turn is for {turn.of.chips} chips of {turn.of.generation}, and another choice was to take it"
+    return close(job, attempt, wire.INTERNAL, reason) or reason
 
 
 def _past(job: Job, attempt: int) -> tuple[Past | None, Before | None]:
@@ -165,11 +191,10 @@ def _close_as_spent(job: Job, plan: Plan, attempt: int, left: float, *, unplaced
 def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) -> str:
     assert seen.intent is not None
     spec = job.spec()
-    plan = plan_of(spec, job.job_id)
-    intent = seen.intent
+    plan, intent = plan_of(spec, job.job_id), seen.intent
+    plan = plan.at(intent.choice) if plan.choices else plan
     if plan.affordable:  # by what was seen, not by records, which may be forged: machines keep this deadline
-        held = job.trust.held(job.store, job.job_id)
-        left = plan.affordable - sum(seconds for number, seconds in held.items() if number != attempt)
+        left = plan.affordable - seen_held(job, plan, attempt)
         if left <= 0:
             _close_as_spent(job, plan, attempt, left)
             return ""
@@ -192,7 +217,7 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
         close(job, attempt, wire.CONFIGURATION, reason)
         return ""
     try:
-        staged = Staged.from_json(spec["staged"])
+        staged = Staged.from_json(spec["staged"]).at(intent.choice)
         secrets = {name: environ[name] for name in plan.secrets}
         key = job.trust.key(HOSTS, job.store, job.job_id, attempt) if is_sealed(job) else ""
         installer = indexes.uv_settings(environ) if plan.isolated and plan.traits.share_machine else {}
@@ -257,7 +282,10 @@ def release(job: Job, attempt: int, known: Intent | None = None) -> Freed:
         placement = find_placement(job.backend, job.job_id, attempt)
         if placement is None:  # it is unknown what is left of it
             return Freed.REFUSED
-    return job.backend.release(placement) if placement else Freed.DONE
+    freed = job.backend.release(placement) if placement else Freed.DONE
+    if job.shared and freed is Freed.DONE:
+        give_back(job.store, (job.job_id, attempt))
+    return freed
 
 
 def abandon(store: Store, backend: Backend, job_id: str, why: str, by: str, *, patience: float) -> bool:
@@ -297,6 +325,6 @@ def forget_secrets(job: Job) -> None:
     if not job.kept:
         return
     with suppress(KineticError, OSError):
-        project = job.plan().project
-        for name in job.kept:
-            job.backend.forget(f"projects/{project}/secrets/{name}", job.job_id)
+        for project in dict.fromkeys(one.project for one in job.plan().each()):
+            for name in job.kept:
+                job.backend.forget(f"projects/{project}/secrets/{name}", job.job_id)

@@ -12,6 +12,7 @@ from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.held_time import remember_held
 from kinetic_orchestration.jobs.following.logs import Emit, LogReader, sampled
+from kinetic_orchestration.jobs.following.placing import learn_start
 from kinetic_orchestration.jobs.following.verdicts import conclude, glimpse, has_ended
 from kinetic_orchestration.jobs.job import Job, authenticated
 from kinetic_orchestration.jobs.watching import attempts, live_index
@@ -104,9 +105,8 @@ class Follower:
                 seen = glimpse(self.job, attempt, self.cache)
             remember_held(self.job, attempt, seen, self.cache)
             step = lifecycle.advance(self.cursor, seen, self.job.policy)
-            ended = self.cursor.ended
-            if step.outcome is not None:
-                ended = conclude(self.job, step.outcome, seen.now - seen.verdict_age)
+            over = step.outcome
+            ended = self.cursor.ended if over is None else conclude(self.job, over, seen.now - seen.verdict_age)
             self.foreseen = lifecycle.foreseen(self.cursor, seen, self.job.policy)
             moves = step.cursor.attempt != attempt
             if moves:
@@ -114,6 +114,7 @@ class Follower:
             if moves and not self.ahead and (self.seen is None or seen.verdict_age > LONG_AGO):
                 self.ahead = attempts.ahead(self.job.store, self.job.job_id, attempt, all_with_hosts=emit is not None)
             self._release_again(seen)
+            learn_start(self.job, seen, was=self.cursor.phase, now=step.cursor.phase)
             if step.outcome is not None and not self._is_freed(attempt, seen, emit):
                 self.held = True
                 break
@@ -200,9 +201,10 @@ class Follower:
         """Tell why hosts are waited for, if that is another sentence by now than the one that was told."""
         why = seen.observation.message
         waits = cursor.phase == seen.observation.state and cursor.phase in (QUEUED, PROVISIONING)
-        if waits and why not in ("", self.explained.why) and seen.now - self.explained.at >= EXPLAIN_PAUSE:
-            emit(Change(cursor.phase, why, cursor.attempt))
-            self.explained = Explained(why, seen.now)
+        named = self.job.policy.named(seen.intent, why)  # as a change of phase tells it
+        if waits and why and self.explained.why not in (why, named) and seen.now - self.explained.at >= EXPLAIN_PAUSE:
+            emit(Change(cursor.phase, named, cursor.attempt))
+            self.explained = Explained(named, seen.now)
 
     def _wait(self, phase: str, why: str, attempt: int, emit: Emit | None) -> None:
         if why and why != self.waiting and emit is not None:
@@ -264,7 +266,7 @@ class Follower:
 
     def _emit_logs(self, emit: Emit, attempt: int, seen: Glimpse, *, ends: bool) -> None:
         """Emit what hosts have logged and measured since the last step; all of it if the attempt `ends`."""
-        logs = LogReader(self.job, attempt)
+        logs = LogReader(self.job, attempt, seen.intent)
         for found, positions in logs.read(self.cursor.logs, None if ends else seen):
             for event in found:
                 emit(event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 
 from kinetic_orchestration.errors import StoreError
@@ -21,14 +22,41 @@ def held_before(job: Job, plan: Plan, attempt: int) -> float:
     """Return for how many seconds the hosts of other attempts than this one were there: of each the most that was ever
     seen of it, by its records or by the cloud's word. Removing records gives no money back, and no record counts for
     more than the plan's deadline, at which machines end themselves.
+
+    `plan`: that of the attempt. Hosts of another candidate count for so many seconds as its own cost as much.
     """
     stays = usage.stays(job.store, job.job_id, attempt - 1) if attempt > 1 else []
-    most = longest(plan, plan.affordable)
-    told = {stay.attempt: min(stay.ready, most) for stay in stays}
+    rates = {stay.attempt: _rate(plan, stay.choice) for stay in stays}
+    most = {stay.attempt: longest(_at(plan, stay.choice), _at(plan, stay.choice).affordable) for stay in stays}
+    told = {stay.attempt: min(stay.ready, most[stay.attempt]) for stay in stays}
     for number, seconds in told.items():
         job.trust.saw_held(job.store, job.job_id, number, seconds)
-    seen = job.trust.held(job.store, job.job_id)
-    return sum(max(told.get(number, 0.0), seen.get(number, 0.0)) for number in {*told, *seen})
+    return _counted(plan, told, job.trust.held(job.store, job.job_id), rates)
+
+
+def seen_held(job: Job, plan: Plan, attempt: int) -> float:
+    """Return the same by what was seen alone, and not by records, which may be forged."""
+    held = {number: seconds for number, seconds in job.trust.held(job.store, job.job_id).items() if number != attempt}
+    if not plan.choices:
+        return sum(held.values())
+    return _counted(plan, {}, held, {number: _rate(plan, job.choice_of(number)) for number in held})
+
+
+def _counted(plan: Plan, told: Mapping[int, float], seen: Mapping[int, float], rates: Mapping[int, float]) -> float:
+    dearest = max(_rate(plan, number) for number in range(max(1, len(plan.choices))))  # of one that no record tells of
+    return sum(
+        max(told.get(number, 0.0), seen.get(number, 0.0)) * rates.get(number, dearest) for number in {*told, *seen}
+    )
+
+
+def _at(plan: Plan, choice: int) -> Plan:
+    return plan.at(choice) if choice < len(plan.choices) else plan
+
+
+def _rate(plan: Plan, choice: int) -> float:
+    """Return how many times as much a second of a candidate's hosts costs as one of the plan's own."""
+    theirs = _at(plan, choice).affordable
+    return plan.affordable / theirs if theirs else 1.0
 
 
 def longest(plan: Plan, affordable: float = 0.0) -> float:

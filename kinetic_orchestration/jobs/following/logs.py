@@ -11,7 +11,7 @@ from typing import Any
 from kinetic_orchestration.errors import Corrupt
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.plan.records import fields_of
-from kinetic_orchestration.plan.values import Event, Glimpse, Metrics, Output, Progress
+from kinetic_orchestration.plan.values import Event, Glimpse, Intent, Metrics, Output, Progress
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.report import frames
@@ -29,10 +29,11 @@ class LogReader:
 
     __slots__ = ("_attempt", "_hosts", "_job_id", "_store")
 
-    def __init__(self, job: Job, attempt: int) -> None:
+    def __init__(self, job: Job, attempt: int, intent: Intent | None = None) -> None:
+        """`intent`: that of the attempt, if it was read already."""
         self._store = job.store
         self._job_id = job.job_id
-        self._hosts = job.policy.hosts
+        self._hosts = job.policy_of(attempt, intent).hosts
         self._attempt = attempt
 
     def read(self, positions: Positions, seen: Glimpse | None = None) -> Iterator[tuple[list[Event], Positions]]:

@@ -15,7 +15,7 @@ from kinetic_orchestration.protocol import names, wire
 
 def glimpse(job: Job, attempt: int, cache: AttemptCache | None = None, poll: Poll | None = None) -> Glimpse:
     """Look at an attempt. Raises Corrupt if its verdict has to be signed and is not."""
-    seen = look(job.store, job.backend, job.job_id, attempt, job.policy.hosts, cache=cache, poll=poll)
+    seen = look(job.store, job.backend, job.job_id, attempt, job.policy, cache=cache, poll=poll)
     if seen.verdict is not None:
         check_seal(job, attempt, seen.verdict)
     return seen
@@ -57,7 +57,7 @@ def doubt_of_value(job: Job, outcome: Outcome) -> str:
         return job.doubt
     if is_sealed(job):
         return ""
-    plan, verdict = job.plan(), outcome.verdict
+    plan, verdict = job.plan_of(outcome.attempt), outcome.verdict
     if outcome.status is JobStatus.SUCCEEDED:
         role, value = names.VALUE, verdict.digest
     else:

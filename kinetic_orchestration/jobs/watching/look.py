@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kinetic_orchestration.jobs.lifecycle import Policy
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.decode import (
     interned,
@@ -28,7 +29,7 @@ def look(
     backend: Backend,
     job_id: str,
     attempt: int,
-    hosts: int,
+    policy: Policy,
     *,
     cache: AttemptCache | None = None,
     poll: Poll | None = None,
@@ -40,11 +41,12 @@ def look(
     again.
     """
     if store.metered:
-        return _look_with_few_requests(store, backend, job_id, attempt, hosts, cache or AttemptCache(), poll)
+        return _look_with_few_requests(store, backend, job_id, attempt, policy, cache or AttemptCache(), poll)
     now = store.now()
     promised = store.read(names.intent(job_id, attempt))
     intent = None if promised is None else (cache or AttemptCache()).cached_intent(promised, backend, job_id, attempt)
     beats, ages, devices = [], [], cache is None or cache.wants_devices
+    hosts = policy.of(intent).hosts
     for host in range(hosts if intent is not None else 0):
         record = store.read(names.beat(job_id, attempt, host))
         beats.append(None if record is None else read_beat(record.data, devices=devices))
@@ -58,13 +60,13 @@ def look(
     done = 0
     if verdict is not None:
         if verdict.updated > now and once_more:
-            return look(store, backend, job_id, attempt, hosts, cache=cache, once_more=False)
+            return look(store, backend, job_id, attempt, policy, cache=cache, once_more=False)
         done = sum(store.read(names.host(job_id, attempt, host, "done.json")) is not None for host in range(hosts))
     return _glimpse(job_id, attempt, now, intent, verdict, cancel, observation, beats, ages, done)
 
 
 def _look_with_few_requests(
-    store: Store, backend: Backend, job_id: str, attempt: int, hosts: int, cache: AttemptCache, poll: Poll | None
+    store: Store, backend: Backend, job_id: str, attempt: int, policy: Policy, cache: AttemptCache, poll: Poll | None
 ) -> Glimpse:
     """Look in the same order as `look`, with no more requests than there is news."""
     intent = cache.intent_of_attempt(store, backend, job_id, attempt)
@@ -90,7 +92,7 @@ def _look_with_few_requests(
         cache.absent_last = now
     told = {signal.name: signal for signal in poll.signals.get(job_id, ())}
     beat_of = len(names.beats_of(job_id))
-    promised = range(hosts if intent is not None else 0)
+    promised = range(policy.of(intent).hosts if intent is not None else 0)
     signals = [told.get(names.beat(job_id, attempt, host)[beat_of:]) for host in promised]
     beats: tuple[Beat | None, ...] = interned(
         tuple(signal.said if signal is not None and isinstance(signal.said, Beat) else None for signal in signals)
@@ -105,7 +107,7 @@ def _look_with_few_requests(
         cache.verdict = store.read(names.verdict(job_id, attempt))
         cache.signature, cache.read_at = signature, now
         if cache.verdict is not None and cache.verdict.updated > now:  # the poll is older than what ended it
-            return _look_with_few_requests(store, backend, job_id, attempt, hosts, cache, None)
+            return _look_with_few_requests(store, backend, job_id, attempt, policy, cache, None)
     done = sum(beat is not None and beat.state == wire.DONE for beat in beats)
     seen = _glimpse(job_id, attempt, now, intent, cache.verdict, cache.cancel, observation, beats, ages, done)
     return seen._replace(since=cache.present_since, shown=cache.present_last, charged=cache.charged_since)

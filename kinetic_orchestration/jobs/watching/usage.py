@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import Corrupt
@@ -64,6 +63,7 @@ class Stay:
     productive: float
     took: Took = field(default=Took(), compare=False)  # what the time that was held went to
     shown: int = 1  # its number as people count them; 0: not known
+    choice: int = 0  # the number of the candidate of its plan
 
     @property
     def had_hosts(self) -> bool:
@@ -103,16 +103,21 @@ def estimate_of(
     *,
     charged: bool = True,
 ) -> Estimate:
-    """Estimate the cost of the attempts, each in its zone. `charged`: the backend's hosts cost money."""
-    uncharged = plan.emulated or not charged
-    of = partial(
-        estimate, plan.purchase, overrides=prices, uncharged=uncharged, listed=listed,
-        service=plan.traits.service if plan.traits.options is Compute else "",
-    )  # fmt: skip
-    parts = [of(stay.ready, zone=stay.zone) for stay in found if stay.had_hosts]
+    """Estimate the cost of the attempts, each of its candidate and in its zone. `charged`: the backend's hosts cost
+    money."""
+
+    def of(seconds: float, zone: str, choice: int) -> Estimate:
+        one = plan.at(choice) if choice < len(plan.choices) else plan
+        return estimate(
+            one.purchase, seconds, zone=zone, overrides=prices, uncharged=one.emulated or not charged, listed=listed,
+            service=one.traits.service if one.traits.options is Compute else "",
+        )  # fmt: skip
+
+    parts = [of(stay.ready, stay.zone, stay.choice) for stay in found if stay.had_hosts]
     held = [(stay.queued, stay.ready, stay.took) for stay in found]
+    last = found[-1] if found else Stay(0, "", 0.0, 0.0, 0.0)
     return together(
-        parts or [of(0.0, zone=found[-1].zone if found else "")],
+        parts or [of(0.0, last.zone, last.choice)],
         attempts=max([len(parts), *(stay.shown for stay in found)]),
         queued=sum(stay.queued for stay in found),
         ready=ready_seconds(found),
@@ -161,7 +166,7 @@ def _stay(store: Store, job_id: str, number: int, times: attempts.Times) -> Stay
     verdict = store.read(names.verdict(job_id, number))
     unplaced = verdict is not None and verdict_at(verdict.data, names.verdict(job_id, number)).unplaced
     shown = 0 if intent.before is None or unplaced else lifecycle.count(number, intent.before.spent)
-    return replace(_stay_of(store, job_id, number, intent, times, verdict), shown=shown)
+    return replace(_stay_of(store, job_id, number, intent, times, verdict), shown=shown, choice=intent.choice)
 
 
 def _stay_of(

@@ -64,7 +64,13 @@ def for_host(lines: Iterable[str], slice_: Slice, *, emulated: bool, driver: int
 def check_lock(names: Iterable[str], slice_: Slice, *, emulated: bool, where: str) -> None:
     """A lock that is used as it is must have been made for the slice."""
     there = {canonicalize_name(name) for name in names}
-    builds = for_host(sorted(there), slice_, emulated=emulated)
+    try:
+        builds = for_host(sorted(there), slice_, emulated=emulated)
+    except ConflictingSettings as error:
+        raise ConflictingSettings(
+            f"{where} is used as it is, and {str(error).partition(': leave it out')[0]}: a lock serves one kind of "
+            "hardware. Name requirements instead, from which each gets its own, or hardware of one kind"
+        ) from error
     missing = [name for name in builds.needed if there.isdisjoint(name.split("|"))]
     if missing:
         raise ConflictingSettings(
@@ -89,13 +95,13 @@ def check_cuda(entries: Iterable[str], slice_: Slice, driver: int) -> None:
     if slice_.kind != "gpu" or not found or not _lacks_cuda_13(slice_, driver):
         return
     if slice_.generation in _BEFORE_TURING:
-        why, else_ = f"CUDA 13, which begins with the T4, has no code for {slice_.name}", "take another accelerator"
+        why, cure = f"CUDA 13, which begins with the T4, has no code for {slice_.name}", "take another accelerator"
     else:
         why = f"CUDA 13 needs driver {_DRIVER_OF_CUDA_13} or later, while the image that was asked for has {driver}"
-        else_ = "leave out the image"
+        cure = "leave out the image"
     raise ConflictingSettings(
         f"the requirements bring {found}, and {why}: name builds for CUDA 12, as torch<2.11 and jax[cuda12] are, or "
-        f"{else_}"
+        f"{cure}"
     )
 
 

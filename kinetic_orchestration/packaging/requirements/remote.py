@@ -27,6 +27,7 @@ from kinetic_orchestration.packaging.requirements import installed, locks
 from kinetic_orchestration.packaging.requirements.resolution import here
 from kinetic_orchestration.packaging.source import imports
 from kinetic_orchestration.packaging.source.ignore import DEFAULT_FOLDERS
+from kinetic_orchestration.plan.declare.choices import naming
 from kinetic_orchestration.plan.messages import OURS, warn
 
 MOST_FOLDERS = 20_000  # that are searched for a module
@@ -44,9 +45,9 @@ class Code(NamedTuple):
     names_program: bool = False  # the first of `starts` is the file that a command runs
 
 
-def environment(
+def environments(
     requirements: locks.File | Sequence[str] | None,
-    hosts: locks.Hosts,
+    each: Sequence[locks.Hosts],
     *,
     image: str,
     code: Code,
@@ -54,21 +55,31 @@ def environment(
     cache: Path,
     python: str | None,
     first_party: Sequence[FirstParty],
-) -> locks.Environment:
+) -> dict[locks.Hosts, locks.Environment]:
+    """The environment of each kind of hosts. The code's imports are read once for all of them."""
     if requirements is None and image:
-        return locks.Environment("image", python or here().version, "")
-    pins: list[str] = []
+        return dict.fromkeys(each, locks.Environment("image", python or here().version, ""))
+    names: dict[str, imports.Import] = {}
+    committed: Path | None = None
     if requirements is None:
         names = _imported(code, first_party, environ)
-        requirements, pins = _needed(names, hosts, first_party)
-        if code.root is not None and (lock := code.root / locks.LOCK_FILE).is_file():
-            _check_covers(lock, requirements, first_party)
-            requirements = lock
+        if code.root is not None and (code.root / locks.LOCK_FILE).is_file():
+            committed = code.root / locks.LOCK_FILE
         else:
             _warn_of_missing(names, code)
-    return locks.locked_for(
-        requirements, hosts, environ=environ, cache=cache, python=python, first_party=first_party, pins=pins
-    )
+    found = {}
+    for hosts in each:
+        asked, pins = requirements, list[str]()
+        if asked is None:
+            asked, pins = _needed(names, hosts, first_party)
+            if committed is not None:
+                _check_covers(committed, asked, first_party)
+                asked = committed
+        with naming(hosts.slice.name, each):
+            found[hosts] = locks.locked_for(
+                asked, hosts, environ=environ, cache=cache, python=python, first_party=first_party, pins=pins
+            )
+    return found
 
 
 def needed(

@@ -48,6 +48,8 @@ def valid_for(plan: Plan, intent: Intent) -> float:
 
 
 def _elsewhere(plan: Plan, placement: Mapping[str, Any]) -> bool:
+    if plan.choices:  # whoever chose it knew whether another candidate is left
+        return bool(placement.get("patience", True))
     return not plan.cloud.get("reservation") and len(plan.zones) > 1 + len(placement.get("dropped", ()))
 
 

@@ -176,12 +176,12 @@ class KubernetesBackend:
         if previous is not None:
             before = _place(previous.placement["zone"], previous.placement.get("queue", ""))
             past = previous._replace(placement={**previous.placement, "zone": before})
-            is_over = any(words in previous.reason for words in NEVER_AGAIN)
-            refusal = places.Refusal(gone=(before,) if is_over else ())
             seed = f"{job_id}-{attempt}"
-            choice = places.following(tuple(among), past, seed, refusal, patience=plan.zone_patience)
+            choice = places.following(
+                tuple(among), past, seed, self.refusal(plan, previous), patience=plan.zone_patience
+            )
         zone, queue = among[choice.place]
-        others = len(among) > 1 + len(choice.dropped)
+        others = bool(plan.choices) or len(among) > 1 + len(choice.dropped)
         return {
             "backend": self.kind,
             "project": plan.project,
@@ -194,11 +194,17 @@ class KubernetesBackend:
             **places.history(choice, previous),
         }
 
+    def refusal(self, plan: Plan, past: Past) -> places.Refusal:
+        is_over = any(words in past.reason for words in NEVER_AGAIN)
+        place = _place(past.placement["zone"], past.placement.get("queue", ""))
+        return places.Refusal(gone=(place,) if is_over else ())
+
     # ---- the create call
 
     def submit(self, asked: Submission) -> str:
         placement = asked.intent.placement
-        elsewhere = wire.STOCKOUT if len(_places(asked.plan)) > 1 else wire.CONFIGURATION  # of a place that is no more
+        others = bool(asked.plan.choices) or len(_places(asked.plan)) > 1
+        elsewhere = wire.STOCKOUT if others else wire.CONFIGURATION  # of a place that is no more
         try:
             api, where = self._api(placement), _namespace(placement)
         except ClusterGone as error:
@@ -272,7 +278,8 @@ class KubernetesBackend:
             return observation._replace(state=GONE, cause=why.cause) if lasts else observation
         self._ends(placement["name"])
         patience = float(placement.get("patience") or 0.0)
-        waits = observation.state in (QUEUED, PROVISIONING) and not _is_asked_for(seen)
+        waits = observation.state in (QUEUED, PROVISIONING)
+        waits = waits and ("choice" in placement or not _is_asked_for(seen))  # another choice may come sooner
         if patience and waits and states.waited(seen) > patience:
             told = f"nothing became free within {patience:g} s; {observation.message}"
             return observation._replace(state=GONE, cause=wire.STOCKOUT, message=told)

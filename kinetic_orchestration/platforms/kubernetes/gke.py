@@ -198,7 +198,7 @@ _EVERYBODY = {"allUsers", "allAuthenticatedUsers"}
 
 
 class Identity(NamedTuple):
-    """Who the pods of a service account are to Google.
+    """The identity of a service account's pods to Google.
 
     https://cloud.google.com/kubernetes-engine/docs/concepts/workload-identity#principal-id-examples
     """

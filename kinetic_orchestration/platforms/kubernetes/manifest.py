@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.plan.configuration import cluster_names
-from kinetic_orchestration.plan.declare import resource_labels
+from kinetic_orchestration.plan.configuration import cluster_names, resource_labels
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.hardware.nodes import Node
 from kinetic_orchestration.plan.values import Plan

@@ -310,6 +310,7 @@ class LocalBackend:
             attempt=intent.attempt,
             host=host,
             hosts=plan.slice.hosts,
+            choice=intent.choice,
             spec=spec_digest,
             boot=f"{intent.boot}/{host}",
             run=run,

@@ -1,4 +1,4 @@
-"""How the API server of a cluster is reached, and as whom: one frozen value, whoever found it.
+"""Access to the API server of a cluster, and the identity there: one frozen value, whoever found it.
 
 It knows neither where the value comes from (a kubeconfig, a pod, a cloud's API) nor what is asked with it.
 """
@@ -64,7 +64,7 @@ class Binding(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """Who may do what with a resource of Google, by itself: what its project grants is not in it."""
+    """The grants on a resource of Google itself, without those of its project."""
 
     bindings: tuple[Binding, ...] = ()
     absent: bool = False  # there is no such resource

@@ -34,6 +34,7 @@ def orders_of(asked: Submission) -> dict[str, Any]:
         "python": _python_ahead(plan, staged),
         "emulated": plan.emulated,
         **({"processes": plan.processes} if plan.processes > 1 else {}),
+        **({"choice": intent.choice} if intent.choice else {}),
         **({"gpus": _gpus(plan)} if _gpus(plan) else {}),
         **({"key": asked.key} if asked.key else {}),
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from kinetic_orchestration.plan.declare import resource_labels
+from kinetic_orchestration.plan.configuration import resource_labels
 from kinetic_orchestration.plan.values import Intent, Plan
 
 LABELS_LIMIT = 64

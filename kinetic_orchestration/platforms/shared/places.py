@@ -1,6 +1,7 @@
 """The place in which an attempt requests its hosts, and the wait before: pure, from the end of the previous attempt.
 
-A place is a zone of a cloud or a cluster. Places are tried in the given order. After a stockout the next place follows;
+A place is a zone of a cloud or a cluster; for a job that may get its hosts in several ways, each of them in each place
+is one (`capacity/choosing.py`). Places are tried in the given order. After a stockout the next place follows;
 one without quota or permission is not tried again. After a whole round without capacity comes a wait, longer each time.
 An attempt that had its hosts starts in their place, with a new round.
 """
@@ -8,7 +9,7 @@ An attempt that had its hosts starts in their place, with a new round.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import NoPlace
@@ -27,7 +28,7 @@ JITTER = 0.25
 
 
 class Refusal(NamedTuple):
-    """What the answer of the previous place means for the next choice."""
+    """The meaning of the previous place's answer for the next choice."""
 
     later: bool = False  # the same call, later: only its rate is limited
     gone: tuple[str, ...] = ()  # places that are never tried again
@@ -59,6 +60,8 @@ def following(
     *,
     patience: float = 0.0,
     stay: bool = False,
+    leave: bool = False,
+    told: Callable[[str], str] = str,
 ) -> Choice:
     """Return the place after `past`.
 
@@ -69,15 +72,19 @@ def following(
         refusal: What the answer of the attempt's place means.
         patience: How long one place is worth waiting for; a first wait is never longer. 0: no bound.
         stay: The hosts can be had in their one place only, as with a reservation.
+        leave: The place that lost its hosts comes after all others.
+        told: Returns a place as users know it.
 
     Raises:
         NoPlace: No place is left.
     """
     before = _before(past)
     if past.cause not in WITHOUT_HOSTS:
-        if before.place in places:
+        others = [place for place in places if place not in (before.place, *before.dropped)]
+        if before.place in places and not (leave and others):
             return Choice(before.place, dropped=before.dropped)
-        return _next(places, before._replace(rounds=0), past.reason, seed, patience)
+        tried = () if leave else before.tried
+        return _next(places, before._replace(rounds=0, tried=tried), past.reason, seed, patience, told)
     if refusal.later:
         return before._replace(wait=_jittered(RATE_PAUSE, seed))
     if past.cause == wire.INTERNAL and before.tries < TWICE:
@@ -87,7 +94,7 @@ def following(
         raise NoPlace(f"there is no other place for a reservation's slice: {past.reason}")
     new = tuple(place for place in refusal.gone if place not in before.dropped)
     before = before._replace(dropped=(*before.dropped, *new))
-    return _next((before.place,) if stay else places, before, past.reason, seed, patience)
+    return _next((before.place,) if stay else places, before, past.reason, seed, patience, told)
 
 
 def history(choice: Choice, previous: Past | None) -> dict[str, Any]:
@@ -121,11 +128,14 @@ def _before(past: Past) -> Choice:
     )
 
 
-def _next(places: Sequence[str], before: Choice, reason: str, seed: str, patience: float) -> Choice:
+def _next(
+    places: Sequence[str], before: Choice, reason: str, seed: str, patience: float, told: Callable[[str], str]
+) -> Choice:
     """The next place in the order that this round has not tried; else the first one again, after a wait."""
     left = [place for place in places if place not in before.dropped]
     if not left:
-        raise NoPlace(f"no place is left to try of {', '.join(places)}; of the last one the answer was: {reason}")
+        named = ", ".join(map(told, places))
+        raise NoPlace(f"no place is left to try of {named}; of the last one the answer was: {reason}")
     tried = (*before.tried, before.place)
     at = places.index(before.place) + 1 if before.place in places else 0
     order = [place for place in (*places[at:], *places[:at]) if place in left]

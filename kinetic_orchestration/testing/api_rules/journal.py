@@ -25,17 +25,17 @@ class Exchange(NamedTuple):
     face: str
     """rest, storage, grpc, or kubernetes: of the last, each change that a watch is told is an exchange of its own."""
     method: str
-    """Of HTTP; over gRPC empty."""
+    """The method of HTTP; empty over gRPC."""
     target: str
     """The path and the query; over gRPC the full name of the method."""
     status: int
-    """Of HTTP; over gRPC the code of google.rpc. LOST: no answer came, or a part of it."""
+    """The status of HTTP, or over gRPC the code of google.rpc. LOST: no answer came, or a part of it."""
     request: bytes
     request_type: str
     answer: bytes
     answer_type: str
     planted: tuple[str | int, ...] = ()
-    """What a test put into the answer: PLANTED, all of it; or a number that is no value of an enum."""
+    """The part of the answer that a test put there: PLANTED, all of it; or a number that is no value of an enum."""
 
 
 # Whether the answer that this thread is about to give is a test's own.

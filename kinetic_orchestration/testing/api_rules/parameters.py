@@ -20,7 +20,7 @@ _SCRIPT = "text/javascript; charset=UTF-8"
 _NAMES = frozenset(
     {
         *("alt", "fields", "prettyPrint", "callback", "access_token", "oauth_token"),
-        *("key", "quotaUser", "userIp", "upload_protocol", "uploadType"),  # which change nothing here
+        *("key", "quotaUser", "userIp", "upload_protocol", "uploadType"),  # all but the first change nothing here
     }
 )
 _ERROR_FORMAT = "$.xgafv"
@@ -37,6 +37,7 @@ class Parameters(NamedTuple):
     callback: str = ""
     error_format: str = "2"
     token: str = ""
+    key: str = ""  # of an API
 
     def check(self, *, bytes_too: bool = False) -> None:
         """Raise Refusal for what is not served; `bytes_too` where an object's bytes can be asked for."""
@@ -105,4 +106,5 @@ def taken(query: Iterable[tuple[str, str]], headers: Mapping[str, str]) -> tuple
         callback=said.get("callback", ""),
         error_format=said.get(_ERROR_FORMAT, "2"),
         token=said.get("access_token") or said.get("oauth_token", ""),
+        key=headers.get("x-goog-api-key") or said.get("key", ""),
     ), rest

@@ -51,7 +51,7 @@ class Binding(NamedTuple):
 
 @dataclass(frozen=True)
 class Policy:
-    """Who has which role on one resource."""
+    """The members of each role on one resource."""
 
     bindings: tuple[Binding, ...] = ()
 

@@ -170,6 +170,30 @@ def api_disabled(service: str, project: str) -> Refusal:
     )
 
 
+def key_invalid(service: str) -> Refusal:
+    return Refusal(
+        3, "API key not valid. Please pass a valid API key.",
+        _info("API_KEY_INVALID", domain="googleapis.com", service=service),
+    )  # fmt: skip
+
+
+def key_of_other_services(service: str, method: str, project: str) -> Refusal:
+    return Refusal(
+        7,
+        f"Requests to this API {service} method {method} are blocked.",
+        _info("API_KEY_SERVICE_BLOCKED", service=service, methodName=method, consumer=f"projects/{project}"),
+    )
+
+
+def key_of_other_addresses(service: str, project: str) -> Refusal:
+    return Refusal(
+        7,
+        "The provided API key has an IP address restriction. The originating IP address of the call (127.0.0.1) "
+        "violates this restriction.",
+        _info("API_KEY_IP_ADDRESS_BLOCKED", service=service, consumer=f"projects/{project}"),
+    )
+
+
 def service_controls(project: str, event: str = "emulated") -> Refusal:
     return Refusal(
         7,

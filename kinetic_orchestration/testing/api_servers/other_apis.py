@@ -15,6 +15,7 @@ from typing import NamedTuple
 from kinetic_orchestration.testing.api_rules import filters, refusals
 from kinetic_orchestration.testing.api_rules.refusals import Refusal
 from kinetic_orchestration.testing.api_servers import billing_skus
+from kinetic_orchestration.testing.api_servers.api_keys import ApiKeys
 from kinetic_orchestration.testing.api_servers.service_accounts import ServiceAccounts
 from kinetic_orchestration.testing.model.cloud import Cloud
 from kinetic_orchestration.testing.model.faults import Caller
@@ -86,6 +87,7 @@ class OtherApis:
         self._cloud = cloud
         self._clock = clock
         self.accounts = ServiceAccounts(clock, sign)
+        self.keys = ApiKeys()
         self._secrets: dict[str, _Secret] = {}
         self._clusters: dict[str, tuple[Json, Callable[[], Json]]] = {}
         self.skus = billing_skus.skus()
@@ -104,7 +106,7 @@ class OtherApis:
 
     def _go(self, route: _Route, asked: Request) -> Json:
         with self._cloud.meeting(route.verb, "", asked.name, asked.caller), self._cloud.changed:
-            self._cloud.demand_service(route.service, asked.project)
+            self._cloud.demand_service(route.service, asked.project or asked.caller.project)
             if route.permission:
                 self._cloud.demand(route.permission, asked.name, asked.caller)
             return route.act(self, asked)

@@ -238,6 +238,8 @@ class RestServer:
         try:
             said.check()
             caller = _caller(headers.get("authorization") or f"Bearer {said.token}")
+            if said.key:
+                caller = caller._replace(project=self.neighbours.keys.project_of(said.key, path))
             return 200, said.page(self._found(method, path, said, query, body, caller)), said.kind
         except Refusal as refusal:
             refused = compute_api.refused(path, refusal)

@@ -1,4 +1,4 @@
-"""What every store and every backend must do, as classes of pytest's that the author of one inherits.
+"""Contracts of every store and every backend, as classes of pytest's that the author of one inherits.
 
 The test session of an author collects these classes, so their assertions tell what they compared as a test's own do.
 """

@@ -84,7 +84,7 @@ class Held:
 
 
 class BackendContract:
-    """What a backend does, whatever its platform.
+    """The contract of a backend, whatever its platform.
 
     Attributes:
         backend: Its name.

@@ -100,7 +100,7 @@ class Crew:
 
 
 class RecordsContract:
-    """What the records of a store do, for clients and for hosts, which read them by code of their own.
+    """The contract of a store's records, for clients and for hosts, which read them by code of their own.
 
     Attributes:
         opener: The function that opens them, as `module:name`.
@@ -521,7 +521,7 @@ class RecordsContract:
 
 
 class StoreContract(RecordsContract):
-    """What a store does: all that its records do, and what only a client asks of it."""
+    """The contract of a store: that of its records, and of calls that only a client makes."""
 
     def test_several_objects_are_read_as_each_of_them(self, store: Store) -> None:
         for n in range(20):

@@ -50,6 +50,7 @@ class Caller(NamedTuple):
     node: str = ""  # of an account: its name in policies
     worker: int = 0
     members: tuple[str, ...] = ()  # of an account: all names that it has in policies
+    project: str = ""  # that the call counts against, by an API key
 
 
 CLIENT = Caller()

@@ -66,7 +66,7 @@ class Fault(NamedTuple):
     after: bool = False
     """The server is asked all the same; only its answer is replaced."""
     cut: int | None = None
-    """Of the answer's body, only so many bytes arrive."""
+    """The number of bytes of the answer's body that arrive."""
     garbled: bool = False
     """Its first byte is another one."""
 

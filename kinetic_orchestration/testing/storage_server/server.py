@@ -47,7 +47,7 @@ VERBS: Final = {
     "insert": "A", "list": "A", "compose": "A", "copy": "A", "patch": "A", "bucket": "A",
     "get": "B", "stat": "B", "policy": "B", "delete": "free", "chunk": "free", "other": "free",
 }  # fmt: skip
-"""What a request does, and the class by which it is charged (https://cloud.google.com/storage/pricing)."""
+"""The operation of a request, and the class by which it is charged (https://cloud.google.com/storage/pricing)."""
 
 PERMISSIONS: Final = {
     "insert": "storage.objects.create",

@@ -305,6 +305,18 @@ def test_a_handle_that_travels_knows_its_place_in_its_batch() -> None:
     assert batch.results(timeout=PATIENCE) == [7, 7]
 
 
+def test_a_key_of_a_job_that_goes_on_with_another_choice_says_so(tmp_path: Path) -> None:
+    flag = str(tmp_path / "other")
+    first = kinetic.run(accelerator=["cpu", "cpu:2"], key="choice")(until.__kinetic_function__).run_async(flag)
+    told = rf"{first.job_id}.* hardware cpu or cpu:2, not cpu:2 or cpu.* give another key"
+    with pytest.warns(UserWarning, match=told):
+        turned = kinetic.run(accelerator=["cpu:2", "cpu"], key="choice")(until.__kinetic_function__).run_async(flag)
+    with pytest.warns(UserWarning, match=rf"{first.job_id}.* order order, not price.* another"):
+        kinetic.run(accelerator=["cpu", "cpu:2"], by="price", key="choice")(until.__kinetic_function__).run_async(flag)
+    Path(flag).touch()
+    assert turned.job_id == first.job_id and turned.result(timeout=PATIENCE) == "done"
+
+
 def test_a_key_of_a_job_that_goes_on_with_another_slice_says_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

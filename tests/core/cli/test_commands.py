@@ -20,7 +20,11 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.handle import JobHandle
+from kinetic_orchestration.api.opening import place_of
+from kinetic_orchestration.capacity import records
+from kinetic_orchestration.capacity.facts import FactKey
 from kinetic_orchestration.cli import COMMANDS, main
+from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.protocol.system import processes
 from tests.support.terminals import read_out
 from tests.support.waits import wait_until
@@ -246,7 +250,7 @@ def test_ids_and_numbers_are_whole_on_a_narrow_terminal(home: Path) -> None:
         shown = read_out(ours)
         assert command.wait(PATIENCE) == 0
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
-    assert re.fullmatch(r"v3-512 +512 +16x32 +128 +v3-1024 +tpu-vm, gke +32 GiB +\$1,024\.00", lines[13].strip())
+    assert re.fullmatch(r"v3-512 +512 +16x32 +128 +v3-1024 +tpu-vm, gke +32 GiB +-", lines[13].strip())
     assert lines[0].split()[:3] == ["name", "chips", "topology"]  # no empty line above
 
 
@@ -565,6 +569,23 @@ def test_reap_names_what_it_would_remove_and_then_removes_it(
     assert ko("status", job.job_id).code == 3
 
 
+def test_capacity_shows_what_jobs_met_lately_and_what_follows_from_it(ko: Ko, home: Path) -> None:
+    assert "no attempt of this deployment" in ko("capacity").err
+    store, _, _ = place_of()
+    now, key = store.now(), FactKey("tpu-vm", "us-east5-a", "v6e", 16, "spot")
+    for number, (outcome, ago) in enumerate((("got", 900.0), ("stockout", 250.0), ("stockout", 240.0))):
+        records.learn(store, key, outcome, now - ago, f"job-{number}-1")
+    records.learn(store, key._replace(place="europe-west4-a"), "got", now - 3600, "job-9-1")
+    heading, old, row = ko("capacity").out.splitlines()
+    assert heading.split() == ["PLACE", "HARDWARE", "BOUGHT", "LATELY", "STATE", "WHY"]
+    assert old.endswith("unknown   too long ago to say anything")
+    assert " ".join(row.split()) == (
+        "us-east5-a v6e-16 spot got, 2 × stockout stockout stockout 4 min ago, seen by 2 jobs"
+    )
+    (_, fact) = ko("capacity", "--json").json["facts"]
+    assert (fact["place"], fact["size"], fact["state"], len(fact["attempts"])) == ("us-east5-a", 16, "stockout", 3)
+
+
 def test_cost_adds_up_and_says_what_uncharged_jobs_would_cost(ko: Ko, home: Path) -> None:
     assert "no job was made" in ko("cost").err
     ended(add.run_async(1, 2))
@@ -598,6 +619,72 @@ def test_cost_of_one_job_tells_what_it_took_and_would_have_cost(ko: Ko, home: Pa
     row = ko("cost", "--jobs").out.splitlines()[1]
     assert row.startswith(f"{job.job_id}  speak  v5e-16")
     assert ko("cost", "nosuchjob").code == 3
+
+
+def test_cost_adds_up_each_pipeline_and_month_beside_its_budget(
+    ko: Ko, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "no job was made since the beginning of " in ko("cost", "--by", "pipeline").err
+    ended(add.run_async(1, 2))
+    ended(speak.run_async())
+    monkeypatch.setenv("KINETIC_BUDGETS", "add=2USD,*=5USD:warn,later=$7,total=9")
+    shown = ko("cost", "--by", "pipeline", "--jobs").out.splitlines()
+    heading = next(line for line in shown if line.startswith("MONTH"))
+    assert heading.split() == (
+        ["MONTH", "PIPELINE", "JOBS", "UNCHARGED", "READY", "CHIP-HOURS", "COST", "BUDGET", "USED"]
+    )  # fmt: skip
+    rows = {line.split()[1]: line for line in shown[shown.index(heading) + 1 :]}
+    assert set(rows) == {"add", "speak", "later", "total"}
+    assert re.search(r" 1 +1 .* \$0\.00 +\$2\.00, refuse +\$0\.00 \(0%\)$", rows["add"])
+    assert "$5.00, warn" in rows["speak"] and "$7.00, refuse" in rows["later"]
+    assert re.search(r"total +2 +2 .*\$9\.00, refuse", rows["total"])
+    told = ko("cost", "--by", "pipeline", "--json").json["pipelines"]
+    found = {row["pipeline"]: row for row in told}
+    assert found["total"]["budget"] == {
+        "usd": 9.0, "action": "refuse", "spent_usd": 0.0, "jobs": 0, "unpriced": 0, "used": 0.0
+    }  # fmt: skip
+    assert found["add"]["jobs"] == 1
+    monkeypatch.setenv("KINETIC_BUDGETS", "")
+    assert [row["budget"] for row in ko("cost", "--by", "pipeline", "--json").json["pipelines"]] == [None, None]
+
+
+def test_reap_forgets_what_pipelines_spent_long_ago(ko: Ko, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ended(add.run_async(1, 2))._job.store
+    old, new = (f"budgets/{month}/total/ledger.json" for month in ("2020-01", "2999-01"))
+    for name in (old, new):
+        store.put(name, b"{}")
+    assert not [item for item in ko("reap", "--json").json["reaped"] if item["what"] == "budgets"], "nobody has any"
+    monkeypatch.setenv("KINETIC_BUDGETS", "total=9")
+    for words in (["--dry-run"], []):
+        [item] = [item for item in ko("reap", "--json", *words).json["reaped"] if item["what"] == "budgets"]
+        assert (item["name"], item["why"]) == ("1 records", "of months more than 400d ago")
+        assert (store.read(old) is not None) is bool(words)
+    assert store.read(new) is not None
+
+
+def test_a_budget_in_another_currency_is_refused_by_every_command(
+    ko: Ko, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_BUDGETS", "retrain=500EUR")
+    for words in (["cost"], ["jobs"]):
+        refused = ko(*words)
+        assert refused.code == 2
+        assert "budgets are in US dollars" in refused.err and "write retrain=500USD" in refused.err
+    with pytest.raises(UsageError, match="write retrain=500USD"):
+        add.run_async(1, 2)
+
+
+def test_what_runs_on_this_machine_foresees_nothing_unless_its_limits_do(ko: Ko, home: Path) -> None:
+    ended(add.run_async(1, 2))
+    refused = ko("cost", "--forecast", "add", "--every", "1d")
+    assert refused.code == 2 and "add has no run in the last 90d that was charged for" in refused.err
+    for words, said in (
+        (["add"], "needs a schedule"), (["add", "--every", "1d", "--by", "pipeline"], "leave out the job"),
+        (["add", "--cron", "61 * * * *"], "minute '61' is none"),
+    ):  # fmt: skip
+        refused = ko("cost", "--forecast", *words)
+        assert refused.code == 2 and said in refused.err
+    assert "the schedule of a --forecast" in ko("cost", "--every", "1d").err
 
 
 # ---- plan, lock --------------------------------------------------------------------------------------------
@@ -691,6 +778,65 @@ def test_plan_of_gpus_is_that_of_vms_and_needs_no_zone_yet(home: Path, project: 
     assert re.search(r"^backend +compute \(GPUs have no Cloud TPU API; backend='gke' with a cluster", shown.out, re.M)
     assert re.search(r"^zones +your-zone$", shown.out, re.M) and "g2-standard-48" in shown.out
     assert "no zone is named (KINETIC_ZONES): your-zone stands for one here, and a job needs one" in shown.err
+
+
+CHOICE = """
+import kinetic_orchestration as kinetic
+
+@kinetic.run(accelerator=["v6e-16", "v5p-16", kinetic.Gpu("h100", 8)], regions=["us-east5", "europe-west4"],
+             capacity=["flex-start", "spot", "on-demand"])
+def train():
+    pass
+
+@kinetic.run(accelerator=["v5e-4", "v5e-8"])
+def small():
+    pass
+
+@kinetic.run(accelerator=["v6e-16", "v5p-16", kinetic.Gpu("h100", 8)], regions=["us-east5"], by="price")
+def cheap():
+    pass
+"""
+
+
+def test_plan_shows_the_choices_in_the_order_in_which_they_are_tried(home: Path, project: Path) -> None:
+    (project / "choice.py").write_text(CHOICE, encoding="utf-8")
+    nobody = {**CLOUD, "GOOGLE_APPLICATION_CREDENTIALS": str(home / "none")}
+    shown = real("plan", "choice.py:train", **nobody)
+    assert shown.code == 0, shown.err
+    fields = dict(re.findall(r"^(\w[\w ]*?)  +(\S.*)$", shown.out, re.MULTILINE))
+    assert fields["accelerator"] == "one of v6e-16, v5p-16, h100x8"
+    assert (fields["backend"], fields["capacity"]) == ("compute, tpu-vm", "flex-start, spot, on-demand")
+    assert fields["choices"] == "9, tried in your order"
+    [head, *rows] = [re.split("  +", line) for line in shown.out.split("\n\n")[1].splitlines()]
+    assert head == ["CHOICE", "CHIPS", "BOUGHT", "WHERE", "AN HOUR", "WHY"]
+    assert rows[0][:4] == ["v6e-16", "16 on 4 hosts", "flex-start", "us-east5-{a,b}"] and rows[0][4].startswith("$")
+    assert rows[0][5] == "first in your order" and rows[1][5] == "number 3 in your order"
+    assert [row[:1] + row[2:4] for row in rows[4:8]] == [
+        ["h100x8", "flex-start", "us-east5-{a,b,c}"], ["h100x8", "flex-start", "europe-west4-{a,b,c}"],
+        ["v6e-16", "spot", "us-east5-{a,b}"], ["v6e-16", "spot", "europe-west4-a"],
+    ]  # fmt: skip
+    assert "regions/us-east5/instanceTemplates" in shown.out  # the request that would be the first
+    told = real("plan", "choice.py:train", "--json", **nobody).json
+    assert [len(told["plan"]["choices"]), len(told["choices"])] == [9, 33]
+    assert told["choices"][0]["place"] == "us-east5-a" and told["choices"][0]["way"] == "flex-start"
+
+
+def test_plan_puts_the_cheapest_first_and_what_has_no_known_price_last(home: Path, project: Path) -> None:
+    (project / "choice.py").write_text(CHOICE, encoding="utf-8")
+    nobody = {**CLOUD, "GOOGLE_APPLICATION_CREDENTIALS": str(home / "none"), "KINETIC_PRICES": "v5p=1,v6e=2"}
+    shown = real("plan", "choice.py:cheap", **nobody)
+    rows = [re.split("  +", line) for line in shown.out.split("\n\n")[1].splitlines()]
+    assert [(row[0], row[4]) for row in rows[1:3]] == [("v5p-16", "$16.00"), ("v6e-16", "$32.00")]
+    assert 'acceleratorType: "v5p-32"' in shown.out  # what would be requested first
+
+
+def test_plan_of_choices_on_this_machine_leaves_nothing_behind(home: Path, project: Path) -> None:
+    (project / "choice.py").write_text(CHOICE, encoding="utf-8")
+    shown = real("plan", "choice.py:small")
+    assert shown.code == 0, shown.err
+    assert re.search(r"^v5e-4 +4 on 1 host +on-demand +this machine +- +first in your order$", shown.out, re.M)
+    assert re.search(r"^v5e-8 +8 on 1 host +on-demand +this machine +- +number 2 in your order$", shown.out, re.M)
+    assert not (home / "store").exists()
 
 
 def test_plan_for_programs(home: Path, project: Path) -> None:
@@ -805,6 +951,26 @@ def test_a_plan_for_a_cluster_names_places_and_not_what_cloud_tpu_has(
     assert re.search(r"^price .* an hour while its nodes exist in prod/default \(8 × ", shown.out, re.MULTILINE)
     assert "\nv5e-8: 8 chips (2x4), 1 host × 8 chips, GKE v5e-8\n" in shown.out
     assert not {word for word in ("zone", "READY", "Cloud TPU") if word in shown.out}
+
+
+def test_a_choice_on_a_cluster_has_prices_and_is_refused_by_name(
+    ko: Ko, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"BACKEND": "gke", "PROJECT": "p", "CLUSTER": "prod", "SIGNING_KEY": "0123456789abcdef"}
+    for name, value in names.items():
+        monkeypatch.setenv(f"KINETIC_{name}", value)
+    program = "import kinetic_orchestration as kinetic\n\n@kinetic.run(accelerator={})\ndef train():\n    pass\n"
+    (tmp_path / "train.py").write_text(program.format("['v5e-8', 'v6e-8'], capacity=['spot', 'flex-start']"))
+    shown = ko("plan", str(tmp_path / "train.py"))
+    assert re.search(r"^v5e-8 +8 on 1 host +spot +prod/default +\$[\d.]+ +first in your order$", shown.out, re.M), (
+        shown.out
+    )
+    assert re.search(
+        r"^v6e-8 +8 on 1 host +flex-start +prod/default +\$[\d.]+ +number 4 in your order$", shown.out, re.M
+    )
+    (tmp_path / "train.py").write_text(program.format("['v6e-8', 'v6e-16'], capacity=['spot', 'flex-start']"))
+    refused = ko("plan", str(tmp_path / "train.py"))
+    assert "in the choice of v6e-16, flex-start: the job has 4 hosts, and flex-start gives machines" in refused.err
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,33 @@ def test_a_machine_without_an_index_builds_from_what_was_staged(
     assert [tool["new"] for tool in json.loads(capsys.readouterr().out)["tools"]] == [False, False]
 
 
+def test_wheels_of_all_choices_are_staged_each_once(
+    desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of TPUs and of GPUs, whether a file of requirements or a function with a choice is named."""
+    wheel(desk.links, "libtpu", "0.0.42")
+    wheel(desk.links, "jax_cuda12_plugin", "0.10.2")
+    extras = ["alpha", "libtpu==0.0.42 ; extra == 'tpu'", "jax-cuda12-plugin==0.10.2 ; extra == 'cuda12'"]
+    wheel(desk.links, "jax", "0.10.2", extras)
+    (tmp_path / "requirements.txt").write_text("jax\n")
+    (tmp_path / "chooses.py").write_text(
+        "import kinetic_orchestration as kinetic\n\n\n"
+        "@kinetic.run(accelerator=['v6e-4', 'v5e-4', kinetic.Gpu('l4')], requirements=['jax'])\n"
+        "def train():\n    return 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    requirements = [str(tmp_path / "requirements.txt"), "--accelerator", "v6e-4,l4"]
+    for arguments, new in ((requirements, True), (["chooses.py:train"], False)):
+        assert main(["stage-tools", "--json", "--offline", *arguments]) == 0
+        staged = json.loads(capsys.readouterr().out)["tools"][2:]
+        assert [tool["name"].partition("-")[0] for tool in staged] == ["alpha", "jax", "jax_cuda12_plugin", "libtpu"]
+        assert {tool["new"] for tool in staged} == {new}
+    assert main(["lock", "chooses.py:train"]) == 2
+    assert "the choices of chooses.py:train need locks that differ" in capsys.readouterr().err
+    assert main(["lock", "chooses.py:train", "--accelerator", "l4"]) == 0
+    assert "jax-cuda12-plugin==0.10.2" in capsys.readouterr().out
+
+
 def test_a_tool_that_was_changed_in_the_store_is_not_run(desk: Desk, tmp_path: Path) -> None:
     staged = tools.stage_uv(desk.store, desk.settings)
     marker = tmp_path / "was run"

@@ -555,3 +555,46 @@ def test_beats_of_other_versions_say_nothing_of_room_and_lack_nothing() -> None:
     assert wire.Beat.decode(BEAT.encode()).full is None
     said = wire.decode(BEAT._replace(full="/home/a").encode())
     assert wire.BEAT.known(said, before) == wire.BEAT.known(wire.decode(BEAT.encode()), before)
+
+
+# ---- a choice ------------------------------------------------------------------------------------------------
+
+
+CHOICES = lifecycle.Policies.joined(
+    [Policy(hosts=4, crew="4 hosts"), Policy(hosts=1, crew="1 host", provision=5.0)],
+    ("v6e-16 spot", "v5e-4 on-demand"),
+    NOW - 100.0,
+)
+
+
+def of_choice(choice: int, seen: Glimpse) -> Glimpse:
+    assert seen.intent is not None
+    placement = {**seen.intent.placement, "choice": choice, "zone": "us-east5-b"}
+    return seen._replace(intent=seen.intent._replace(placement=placement))
+
+
+def test_an_attempt_has_the_hosts_and_the_limits_of_its_own_candidate() -> None:
+    seen = glimpse(PRESENT, BEAT)
+    assert advance(Cursor(), of_choice(1, seen), CHOICES).changes[0].message == "1 host"
+    assert advance(Cursor(), of_choice(0, seen), CHOICES).changes[0].message == "1 of 4 hosts have started"
+    verdict = wire.Verdict(wire.COMMITTED, "host", 0.0)
+    over = glimpse(PRESENT, BEAT, verdict=verdict, done=1)
+    assert lifecycle.foreseen(Cursor(), of_choice(1, over), CHOICES) is not None
+    assert advance(Cursor(), of_choice(1, over), CHOICES).outcome is not None
+    assert advance(Cursor(), of_choice(0, over), CHOICES).outcome is None  # three hosts may still write
+    waited = of_choice(1, glimpse(QUEUED))
+    (action,) = advance(Cursor(), waited, CHOICES).actions
+    assert isinstance(action, Close)
+    assert advance(Cursor(), of_choice(0, glimpse(QUEUED)), CHOICES).actions == ()
+    assert (CHOICES.of(waited.intent).created, CHOICES.most) == (NOW - 100.0, 4)
+
+
+def test_while_an_attempt_waits_its_hardware_is_told_and_what_else_there_is() -> None:
+    seen = of_choice(1, glimpse(QUEUED))
+    (change,) = advance(Cursor(), seen, CHOICES).changes
+    assert change.message == "v5e-4 on-demand in us-east5-b, else v6e-16 spot"
+    verdict = wire.Verdict(wire.CLOSED, "me", 0.0, cause=wire.STOCKOUT, reason="us-east5-b: none is left")
+    refused = of_choice(0, glimpse(ABSENT, verdict=verdict))
+    (change,) = advance(Cursor(), refused, CHOICES).changes
+    assert change.message == "v6e-16 spot in us-east5-b: stockout: us-east5-b: none is left"
+    assert Policy().named(seen.intent, "why") == "why"

@@ -21,7 +21,7 @@ import keras
 import numpy as np
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.errors import CheckpointError
+from kinetic_orchestration.errors import CheckpointError, UsageError
 
 X = np.arange(96, dtype="float32").reshape(16, 6) / 96
 
@@ -58,6 +58,14 @@ def stream() -> None:
         print(" ".join(str(error).split()))
     finally:
         keras.backend.backend = real
+
+
+def shares() -> None:
+    """Batches that are another part of the global one than this host's."""
+    try:
+        fit(model(), kinetic.KineticCallback(name="shares", global_batch=16))
+    except UsageError as error:
+        print(" ".join(str(error).split()))
 
 
 def unbuilt() -> None:

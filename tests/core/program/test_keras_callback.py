@@ -277,7 +277,9 @@ def moments(tmp_path_factory: pytest.TempPathFactory) -> Moments:
         assert done.returncode == 0, done.stderr
         return dict(line.split(": ", 1) for line in done.stdout.splitlines())
 
-    first = said(1, "failed", "plain", "twice", "stream", "unbuilt", "taken_back", "passes", "endless", "elsewhere")
+    first = said(
+        1, "failed", "plain", "twice", "stream", "unbuilt", "shares", "taken_back", "passes", "endless", "elsewhere"
+    )
     return there, first, said(2, "memory", "plain", "validated", "passes")
 
 
@@ -302,6 +304,16 @@ def test_a_stream_on_torch_is_refused_before_anything_was_trained(moments: Momen
     there, first, _ = moments
     assert "give the data an end" in first["stream"]
     assert not (there.checkpoints / "stream").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.turn(3)
+def test_batches_that_are_no_share_of_the_global_one_are_refused_before_the_first_step(moments: Moments) -> None:
+    there, first, _ = moments
+    assert (
+        "the batches of fit have 8 samples, and global batch 16 = 1 host × 16: give fit batch_size=" in first["shares"]
+    )
+    assert not (there.checkpoints / "shares").exists()
 
 
 @pytest.mark.slow

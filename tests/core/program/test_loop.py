@@ -24,6 +24,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import CheckpointDiffers, CheckpointError, UsageError
+from kinetic_orchestration.plan.hardware.global_batch import GlobalBatch
 from kinetic_orchestration.program import loop
 from kinetic_orchestration.program.checkpoints import background, manager, trees
 from kinetic_orchestration.protocol import wire
@@ -362,6 +363,68 @@ def test_another_topology_is_refused_and_can_be_asked_for(host: Become) -> None:
     assert "was written by 1 host with 16 devices, and this is 1 host with " in str(caught.value)
     assert "reshard=True" in str(caught.value)
     assert train(7, reshard=True)[1] == 5
+
+
+# ---- on another number of hosts ----------------------------------------------------------------------------------------
+
+
+def sampled(until: int, **options: Any) -> list[int]:
+    """This host's samples, from where it goes on; and no more is counted than they are."""
+    with kinetic.Training(**{"every": 1, "name": "t", **options}) as training:
+        now, begun = training.restore(state())
+        first, seen = training.samples, list[int]()
+        for number in range(begun, until):
+            seen += [sample for part in training.indices() for sample in part]
+            training.step(number + 1, now)
+        assert training.samples == first + len(seen)
+    return seen
+
+
+def test_samples_are_counted_on_in_one_order_also_by_another_batch_and_from_an_older_checkpoint(
+    host: Become, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = host()
+    assert sampled(2, global_batch=6, per_host=2) == list(range(12))
+    assert "t: global batch 6 = 1 host × 2 × 3 steps of accumulation" in capsys.readouterr().err
+    host(attempt=2)
+    assert sampled(4, global_batch=8) == list(range(12, 28))
+    told = capsys.readouterr().err
+    assert "the global batch was 6 and is 8: the data go on at sample 12" in told
+    path = max((there.checkpoints / "t").glob("step-*/commit.json"))
+    record = unsummed(path.read_bytes())
+    assert (record.pop("samples"), record.pop("batch")) == (28, 8)
+    path.write_text(json.dumps(record))  # as an older version wrote it
+    host(attempt=3)
+    assert sampled(5, global_batch=8) == list(range(32, 40))
+
+
+def test_rows_are_read_again_when_they_end(host: Become) -> None:
+    host()
+    with kinetic.Training(every=None, global_batch=4) as training:
+        training.restore(state())
+        training.step(2, state())
+        assert training.indices(10) == [[8, 9, 0, 1]]
+
+
+def test_a_batch_is_told_by_the_job_and_refused_before_the_first_step(
+    host: Become, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host()
+    monkeypatch.setenv("KINETIC_HOST_COUNT", "4")
+    monkeypatch.setenv("KINETIC_HOST_INDEX", "1")
+    monkeypatch.setenv("KINETIC_GLOBAL_BATCH", "8")
+    monkeypatch.setenv("KINETIC_RESHARD", "1")
+    training = kinetic.Training()
+    assert (training.batch, training._reshard) == (GlobalBatch(8, 4, 1), True)
+    assert training.indices() == [[2, 3]]
+    assert kinetic.Training(global_batch=0, reshard=False).batch is None
+    with pytest.raises(UsageError, match=r"global_batch=6 cannot be divided .*among 1, 2, 3, 6 hosts"):
+        kinetic.Training(global_batch=6)
+    monkeypatch.delenv("KINETIC_GLOBAL_BATCH")
+    with pytest.raises(UsageError, match="give global_batch= as well"):
+        kinetic.Training(per_host=2)
+    with pytest.raises(UsageError, match="give Training, or run, a global_batch="):
+        kinetic.Training().indices()
 
 
 def test_a_checkpoint_of_a_newer_version_is_not_passed_over(host: Become) -> None:

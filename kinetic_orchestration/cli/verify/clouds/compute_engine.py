@@ -25,8 +25,8 @@ from kinetic_orchestration.cli.verify.clouds.cloud import (
     Told,
 )
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan.configuration import resource_labels
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.declare import resource_labels
 from kinetic_orchestration.plan.declare.cloud import Compute
 from kinetic_orchestration.plan.hardware import accelerators, machines
 from kinetic_orchestration.plan.hardware.accelerators import Slice as Accelerator

@@ -1,4 +1,4 @@
-"""Who a pod is to Google, by the metadata server of GKE, and what has to be granted so that it may use a bucket.
+"""The identity of a pod to Google, by the metadata server of GKE, and the role that it needs on a bucket.
 
 A pod's first program has this module in its manifest, and the agent has it, too.
 """

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 OVER = 120.0  # seconds after the request's end that whoever follows the job has to say so, before this host does
 _BROKEN = ("FAILED", "ACTIVE_DEGRADED")  # topologies on which no program runs
 _ASKS_FOR_NONE = "has no VMs and asks for none"
+_IN_VAIN = "has got no VMs for as long as it could wait for them"
 _NOT_THERE = ("creating", "creatingWithoutRetries", "deleting")  # what a group does with VMs that are not, or going
 
 
@@ -49,7 +50,8 @@ class Awaited:
             if until := _until(found):
                 self._until = now + until - bootstrap.store_time()
         if now > self._until + OVER:
-            return self._in_vain()
+            self.is_in_vain = True
+            return self._said(_IN_VAIN)
         why, patience = _wrong(found), JUDGED
         if reply.status == 404:
             why = "is gone" if self._is_seen else "is not there"
@@ -62,12 +64,9 @@ class Awaited:
         if not why or now - self._bad[1] < patience:
             return ""
         if why == _ASKS_FOR_NONE and now > self._until:
-            return self._in_vain()
+            self.is_in_vain = True
+            return self._said(_IN_VAIN)
         return self._said(f"{why}, and is not waited for")
-
-    def _in_vain(self) -> str:
-        self.is_in_vain = True
-        return self._said("has got no VMs for as long as it could wait for them")
 
     def _said(self, what: str) -> str:
         return f"{self._name}, the group of another slice, {what}. Nothing was run"

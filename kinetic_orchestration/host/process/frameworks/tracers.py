@@ -40,7 +40,7 @@ def _is_there(name: str) -> bool:
 
 
 class _Tracer:
-    """What most tracers have in common. A subclass adds `busy`, `settle`, `start`, `step` and `entrances`."""
+    """The common part of most tracers. A subclass adds `busy`, `settle`, `start`, `step` and `entrances`."""
 
     def is_used(self) -> bool:
         """Return True if the framework has set up its devices. A trace would do so before a program that joins its

@@ -27,6 +27,7 @@ from kinetic_orchestration.platforms.google.compute.verbs.memory import Memory
 from kinetic_orchestration.platforms.google.rest.kept_secrets import KeptSecrets
 from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.platforms.shared.findings import Finding
+from kinetic_orchestration.platforms.shared.places import Refusal
 from kinetic_orchestration.platforms.shared.rate_limit import pace_of
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.system.parallel import REQUESTS
@@ -77,8 +78,7 @@ class ComputeBackend:
         asked, seed = vms.zones_of(plan), f"{job_id}-{attempt}"
         choice = places.first(asked, NO_ZONE)
         if previous is not None:
-            stay = bool(plan.cloud.get("reservation"))
-            refusal = api_errors.refusal_of(asked, previous, causes.recall)
+            stay, refusal = bool(plan.cloud.get("reservation")), self.refusal(plan, previous)
             ordered = causes.hinted(asked, previous.reason, str(previous.placement["zone"]))
             choice = places.following(ordered, previous, seed, refusal, patience=plan.zone_patience, stay=stay)
         placement = {
@@ -94,6 +94,9 @@ class ComputeBackend:
         }
         self._memory.chosen(placement)
         return placement
+
+    def refusal(self, plan: Plan, past: Past) -> Refusal:
+        return api_errors.refusal_of(vms.zones_of(plan), past, causes.recall)
 
     def dry_run(self, plan: Plan) -> str:
         """The create calls that the first attempt would make, as text for users."""

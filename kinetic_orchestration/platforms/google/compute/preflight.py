@@ -52,12 +52,13 @@ _SHOWN = ("t4", "l4", "a100", "a100-80gb")  # GPUs whose quota a region shows: o
 
 
 def require(settings: Settings, api: Instances, plan: Plan) -> None:
-    """Refuse to submit what cannot be made.
+    """Refuse to submit what cannot be made. Of a job with a choice, a quota refuses nothing: another one may be had.
 
     Raises:
         BackendError: Something is missing; the message says what, and how to get it.
     """
-    preflight.require(_as_planned(settings, plan), checks_of(api, plan), _about(plan))
+    checks = checks_of(api, plan, quota=not plan.choices)
+    preflight.require(_as_planned(settings, plan), checks, (*_about(plan), len(checks)))
 
 
 def _as_planned(settings: Settings, plan: Plan) -> Settings:
@@ -74,14 +75,15 @@ def examine(settings: Settings, api: Instances, plan: Plan) -> Iterator[Finding]
     return preflight.examine(own, checks_of(api, plan), tuple(more))
 
 
-def checks_of(api: Instances, plan: Plan) -> tuple[preflight.Check, ...]:
-    """Return the checks of a plan, each of which finds one thing."""
+def checks_of(api: Instances, plan: Plan, *, quota: bool = True) -> tuple[preflight.Check, ...]:
+    """Return the checks of a plan, each of which finds one thing. quota: that of accelerators is one of them."""
 
     def on(check: Callable[[Instances, Plan], Finding]) -> preflight.Check:
         return lambda settings, google: check(api, plan)
 
+    limits = (on(_quota),) if quota else ()
     reserved = (on(_reservation),) if plan.cloud.get("reservation") else ()
-    return (partial(_permissions, plan), on(_machine), on(_image), on(_network), on(_quota), *reserved)
+    return (partial(_permissions, plan), on(_machine), on(_image), on(_network), *limits, *reserved)
 
 
 def permissions_of(plan: Plan) -> list[str]:

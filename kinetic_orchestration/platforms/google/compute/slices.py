@@ -43,7 +43,7 @@ class Bodies(NamedTuple):
 
 
 class Described(NamedTuple):
-    """What a description says.
+    """The content of a description.
 
     Attributes:
         labels: What the labels of a VM would say of whose it is.

@@ -81,7 +81,7 @@ class Vm(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What is remembered of an instance that was seen: what tells why it is gone once it is. A process may follow
+    """Facts about an instance that was seen, which tell why it is gone once it is. A process may follow
     thousands."""
 
     started: float

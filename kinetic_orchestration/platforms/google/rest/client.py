@@ -150,6 +150,19 @@ def kept(settings: Settings) -> Google:
         return _sessions[key][0]
 
 
+KEY_HEADER = "X-Goog-Api-Key"  # a header, so that no address that is shown or logged has it
+
+
+def _keyed(key: str) -> Any:
+    """A session that says by an API key whose project asks, and nobody's name."""
+    from requests import Session
+
+    session = Session()
+    session.max_redirects = 0  # a key is for the address that was asked
+    session.headers[KEY_HEADER] = key
+    return session
+
+
 def _session(identity: Any) -> Any:
     from google.auth.transport.requests import AuthorizedSession
     from requests.adapters import HTTPAdapter
@@ -163,7 +176,7 @@ def _session(identity: Any) -> Any:
 
 
 @contextmanager
-def google(settings: Settings) -> Iterator[Google]:
-    """Opened for a few calls and closed again."""
-    with _session(credentials.credentials(settings)) as session:
+def google(settings: Settings, key: str = "") -> Iterator[Google]:
+    """Opened for a few calls and closed again; with an API key, if one is given, in place of this process's login."""
+    with _keyed(key) if key else _session(credentials.credentials(settings)) as session:
         yield Google(settings, session)

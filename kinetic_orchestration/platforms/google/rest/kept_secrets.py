@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kinetic_orchestration.plan.configuration import resource_labels
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.declare import resource_labels
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.google import credentials
 from kinetic_orchestration.platforms.google.rest import secret_manager

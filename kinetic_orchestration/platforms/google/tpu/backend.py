@@ -27,6 +27,7 @@ from kinetic_orchestration.platforms.google.tpu import request, states
 from kinetic_orchestration.platforms.google.tpu.client import Page, Tpus, status_of
 from kinetic_orchestration.platforms.google.tpu.states import MISSING, WITHOUT_NODES, Node, Queued
 from kinetic_orchestration.platforms.shared import ownership, places
+from kinetic_orchestration.platforms.shared.places import Refusal
 from kinetic_orchestration.platforms.shared.rate_limit import pace_of
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import REQUESTS
@@ -73,8 +74,7 @@ class TpuVmBackend:
         asked, seed = vms.zones_of(plan), f"{job_id}-{attempt}"
         choice = places.first(asked, NO_ZONE)
         if previous is not None:
-            stay = bool(plan.cloud.get("reservation"))
-            refusal = api_errors.refusal_of(asked, previous)
+            stay, refusal = bool(plan.cloud.get("reservation")), self.refusal(plan, previous)
             choice = places.following(asked, previous, seed, refusal, patience=plan.zone_patience, stay=stay)
         return {
             "backend": "tpu-vm",
@@ -85,6 +85,9 @@ class TpuVmBackend:
             "slices": plan.slices,
             **places.history(choice, previous),
         }
+
+    def refusal(self, plan: Plan, past: Past) -> Refusal:
+        return api_errors.refusal_of(vms.zones_of(plan), past)
 
     def dry_run(self, plan: Plan) -> str:
         """The create call that the first attempt would make, as text for users."""

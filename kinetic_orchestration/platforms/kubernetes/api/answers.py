@@ -1,4 +1,4 @@
-"""What an answer of a Kubernetes API server means: an object, or one error of a few kinds. Pure.
+"""The meaning of an answer of a Kubernetes API server: an object, or one error of a few kinds. Pure.
 
 It tells the server's own refusals from what somebody else on the way says (a proxy, a portal, another server at this
 address): of the latter, none may pass for "there is no such object". It does not know which request is sent again.

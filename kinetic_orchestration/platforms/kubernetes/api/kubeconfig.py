@@ -223,7 +223,7 @@ def _without_null(value: Any) -> Any:
 
 
 def _merged(documents: Sequence[tuple[Path, Mapping[str, Any]]]) -> _Merged:
-    """What the files say together: of each name, what the first that has it says."""
+    """Return the content of all files together: of each name, that of the first file that has it."""
     current = ""
     kinds: dict[str, dict[str, _Entry]] = {"context": {}, "cluster": {}, "user": {}}
     for file, document in documents:
@@ -343,7 +343,7 @@ def _cluster_info(cluster: _Entry, server: str) -> dict[str, Any]:
 
 
 def _extension(cluster: _Entry, name: str) -> Mapping[str, Any]:
-    """What a program has noted about a cluster under its own name."""
+    """Return the note of a program about a cluster under its own name."""
     for extension in _items(cluster.fields.get("extensions")):
         if isinstance(extension, dict) and extension.get("name") == name:
             found = extension.get("extension")

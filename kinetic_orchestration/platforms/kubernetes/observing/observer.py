@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kinetic_orchestration.plan.declare import resource_labels
+from kinetic_orchestration.plan.configuration import resource_labels
 from kinetic_orchestration.plan.values import PRESENT, Observation
 from kinetic_orchestration.platforms.kubernetes import manifest
 from kinetic_orchestration.platforms.kubernetes.api import answers, kueue

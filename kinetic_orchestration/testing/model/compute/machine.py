@@ -90,7 +90,7 @@ def machine(instance: Instance, account: str, drivers: Drivers, docker: Docker) 
 
 
 def _given(instance: Instance) -> Json:
-    """What the metadata says of an instance beyond what it says of a node of Cloud TPU."""
+    """Return the metadata of an instance that a node of Cloud TPU does not have."""
     project, scheduling = f"projects/{project_number(instance.project)}", instance.scheduling
     return {
         "cpu-platform": "Intel Emulated",
@@ -147,7 +147,7 @@ def _driver(instance: Instance) -> bool:
 
 
 def _programs(instance: Instance, drivers: Drivers, docker: Docker) -> dict[str, str]:
-    """What the image of an instance has on its PATH."""
+    """Return the programs that the image of an instance has on its PATH."""
     name, count = instance.gpus
     found: dict[str, str] = {}
     if count and instance.image and _driver(instance):

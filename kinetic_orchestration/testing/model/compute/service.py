@@ -386,7 +386,7 @@ class ComputeEngine(ComputeScript):
         return found | ({"unreachables": unreachable} if unreachable else {}) | rest
 
     def _silent_of(self, scopes: Iterable[str], kind: str) -> dict[str, str]:
-        """How the list of a kind tells of each scope that does not answer. Raises Refusal if it is not made at all."""
+        """Return the warning of a list for each scope that does not answer. Raises Refusal if it is not made at all."""
         silent = {scope: how for scope in scopes if (how := self._silent.get(scope.rpartition("/")[2], ""))}
         if broken := next((scope for scope, how in silent.items() if how == "error"), ""):
             raise refusals.unavailable(broken.rpartition("/")[2])
@@ -560,7 +560,7 @@ class ComputeEngine(ComputeScript):
         return {"kind": "compute#zoneList", "id": path, "selfLink": LINK + path, "items": shown} | rest
 
     def _offers(self, zone: str, kind: str) -> bool:
-        """Whether a zone has a type of machines, or of accelerators."""
+        """Return True if a zone has a type of machines, or of accelerators."""
         return (zone, kind) not in self._lacking
 
     def get_accelerator_type(self, asked: Request) -> Json:

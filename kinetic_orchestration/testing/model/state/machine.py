@@ -94,7 +94,7 @@ class Machine:
 
     @property
     def first_boot(self) -> str:
-        """What its first boot id is derived from: that of all hosts of its slice is one, as JAX takes CPUs with
+        """The source of its first boot id: that of all hosts of its slice is one, as JAX takes CPUs with
         different ones for those of different slices."""
         return f"{self.project}/{self.zone}/{self.node}"
 

@@ -18,6 +18,8 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import errors
 from kinetic_orchestration.api.opening import place_of
+from kinetic_orchestration.capacity import records
+from kinetic_orchestration.capacity.facts import FactKey
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.cleanup.reaper import reap
@@ -684,20 +686,35 @@ def test_beats_of_an_attempt_go_an_hour_after_its_verdict_and_no_other(home: Pat
     live.cancel(cleanup_timeout=30)
 
 
+def test_what_was_learned_of_capacity_goes_after_a_day_in_which_nobody_added_to_it(home: Path) -> None:
+    assert quick.run_async(1).result(timeout=60) == 1
+    store, _, _ = place_of()
+    key = FactKey("tpu-vm", "us-east5-a", "v6e", 16, "spot")
+    records.learn(store, key, "stockout", store.now(), "job-1-1")
+    _age(home, 23 / 24)
+    assert not [line for line in _reap() if line.startswith("facts")]
+    _age(home, 2 / 24)
+    assert [line for line in _reap() if line.startswith("facts")] == ["facts nobody has added to them for 1d"]
+    assert list(store.list(names.FACTS)) == []
+
+
 def test_tools_and_wheels_stay_while_a_job_names_them_and_caches_go_by_age_alone(home: Path) -> None:
     job = quick.run_async(1)
     assert job.result(timeout=60) == 1
     store, _, _ = place_of()
-    used, unused = "1" * 64, "2" * 64
+    used, unused, other = "1" * 64, "2" * 64, "3" * 64
     record = store.read(names.spec(job.job_id))
     assert record is not None
     spec = wire.decode(record.data)
     lock = digest.of_bytes(b"numpy==2 --hash=sha256:" + used.encode())
     store.create(names.blob(lock), b"numpy==2 --hash=sha256:" + used.encode())
-    spec["staged"] |= {"tools": {"uv": used}, "environment": {"lock": lock}}
+    another = digest.of_bytes(b"numpy==3 --hash=sha256:" + other.encode())  # of a choice with other builds
+    store.create(names.blob(another), b"numpy==3 --hash=sha256:" + other.encode())
+    spec["staged"] |= {"tools": {"uv": used}, "environment": {"lock": lock}, "others": [{"lock": another}]}
     store.swap(names.spec(job.job_id), wire.encode(spec), record.generation)
     gone = [names.tool(unused), names.wheel(unused, "a.whl"), names.compiled("k", "entry")]
-    kept = [names.tool(used), names.wheel(used, "b.whl"), "outputs/x/y", "checkpoints/x/y"]
+    kept = [names.tool(used), names.wheel(used, "b.whl"), names.wheel(other, "c.whl")]
+    kept += ["outputs/x/y", "checkpoints/x/y"]
     for name in (*gone, *kept):
         store.put(name, b"x")
     _age(home, 36)
@@ -708,7 +725,7 @@ def test_tools_and_wheels_stay_while_a_job_names_them_and_caches_go_by_age_alone
     store.put(names.verdict(job.job_id, 1), verdict.data)  # the job itself is as young as its verdict
     _reap()
     assert [name for name in (*gone, *kept) if store.read(name) is not None] == kept
-    assert store.read(names.blob(lock)) is not None
+    assert store.read(names.blob(lock)) is not None and store.read(names.blob(another)) is not None
 
 
 def test_what_a_remaining_job_is_made_of_is_asked_for_in_few_requests(here: Here) -> None:

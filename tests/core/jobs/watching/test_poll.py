@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
+from kinetic_orchestration.jobs.lifecycle import Policy
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.decode import interned
 from kinetic_orchestration.jobs.watching.look import look
@@ -72,12 +73,12 @@ def test_of_jobs_here_that_nobody_reads_what_is_alike_is_kept_once(store: LocalS
         beat(store, job, devices={**sample, "in": job})
         cache = AttemptCache()
         cache.wants_devices = False
-        seen.append(look(store, backend, job, 1, 1, cache=cache))
+        seen.append(look(store, backend, job, 1, Policy(), cache=cache))
     (one,), (two,) = (each.beats for each in seen)
     assert one is two
     assert one == wire.Beat(wire.RUNNING)
     assert seen[0].observation is seen[1].observation
-    (read,) = look(store, backend, TWO, 1, 1, cache=AttemptCache()).beats
+    (read,) = look(store, backend, TWO, 1, Policy(), cache=AttemptCache()).beats
     assert read == wire.Beat(wire.RUNNING, devices={**sample, "in": TWO})
 
 
@@ -305,7 +306,7 @@ def test_whom_nobody_wakes_later_looks_at_once_and_takes_no_look_away(paced: Cal
     jobs = [OfOneJob(place, number) for number in range(1, 4)]
     for job in jobs:
         job.cache.attempt = 1
-        seen = look(place.store, place.backend, job.job_id, 1, 1, cache=job.cache)
+        seen = look(place.store, place.backend, job.job_id, 1, Policy(), cache=job.cache)
         assert seen.observation.state == ABSENT
     watcher = PollingWatcher(place.store, place.backend)
     for job in jobs[:2]:
@@ -314,10 +315,10 @@ def test_whom_nobody_wakes_later_looks_at_once_and_takes_no_look_away(paced: Cal
         watcher._poll([job.job_id for job in jobs], dict(watcher._subscribers))
     assert watcher.poll is not None and watcher.poll.skipped == {job.job_id for job in jobs[:2]}
     for job, state in zip(jobs, (UNKNOWN, UNKNOWN, ABSENT), strict=True):
-        seen = look(place.store, place.backend, job.job_id, 1, 1, cache=job.cache, poll=watcher.poll)
+        seen = look(place.store, place.backend, job.job_id, 1, Policy(), cache=job.cache, poll=watcher.poll)
         assert seen.observation.state == state
     watcher.unsubscribe(jobs[0].job_id, jobs[0])
-    alone = functools.partial(look, place.store, place.backend, jobs[0].job_id, 1, 1, cache=jobs[0].cache)
+    alone = functools.partial(look, place.store, place.backend, jobs[0].job_id, 1, Policy(), cache=jobs[0].cache)
     assert alone(poll=watcher.poll).observation.state == ABSENT, "as it is woken no more"
 
 
@@ -336,7 +337,7 @@ def test_each_follower_of_a_job_is_woken_and_sees_the_look_that_woke_it_though_a
 
     def step(follower: OfOneJob) -> tuple[str, bool]:
         poll, has_newer = watcher.poll_for(follower.job_id, follower.cache)
-        seen = look(place.store, place.backend, follower.job_id, 1, 1, cache=follower.cache, poll=poll)
+        seen = look(place.store, place.backend, follower.job_id, 1, Policy(), cache=follower.cache, poll=poll)
         return seen.observation.state, has_newer
 
     watcher._poll(*turn)
@@ -364,7 +365,7 @@ def test_who_looked_when_the_zone_might_not_be_looked_at_is_woken_when_it_was_th
     place = paced(per_second=2.0, at_once=1)
     watcher, job = PollingWatcher(place.store, place.backend), OfOneJob(place, 1)
     job.cache.attempt = 1
-    seen = functools.partial(look, place.store, place.backend, job.job_id, 1, 1, cache=job.cache)
+    seen = functools.partial(look, place.store, place.backend, job.job_id, 1, Policy(), cache=job.cache)
     with watcher.wakeups(job.job_id) as wakeups:
         watcher.subscribe(job.job_id, job, reads=False)
         while not wakeups.wait(0.1) or watcher.poll is None or job.job_id in watcher.poll.skipped:
@@ -397,5 +398,5 @@ def test_the_place_of_an_attempt_that_was_intended_is_looked_at_once(paced: Call
     states = []
     for urgent in (False, False, True, False):
         job.cache.observe_now = urgent
-        states.append(look(place.store, place.backend, job.job_id, 1, 1, cache=job.cache).observation.state)
+        states.append(look(place.store, place.backend, job.job_id, 1, Policy(), cache=job.cache).observation.state)
     assert states == [ABSENT, UNKNOWN, ABSENT, UNKNOWN]

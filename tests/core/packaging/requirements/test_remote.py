@@ -17,7 +17,7 @@ import pytest
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.errors import ConflictingSettings, RequirementsError, Unsupported, UsageError
 from kinetic_orchestration.packaging.bundle import Bundle, package
-from kinetic_orchestration.packaging.requirements import indexes
+from kinetic_orchestration.packaging.requirements import indexes, locks
 from kinetic_orchestration.packaging.requirements.locks import Hosts, locked_for
 from kinetic_orchestration.packaging.source import imports
 from kinetic_orchestration.packaging.source.imports import imported_from_elsewhere
@@ -70,17 +70,18 @@ class Desk:
     def packed(
         self, function: Callable[..., Any] | None, *args: Any, emulated: bool = True, **options: Any
     ) -> tuple[Bundle, Staged]:
-        argv = options.pop("argv", ())
+        argv, accelerator = options.pop("argv", ()), options.pop("accelerator", "v5e-4")
         here = settings.load({"KINETIC_HOME": str(self.home), "HOME": str(self.home)})
         spec = JobSpec(
             "job",
-            Options(accelerator="v5e-4", **options),
+            Options(accelerator=accelerator, **options),
             function,
             args,
             argv=argv,
             cwd=str(self.project) if argv else "",
         )
-        plan = replace(make_plan(spec, here, {}), backend="tpu-vm", emulated=emulated)
+        plan = make_plan(spec, here, {})
+        plan = plan.joined([replace(one, backend="tpu-vm", emulated=emulated) for one in plan.each()])
         with tempfile.TemporaryDirectory(dir=self.folder) as spool:
             bundle = package(spec, plan, here, Path(spool), self.environ)
             return bundle, stage(bundle, open_store(self.folder / "store", "test"), here.retention, here.home)
@@ -321,6 +322,82 @@ def test_a_real_slice_gets_the_accelerators_build_and_an_emulated_one_the_plain_
     ]
     with pytest.raises(RequirementsError, match=r"jax up to 0\.5\.0 names a nightly libtpu"):
         desk.locked(function, requirements=["jax==0.4.1"], emulated=False)
+
+
+def _wheels_of_jax(desk: Desk) -> None:
+    wheel(desk.links, "alpha")
+    wheel(desk.links, "libtpu", "0.0.42")
+    wheel(desk.links, "jax_cuda12_plugin", "0.10.2")
+    extras = ["libtpu==0.0.42 ; extra == 'tpu'", "jax-cuda12-plugin==0.10.2 ; extra == 'cuda12'"]
+    wheel(desk.links, "jax", "0.10.2", extras)
+    desk.write("chooses.py", "def train():\n    return 1\n")
+
+
+def test_choices_that_mix_tpus_and_gpus_get_one_environment_for_each_kind_of_build(desk: Desk) -> None:
+    """Two locks for four ways; both are in the store, with what lies on this machine alone."""
+    _wheels_of_jax(desk)
+    wheel(desk.links, "keras", "3.12", ["alpha"])
+    mixed = ["v5e-4", "l4", "v6e-4", "a100"]
+    bundle, staged = desk.packed(
+        desk.function("chooses"), requirements=["keras", "jax"], accelerator=mixed, emulated=False
+    )
+    locked = [sorted(locks.names_in(one.lock.text)) for one in bundle.environments if one.lock is not None]
+    assert locked == [["alpha", "jax", "keras", "libtpu"], ["alpha", "jax", "jax-cuda12-plugin", "keras"]]
+    assert bundle.builds == staged.builds == (0, 1, 0, 1)
+    assert [staged.at(number).environment for number in range(4)] == [*staged.environments, *staged.environments]
+    own, other = (one for one in staged.environments if one is not None)
+    assert own.lock != other.lock and (own.python, own.packages) == (other.python, other.packages)
+    there = {entry.name for entry in open_store(desk.folder / "store", "test").list("")}
+    assert {names.blob(own.lock), names.blob(other.lock)} <= there
+    for file in ("libtpu-0.0.42", "jax_cuda12_plugin-0.10.2"):
+        path = desk.links / f"{file}-py3-none-any.whl"
+        assert names.wheel(sha256(path), path.name) in there
+
+
+def test_choices_share_one_environment_where_their_builds_are_equal(desk: Desk) -> None:
+    _wheels_of_jax(desk)
+    function, mixed = desk.function("chooses"), ["v5e-4", "l4"]
+    for options, expected in (
+        ({"requirements": ["alpha"], "accelerator": mixed}, ["alpha"]),
+        ({"requirements": ["jax"], "accelerator": ["v5e-4", "v6e-4"]}, ["jax", "libtpu"]),
+        ({"requirements": ["jax"], "accelerator": mixed, "emulated": True}, ["jax"]),
+        ({"requirements": [], "accelerator": mixed}, []),
+    ):
+        bundle, staged = desk.packed(function, **{"emulated": False, **options})  # type: ignore[arg-type]
+        assert bundle.environment.lock is not None
+        assert sorted(locks.names_in(bundle.environment.lock.text)) == expected
+        assert (bundle.others, bundle.builds, staged.others, staged.builds) == ((), (), (), ())
+        assert not {"others", "builds"} & staged.to_json().keys()
+
+
+def test_torch_of_this_environment_becomes_another_build_for_each_kind_of_hardware(desk: Desk) -> None:
+    """The versions are those installed here, of both."""
+    desk.install("torch", "2.11.0")
+    wheel(desk.links, "torch_tpu", "0.2", ["torch>=2.11"])
+    desk.write("chooses.py", "import torch\n\n\ndef train():\n    return torch.version\n")
+    bundle, _ = desk.packed(desk.function("chooses"), accelerator=["h100x2", "v6e-4"], emulated=False)
+    locked = [sorted(locks.names_in(one.lock.text)) for one in bundle.environments if one.lock is not None]
+    assert locked == [["torch"], ["torch", "torch-tpu"]]
+    assert all(one.lock is not None and "torch==2.11.0" in one.lock.text for one in bundle.environments)
+
+
+def test_requirements_that_one_of_several_choices_cannot_have_are_refused_by_its_name(desk: Desk) -> None:
+    _wheels_of_jax(desk)
+    function, mixed = desk.function("chooses"), ["v5e-4", "l4"]
+    with pytest.raises(
+        ConflictingSettings, match=r"^in the choice of l4: the requirement 'jax\[tpu\]' is a build for other hardware"
+    ):
+        desk.packed(function, requirements=["jax[tpu]"], accelerator=mixed, emulated=False)
+    found = locked_for(["jax"], Hosts(parse("v5e-4"), emulated=False), environ=desk.environ).lock
+    assert found is not None
+    desk.write("kinetic.lock", f"{locks.HEADING}, v5e-4\n{found.text}")
+    desk.write("chooses.py", "import jax\n\n\ndef train():\n    return jax.version\n")
+    desk.install("jax", "0.10.2")
+    with pytest.raises(
+        ConflictingSettings,
+        match=r"^in the choice of l4: kinetic\.lock is used as it is, and .*'libtpu' is a build for other",
+    ):
+        desk.packed(desk.function("chooses"), accelerator=mixed, emulated=False)
 
 
 def test_torch_is_taken_of_a_release_whose_cuda_the_driver_of_the_image_runs(desk: Desk) -> None:

@@ -91,7 +91,7 @@ def _copied(tmp_path: Path, name: str) -> Path:
 
 
 def test_an_edit_of_what_hosts_do_not_need_changes_no_agent(tmp_path: Path) -> None:
-    """Edit every file of the command line, the life of a job, packaging, platforms, the emulated cloud, and the handles."""
+    """Edit every file of the command line, the life of a job, capacity, packaging, platforms, the emulated cloud, and the handles."""
     here, copy = agent_zip.build().digest, _copied(tmp_path, "edited")
     edited = [
         path
@@ -102,7 +102,7 @@ def test_an_edit_of_what_hosts_do_not_need_changes_no_agent(tmp_path: Path) -> N
         and "on_hosts" not in path.parts
     ]
     assert {path.relative_to(copy).parts[0] for path in edited} == {
-        "api", "batch.py", "cli", "job.py", "jobs", "packaging", "platforms", "testing", "values.py"
+        "api", "batch.py", "capacity", "cli", "job.py", "jobs", "packaging", "platforms", "testing", "values.py"
     }  # fmt: skip
     for path in edited:
         with path.open("a") as file:

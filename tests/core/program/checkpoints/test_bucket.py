@@ -21,7 +21,8 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import CheckpointError
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.platforms.shared import agent_zip
-from kinetic_orchestration.program.checkpoints import mirror, store
+from kinetic_orchestration.program.checkpoints import commits, manager, mirror, parts, store, trees
+from kinetic_orchestration.program.checkpoints.commits import Leaf
 from kinetic_orchestration.program.checkpoints.store import open_checkpoints
 from kinetic_orchestration.protocol import attempt_rules, wire
 from kinetic_orchestration.protocol.content.digest import plain_of_file
@@ -69,6 +70,65 @@ def train(until: int, **options: Any) -> int:
         assert (state["w"] == sum(range(until))).all()
         assert state["n"] == until
     return begun
+
+
+def written_by(hosts: int, store_: store.CheckpointStore) -> commits.Commit:
+    """A checkpoint with one array whose rows are spread over the hosts, and one that host 0 wrote for all."""
+    rows = 24 // hosts
+    leaves = {"rows": Leaf("int32", (24, 5)), "same": Leaf("int32", (3,))}
+    told = []
+    for host in range(hosts):
+        piece = np.arange(24 * 5, dtype=np.int32).reshape(24, 5)[host * rows : (host + 1) * rows]
+        part = trees.HostPart(leaves=leaves, dtypes={path: leaf.dtype for path, leaf in leaves.items()})
+        part.pieces.append(trees.Piece("rows", (host * rows, 0), (rows, 5), trees._bytes(piece)))
+        if host == 0:
+            part.pieces.append(trees.Piece("same", (0,), (3,), trees._bytes(np.arange(3, dtype=np.int32))))
+        told.append(store_.write(commits.folder(7, store_.writer), host, part))
+    record = commits.Commit(7, commits.folder(7, store_.writer), hosts, 0, tuple(told), leaves, samples=224, batch=32)
+    assert store_.commit(record)
+    return store_.read(record.folder)
+
+
+@pytest.mark.parametrize("place", ["bucket", "folder"])
+def test_a_host_fetches_only_the_parts_of_others_that_have_something_of_its_own(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Of twelve hosts', by six, and by twelve of four; what is the same on all is host 0's."""
+    fetched: list[int] = []
+    opened = store.CheckpointStore.opened
+
+    def counted(self: Any, record: commits.Commit, host: int) -> Any:
+        fetched.append(host)
+        return opened(self, record, host)
+
+    monkeypatch.setattr(store.CheckpointStore, "opened", counted)
+    for before, after in ((12, 6), (4, 12), (4, 3), (3, 4)):
+        there = open_checkpoints(f"{bucket if place == 'bucket' else tmp_path}/{before}-{after}", "job-1")
+        record = written_by(before, there)
+        assert (record.samples, record.batch) == (224, 32)
+        rows = 24 // after
+        for host in range(after):
+            fetched.clear()
+            with contextlib.ExitStack() as stack:
+                of = manager.Source(there, record, host, after, stack)
+                data = of.fetch("rows", "int32", (host * rows, 0), (rows, 5))
+                same = of.fetch("same", "int32", (0,), (3,))
+            assert np.frombuffer(same, np.int32).tolist() == [0, 1, 2]
+            expected = np.arange(24 * 5, dtype=np.int32).reshape(24, 5)[host * rows : (host + 1) * rows]
+            assert (np.frombuffer(data, np.int32).reshape(rows, 5) == expected).all()
+            needed = {row * before // 24 for row in range(host * rows, (host + 1) * rows)}
+            assert set(fetched) == needed | {0}, (before, after, host)
+            assert len(fetched) == len(set(fetched))
+        there.close()
+
+
+def test_a_part_whose_header_is_damaged_is_torn(tmp_path: Path) -> None:
+    there = open_checkpoints(str(tmp_path), "job-1")
+    record = written_by(2, there)
+    path = tmp_path / commits.part(record.folder, 1)
+    path.write_bytes(b"\xff" * record.parts[1].size)
+    with contextlib.ExitStack() as stack, pytest.raises(parts.Torn, match=r"part-00001\.safetensors is torn"):
+        manager.Source(there, record, 0, 1, stack).look("rows", (0, 0), (24, 5))
 
 
 @pytest.fixture

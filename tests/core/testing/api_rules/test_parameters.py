@@ -55,7 +55,7 @@ def face(request: pytest.FixtureRequest, cloud: Emulator) -> Any:
 def test_what_changes_nothing_is_taken_by_every_face(face: Any) -> None:
     plain = face("prettyPrint=false")
     assert plain.status_code == 200, plain.text
-    harmless = "alt=json&$.xgafv=1&quotaUser=me&key=k&uploadType=media&upload_protocol=raw&prettyPrint=false"
+    harmless = "alt=json&$.xgafv=1&quotaUser=me&uploadType=media&upload_protocol=raw&prettyPrint=false"
     assert face(harmless).content == plain.content
     assert face("$alt=JSON&$prettyPrint=false").content == plain.content
 

@@ -244,7 +244,7 @@ def test_nodes_that_never_become_ready_are_named(cluster: Cluster, monkeypatch: 
 
 
 def remembered(cluster: Cluster) -> dict[str, int]:
-    """How much each part of a cluster remembers."""
+    """Return the number of entries that each part of a cluster remembers."""
     parts = (
         cluster, cluster.autoscaler, cluster._queued_machines, cluster._jobs, cluster._node_watch, cluster._requests,
         cluster._kubelet,

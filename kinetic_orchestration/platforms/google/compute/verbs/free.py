@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from kinetic_orchestration.errors import BackendError, CredentialsError, UsageError
+from kinetic_orchestration.plan.configuration import resource_labels
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.declare import resource_labels
 from kinetic_orchestration.plan.values import Freed
 from kinetic_orchestration.platforms.google import api_errors, vms
 from kinetic_orchestration.platforms.google.api_errors import CallContext

@@ -1,4 +1,4 @@
-"""What is there of placements: one list of each kind for each project, however many placements, and what it means."""
+"""Observes placements: one list of each kind for each project, however many placements, and its meaning."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import CredentialsError
+from kinetic_orchestration.plan.configuration import resource_labels
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.declare import resource_labels
 from kinetic_orchestration.plan.hardware import machines
 from kinetic_orchestration.plan.values import UNKNOWN, Observation, Plan
 from kinetic_orchestration.platforms.google import api_errors
@@ -28,7 +28,7 @@ NOT_LOOKED_UP = Observation(UNKNOWN, "no list shows its VM, and others are looke
 
 
 class There(NamedTuple):
-    """What was read of one kind: all of it by its path, the zones that did not answer, and whether it was listed."""
+    """Resources of one kind: those that were read, by path, zones that did not answer, and the listing's success."""
 
     found: Mapping[str, Any]
     silent: tuple[str, ...] = ()
@@ -246,5 +246,5 @@ def known_by(placement: Mapping[str, Any], path: str) -> str:
 
 
 def _told_by(placement: Mapping[str, Any], name: str) -> str:
-    """What the paths of operations about a VM, or about all of a placement with groups, have in them."""
+    """Return the texts in the paths of operations about a VM, or about all of a placement with groups."""
     return str(placement["name"]) if request.is_grouped(placement) else f"{INSTANCES}/{name}"

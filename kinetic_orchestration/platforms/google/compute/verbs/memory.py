@@ -1,4 +1,4 @@
-"""What this process remembers of an account's VMs: it only saves calls, and says more of VMs that were seen before they
+"""This process's memory of an account's VMs: it only saves calls, and says more of VMs that were seen before they
 were gone. It makes no call and decides nothing."""
 
 from __future__ import annotations

@@ -124,6 +124,16 @@ def test_a_project_without_quota_for_accelerators_is_refused_before_anything_is_
     assert "instances.insert" not in [method for method, _ in cloud.requests]
 
 
+def test_a_quota_refuses_no_job_that_may_take_something_else(cloud: Emulator) -> None:
+    """It is told as late as by the create call, when the next choice follows."""
+    cloud.compute.quota("GPUS_ALL_REGIONS", 0)
+    here = settings.load()
+    plan = make_plan(JobSpec("train", Options(accelerator=["l4", "a100"])), here)
+    for one in plan.each():
+        ComputeBackend(here).require(one)
+    assert "GPUS_ALL_REGIONS of emulated is 0" in refused("a100"), "what has passed for a choice has not for a job"
+
+
 def test_a_quota_that_cannot_be_read_refuses_nothing(cloud: Emulator) -> None:
     cloud.deny("client", "compute.projects.get")
     cloud.deny("client", "compute.regions.get")

@@ -1,4 +1,4 @@
-"""How VMs of Compute Engine are freed, against the emulated one."""
+"""The release of VMs of Compute Engine, on the emulated one."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ def test_the_backend_puts_slices_into_groups_and_shows_all_of_their_calls(
 
 
 def test_a_record_neither_denies_groups_nor_makes_them_up() -> None:
-    """What would be released is what there is: the members of groups have names of their own."""
+    """The members of groups have names of their own, so a release names those that exist."""
     plan, lone = CASES["v6e-16"], plan_of("v6e-8")
 
     def read(of: Plan, **changes: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What instances and the operations of those that are gone mean for an attempt."""
+"""The meaning of instances, and of the operations of those that are gone, for an attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is collected: events, an hour after they were last told."""
+"""Events are collected an hour after they were last told."""
 
 from __future__ import annotations
 

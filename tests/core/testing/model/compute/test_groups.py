@@ -521,7 +521,7 @@ def test_a_topology_is_of_so_many_machines(machine: str, topology: str, hosts: i
 
 
 def _changed(sent: Any) -> Iterable[Any]:
-    """What a request looks like with one of its values in place of which there is something senseless."""
+    """Return a request with something senseless in place of one of its values."""
     if isinstance(sent, dict):
         for key, value in sent.items():
             yield {name: one for name, one in sent.items() if name != key}

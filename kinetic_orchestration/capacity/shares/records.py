@@ -1,0 +1,268 @@
+"""The objects of shares in a store: one for each attempt that wants its turn, and the book of all turns.
+
+An attempt's object is empty: its name says what it wants, so that one listing tells of all, and its age that somebody
+still waits. It is there from its coming until its hosts are gone; to remove it is to give the turn back. The book is
+replaced as a whole, by compare-and-swap, and each of its contents has a token of its own: a swap that is refused may
+have been made by an earlier try of the same request. This module does not decide.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from kinetic_orchestration.capacity.shares.rules import (
+    Book,
+    Evidence,
+    Grant,
+    Key,
+    Reserved,
+    Use,
+    Waiting,
+    Want,
+    believed,
+)
+from kinetic_orchestration.errors import Corrupt
+from kinetic_orchestration.plan.configuration.chip_shares import parse
+from kinetic_orchestration.plan.records import SHARES, fields_of, reading
+from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import names, schema, wire
+from kinetic_orchestration.protocol.records.base import Record
+from kinetic_orchestration.protocol.schema import Wrong
+
+_KEY = schema.job_id
+
+
+class Read(NamedTuple):
+    """The book as it was read.
+
+    Attributes:
+        book: The book; an empty one if there is none, or if what is there is none.
+        generation: Of the object; 0 if there is none.
+        updated: When it was written.
+        damage: Why what is there is no book; "" if it is one.
+    """
+
+    book: Book
+    generation: int = 0
+    updated: float = 0.0
+    damage: str = ""
+
+    @property
+    def is_lost(self) -> bool:
+        """Nothing is known of the turns that were given: as before the first one, so that they are looked for."""
+        return self.generation == 0 or bool(self.damage)
+
+
+# ---- attempts --------------------------------------------------------------------------------------------------
+
+
+class Listed(NamedTuple):
+    """An attempt's object, and when somebody who waits for the turn last wrote it."""
+
+    want: Want
+    seen: float
+
+
+def name_of(want: Want) -> str:
+    """Return the name of an attempt's object."""
+    wish = (want.generation, want.chips, f"{want.weight:g}", want.priority, f"{want.longest:.0f}", want.user)
+    return f"{names.wants(want.job, want.attempt)}{','.join(map(str, (*wish, want.pipeline, f'{want.since:.3f}')))}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _want_in(name: str) -> Want | None:
+    try:
+        job, attempt, wish = name.removeprefix(names.WANTS).split("/")
+        generation, chips, weight, priority, longest, user, pipeline, since = wish.split(",")
+        numbers = float(weight), int(priority), float(longest)
+        want = Want(job, int(attempt), generation, int(chips), *numbers, user, pipeline, float(since))
+        _KEY(job)
+    except (ValueError, Wrong):
+        return None
+    is_sound = want.chips > 0 and 0 < want.weight < 1e6 and 0 <= want.longest < 1e12 and abs(want.priority) <= 1000
+    return want if is_sound and 0 <= want.since < 1e12 else None
+
+
+def wants(store: Store) -> dict[Key, Listed]:
+    """Return all attempts that want their turn or have it. Of an attempt with several objects, the oldest counts."""
+    return _listed(store, names.WANTS)
+
+
+def wanted(store: Store, key: Key) -> Want | None:
+    """Return what an attempt wants, by whichever process; None if it is not in the line."""
+    found = _listed(store, names.wants(*key)).get(key)
+    return None if found is None else found.want
+
+
+def _listed(store: Store, under: str) -> dict[Key, Listed]:
+    found: dict[Key, Listed] = {}
+    for entry in store.list(under):
+        want = _want_in(entry.name)
+        if want is None:
+            continue
+        other = found.get(want.key)
+        if other is None:
+            found[want.key] = Listed(want, entry.updated)
+        else:
+            found[want.key] = Listed(min(other.want, want, key=_since), max(other.seen, entry.updated))
+    return found
+
+
+def _since(want: Want) -> float:
+    return want.since
+
+
+def mark(store: Store, key: Key) -> int:
+    """Mark an attempt as one whose hosts are requested. Returns the mark's generation."""
+    return store.put(names.uses(*key), secrets.token_hex(4).encode())
+
+
+def unmark(store: Store, key: Key, generation: int) -> None:
+    """Take back a mark, unless another process of the attempt has made its own since."""
+    store.swap(names.uses(*key), b"", generation)
+
+
+def leave(store: Store, key: Key) -> bool:
+    """Remove an attempt's objects: its hosts are gone, and it wants no turn any more. Returns False if it had none."""
+    found = list(store.list(names.wants(*key)))
+    for entry in found:
+        store.delete(entry.name)
+    return bool(found)
+
+
+def evidence(store: Store, keys: Sequence[Key]) -> dict[Key, Evidence]:
+    """Return what the records of some attempts say of their turns. Intents are read before verdicts."""
+    intents = store.read_all([names.intent(*key) for key in keys])
+    verdicts = store.read_all([names.verdict(*key) for key in keys])
+    return {
+        key: Evidence(
+            begun=intent is not None,
+            since=intent.updated if intent is not None else 0.0,
+            over=verdict.updated if verdict is not None else 0.0,
+            is_held=verdict is not None and _is_held(store, key),
+            is_done=verdict is not None and store.read(names.host(*key, 0, "done.json")) is not None,
+            deadline=_deadline(intent),
+        )
+        for key, intent, verdict in zip(keys, intents, verdicts, strict=True)
+    }
+
+
+def ended(store: Store, keys: Sequence[Key]) -> dict[Key, float]:
+    """Return when the verdicts of some attempts were written, of those that have one."""
+    found = store.read_all([names.verdict(*key) for key in keys])
+    return {key: verdict.updated for key, verdict in zip(keys, found, strict=True) if verdict is not None}
+
+
+def _is_held(store: Store, key: Key) -> bool:
+    return store.read(names.refused(*key)) is not None and store.read(names.freed(*key)) is None
+
+
+def _deadline(intent: Record | None) -> float:
+    """Return when an attempt's machines end themselves; 0 if that is not known."""
+    with suppress(ValueError, KeyError, TypeError):
+        if intent is not None and (allowed := float(wire.decode(intent.data)["allowed"])):
+            return float(intent.updated) + allowed
+    return 0.0
+
+
+# ---- the book --------------------------------------------------------------------------------------------------
+
+
+def read(store: Store) -> Read:
+    """Return the book.
+
+    Raises:
+        StoreError: The store refused.
+    """
+    record = store.read(names.BOOK)
+    if record is None:
+        return Read(Book())
+    try:
+        return Read(believed(book_of(record.data), store.now()), record.generation, record.updated)
+    except Corrupt as error:
+        return Read(Book(), record.generation, record.updated, str(error))
+
+
+def rebuilt(store: Store, listed: Mapping[Key, Listed]) -> Book:
+    """Return the book of the turns with which hosts may have been requested, by the attempts' marks. Who had a turn and
+    has requested nothing gets in line again. What was used before is forgotten.
+
+    Args:
+        store: The store.
+        listed: All attempts that want their turn or have it.
+    """
+    keys = sorted(listed)
+    marks = store.read_all([names.uses(*key) for key in keys])
+    used = [(key, mark.updated) for key, mark in zip(keys, marks, strict=True) if mark is not None and mark.data]
+    grants = [Grant(listed[key].want, at, f"{secrets.token_hex(4)}-0") for key, at in used]
+    return Book(grants=tuple(grants))
+
+
+def keep_damaged(store: Store) -> str:
+    """Copy the bytes of a damaged book to a name beside it. Returns that name."""
+    record, kept = store.read(names.BOOK), f"{names.BOOK}.damaged"
+    if record is not None:
+        store.put(kept, record.data)
+    return kept
+
+
+def write(store: Store, book: Book, generation: int) -> Read | None:
+    """Replace the book.
+
+    Args:
+        store: The store.
+        book: The new one.
+        generation: That of the one on which it rests; 0 if there was none.
+
+    Returns:
+        What was written; None if another process was first.
+    """
+    book = book._replace(writer=secrets.token_hex(8))
+    data = bytes_of(book)
+    written = store.swap(names.BOOK, data, generation) if generation else store.create(names.BOOK, data)
+    if written is not None:
+        return Read(book, written, store.now())
+    found = read(store)  # an earlier try of this very request may have won
+    return found if found.book.writer == book.writer else None
+
+
+def bytes_of(book: Book) -> bytes:
+    """Return the book as a record."""
+    fields = book._asdict() | {
+        "grants": [[*grant.want, *grant[1:]] for grant in book.grants],
+        "uses": {whose: [round(use.used, 3), use.at] for whose, use in book.uses.items()},
+        "reserved": [[*one[:4], list(one.dims), one.start] for one in book.reserved],
+        "line": [list(one) for one in book.line],
+    }
+    return wire.encode(fields)
+
+
+def book_of(data: bytes) -> Book:
+    """Return the book of a record.
+
+    Raises:
+        Corrupt: It is none.
+    """
+    fields = fields_of(data, SHARES, names.BOOK)
+    with reading(names.BOOK):
+        parse("its list of shares", fields["shares"])
+        return _book(fields)
+
+
+def _book(fields: Mapping[str, Any]) -> Book:
+    known = {name: value for name, value in fields.items() if name in Book._fields}
+    wide = len(Want._fields)
+    return Book(**{
+        **known,
+        "grants": tuple(Grant(Want(*row[:wide]), *row[wide:]) for row in known["grants"]),
+        "uses": {whose: Use(*use) for whose, use in known["uses"].items()},
+        "reserved": tuple(
+            Reserved(job, attempt, priority, at, tuple(dims), start)
+            for job, attempt, priority, at, dims, start in known["reserved"]
+        ),
+        "line": tuple(Waiting(*row) for row in known["line"]),
+    })  # fmt: skip

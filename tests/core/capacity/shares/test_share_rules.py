@@ -1,0 +1,147 @@
+"""Whose turn it is: the order, the shares, and who may pass whom."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+
+from kinetic_orchestration.capacity.shares import records, rules
+from kinetic_orchestration.capacity.shares.rules import Book, Evidence, Grant, Use, Want, decide, fate
+from kinetic_orchestration.plan.configuration.chip_shares import parse
+
+NOW = 1_700_000_000.0
+
+
+def want(job: str, chips: int = 8, **fields: object) -> Want:
+    known = {"user": "ann", "since": NOW, **fields}
+    return Want(f"job-{job}", 1, "v5e", chips, **known)  # type: ignore[arg-type]
+
+
+def given(book: Book) -> list[str]:
+    return [grant.want.job.removeprefix("job-") for grant in book.grants]
+
+
+def decided(wants: list[Want], shares: str, book: Book | None = None, now: float = NOW) -> Book:
+    return decide(Book() if book is None else book, wants, parse("shares", shares), now, "t")
+
+
+def test_a_higher_priority_goes_first_then_who_has_used_less_then_who_came_first() -> None:
+    """Priorities, within one the smaller weighted recent use first, then first come."""
+    book = Book(uses={"user:ann": Use(5000.0, NOW)})
+    wants = [
+        want("a"), want("b", user="bob", since=NOW + 2), want("c", user="bob", since=NOW + 1),
+        want("d", since=NOW + 9, priority=1),
+    ]  # fmt: skip
+    assert given(decided(wants, "v5e=32", book)) == ["d", "c", "b", "a"]
+    assert given(decided(wants, "v5e=8", book)) == ["d"]
+    assert given(decided(wants[:3], "v5e=8", book)) == ["c"]
+
+
+def test_a_larger_share_makes_the_same_use_weigh_less() -> None:
+    book = Book(uses={"user:ann": Use(3000.0, NOW), "user:bob": Use(2000.0, NOW)})
+    wants = [want("a"), want("b", user="bob", since=NOW - 5)]
+    assert given(decided(wants, "v5e=8,user:*=16", book)) == ["b"]
+    assert given(decided(wants, "v5e=8,user:*=16,user:ann=64", book)) == ["a"]
+
+
+def test_two_users_take_turns_within_one_decision_because_a_turn_costs_something_at_once() -> None:
+    wants = [want(f"a{n}", since=NOW) for n in range(4)] + [want(f"b{n}", user="bob", since=NOW + 1) for n in range(4)]
+    assert given(decided(wants, "v5e=32")) == ["a0", "b0", "a1", "b1"]
+
+
+def test_nobody_holds_more_than_a_share_and_one_whom_none_names_has_the_default_one_and_is_told() -> None:
+    """Somebody whom no share names gets the default share, said so."""
+    wants = [want(str(n), user="cy") for n in range(3)]
+    book = decided(wants, "v5e=64,user:*=16,user:ann=32")
+    assert given(book) == ["0", "1"]
+    assert book.line[0].why == "for 8 of user:cy=16 by default chips (16 in use)"
+    assert given(decided([want(str(n)) for n in range(5)], "v5e=64,user:*=16,user:ann=32")) == ["0", "1", "2", "3"]
+
+
+def test_chips_count_by_what_they_cost() -> None:
+    wants = [Want("job-1", 1, "v5p", 8, 3.5, user="ann", since=NOW), want("2"), want("3")]
+    assert given(decided(wants, "total=40")) == ["1", "2"]
+
+
+def test_small_ones_pass_a_big_one_only_if_they_end_before_its_turn_can_come() -> None:
+    """It gets a reservation that they may pass only if their time limit ends before it."""
+    running = Grant(want("run", 12, longest=1000.0), NOW)
+    big = want("big", 16, user="bob")
+    short, long, without = want("short", 4, longest=900.0), want("long", 4, longest=1100.0), want("endless", 4)
+    book = Book(grants=(running,))
+    assert given(decided([big, short], "v5e=16", book)) == ["run", "short"]
+    assert given(decided([big, long], "v5e=16", book)) == ["run"]
+    late = decided([big, without], "v5e=16", book)
+    assert given(late) == ["run"]
+    assert late.line[1].why == "for 4 of v5e=16 chips, of which the next are kept for job-big"
+    [kept] = late.reserved
+    assert (kept.job, kept.start) == ("job-big", NOW + 1000.0)
+
+
+def test_a_user_who_waits_for_a_share_of_its_own_keeps_nothing_from_others() -> None:
+    wants = [want("a", 16), want("b", 16), want("c", 4), want("d", 4, user="bob")]
+    assert given(decided(wants, "v5e=64,user:*=16")) == ["a", "d"]
+
+
+def test_a_turn_that_was_decided_is_never_changed() -> None:
+    """Granting never preempts, and a decision is stamped when it is made."""
+    first = decided([want("a", 16)], "v5e=16")
+    later = decided([want("a", 16), want("b", priority=9)], "v5e=16", first, NOW + 500.0)
+    assert later.grants == first.grants
+    lowered = decided([want("a", 16), want("b", priority=9)], "v5e=8", first, NOW + 500.0)
+    assert lowered.grants == first.grants
+
+
+def test_use_fades_by_half_in_a_half_life_however_often_it_is_looked_at() -> None:
+    book = Book(grants=(Grant(want("a", 10), NOW),), uses={"user:ann": Use(1e6, NOW)})
+    once = rules.settled(book, NOW + rules.HALF_LIFE)
+    often = book
+    for part in range(1, 101):
+        often = rules.settled(often, NOW + rules.HALF_LIFE * part / 100)
+    expected = 5e5 + 10 * rules.HALF_LIFE / math.log(2) / 2
+    assert once.uses["user:ann"].used == pytest.approx(expected)
+    assert often.uses["user:ann"].used == pytest.approx(expected)
+
+
+def test_what_a_turn_is_charged_ends_with_its_hosts_and_not_when_that_is_seen() -> None:
+    book = Book(grants=(Grant(want("a", 10), NOW),), uses={"user:ann": Use(0.0, NOW)})
+    after = rules.freed(book, ("job-a", 1), NOW + 100.0, NOW + 5000.0)
+    assert after.grants == ()
+    assert after.uses["user:ann"].used == pytest.approx(1000.0, rel=0.05)
+
+
+def test_what_a_turn_is_charged_is_whole_although_whoever_frees_it_was_held_up_since_it_looked_at_the_clock() -> None:
+    book = Book(grants=(Grant(want("a", 10), NOW),), uses={"user:ann": Use(0.0, NOW)})
+    after = rules.freed(book, ("job-a", 1), NOW + 1000.0, NOW + 100.0)
+    assert after.uses["user:ann"].used == pytest.approx(10_000.0, rel=0.05)
+
+
+def test_a_turn_that_nobody_gives_back_is_freed_by_what_its_attempts_records_say() -> None:
+    grant = Grant(want("a"), NOW)
+    marked = grant._replace(leaving=NOW + 700.0)
+    assert fate(grant, Evidence(), NOW + 500.0) == rules.KEEP
+    assert fate(grant, Evidence(), NOW + 700.0) == rules.MARK
+    assert fate(marked, Evidence(), NOW + 701.0) == rules.FREE
+    assert fate(marked, Evidence(begun=True), NOW + 701.0) == rules.CLEAR
+    assert fate(grant, Evidence(begun=True), NOW + 1e6) == rules.KEEP
+    assert fate(grant, Evidence(begun=True, deadline=NOW + 1e3), NOW + 1e3 + 601.0) == rules.FREE
+    assert fate(grant, Evidence(begun=True, over=NOW), NOW + 500.0) == rules.KEEP
+    assert fate(grant, Evidence(begun=True, over=NOW), NOW + 601.0) == rules.FREE
+    assert fate(grant, Evidence(begun=True, over=NOW, is_done=True), NOW + 21.0) == rules.FREE
+    assert fate(grant, Evidence(begun=True, over=NOW, is_held=True), NOW + 1e6) == rules.KEEP
+
+
+def test_the_book_is_read_as_it_was_written() -> None:
+    wants = [want(str(n), user="ann") for n in range(9)] + [want("big", 64, user="bob", longest=60.0)]
+    book = decided(wants, "v5e=64,user:*=16")._replace(holder="me", writer="w", shares="v5e=64", until=NOW)
+    assert records.book_of(records.bytes_of(book)) == book
+
+
+def test_a_thousand_who_wait_are_decided_about_in_a_moment() -> None:
+    wants = [want(f"{n:x}", 4, user=f"u{n % 20}", since=NOW + n, longest=600.0) for n in range(1000)]
+    began = time.process_time()
+    book = decided(wants, "v5e=256,total=512,user:*=64")
+    assert time.process_time() - began < 1.0
+    assert (len(book.grants), book.waiting, len(book.line)) == (64, 936, rules.SHOWN)

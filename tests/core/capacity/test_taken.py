@@ -1,0 +1,50 @@
+"""The choice that an attempt took, as its users read it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kinetic_orchestration.capacity import choosing
+from kinetic_orchestration.capacity.taken import taken
+from kinetic_orchestration.plan.values import Past
+from tests.support.choices import candidate, plan
+
+ASKED = plan(candidate("v6e-16"), candidate("v5p-16", "on-demand", ("us-east5-a",)))
+
+
+def test_the_first_is_told_as_the_first_and_a_later_one_with_what_was_tried_before() -> None:
+    chosen = choosing.first(ASKED, {}, 1000.0)
+    placement = {**chosen.history(), "zone": chosen.place, "backend": "tpu-vm"}
+    assert taken(ASKED, placement) == "v6e-16 spot in us-east5-a, the first that was tried of 2 choices"
+    told = []
+    for _ in range(3):
+        past = Past(placement, "stockout", "nothing there", 1000.0)
+        chosen = choosing.following(ASKED, {}, 1000.0, past, "job-1")
+        placement = {**chosen.history(), "zone": chosen.place, "backend": "tpu-vm"}
+        told.append(taken(ASKED, placement))
+    assert told[0] == (
+        "v6e-16 spot in us-east5-b, after v6e-16 spot in us-east5-a "
+        "(when it was chosen: v6e-16 spot in us-east5-a: stockout just now)"
+    )
+    assert told[2] == (
+        "v5p-16 on-demand in us-east5-a, after v6e-16 spot in us-east5-a, v6e-16 spot in us-east5-b, "
+        "v6e-16 spot in europe-west4-a (when it was chosen: v6e-16 spot in us-east5-a: tried before)"
+    )
+
+
+@pytest.mark.parametrize("placement", [{}, {"choice": 7, "zone": "", "tried": ["x", "9:somewhere", ""]}])
+def test_a_placement_that_says_little_is_no_error(placement: dict[str, object]) -> None:
+    assert taken(ASKED, placement)
+
+
+def test_many_that_were_tried_before_are_counted() -> None:
+    tried = [f"0:zone-{number}" for number in range(8)]
+    assert taken(ASKED, {"choice": 1, "zone": "us-east5-a", "tried": tried}).endswith(
+        "v6e-16 spot in zone-7 and 3 more"
+    )
+
+
+def test_a_job_of_one_way_has_no_choice_to_tell() -> None:
+    assert taken(replace(ASKED, choices=()), {"zone": "us-east5-a"}) == ""

@@ -1,0 +1,72 @@
+"""Jobs that share chips, on this machine: who waits, what it is told, and when its turn comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.cli import codes, main
+from kinetic_orchestration.errors import UsageError
+from tests.support.waits import wait_until
+
+PATIENCE = 90.0
+
+
+@kinetic.run(accelerator="v5e-4")
+def until(flag: str) -> str:
+    while not os.path.exists(flag):
+        time.sleep(0.01)
+    return "done"
+
+
+@pytest.fixture
+def shares(shared_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KINETIC_CHIPS", "v5e=4")
+    monkeypatch.setenv("KINETIC_DEPLOYMENT", "shared-chips")
+
+
+@pytest.mark.usefixtures("shares")
+def test_a_job_waits_for_the_chips_of_another_says_its_place_and_runs_when_they_are_given_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Waiting is not a failure and says its place in the line."""
+    first = until.run_async(str(tmp_path / "flag"))
+    second = until.run_async(str(tmp_path / "flag"))
+    told: list[str] = []
+
+    def waits() -> bool:
+        told.append(second.status().value)
+        capsys.readouterr()
+        assert main(["shares", "--json"]) == codes.OK
+        found = json.loads(capsys.readouterr().out)
+        told.extend(one["why"] for one in found["waiting"])
+        return [one["job"] for one in found["held"]] == [first.job_id] and bool(found["waiting"])
+
+    wait_until(waits, PATIENCE)
+    assert told[0] == "PENDING"
+    assert told[-1] == "for 4 of v5e=4 chips (4 in use)"
+    (tmp_path / "flag").touch()
+    assert first.result(timeout=PATIENCE) == "done"
+    assert second.result(timeout=PATIENCE) == "done"
+    capsys.readouterr()
+    main(["shares", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["held"] == found["waiting"] == []
+
+
+@pytest.mark.usefixtures("shares")
+def test_a_job_that_its_share_can_never_hold_is_refused_before_anything_is_sent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A share that no job can ever fit in."""
+    monkeypatch.setenv("KINETIC_CHIPS", "v5e=2")
+    with pytest.raises(UsageError, match=r"takes 4 chips of the share v5e=2, and so could never run"):
+        until.run_async(str(tmp_path / "flag"))
+    monkeypatch.setenv("KINETIC_CHIPS", "v55=2")
+    with pytest.raises(UsageError, match=r"chips has 'v55=2': 'v55' is no accelerator"):
+        until.run_async(str(tmp_path / "flag"))
