@@ -34,6 +34,8 @@ class HostContext:
         checkpoint_dir: Folder that is the same for all attempts, and for the next job of the same `key` after a
             failure.
         partition_key: The partition of the asset or task, or the option of this name.
+        reshard: The option of this name.
+        global_batch: The option of this name; 0 without it.
     """
 
     job_id: str = ""
@@ -43,6 +45,8 @@ class HostContext:
     output_dir: str = ""
     checkpoint_dir: str = ""
     partition_key: str = ""
+    reshard: bool = False
+    global_batch: int = 0
     _events: str = ""
     _notice: str = ""
     _fence: int = 1
@@ -168,6 +172,8 @@ def _of_host(environ: Mapping[str, str]) -> dict[str, Any]:
         "output_dir": environ["KINETIC_OUTPUT_DIR"],
         "checkpoint_dir": environ["KINETIC_CHECKPOINT_DIR"],
         "partition_key": environ["KINETIC_PARTITION_KEY"],
+        "reshard": bool(environ.get("KINETIC_RESHARD")),
+        "global_batch": int(environ.get("KINETIC_GLOBAL_BATCH", "0")),
         "_events": environ["KINETIC_EVENTS"],
         "_notice": environ.get("KINETIC_NOTICE", ""),  # an older agent has none
         "_fence": int(fence),

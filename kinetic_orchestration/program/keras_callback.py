@@ -16,8 +16,9 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from kinetic_orchestration.errors import CheckpointError
+from kinetic_orchestration.errors import CheckpointError, UsageError
 from kinetic_orchestration.host.process.frameworks.keras_fit import optimizers_beside
+from kinetic_orchestration.plan.hardware.global_batch import GlobalBatch
 from kinetic_orchestration.program.checkpoints.trees import Slot
 from kinetic_orchestration.program.keras_others import Others
 from kinetic_orchestration.program.loop import Choice, Training
@@ -37,13 +38,19 @@ class KineticCallback:
         log_every: Steps between reports of metrics. None: once a second, and at the end of each epoch.
         on_nan: "warn" reports a metric that is not finite, "stop" raises FloatingPointError.
         on_full_disk: "warn" reports a checkpoint that could not be written, "stop" raises CheckpointError.
-        reshard: Restore checkpoints of another number of hosts or devices as well.
+        reshard: Restore checkpoints of another number of hosts or devices as well. None: as `run` was told.
+        global_batch: Samples in one step on all hosts together, which stay the same on any number of hosts; fit gets
+            `batch.per_host` of them as its `batch_size`. None: as `run` was told; 0: unknown.
         stream: The data continue from epoch to epoch (a generator, with `steps_per_epoch`) instead of beginning again.
             All data that were trained on are skipped after a restoration.
         name: Name of this fit. The n-th fit of a program without one finds the checkpoints of the n-th.
         samples: Samples in one step on all hosts together, for samples/s. On one host they are known from the data of
             `fit`.
         tokens: Tokens in one step on all hosts together, for tokens/s.
+
+    Attributes:
+        batch: The division of the global batch among the hosts, of which `batch.rows` are this host's rows; None
+            without one.
 
     Raises:
         ImportError: Keras 3 cannot be imported.
@@ -78,7 +85,8 @@ class KineticCallback:
         log_every: int | None = None,
         on_nan: Choice = "warn",
         on_full_disk: Choice = "warn",
-        reshard: bool = False,
+        reshard: bool | None = None,
+        global_batch: int | None = None,
         stream: bool = False,
         name: str = "",
         samples: int = 0,
@@ -89,9 +97,11 @@ class KineticCallback:
         _close_after_failures()
         self._options: dict[str, Any] = {
             "every": every, "keep": keep, "log_every": log_every, "on_nan": on_nan, "on_full_disk": on_full_disk,
-            "reshard": reshard, "stream": stream, "name": name, "samples": samples, "tokens": tokens,
+            "reshard": reshard, "global_batch": global_batch, "stream": stream, "name": name, "samples": samples,
+            "tokens": tokens,
         }  # fmt: skip
-        Training(**{**_of_training(self._options), "name": name or "unnamed"})  # refuses invalid options before a fit
+        told = Training(**{**_of_training(self._options), "name": name or "unnamed"})  # refuses what is invalid now
+        self.batch = told.batch
         self._latest: Mapping[str, Any] | None = None
         self._others = Others()
         self._skip = 0
@@ -103,8 +113,8 @@ class KineticCallback:
 
     # ---- a fit begins ------------------------------------------------------------------------------------------------
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        model: Any = self.model
+    def _check(self, model: Any) -> None:
+        """Refuse what could not be resumed as it was."""
         if self._options["stream"] and keras_backend() == "torch":
             raise CheckpointError(
                 "on torch Keras reads a stream where no callback can pass over what was trained on: give the data an "
@@ -115,11 +125,17 @@ class KineticCallback:
                 "Keras makes this model's variables in its first step, and nothing could be restored into them before: "
                 "call it on a batch before fit, as model(x[:1]), or build it, as model.build((None, 8))"
             )
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        model: Any = self.model
+        self._check(model)
         self._epochs = int(self.params.get("epochs") or 1)
         self._per_epoch = int(self.params.get("steps") or 0)
         self._stride = int(getattr(model, "steps_per_execution", 1) or 1)
         total = self._epochs * self._per_epoch
         self._training = Training(**_of_training(self._options), total=total)
+        self.batch = self._training.batch
+        _check_batch(self.batch)
         if not self._options["stream"] and self._epochs > 1 and (goes_on := _continuing_data()):
             what, instead = goes_on
             self._training.say(
@@ -326,7 +342,7 @@ class _Kept:
     at every step; the learning rates that the epoch began with; the state of other callbacks; optimizers that were
     built in the epoch."""
 
-    each_hosts_own = False  # another number of hosts takes host 0's
+    each_hosts_own = False  # each of another number of hosts takes that of one of these
 
     def __init__(self, others: Others, late: _Late) -> None:
         self.rates: list[float] = []
@@ -505,6 +521,17 @@ def _batch_size() -> int:
     """The batch size of the calling fit, if its data have one, or 0."""
     found = getattr(getattr(_iterator(), "data_adapter", None), "batch_size", None)
     return found if isinstance(found, int) else 0
+
+
+def _check_batch(batch: GlobalBatch | None) -> None:
+    """Refuse a fit whose batches are not this host's share of the global one. Data that Keras itself spreads over the
+    hosts have the whole of it."""
+    found = _batch_size()
+    if batch is not None and found and found not in (batch.per_host, batch.size):
+        raise UsageError(
+            f"the batches of fit have {found} samples, and {batch}: give fit batch_size=callback.batch.per_host, and "
+            "each host its rows, as callback.batch.rows(len(x)) names them"
+        )
 
 
 def _continuing_data() -> tuple[str, str] | None:

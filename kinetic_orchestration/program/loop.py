@@ -20,9 +20,11 @@ from typing import Any, Literal, NoReturn, TypeVar
 from kinetic_orchestration.errors import CheckpointError, UsageError
 from kinetic_orchestration.host.process.frameworks import profiler
 from kinetic_orchestration.plan.configuration.settings import seconds
+from kinetic_orchestration.plan.hardware.global_batch import GlobalBatch
 from kinetic_orchestration.program.checkpoints import trees
 from kinetic_orchestration.program.checkpoints.agreement import Agreement, Alone
 from kinetic_orchestration.program.checkpoints.background import CopyBuffers, Writing, is_copied, unfinished_at
+from kinetic_orchestration.program.checkpoints.commits import Commit, topology
 from kinetic_orchestration.program.checkpoints.manager import Checkpoints, NotWritten, Snapshot
 from kinetic_orchestration.program.checkpoints.store import open_checkpoints
 from kinetic_orchestration.program.context import HostContext, current
@@ -88,14 +90,19 @@ class Training:
         log_every: Steps between reports of metrics. None: once a second.
         on_nan: "warn" reports a metric that is not finite, "stop" raises FloatingPointError.
         on_full_disk: "warn" reports a checkpoint that could not be written, "stop" raises CheckpointError.
-        reshard: Restore checkpoints of another number of hosts or devices as well.
+        reshard: Restore checkpoints of another number of hosts or devices as well. None: as `run` was told.
+        global_batch: Samples in one step on all hosts together, which stay the same on any number of hosts. None: as
+            `run` was told; 0: unknown.
+        per_host: The most samples that a host takes at once. A share that is larger is divided into steps of gradient
+            accumulation. 0: no limit.
         name: Name of this training. The n-th training of a program without one finds the checkpoints of the n-th.
         hosts: Number of hosts that take part, from host 0 on. None: all.
-        samples: Samples in one step on all hosts together, for samples/s.
+        samples: Samples in one step on all hosts together, for samples/s; by default the global batch.
         tokens: Tokens in one step on all hosts together, for tokens/s.
 
     Attributes:
         restored: Further content of the checkpoint that was restored, or None.
+        batch: The division of the global batch among the hosts; None without one.
 
     Raises:
         UsageError: An option is invalid.
@@ -111,7 +118,9 @@ class Training:
         log_every: int | None = None,
         on_nan: Choice = "warn",
         on_full_disk: Choice = "warn",
-        reshard: bool = False,
+        reshard: bool | None = None,
+        global_batch: int | None = None,
+        per_host: int = 0,
         name: str = "",
         hosts: int | None = None,
         samples: int = 0,
@@ -128,7 +137,6 @@ class Training:
         self._log_every = log_every if log_every is None else _whole("log_every", log_every, 1, "a number of steps")
         self._on_nan = on_nan
         self._on_full_disk = on_full_disk
-        self._reshard = reshard
         self._keep = _whole("keep", keep, 1, "at least 1, since the newest checkpoint always stays")
         self._host: HostContext = current()
         there = self._host.host_count
@@ -137,6 +145,9 @@ class Training:
             raise UsageError(f"hosts is {hosts}, and this job has {there}")
         if name and not _NAME.fullmatch(name):
             raise UsageError(f"name is {name!r}: it names a folder, so give letters, digits, '.', '_' and '-'")
+        self._reshard = self._host.reshard if reshard is None else reshard
+        self.batch = self._divided(global_batch, per_host)
+        self._place = 0, 0  # a step, and the samples that were trained on until it
         self._name = self._given = name or _next_name()
         self._profiler = profiler.current() if self._host.job_id else None
         if self._profiler is not None:
@@ -153,7 +164,8 @@ class Training:
         # Of a step that may not have been computed yet, with how fast the training was.
         self._metrics: tuple[int, Mapping[str, Any], Mapping[str, float]] | None = None
         self.speed = Speed(
-            _whole("samples", samples, 0, "how many samples one step takes on all hosts, or leave it out"),
+            _whole("samples", samples, 0, "how many samples one step takes on all hosts, or leave it out")
+            or (self.batch.size if self.batch else 0),
             _whole("tokens", tokens, 0, "how many tokens one step takes on all hosts, or leave it out"),
         )
         self._spent = Spent()
@@ -169,6 +181,62 @@ class Training:
         self._notice: Notice | None = None
         self._agreed = threading.Event()
         self._final: int | None = None  # the step at which all hosts end; None if they could not agree
+
+    def _divided(self, size: int | None, most: int) -> GlobalBatch | None:
+        size = _whole(
+            "global_batch", self._host.global_batch if size is None else size, 0, "the samples of one step on all hosts"
+        )
+        most = _whole("per_host", most, 0, "the most samples that a host takes at once, or leave it out")
+        if not size and most:
+            raise UsageError(f"per_host={most} divides a batch, and there is none: give global_batch= as well")
+        return GlobalBatch.divided(size, self._hosts, self._host.host_index, most) if size else None
+
+    # ---- the data's place --------------------------------------------------------------------------------------------
+
+    @property
+    def samples(self) -> int:
+        """The number of samples that were trained on, on all hosts together: the place in the data's one order.
+
+        Raises:
+            UsageError: There is no global batch.
+        """
+        return self._samples_at(self._done, self._batch())
+
+    def _samples_at(self, done: int, batch: GlobalBatch) -> int:
+        step, before = self._place
+        return before + (done - step) * batch.size
+
+    def indices(self, rows: int = 0) -> list[list[int]]:
+        """Return this host's samples of the next batch, by their numbers in the data's one order.
+
+        Args:
+            rows: Number of rows of the data, which are read again when they end: each sample is then the number of a
+                row. 0: the samples are counted on.
+
+        Returns:
+            A list for each step of accumulation. On all hosts together they are the batch, in its order.
+
+        Raises:
+            UsageError: There is no global batch.
+        """
+        parts = self._batch().parts(self.samples)
+        return [[sample % rows if rows else sample for sample in part] for part in parts]
+
+    def _batch(self) -> GlobalBatch:
+        if self.batch is None:
+            raise UsageError("samples are counted by a global batch: give Training, or run, a global_batch=")
+        return self.batch
+
+    def _found_place(self, commit: Commit) -> None:
+        """Go on in the data where the checkpoint was; one of an older version counted steps alone."""
+        if self.batch is None:
+            return
+        self._place = commit.step, commit.samples if commit.batch else commit.step * self.batch.size
+        if commit.batch not in (0, self.batch.size):
+            self.say(
+                f"the global batch was {commit.batch} and is {self.batch.size}: the data go on at sample "
+                f"{self.samples}, and the losses are those of another batch"
+            )
 
     # ---- the three calls ---------------------------------------------------------------------------------------------
 
@@ -190,6 +258,8 @@ class Training:
         trees.described(state)  # refuses an unstorable state now, and not when the first checkpoint is due
         trees.refuse_spread(state)
         self._open()
+        if self.batch is not None and self._host.host_index == 0:
+            self.say(str(self.batch))
         if self._checkpoints is None:
             return state, 0
         self._settle()
@@ -197,7 +267,9 @@ class Training:
         if commit is not None:
             self._done = self._saved = self._tried = commit.step
             self.restored = commit.more
-            self.say(f"restored the checkpoint of step {commit.step}")
+            other = f", of {topology(commit.hosts, 0)}, on {self._hosts}" if commit.hosts != self._hosts else ""
+            self.say(f"restored the checkpoint of step {commit.step}{other}")
+            self._found_place(commit)
         with self._lock:
             self._begun = self._done + 1
         self._saved_at = self._meeting_at = time.monotonic()
@@ -386,7 +458,10 @@ class Training:
         if isinstance(state, types.FunctionType | types.MethodType):
             state = state()
         try:
-            snapshot = checkpoints.snapshot(done, state, more, finite=self._finite)
+            place = (
+                {} if self.batch is None else {"samples": self._samples_at(done, self.batch), "batch": self.batch.size}
+            )
+            snapshot = checkpoints.snapshot(done, state, more, finite=self._finite, **place)
             if beside and is_copied(snapshot.part, self._buffers):
                 end = PATIENCE if self.alone else CLOSING
                 self._writing = Writing(done, checkpoints.store.place, end, lambda: self._write_beside(snapshot))

@@ -33,7 +33,7 @@ class Checkpoint:
     state: Any
     """The given state with these values; without one, a dictionary of whole arrays and plain values by their paths."""
     more: Mapping[str, Any]
-    """What the loop kept beside it: KineticCallback its epoch and batch."""
+    """The loop's own state beside it, such as the epoch and batch of KineticCallback."""
     folder: str
 
 
@@ -76,7 +76,7 @@ def read_checkpoint(place: str | os.PathLike[str], step: int | None = None, into
 
 
 def _state(store: CheckpointStore, record: Commit, into: Any, stack: contextlib.ExitStack) -> Any:
-    of = Source(store, record, 0, stack)
+    of = Source(store, record, 0, record.hosts, stack)
     if into is None:
         arrays = {path: trees.whole(leaf, of.fetch, path) for path, leaf in record.leaves.items()}
         return arrays | {path: trees.plain_value(told, of.fetch) for path, told in of.plain.items()}

@@ -68,11 +68,15 @@ class Commit:
     finite: bool = True  # no number that was reported up to here was NaN or infinite
     framework: str = ""
     more: Mapping[str, Any] = field(default_factory=dict)  # of the loop's driver: epoch, batch
+    samples: int = 0  # that were trained on, in their one order for all hosts; known with a batch
+    batch: int = 0  # samples of one step on all hosts together; 0: unknown
 
     def encode(self) -> bytes:
         leaves = {path: [leaf.dtype, list(leaf.shape)] for path, leaf in self.leaves.items()}
         parts = [asdict(one) for one in self.parts]
         fields = {name: getattr(self, name) for name in ("step", "folder", "hosts", "devices", "finite", "framework")}
+        if self.batch:
+            fields |= {"samples": self.samples, "batch": self.batch}
         return wire.encode({**fields, "parts": parts, "leaves": leaves, "more": dict(self.more)})
 
     @classmethod
@@ -90,6 +94,8 @@ class Commit:
                 finite=bool(found["finite"]),
                 framework=str(found["framework"]),
                 more=dict(found["more"]),
+                samples=int(found.get("samples", 0)),
+                batch=int(found.get("batch", 0)),
             )
             if not 0 < len(told.parts) == told.hosts:
                 raise ValueError

@@ -38,6 +38,8 @@ class Snapshot:
     framework: str
     more: Mapping[str, Any]
     finite: bool
+    samples: int
+    batch: int
 
 
 class Checkpoints:
@@ -53,9 +55,12 @@ class Checkpoints:
 
     # ---- write -----------------------------------------------------------------------------------------------------
 
-    def snapshot(self, step: int, state: Any, more: Mapping[str, Any], *, finite: bool) -> Snapshot:
+    def snapshot(
+        self, step: int, state: Any, more: Mapping[str, Any], *, finite: bool, samples: int = 0, batch: int = 0
+    ) -> Snapshot:
         """This host's part of a state, whose bytes are still the state's own."""
-        return Snapshot(step, trees.host_part(state), trees.devices(state), trees.frameworks(), more, finite)
+        part, devices = trees.host_part(state), trees.devices(state)
+        return Snapshot(step, part, devices, trees.frameworks(), more, finite, samples, batch)
 
     def write(self, snapshot: Snapshot, patience: float) -> None:
         """Write this host's part. On host 0 the checkpoint is committed when this returns."""
@@ -79,7 +84,7 @@ class Checkpoints:
                     raise NotWritten(why)
                 record = Commit(
                     snapshot.step, folder, hosts, snapshot.devices, tuple(every), snapshot.part.leaves, snapshot.finite,
-                    snapshot.framework, snapshot.more,
+                    snapshot.framework, snapshot.more, snapshot.samples, snapshot.batch,
                 )  # fmt: skip
                 if not self.store.commit(record):
                     raise NotWritten(f"{folder} was committed before")
@@ -201,14 +206,14 @@ class Checkpoints:
 
     def _load(self, record: Commit, state: Any, stack: contextlib.ExitStack) -> Callable[[], Any]:
         """Gives the state. All parts that it needs are open by now, and believed."""
-        of = Source(self.store, record, self.agreement.host, stack)
+        of = Source(self.store, record, self.agreement.host, self.agreement.hosts, stack)
         of.check_names(state)
         kept = [path for path, leaf in trees.named(state) if trees.own(leaf)]
         if record.hosts != self.agreement.hosts and kept:
             raise CheckpointDiffers(
                 f"{', '.join(kept)} has a state of each host's own, and {record.hosts} hosts wrote the checkpoint "
                 f"of step {record.step}: it cannot be divided among {self.agreement.hosts}. Leave it out of the "
-                "state, and order the data by the step instead"
+                "state, and order the data by the step instead, as Training.indices does"
             )
         return trees.restorer(state, of.plain, of.fetch, of.look)
 
@@ -216,10 +221,16 @@ class Checkpoints:
 class Source:
     """The contents of a checkpoint for one host: its own part first, then the parts of others that it needs."""
 
-    def __init__(self, store: CheckpointStore, record: Commit, host: int, stack: contextlib.ExitStack) -> None:
-        own = host if host < record.hosts else 0
-        self._order = [own, *(other for other in range(record.hosts) if other != own)]
+    def __init__(
+        self, store: CheckpointStore, record: Commit, host: int, hosts: int, stack: contextlib.ExitStack
+    ) -> None:
+        # Of another number of hosts, the part that lies where this host's would: most of what it needs is there, and
+        # what is the same on all hosts is host 0's.
+        own = host if host < record.hosts == hosts else host * record.hosts // max(hosts, host + 1)
+        near = sorted(range(1, record.hosts), key=lambda other: abs(other - own))
+        self._order = list(dict.fromkeys([own, 0, *near]))
         self._opened: dict[int, parts.Opened] = {}
+        self._told: dict[int, parts.Pieces] = {}
         self._store, self._record, self._stack = store, record, stack
         self.plain = self._part(own).plain
 
@@ -234,11 +245,11 @@ class Source:
             )
 
     def look(self, path: str, start: Start, shape: tuple[int, ...]) -> None:
-        self._all_of(path, prod(shape), lambda of: of.has(path, start, shape))
+        self._all_of(path, start, shape, lambda of: of.has(path, start, shape))
 
     def fetch(self, path: str, dtype: str, start: Start, shape: tuple[int, ...]) -> memoryview:
         into = trees.new_buffer(prod(shape) * _size(dtype))
-        self._all_of(path, prod(shape), lambda of: of.copy(path, Leaf(dtype, shape), start, into))
+        self._all_of(path, start, shape, lambda of: of.copy(path, Leaf(dtype, shape), start, into))
         return into
 
     def _part(self, host: int) -> parts.Opened:
@@ -246,10 +257,19 @@ class Source:
             self._opened[host] = self._stack.enter_context(self._store.opened(self._record, host))
         return self._opened[host]
 
-    def _all_of(self, path: str, wanted: int, found: Callable[[parts.Opened], int]) -> None:
-        have = 0
+    def _has(self, host: int, path: str, start: Start, shape: tuple[int, ...]) -> bool:
+        """Return True if a part has something of a rectangle. One that is not here is asked for its header, and is
+        fetched only if that says so."""
+        if host in self._opened or host == self._order[0]:
+            return True
+        if host not in self._told:
+            self._told[host] = self._store.pieces(self._record, host)
+        return parts.count_in(self._told[host], path, start, shape) > 0
+
+    def _all_of(self, path: str, start: Start, shape: tuple[int, ...], found: Callable[[parts.Opened], int]) -> None:
+        have, wanted = 0, prod(shape)
         for host in self._order if wanted else ():
-            have += found(self._part(host))
+            have += found(self._part(host)) if self._has(host, path, start, shape) else 0
             if have >= wanted:
                 return
         if have < wanted:

@@ -124,6 +124,48 @@ def _dtype(path: str, state: HostPart) -> str:
     return "uint32" if dtype.startswith("key<") else dtype
 
 
+Pieces = Mapping[str, list[tuple[str, Start, tuple[int, ...], int]]]
+"""By the path of an array, what a part has of it: dtype, beginning and shape of each rectangle, and its offset."""
+
+HEAD = 64 << 10  # bytes that most headers fit into
+
+
+def pieces_of(read: Callable[[int, int], bytes]) -> Pieces:
+    """Return what a part says it has, by its header alone: it is not believed yet.
+
+    Args:
+        read: Returns the part's bytes from a beginning to an end.
+
+    Raises:
+        Torn: It has no such header.
+    """
+    head = read(0, HEAD)
+    length = int.from_bytes(head[:8], "little")
+    if len(head) < 8 + length and len(head) == HEAD:
+        head += read(HEAD, 8 + length)
+    return _of_header(head[8 : 8 + length], 8 + length)[0]
+
+
+def _of_header(header: bytes, begin: int) -> tuple[Pieces, Mapping[str, Any]]:
+    """The pieces of a header, and the plain values in it. `begin`: the offset of the bytes behind it."""
+    try:
+        kinetic = json.loads(json.loads(header)["__metadata__"]["kinetic"])
+        pieces: dict[str, list[tuple[str, Start, tuple[int, ...], int]]] = {}
+        for path, dtype, start, shape, at in kinetic["pieces"]:
+            pieces.setdefault(path, []).append((dtype, tuple(start), tuple(shape), begin + at))
+        return pieces, kinetic["plain"]
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise Torn(f"it is not a part of a checkpoint ({type(error).__name__})") from None
+
+
+def count_in(pieces: Pieces, path: str, start: Start, shape: tuple[int, ...]) -> int:
+    """Return the number of elements of a rectangle of an array that the pieces have."""
+    return sum(
+        prod(max(0, min(a + h, s + w) - max(a, s)) for a, h, s, w in zip(at, extent, start, shape, strict=True))
+        for _, at, extent, _ in pieces.get(path, ())
+    )
+
+
 class Opened:
     """A part of which a file is here, believed by its digest. After that it is read and not mapped, so that what is
     restored is not in memory twice."""
@@ -136,16 +178,8 @@ class Opened:
                 raise Torn(f"it has {size} bytes, and {told.size} were written")
             if _digest(self._file, size) != told.digest:
                 raise Torn("its digest is not that of what was written")
-            try:
-                length = int.from_bytes(os.pread(self._file, 8, 0), "little")
-                header = json.loads(os.pread(self._file, length, 8))
-                kinetic = json.loads(header["__metadata__"]["kinetic"])
-                self.plain: Mapping[str, Any] = kinetic["plain"]
-                self._pieces: dict[str, list[tuple[str, Start, tuple[int, ...], int]]] = {}
-                for piece_path, dtype, start, shape, at in kinetic["pieces"]:
-                    self._pieces.setdefault(piece_path, []).append((dtype, tuple(start), tuple(shape), 8 + length + at))
-            except (ValueError, KeyError, TypeError, IndexError) as error:
-                raise Torn(f"it is not a part of a checkpoint ({type(error).__name__})") from None
+            length = int.from_bytes(os.pread(self._file, 8, 0), "little")
+            self._pieces, self.plain = _of_header(os.pread(self._file, length, 8), 8 + length)
         except BaseException:
             self.close()
             raise
@@ -155,10 +189,7 @@ class Opened:
 
     def has(self, path: str, start: Start, shape: tuple[int, ...]) -> int:
         """The number of elements of a rectangle of an array that `copy` would find in this part."""
-        return sum(
-            prod(max(0, min(a + h, s + w) - max(a, s)) for a, h, s, w in zip(at, extent, start, shape, strict=True))
-            for _, at, extent, _ in self._pieces.get(path, ())
-        )
+        return count_in(self._pieces, path, start, shape)
 
     def has_nan(self) -> bool:
         """Return True if the state holds NaN. Infinite values may be intended."""

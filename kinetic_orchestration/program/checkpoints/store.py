@@ -172,6 +172,19 @@ class CheckpointStore(ABC):
         finally:
             part.close()
 
+    def pieces(self, record: Commit, host: int) -> parts.Pieces:
+        """Return what one host's part says it has, by its header alone, which is not believed yet. Raises `Torn`."""
+        name, size = commits.part(record.folder, host), record.parts[host].size
+
+        def read(start: int, end: int) -> bytes:
+            found = self.records.read(name, start, min(end, size))
+            return b"" if found is None else bytes(found.data)
+
+        try:
+            return parts.pieces_of(read)
+        except parts.Torn as error:
+            raise parts.Torn(f"{name} is torn: {error}") from None
+
     # ---- remove ----------------------------------------------------------------------------------------------------
 
     def prune(self, keep: int) -> None:

@@ -227,7 +227,7 @@ def host_part(state: Any) -> HostPart:
     leaves = named(state)
     for _, leaf in leaves:
         if _is_jax(leaf) and not _is_key(leaf):
-            for shard in leaf.addressable_shards:
+            for shard in _shards(leaf):
                 if shard.replica_id == 0:
                     shard.data.copy_to_host_async()  # side by side, and not each when its bytes are wanted
     for path, leaf in leaves:
@@ -274,7 +274,7 @@ def _take(leaf: Any, path: str, into: HostPart, kind: str = "") -> None:
             leaf = sys.modules["jax"].random.key_data(leaf)
         spread = not leaf.is_fully_addressable
         into.kinds[path] = SPREAD if spread else OWN
-        for shard in leaf.addressable_shards:
+        for shard in _shards(leaf):
             if shard.replica_id == 0:
                 start = tuple(piece.start or 0 for piece in shard.index)
                 # The host's memory that a device uses may be passed to us directly.
@@ -448,6 +448,15 @@ def _to_jax(leaf: Any, path: str, found: Leaf, fetch: Fetch) -> Any:
 def _is_jax(value: Any) -> bool:
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.Array)
+
+
+def _shards(array: Any) -> Any:
+    """The shards of a JAX array on this host. A program with one device may hold an array of all hosts where its own
+    piece of that is meant (Keras' metrics, once they are reset), and JAX then fails to list its shards."""
+    try:
+        return array.addressable_shards
+    except ValueError:
+        return array.addressable_data(0).addressable_shards
 
 
 def _is_key(value: Any) -> bool:

@@ -59,10 +59,12 @@ def test_a_pipeline_of_dagster_goes_from_here_to_production_by_its_variables_alo
     assert not list(folder.iterdir()), "it left something in its folder"
 
 
-@pytest.mark.parametrize("name", ["environments_dagster.py", "environments_airflow.py"])
+@pytest.mark.parametrize(
+    "name", ["environments_dagster.py", "environments_airflow.py", "capacity_dagster.py", "capacity_airflow.py"]
+)
 def test_an_example_says_what_it_shows_and_what_to_change_and_is_on_its_page(name: str) -> None:
     begin = (EXAMPLES / name).read_text(encoding="utf-8").partition('"""')[2].partition('"""')[0]
     assert begin.startswith("Shows ") and f"python example_pipelines/{name}" in begin
     assert re.search(r"(?i)for a real slice", begin)
-    text = page("docs/pipelines/" + name.removeprefix("environments_").replace(".py", ".md"))
+    text = page("docs/pipelines/" + name.partition("_")[2].replace(".py", ".md"))
     assert f"({SOURCE}/blob/main/example_pipelines/{name})" in text
