@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kinetic_orchestration.errors import (
     BackendError,
+    BudgetExceeded,
     CredentialsError,
     Denied,
     JobCancelled,
@@ -23,7 +24,7 @@ from kinetic_orchestration.errors import (
 )
 
 __all__ = [
-    "BackendError", "CredentialsError", "Denied", "JobCancelled", "JobError", "JobFailed", "JobLost", "JobNotFound",
-    "JobTimedOut", "KineticError", "NoPlace", "RequirementsError", "ResultNotPicklable", "ResultNotTrusted",
-    "StoreError", "Unreachable", "UsageError",
+    "BackendError", "BudgetExceeded", "CredentialsError", "Denied", "JobCancelled", "JobError", "JobFailed", "JobLost",
+    "JobNotFound", "JobTimedOut", "KineticError", "NoPlace", "RequirementsError", "ResultNotPicklable",
+    "ResultNotTrusted", "StoreError", "Unreachable", "UsageError",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ import dagster as dg
 
 from dagster_kinetic import _compat
 from dagster_kinetic.resource.config import KineticRunConfig
-from dagster_kinetic.resource.kinetic_resource import KineticResource
+from dagster_kinetic.resource.kinetic_resource import Accelerator, KineticResource
 from dagster_kinetic.step.ticket import (
     ENDED,
     FINISHED,
@@ -161,7 +161,7 @@ class _Detached:
         args: Any = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        accelerator: str | None = None,
+        accelerator: Accelerator | None = None,
         context: _compat.Context = None,
         **options: Any,
     ) -> Any:

@@ -21,7 +21,7 @@ import dagster as dg
 
 from dagster_kinetic import _compat
 from dagster_kinetic._compat import PipesExecutionError, TreatAsResourceParam
-from dagster_kinetic.resource.kinetic_resource import KineticResource, options_of
+from dagster_kinetic.resource.kinetic_resource import Accelerator, KineticResource, options_of
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.configuration.settings import seconds
 from kinetic_orchestration.plan.declare.limits import Limits
@@ -70,7 +70,7 @@ class PipesKineticClient(dg.PipesClient, TreatAsResourceParam):
         self,
         kinetic: KineticResource | None = None,
         *,
-        accelerator: str | None = None,
+        accelerator: Accelerator | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         context_injector: dg.PipesContextInjector | None = None,
@@ -107,7 +107,7 @@ class PipesKineticClient(dg.PipesClient, TreatAsResourceParam):
         function: Callable[..., Any] | None = None,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        accelerator: str | None = None,
+        accelerator: Accelerator | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         timeout: float | str | None = None,
@@ -159,7 +159,7 @@ class PipesKineticClient(dg.PipesClient, TreatAsResourceParam):
     def _command(
         self,
         command: str | Sequence[str],
-        accelerator: str | None,
+        accelerator: Accelerator | None,
         cwd: str | os.PathLike[str] | None,
         context: _compat.Context,
         given: Mapping[str, Any],

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kinetic_orchestration.api.keywords import OfTask
+from kinetic_orchestration.plan.declare.choices import Choice
 
 
 class KineticOptions(OfTask, total=False):
     """Keywords of `KineticTPUOperator` other than its function."""
 
-    accelerator: str
+    accelerator: str | Choice | Sequence[str | Choice]
     name: str | None
     env: Mapping[str, str] | None
     gcp_conn_id: str | None
@@ -27,4 +28,5 @@ class KineticOptions(OfTask, total=False):
     on_clear: str
     wait: bool
     zones: str | Sequence[str]
+    by: str | None
     partition_key: str | None

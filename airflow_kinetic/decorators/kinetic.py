@@ -10,7 +10,8 @@ from airflow_kinetic.decorators.keywords import KineticOptions
 from airflow_kinetic.operators.kinetic import KineticTPUOperator
 from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.parameters.arguments import is_final
-from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.plan.declare.spec import Options as JobOptions
+from kinetic_orchestration.plan.declare.spec import check_options
 
 try:
     from airflow.sdk.bases.decorator import DecoratedOperator, Task, task_decorator_factory
@@ -114,8 +115,8 @@ def kinetic_task(**options: Unpack[Options]) -> Callable[[Callable[P, R]], Task[
 
 def kinetic_task(python_callable: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Make a function a task that runs on an accelerator: the parameters of `KineticTPUOperator`, and any task's."""
-    if isinstance(accelerator := options.get("accelerator"), str) and is_final(accelerator):
-        accelerators.parse(accelerator)  # a task that is mapped is made only when it runs
+    if "accelerator" in options and is_final(options["accelerator"]):
+        check_options(JobOptions(accelerator=options["accelerator"]))  # a task that is mapped is made only when it runs
     made: Any = task_decorator_factory(
         python_callable, decorated_operator_class=cast("Any", KineticDecoratedOperator), **options
     )

@@ -53,7 +53,7 @@ def execute(operator: KineticTPUOperator, task_try: TaskTry, context: Context) -
                     defers = False
                     task_try.own(job)  # it was handed over to a trigger
                 if not defers:
-                    log = TaskLog(job.policy.hosts, job.job_id, lines=operator.get_logs, since=time.time())
+                    log = TaskLog(job.policy.most, job.job_id, lines=operator.get_logs, since=time.time())
                     outcome = follow(Follower(job), log)
             if defers:
                 if time.time() - began > LONG_LAUNCH:
@@ -122,7 +122,7 @@ def _write_last_lines(operator: KineticTPUOperator, job: Job, cursor: list[Any] 
         return
     limit = operator.execution_timeout
     timeout = min(LAST_LINES, limit.total_seconds() / 2) if limit is not None else LAST_LINES
-    log = TaskLog(job.policy.hosts, job.job_id, lines=operator.get_logs, since=time.time())
+    log = TaskLog(job.policy.most, job.job_id, lines=operator.get_logs, since=time.time())
     try:
         follow(Follower(job, Cursor.from_json(cursor)), log, timeout=timeout if operator.cancel_on_kill else 0.0)
     except KineticError as error:  # the task is out of time all the same

@@ -27,6 +27,7 @@ from airflow_kinetic.links.kinetic import (
 from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
 from airflow_kinetic.shared.parameters.declared import check, declared_with
+from kinetic_orchestration.plan.declare.choices import Choice, form_of
 from kinetic_orchestration.plan.declare.cloud import CloudOptions, refuse_gone
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
@@ -49,7 +50,13 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         with the project around it and has no value
     :param op_args: the function's positional arguments, or the script's (templated)
     :param op_kwargs: the function's keyword arguments (templated)
-    :param accelerator: such as ``v5e-8``, or GPUs such as ``l4`` (templated)
+    :param accelerator: such as ``v5e-8``, or GPUs such as ``l4``; a list if any of several will do, of names, choices
+        or mappings of a choice's fields. A text may be such a list, too, in JSON or with commas (templated)
+    :param capacity: ways of buying, in the order in which they are tried, in place of `spot`: ``"spot"``,
+        ``"on-demand"``, ``"flex-start"``, ``"reservation"``; by default the connection's (templated)
+    :param regions: regions of Google Cloud, by the same rule, in place of `zones` (templated)
+    :param by: what decides among several choices: ``"order"``, ``"price"`` or ``"start"``; by default the connection's,
+        else the order (templated)
     :param name: the job's name; by default that of its function or script (templated)
     :param env: variables of the program, visible to all readers of the store: secrets go in `secrets` (templated)
     :param gcp_conn_id: the connection to Google Cloud, ``google_cloud_default`` if none is named. A job on this machine
@@ -76,7 +83,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     template_fields: Sequence[str] = (
         "op_args", "op_kwargs", "script", "accelerator", "name", "env", "zone", "zones", "project_id", "gcp_conn_id",
         "impersonation_chain", "store", "deployment", "cluster", "namespace", "output_dir", "partition_key",
-        "container_image", "labels", "profile",
+        "container_image", "labels", "profile", "capacity", "regions", "by",
     )  # fmt: skip
     template_fields_renderers: ClassVar[dict[str, str]] = {"op_args": "py", "op_kwargs": "py", "env": "json"}
     shallow_copy_attrs: Sequence[str] = ("python_callable",)
@@ -92,7 +99,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         script: str | None = None,
         op_args: Collection[Any] | None = None,
         op_kwargs: Mapping[str, Any] | None = None,
-        accelerator: str = DEFAULT_ACCELERATOR,
+        accelerator: str | Choice | Sequence[str | Choice] = DEFAULT_ACCELERATOR,
         name: str | None = None,
         env: Mapping[str, str] | None = None,
         gcp_conn_id: str | None = None,
@@ -108,6 +115,9 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         zone: str | None = None,
         zones: str | Sequence[str] = (),
         spot: bool = False,
+        capacity: str | Sequence[str] | None = None,
+        regions: str | Sequence[str] | None = None,
+        by: str | None = None,
         backend: str | None = None,
         store: str | None = None,
         deployment: str | None = None,
@@ -126,6 +136,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         output_dir: str | None = None,
         distributed: bool | None = None,
         keras_backend: str | None = None,
+        reshard: bool = False,
+        global_batch: int = 0,
         processes: int | str | None = None,
         profile: Profile | int | str | None = None,
         partition_key: str | None = None,
@@ -138,7 +150,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self.script = script
         self.op_args: Collection[Any] = op_args or []
         self.op_kwargs: Mapping[str, Any] = op_kwargs or {}
-        self.accelerator = accelerator
+        self.accelerator = form_of(accelerator)  # JSON, so that it is rendered, and stored with its DAG
         self.name = name
         self.env = env
         self.gcp_conn_id = gcp_conn_id or DEFAULT_CONNECTION
@@ -154,6 +166,9 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self.zone = zone
         self.zones = zones
         self.spot = spot
+        self.capacity = capacity
+        self.regions = regions
+        self.by = by
         self.backend = backend
         self.store = store
         self.deployment = deployment
@@ -171,8 +186,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self.volumes = volumes
         self.output_dir = output_dir
         self.distributed = distributed
-        self.keras_backend = keras_backend
-        self.processes = processes
+        self.keras_backend, self.processes = keras_backend, processes
+        self.reshard, self.global_batch = reshard, global_batch
         self.profile = profile
         self.partition_key = partition_key
         self.labels = labels

@@ -1,4 +1,4 @@
-"""What a task shows of its job in Airflow: log records, links, XCom and the events of its outlets."""
+"""The view of a task's job in Airflow: log records, links, XCom and the events of its outlets."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TaskReport:
     def _push(self) -> None:
         if self._operator.do_xcom_push:
             self._context["ti"].xcom_push(key=JOB_KEY, value=self._job.job_id)
-            self._context["ti"].xcom_push(key=WHERE_KEY, value=self._job.plan().where)
+            self._context["ti"].xcom_push(key=WHERE_KEY, value=self._job.plan_of(1).where)
 
     def finish(self, outcome: Outcome, metrics: Mapping[str, float | str]) -> Any:
         """Return the task's value, or raise what its job has raised, after all else is shown."""
@@ -59,6 +59,8 @@ class TaskReport:
         if outcome.status is JobStatus.CANCELLED and not operator.killed and not actions.may_begin_anew(job):
             # By a person, who does not want to see it begin again; a retry would only find it cancelled.
             raise AirflowFailException(str(error_of(job, outcome)))
+        if operator.do_xcom_push and job.plan().choices:  # the last attempt may have taken another one
+            self._context["ti"].xcom_push(key=WHERE_KEY, value=job.plan_of(outcome.attempt).where)
         profile, curves = self._show_profile(), self.show_curves()
         value, whole = value_for_xcom(job, outcome, xcom_limit())
         if not whole:
@@ -109,7 +111,8 @@ class TaskReport:
         outlets = [outlet for outlet in self._operator.outlets if isinstance(outlet, kinds)]
         if not outlets:
             return
-        job, plan = self._job, self._job.plan()
+        job, plan = self._job, self._job.plan_of(outcome.attempt)
+        more = {**more, "chosen": job.taken(outcome.attempt)}
         extra: dict[str, Any] = {
             "job_id": job.job_id, "accelerator": plan.slice.name, "where": plan.where, "emulated": plan.stands_in,
             "attempts": outcome.attempts, "output_dir": job.task().output_dir,

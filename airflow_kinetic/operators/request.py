@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_kinetic.shared.location import JobLocation
+from airflow_kinetic.shared.location import JobLocation, listed
 from airflow_kinetic.shared.parameters.arguments import plain, untemplated, with_context
 from airflow_kinetic.shared.parameters.declared import options_of
 from airflow_kinetic.shared.tries.task_identity import map_index
@@ -16,8 +16,10 @@ from kinetic_orchestration.jobs.request import Draft, draft, settings_of
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration.settings import with_project
 from kinetic_orchestration.plan.declare.backend_choice import KINETIC_BACKENDS
+from kinetic_orchestration.plan.declare.choices import ways
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options, name_of
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options, name_of, slice_of
+from kinetic_orchestration.plan.values import traits_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -35,6 +37,8 @@ def draft_of(operator: KineticTPUOperator, context: Context) -> tuple[Draft, Job
     if location.is_google and location.project:
         spec = dataclasses.replace(spec, options=dataclasses.replace(spec.options, project=location.project))
         here = with_project(here, location.project)
+    if location.is_google:
+        spec = dataclasses.replace(spec, options=_with_extras(spec.options, operator, location))
     if location.cluster or location.namespace:  # the connection may have named them
         here = dataclasses.replace(here, cluster=location.cluster, namespace=location.namespace)
     drafted = draft(spec, here)  # what is refused there is refused before anything is written down
@@ -63,6 +67,39 @@ def spec_of(operator: KineticTPUOperator, context: Context) -> JobSpec:
     kwargs = with_context(function, args, kwargs, context)
     name = _checked_name(operator.name) if operator.name else name_of(function)
     return JobSpec(name, options, function, args, kwargs, env=env, meant=meant, origin=origin)
+
+
+def _with_extras(options: Options, operator: KineticTPUOperator, location: JobLocation) -> Options:
+    """Return the options with how, where and by which rule hardware is bought by the connection's extra, where the
+    task does not say it itself.
+    """
+    from airflow_kinetic.shared.connection import Connection
+
+    extras = Connection(location.gcp_conn_id, location.impersonation_chain).buying()
+    for name in ("capacity", "regions"):
+        if isinstance(extras.get(name), (str, list, tuple)):
+            extras[name] = listed(extras[name])
+    cloud = options.cloud
+    if options.capacity or _names_way(options):
+        extras.pop("capacity", None)
+    traits = traits_of(location.backend)
+    if options.zone or options.regions or getattr(cloud, "zones", ()) or traits is None or not traits.in_zones:
+        extras.pop("regions", None)
+    if operator.by:
+        extras.pop("by", None)
+    try:
+        return check_options(dataclasses.replace(options, **extras)) if extras else options
+    except UsageError as error:
+        raise UsageError(
+            f"the extra of the connection {location.gcp_conn_id!r} does not fit this task: {error}"
+        ) from error
+
+
+def _names_way(options: Options) -> bool:
+    """Return True if options besides `capacity` say how hardware is bought."""
+    cloud = options.cloud
+    by_cloud = getattr(cloud, "flex_start", False) or getattr(cloud, "reservation", "")
+    return bool(options.spot or by_cloud) or any(slice_of(one).spot for one in ways(options))
 
 
 def _meant(operator: KineticTPUOperator, options: Options) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from airflow_kinetic.shared.location import JobLocation
 from airflow_kinetic.shared.tries import ownership, task_identity
 from airflow_kinetic.shared.waiting.calls import in_background
 from kinetic_orchestration.api.opening import describe_differences
-from kinetic_orchestration.errors import JobCancelled, JobNotFound, KeyTaken
+from kinetic_orchestration.errors import BudgetExceeded, JobCancelled, JobNotFound, KeyTaken
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import Job
@@ -60,7 +60,7 @@ class TaskTry:
 
     def launch(self, asked: Draft, location: JobLocation, context: Context) -> Job:
         """Return the one job of this task and epoch: found again, or launched. Its identity is stored before that."""
-        operator, log = self._operator, self._operator.log
+        operator = self._operator
         with location.with_credentials():
             kept = pin = identity = None
             if operator.durable:
@@ -101,13 +101,19 @@ class TaskTry:
                 self.job = job
             except KeyTaken as error:  # as it would be in each try
                 raise AirflowFailException(f"{error}. To have what is asked for now, clear the task") from error
+            except BudgetExceeded as error:  # so would it be until somebody raises it, or the month ends
+                raise AirflowFailException(f"{error}. Once there is a budget again, clear the task") from error
             finally:
                 self._launching = False
-            differs, ended = describe_differences(request, job)
-            if differs:
-                what = "has ended: the task has its value" if ended else "goes on as it is"
-                log.warning("Job %s was submitted before, with %s, and %s", job.job_id, differs, what)
+            self._tell_differences(request, job)
             return job
+
+    def _tell_differences(self, request: Request, job: Job) -> None:
+        """Warn of a job that was found again although something else is asked for now."""
+        differs, ended = describe_differences(request, job)
+        if differs:
+            what = "has ended: the task has its value" if ended else "goes on as it is"
+            self._operator.log.warning("Job %s was submitted before, with %s, and %s", job.job_id, differs, what)
 
     def own(self, job: Job) -> None:
         """Become the owner of a job that an earlier process or a trigger owned."""

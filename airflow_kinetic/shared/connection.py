@@ -111,6 +111,13 @@ class Connection(GoogleBaseHook):
         """A setting of jobs that the connection's extra may hold, such as `cluster`, or ""."""
         return str(self._get_field(name) or "")
 
+    def buying(self) -> dict[str, Any]:
+        """Return what the connection's extra says of how hardware is bought: `capacity` and `regions`, as lists or as
+        text with commas, and `by`.
+        """
+        found = {name: self._get_field(name) for name in ("capacity", "regions", "by")}
+        return {name: given for name, given in found.items() if given}
+
     def project_of(self, given: str | None, otherwise: str) -> str:
         """The project to work in: the given one, the connection's, or the one in the settings. Never none."""
         project = given or self.identity()[1] or otherwise

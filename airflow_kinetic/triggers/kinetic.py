@@ -139,7 +139,7 @@ class KineticJobTrigger(BaseTrigger):
                 job = self._job = await self._opened()
                 follower = _Follower(job, Cursor.from_json(self.cursor))
                 log = TaskLog(
-                    job.policy.hosts, self.job_id, budget=line_budget(), whole_log=self._whole_log(),
+                    job.policy.most, self.job_id, budget=line_budget(), whole_log=self._whole_log(),
                     lines=self.get_logs, metrics=self.metrics, since=self.deferred + LEFT,
                 )  # fmt: skip
                 log.hold()

@@ -21,7 +21,8 @@ from dagster_kinetic.pipes import PipesKineticClient
 from dagster_kinetic.resource.config import TAG, KineticRunConfig, from_tag, refuse_unknown
 from dagster_kinetic.resource.kinetic_resource import KineticResource, options_of, plain_function, resource_of
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm
+from kinetic_orchestration.plan.declare.choices import accelerators_of
+from kinetic_orchestration.plan.declare.cloud import kind_with
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
@@ -45,10 +46,10 @@ def _function(context: dg.ResolutionContext, path: str) -> Callable[..., Any]:
     return plain_function(found)
 
 
-def _accelerator(context: dg.ResolutionContext, name: str) -> str:
-    text = str(context.resolve_value(name))
-    options_of(text, {})
-    return text
+def _accelerator(context: dg.ResolutionContext, given: Any) -> Any:
+    found = accelerators_of(context.resolve_value(given))
+    options_of(found, {})
+    return found
 
 
 def _options(context: dg.ResolutionContext, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,11 +73,7 @@ def _kind_of_cloud(options: Mapping[str, Any]) -> type:
     if traits is not None and traits.options is not None:
         return traits.options
     given = options.get("cloud")
-    named = set(given) if isinstance(given, Mapping) else set()
-    found = {kind: {entry.name for entry in fields(kind)} for kind in (TpuVm, Kubernetes, Compute)}
-    if (fitting := next((kind for kind, names in found.items() if named <= names), None)) is not None:
-        return fitting
-    return TpuVm if named.isdisjoint(found[Kubernetes] - found[TpuVm]) else Kubernetes
+    return kind_with(given if isinstance(given, Mapping) else ())
 
 
 def _resource(context: dg.ResolutionContext, given: Mapping[str, Any]) -> KineticResource:
@@ -136,12 +133,13 @@ class KineticJobComponent(dg.Component, dg.Model, dg.Resolvable):
 
     assets: Annotated[list[dg.ResolvedAssetSpec], Field(min_length=1)]
     accelerator: Annotated[
-        str,
+        Any,
         dg.Resolver(
             _accelerator,
-            model_field_type=str,
-            description="Such as v5e-8; `ko accelerators` lists them. 'cpu' is one host without any.",
-            examples=["v5e-8"],
+            model_field_type=str | dict[str, Any] | list[str | dict[str, Any]],
+            description="Such as v5e-8; `ko accelerators` lists them. 'cpu' is one host without any. Of a list, any "
+            "will do; with ways, regions or limits of its own, one is {accelerator: v5e-8, capacity: [spot]}.",
+            examples=["v5e-8", ["v6e-8", "v5e-8"]],
         ),
     ]
     function: Annotated[

@@ -22,10 +22,11 @@ from dagster_kinetic.assets.kinds import kinds_of
 from dagster_kinetic.assets.parameters import TRAVELS, Anew, is_resource, why_not_resource, why_not_type
 from dagster_kinetic.detached import RESULTS, as_detached, refuse_store_of_its_own, two_runs
 from dagster_kinetic.resource.config import TAG, KineticRunConfig, from_tag
-from dagster_kinetic.resource.kinetic_resource import KineticResource, options_of, plain_function
+from dagster_kinetic.resource.kinetic_resource import Accelerator, KineticResource, options_of, plain_function
 from dagster_kinetic.step.ticket import ASSET_WAITS
 from kinetic_orchestration.api.decorator import RemoteCallable
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan.declare.choices import ways
 from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, Options, name_of, slice_of
 from kinetic_orchestration.program.context import HERE, HostContext
 
@@ -47,7 +48,11 @@ DAGSTERS_OWN = frozenset({"key", "partition_key"})
 
 
 def kinetic_asset(
-    function: None = None, *, accelerator: str | None = None, detached: bool = False, **keywords: Unpack[OfAsset]
+    function: None = None,
+    *,
+    accelerator: Accelerator | None = None,
+    detached: bool = False,
+    **keywords: Unpack[OfAsset],
 ) -> Callable[[Callable[P, R]], dg.AssetsDefinition]:
     """An asset that is made on accelerators.
 
@@ -64,7 +69,11 @@ def kinetic_asset(
 
 
 def kinetic_multi_asset(
-    function: None = None, *, accelerator: str | None = None, detached: bool = False, **keywords: Unpack[OfMultiAsset]
+    function: None = None,
+    *,
+    accelerator: Accelerator | None = None,
+    detached: bool = False,
+    **keywords: Unpack[OfMultiAsset],
 ) -> Callable[[Callable[P, R]], dg.AssetsDefinition]:
     """Several assets that are made by one job.
 
@@ -76,7 +85,7 @@ def kinetic_multi_asset(
 
 
 def kinetic_op(
-    function: None = None, *, accelerator: str | None = None, **keywords: Unpack[OfOp]
+    function: None = None, *, accelerator: Accelerator | None = None, **keywords: Unpack[OfOp]
 ) -> Callable[[Callable[P, R]], dg.OpDefinition]:
     """An op that runs on accelerators. Takes every keyword of `dagster.op`; all else is as in `kinetic_asset`."""
     _refuse_bare(function, kinetic_op)
@@ -95,7 +104,7 @@ def _asset_decorator(
     ours: Function,
     dagsters: Function,
     function: Function | None,
-    accelerator: str | None,
+    accelerator: Accelerator | None,
     keywords: Mapping[str, Any],
     detached: bool,
 ) -> Callable[[Function], dg.AssetsDefinition]:
@@ -362,7 +371,7 @@ def _refuse_bare(function: Function | None, decorator: Function) -> None:
 
 
 def _split(
-    accelerator: str | None, keywords: Mapping[str, Any], dagsters: Function
+    accelerator: Accelerator | None, keywords: Mapping[str, Any], dagsters: Function
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of the job, and Dagster's keywords."""
     own = OPTION_NAMES - DAGSTERS_OWN
@@ -382,7 +391,16 @@ def _known(step: types.FunctionType, options: Mapping[str, Any], function: Funct
     """Metadata of the assets that is known before any run."""
     code = step.__code__
     place = _compat.code_references(code.co_filename, code.co_firstlineno)
-    return {"kinetic/accelerator": slice_of(_checked(options, function)).name, **place}
+    asked = _checked(options, function)
+    names = dict.fromkeys(slice_of(way).name for way in ways(asked))
+    return {"kinetic/accelerator": " or ".join(names), **_how(asked), **place}
+
+
+def _how(options: Options) -> dict[str, str]:
+    """Return how the job's hosts may be bought, if there are several ways, for the definition's metadata."""
+    capacity = options.capacity or ()
+    several = [capacity] if isinstance(capacity, str) else capacity
+    return {"kinetic/capacity": ", ".join(several)} if several else {}
 
 
 def _in_place_of(plain: Function, made: Function) -> types.FunctionType:

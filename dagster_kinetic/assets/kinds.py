@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kinetic_orchestration.plan.declare.choices import ways
 from kinetic_orchestration.plan.declare.spec import Options, slice_of
 
 MOST_KINDS = 3  # of one asset, by Dagster's own rule
@@ -29,13 +30,13 @@ FRAMEWORKS = {
 
 
 def kinds_of(function: Callable[..., Any] | None, options: Options) -> set[str]:
-    """The accelerator, and the frameworks that are known of the code; of a program, by its requirements alone. At most
-    as many as Dagster takes.
+    """The kinds of its accelerators, any of which may run it, and the frameworks that are known of the code; of a
+    program, by its requirements alone. At most as many as Dagster takes.
     """
-    kind = slice_of(options).kind
+    kinds = [kind for kind in dict.fromkeys(slice_of(way).kind for way in ways(options)) if kind in ACCELERATORS]
     named = {options.keras_backend or "", *_required(options.requirements), *_imported(function, set())}
     frameworks = [framework for name, framework in FRAMEWORKS.items() if name in named]
-    return set([*((kind,) if kind in ACCELERATORS else ()), *dict.fromkeys(frameworks)][:MOST_KINDS])
+    return set([*kinds, *dict.fromkeys(frameworks)][:MOST_KINDS])
 
 
 def _required(requirements: Any) -> Iterator[str]:

@@ -77,12 +77,13 @@ class FleetSummary:
     def metadata(self) -> dict[str, Any]:
         jobs = list(self._jobs.values())
         costs = side_by_side(lambda job: job.cost(), jobs, REQUESTS)
+        plans = side_by_side(lambda job: job._plan, jobs, REQUESTS)  # of their newest attempts
         values: dict[str, Any] = {
             "jobs": self._size,
             "jobs_failed": len(self._errors),
-            "accelerator": jobs[0].accelerator if jobs else "",
-            "where": ", ".join(dict.fromkeys(job.where for job in jobs)),
-            "emulated": any(job.emulated for job in jobs),
+            "accelerator": ", ".join(dict.fromkeys(plan.slice.name for plan in plans)),
+            "where": ", ".join(dict.fromkeys(plan.where for plan in plans)),
+            "emulated": any(plan.stands_in for plan in plans),
             **_together(costs),
             "table": dg.MetadataValue.md(self._table()),
         }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -17,10 +18,11 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from kinetic_orchestration.errors import KineticError, UsageError
 from kinetic_orchestration.plan.declare import profile
+from kinetic_orchestration.plan.declare.choices import accelerators_of, form_of, non_default
 from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm, refuse_gone
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
-from kinetic_orchestration.plan.declare.spec import Options, check_options
+from kinetic_orchestration.plan.declare.spec import check_part
 
 TAG = "dagster-kinetic/config"  # of an op, or of a run: a KineticRunConfig as JSON
 
@@ -36,13 +38,6 @@ class _Group(dg.Config):
             return given
         refuse_unknown(cls.__name__, cls.model_fields, given)
         return {name: _as_config(cls, name, value) for name, value in given.items()}
-
-
-def non_default(group: Any) -> dict[str, Any]:
-    """The options of a group of the core that differ from their defaults."""
-    silent = type(group)()
-    values = {entry.name: getattr(group, entry.name) for entry in dataclasses.fields(group)}
-    return {name: value for name, value in values.items() if value != getattr(silent, name)}
 
 
 def refuse_unknown(whose: str, names: Iterable[str], given: Any) -> None:
@@ -198,9 +193,16 @@ def _given(config: dg.Config) -> dict[str, Any]:
 class KineticRunConfig(dg.Config):
     """Overrides for one launch of where its jobs run; they take precedence over the code and the resource."""
 
-    accelerator: str | None = Field(default=None, description="Another slice, such as v5e-16.")
+    accelerator: Any = Field(
+        default=None,
+        description="Another slice, such as v5e-16, or a list of them, of which any will do; with ways, regions or "
+        "limits of its own, one is {accelerator: v5e-16, capacity: [spot]}.",
+    )
     spot: bool | None = Field(default=None, description="Whether to ask for spot capacity.")
+    capacity: list[str] = Field(default=[], description="Ways of buying, the first choice first: spot, on-demand, ….")
+    regions: list[str] = Field(default=[], description="Regions to look for capacity in, the first choice first.")
     zones: list[str] = Field(default=[], description="Where to look for capacity, the first choice first.")
+    by: str | None = Field(default=None, description="What decides among several: order, price or start.")
     cluster: str | None = Field(default=None, description="Another cluster: a context of the kubeconfig, or of GKE.")
     namespace: str | None = Field(default=None, description="Another namespace of the cluster.")
     limits: LimitsConfig = Field(default=LimitsConfig(), description="Other bounds; those not named stay.")
@@ -210,18 +212,23 @@ class KineticRunConfig(dg.Config):
     @classmethod
     def _checked(cls, given: Any, make: Callable[[Any], KineticRunConfig]) -> KineticRunConfig:
         refuse_unknown(cls.__name__, cls.model_fields, given)
+        if isinstance(given, Mapping) and "accelerator" in given:
+            given = {**given, "accelerator": _accelerator(given["accelerator"])}
         made = make(given)
         if not is_open(given):
             asked = made.to_options()
-            check_options(Options(**{name: asked[name] for name in asked if name != "cloud"}))
+            check_part({name: asked[name] for name in asked if name != "cloud"})
         return made
 
     def to_options(self) -> dict[str, Any]:
         """The given settings as options of the core."""
         limits = _given(self.limits)
         asked = {
-            "accelerator": self.accelerator,
+            "accelerator": accelerators_of(self.accelerator),
             "spot": self.spot,
+            "capacity": self.capacity or None,
+            "regions": self.regions or None,
+            "by": self.by,
             "cloud": TpuVm(zones=tuple(self.zones)) if self.zones else None,
             "cluster": self.cluster,
             "namespace": self.namespace,
@@ -241,6 +248,17 @@ class KineticRunConfig(dg.Config):
         groups = {name: _given(group) for name in ("limits", "profile") if _given(group := getattr(self, name))}
         asked = {**_given(self), **groups}
         return {TAG: json.dumps(asked)}
+
+
+def _accelerator(given: Any) -> Any:
+    """Return the accelerators of a launch as JSON. Dagster replaces {env: NAME} by its value in fields of one type."""
+    if isinstance(given, list | tuple):
+        return [_accelerator(one) for one in given]
+    if not (isinstance(given, Mapping) and set(given) == {"env"}):
+        return given if is_open(given) else form_of(given)
+    if given["env"] not in os.environ:
+        raise UsageError(f"accelerator is the variable {given['env']!r}, which is not set where the step runs")
+    return os.environ[given["env"]]
 
 
 def from_tag(tag: Any, whose: str) -> KineticRunConfig:

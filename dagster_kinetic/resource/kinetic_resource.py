@@ -27,20 +27,21 @@ from dagster_kinetic.resource.config import (
     TpuVmConfig,
     from_tag,
     is_open,
-    non_default,
     refuse_unknown,
 )
 from kinetic_orchestration.api.decorator import RemoteCallable
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.plan.configuration import settings, store_address
 from kinetic_orchestration.plan.declare.backend_choice import asked_backend
-from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm, as_compute
+from kinetic_orchestration.plan.declare.choices import Choice, non_default
+from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kubernetes, TpuVm, as_compute
 from kinetic_orchestration.plan.declare.spec import (
     OPTION_NAMES,
     JobSpec,
     Options,
     check_function,
     check_options,
+    check_part,
     name_of,
 )
 from kinetic_orchestration.plan.emulation import kinetics_own
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from dagster_kinetic.resource.keywords import OfCall
     from kinetic_orchestration.api.handle import JobHandle
 
+Accelerator = str | Choice | Sequence[str | Choice]
+
 # What runs jobs is imported where one is run: code servers only read definitions, and many.
 
 R = TypeVar("R")
@@ -57,6 +60,7 @@ R = TypeVar("R")
 DEPLOYMENT = "dagster"  # in a shared store, if neither Dagster nor the user names the installation
 _GROUPS = ("limits", "retry", "cloud")
 _FIELDS = {Kubernetes: "kubernetes", Compute: "compute"}  # where other classes of `cloud=` have fields of their own
+_INSTEAD = (("spot", "capacity"), ("capacity", "spot"), ("zone", "regions"), ("regions", "zone"))
 _PLACES = {"cluster": "clusters", "namespace": "namespaces"}  # an option, and the one of `cloud=` that names several
 _OWN_NAMES = {"dagster/job": "pipeline", "dagster/run-id": "run"}  # as jobs of all orchestrators have them
 _TEAM = "team:"  # leads an asset's owner that is no address
@@ -86,6 +90,12 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default=False, description="Refuse every job that would only be emulated: for production."
     )
     spot: bool = Field(default=False, description="Ask for spot capacity: cheaper, and it may be taken back.")
+    capacity: list[str] = Field(
+        default=[],
+        description="Ways of buying, the first choice first, instead of spot: spot, on-demand, flex-start, ….",
+    )
+    regions: list[str] = Field(default=[], description="Regions to look for capacity in, instead of zones.")
+    by: str = Field(default="order", description="What decides among several choices: order, price or start.")
     cloud: TpuVmConfig = Field(default=TpuVmConfig(), description="What only Cloud TPU understands.")
     cluster: str | None = Field(default=None, description="The cluster: a context of the kubeconfig, or one of GKE.")
     namespace: str | None = Field(default=None, description="The namespace of the cluster.")
@@ -126,7 +136,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if made.max_concurrent < 1:
             raise UsageError(f"max_concurrent is {made.max_concurrent}: at least one job must be able to run")
         if not is_open(given):
-            check_options(made._own())
+            check_part(non_default(made._own()))
         return made
 
     @overload
@@ -136,7 +146,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        accelerator: str | None = None,
+        accelerator: Accelerator | None = None,
         context: _compat.Context = None,
         key: str | None = None,
         **options: Unpack[OfCall],
@@ -149,7 +159,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        accelerator: str | None = None,
+        accelerator: Accelerator | None = None,
         context: _compat.Context = None,
         key: str | None = None,
         **options: Unpack[OfCall],
@@ -161,7 +171,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        accelerator: str | None = None,
+        accelerator: Accelerator | None = None,
         context: _compat.Context = None,
         key: str | None = None,
         **options: Any,
@@ -191,7 +201,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        accelerator: str | None = None,
+        accelerator: Accelerator | None = None,
         context: _compat.Context = None,
         key: str | None = None,
         **options: Unpack[OfCall],
@@ -204,7 +214,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        accelerator: str | None = None,
+        accelerator: Accelerator | None = None,
         context: _compat.Context = None,
         key: str | None = None,
         **options: Unpack[OfCall],
@@ -216,7 +226,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        accelerator: str | None = None,
+        accelerator: Accelerator | None = None,
         context: _compat.Context = None,
         key: str | None = None,
         **options: Any,
@@ -240,7 +250,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         function: Callable[..., Any],
         inputs: Iterable[Any],
         *,
-        accelerator: str | None = None,
+        accelerator: Accelerator | None = None,
         context: _compat.Context = None,
         key: str | None = None,
         keys: Sequence[str] | None = None,
@@ -308,7 +318,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         self,
         function: Callable[..., Any],
         call: tuple[Sequence[Any], Mapping[str, Any] | None],
-        accelerator: str | None,
+        accelerator: Accelerator | None,
         context: _compat.Context,
         given: Mapping[str, Any],
     ) -> JobSpec:
@@ -341,9 +351,9 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """The options that this resource sets."""
         plain = (
             *("project", "store", "deployment", "backend", "cluster", "namespace", "spot", "requirements"),
-            *("container_image", "output_dir"),
+            *("container_image", "output_dir", "by"),
         )
-        several = ("first_party", "capture_env_vars", "secrets", "labels")
+        several = ("capacity", "regions", "first_party", "capture_env_vars", "secrets", "labels")
         own = {name: value for name in (*plain, *several) if (value := getattr(self, name))}
         groups: dict[str, Any] = {name: getattr(self, name).to_core() for name in _GROUPS}
         if (asked := self.profile.to_core()) is not None:
@@ -403,7 +413,7 @@ def plain_function(function: Any) -> Callable[..., Any]:
     return check_function(function)
 
 
-def options_of(accelerator: str | None, given: Mapping[str, Any], decorated: Options | None = None) -> Options:
+def options_of(accelerator: Accelerator | None, given: Mapping[str, Any], decorated: Options | None = None) -> Options:
     """Options as they were written, or an error that shows the fix. Reads and contacts nothing."""
     for name in given:
         if name not in OPTION_NAMES:
@@ -435,22 +445,38 @@ def _laid_over(options: Options, given: Mapping[str, Any]) -> Options:
             merged[name] = {**below, **value}
         else:
             merged[name] = value
-    if given.get("zone"):  # it fixes the zone, so other zones do not apply
-        cloud = merged.get("cloud") or options.cloud
-        merged["cloud"] = replace(cloud if isinstance(cloud, TpuVm | Compute) else TpuVm(), zones=())
+    return replace(options, **_displaced(options, given, merged))
+
+
+def _displaced(options: Options, given: Mapping[str, Any], merged: dict[str, Any]) -> dict[str, Any]:
+    """Return the merged options without those that given ones take the place of; those of the same call stay, as they
+    are refused together.
+    """
+    if given.get("zone") or given.get("regions"):  # zones from elsewhere do not apply
+        merged["cloud"] = _without_zones(merged.get("cloud") or options.cloud, given)
+    for one, other in _INSTEAD:
+        if given.get(one) not in (None, [], ()):
+            merged.setdefault(other, getattr(_SILENT, other))
     for one, several in _PLACES.items():
         if given.get(one):  # as it names one, others do not apply
             cloud = merged.get("cloud", options.cloud)
-            # Those of the same call stay: the two are refused together.
             own: dict[str, Any] = {several: getattr(given.get("cloud"), several, ())}
             merged |= {"cloud": replace(cloud, **own)} if isinstance(cloud, Kubernetes) else {}
     cloud = given.get("cloud")
     if isinstance(cloud, TpuVm | Compute) and cloud.zones:
-        merged.setdefault("zone", None)
+        merged = {"zone": None, "regions": None} | merged
     for one, several in _PLACES.items():
         if getattr(cloud, several, ()):
             merged.setdefault(one, None)
-    return replace(options, **merged)
+    return merged
+
+
+def _without_zones(cloud: CloudOptions | None, given: Mapping[str, Any]) -> CloudOptions | None:
+    """Return options of a cloud with those zones only that the same call names; it is refused if these contradict."""
+    if not isinstance(cloud, TpuVm | Compute):
+        return cloud if given.get("regions") else TpuVm()
+    own = () if given.get("zone") else getattr(given.get("cloud"), "zones", ())
+    return replace(cloud, zones=own)
 
 
 def _tagged(context: _compat.Context) -> Iterator[KineticRunConfig]:

@@ -18,7 +18,14 @@ from dagster_kinetic.step.events import Narrator
 from dagster_kinetic.step.ticket import SHARED_STORE
 from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.api.opening import describe_differences
-from kinetic_orchestration.errors import JobCancelled, KeyTaken, KineticError, StoreError, UsageError
+from kinetic_orchestration.errors import (
+    BudgetExceeded,
+    JobCancelled,
+    KeyTaken,
+    KineticError,
+    StoreError,
+    UsageError,
+)
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.logs import Emit
 from kinetic_orchestration.jobs.job import ME, Job
@@ -202,13 +209,15 @@ def run_in_step(
 
 @contextlib.contextmanager
 def _for_good(context: _compat.Context) -> Iterator[None]:
-    """A job of other arguments, where that is refused: it would be in each try."""
+    """A job of other arguments, where that is refused, or one without a budget: it would be in each try."""
     try:
         yield
-    except KeyTaken as error:
+    except (BudgetExceeded, KeyTaken) as error:
         if _compat.is_direct(context):
             raise
         again = "To have what is asked for now, materialize it anew"
+        if isinstance(error, BudgetExceeded):
+            again = "Once there is a budget again, materialize it anew"
         raise dg.Failure(f"{error}. {again}", allow_retries=False) from error
 
 

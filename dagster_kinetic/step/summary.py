@@ -26,6 +26,7 @@ from kinetic_orchestration.protocol.report import job_report
 
 MOST_METRICS = 40
 MOST_SPARKS = 2
+MOST_CHOICES = 40
 LAST_LINES = 25
 
 
@@ -57,6 +58,8 @@ def metadata_of(handle: JobHandle[Any], call: str = "", curves: picture.Curves |
         "job_id": handle.job_id,
         **pictures_of(handle, curves),
         "accelerator": handle.accelerator,
+        "chosen": handle.chosen,
+        "choices": table_of(handle),
         "where": handle.where,
         "emulated": handle.emulated,
         "zone": ", ".join(handle.zones()),
@@ -76,6 +79,26 @@ def metadata_of(handle: JobHandle[Any], call: str = "", curves: picture.Curves |
         "logs": f"kinetic-orchestration logs {handle.job_id}",
     }
     return named(values, call)
+
+
+def table_of(handle: JobHandle[Any]) -> Any:
+    """The choices of its job in the order in which one more attempt would try them now; None if it has one."""
+    lines = []
+    with contextlib.suppress(KineticError):  # a table is worth no step
+        lines = handle.choices()
+    rows = [
+        dg.TableRecord(
+            {
+                "choice": handle._job.plan().at(line.choice).slice.name,
+                "bought": line.way,
+                "where": line.place,
+                "an hour": "not known" if line.usd is None else f"${line.usd:,.2f}",
+                "why": line.reason,
+            }
+        )
+        for line in lines[:MOST_CHOICES]
+    ]
+    return dg.MetadataValue.table(rows) if rows else None
 
 
 def profile_of(handle: JobHandle[Any]) -> dict[str, Any]:

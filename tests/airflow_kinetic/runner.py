@@ -929,6 +929,22 @@ def refused() -> dict[str, Any]:
     return {"raised": raised, "kept": state.kept, "requests": state.requests}
 
 
+def out_of_budget() -> dict[str, Any]:
+    """A task of a DAG that has spent its budget, on a backend that is charged for."""
+    from kinetic_orchestration.platforms.local.backend import LocalBackend
+
+    state, raised = State(), "nothing"
+    os.environ["KINETIC_BUDGETS"] = "a_dag=0USD"
+    LocalBackend.charges = True
+    try:
+        task_of(counts, op_args=["nowhere"], retries=3).execute(a_try(state))
+    except Exception as error:
+        raised = f"{type(error).__name__}: {error}"
+    finally:
+        LocalBackend.charges = False
+    return {"raised": raised, "ran": Path("nowhere").exists()}
+
+
 def refuses_another(marker: str) -> dict[str, Any]:
     """A retry with another argument, which finds the job of the try before alive and will not have it."""
     state, raised = State(), "nothing"
@@ -1226,6 +1242,63 @@ def clusters_of(tasks: list[dict[str, Any]], extra: dict[str, Any], params: dict
         found.append({"backend": asked.plan.backend, "places": list(asked.plan.zones), "told": place})
     hook = KineticHook(backend="gke", namespace="of-the-hook")
     return {"found": found, "hook": hook._location().settings()}
+
+
+def choices_of(
+    options: dict[str, Any], params: dict[str, Any], native: bool = False, extra: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """How a task may get its hosts, once its templates are rendered; with `extra`, by a connection of that.
+
+    `chosen` of its options: as a `Choice` each, as a DAG file may write them.
+    """
+    from airflow.sdk import DAG
+
+    from airflow_kinetic.operators.request import draft_of, spec_of
+    from kinetic_orchestration import Choice
+    from kinetic_orchestration.plan.declare.choices import ways
+
+    if chosen := options.pop("chosen", None):
+        options["accelerator"] = [Choice(**one) for one in chosen]
+    if extra is not None:
+        os.environ["AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT"] = json.dumps(
+            {"conn_type": "google_cloud_platform", "extra": {"is_anonymous": True, **extra}}
+        )
+    with DAG("renders", schedule=None, render_template_as_native_obj=native):
+        task = task_of(says_and_waits, op_args=["no marker"], **options)
+    task.render_template_fields({"params": params})
+    try:
+        spec = spec_of(task, {})
+        found = spec.options
+        plan = None if extra is None else draft_of(task, {})[0].plan
+    except ValueError as error:
+        return {"refused": f"{type(error).__name__}: {error}"}
+    told = [[one.accelerator, *(one.capacity or ()), *(one.regions or ())] for one in ways(found)]
+    candidates = [] if plan is None else list(plan.choices) or [plan]
+    planned = [[one.slice.name, one.spot, list(one.zones)] for one in candidates]
+    return {"ways": told, "by": found.by, "meant": list(spec.meant), "planned": planned, "planned_by": plan and plan.by}
+
+
+def stored_with_its_dag(chosen: list[dict[str, Any]]) -> dict[str, Any]:
+    """The accelerators of a task and of a mapped one, after their DAG went through Airflow's database."""
+    from airflow.sdk import DAG
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    from airflow_kinetic import KineticTPUOperator
+    from kinetic_orchestration import Choice
+
+    choices = [Choice(**one) for one in chosen]
+    with DAG("stored", schedule=None) as dag:
+        KineticTPUOperator(task_id="one", python_callable=counts, accelerator=choices, capacity=["spot", "on-demand"])
+        KineticTPUOperator.partial(task_id="mapped", python_callable=counts, by="price").expand(
+            accelerator=[choices, "v5e-8", choices[0]]
+        )
+    read = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag))))
+    one, mapped = read.task_dict["one"], read.task_dict["mapped"]
+    return {
+        "one": [one.accelerator, one.capacity],
+        "mapped": mapped.expand_input.value["accelerator"],
+        "by": mapped.partial_kwargs["by"],
+    }
 
 
 def rendered_arguments(options: dict[str, Any], params: dict[str, Any], native: bool = False) -> dict[str, Any]:
@@ -1641,6 +1714,7 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
         cleared_with_fewer_retries,
         told_of_clears,
         refused,
+        out_of_budget,
         refuses_another,
         deleted_and_run_again,
         hung_in_the_upload,
@@ -1654,6 +1728,8 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
         sensor_out_of_time,
         poked_while_its_store_is_away,
         rendered_zones,
+        choices_of,
+        stored_with_its_dag,
         rendered_arguments,
         refused_elsewhere,
         images_of,

@@ -62,7 +62,7 @@ def test_every_program_of_the_page_is_a_dag_file_of_its_own() -> None:
     ("dag_id", "tasks"),
     [
         ("after_another", ["trained"]), ("leftovers", ["reap"]), ("of_ones_own", ["submits"]), ("training", ["train"]),
-        ("on_vms", ["train", "train_on_a_slice"]),
+        ("on_vms", ["train", "train_on_a_slice"]), ("any_slice", ["train", "evaluate"]),
     ],
 )  # fmt: skip
 def test_its_sensor_its_reaper_its_hook_its_vms_and_the_readmes_task_are_tasks(

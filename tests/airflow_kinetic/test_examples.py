@@ -12,6 +12,16 @@ from tests.airflow_kinetic.conftest import Airflow
 @pytest.mark.slow
 @pytest.mark.turn(3)
 @pytest.mark.timeout(900)
+def test_a_week_takes_one_of_the_slices_that_its_parameter_names(airflow: Airflow, home: Path) -> None:
+    done = airflow("run_dag", home, dag_id="capacity_airflow", conf={"slices": ["v5e-8", "v5e-4"]})
+    assert done["state"] == "success", done["log"][-5000:]
+    assert abs(done["xcoms"]["train/return_value"]["slope"] - 3) < 0.1
+    assert "It runs train on v5e-8: 8 chips" in done["log"]
+
+
+@pytest.mark.slow
+@pytest.mark.turn(3)
+@pytest.mark.timeout(900)
 def test_keras_is_trained_evaluated_and_promoted_by_the_code_that_dagster_has_too(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="training_keras_weekly")
     assert done["state"] == "success", done["log"][-5000:]

@@ -56,6 +56,12 @@ def test_the_weekly_schedule_asks_for_the_week_that_is_over(monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_week_takes_one_of_the_slices_that_it_may_run_on(tmp_path):
+    said = run("capacity_dagster.py", tmp_path)
+    assert re.search(r"result +a slope of 3\.0\d, on v6e-8, emulated on this machine's CPU", said), said[-2000:]
+
+
+@pytest.mark.slow
 def test_a_sweep_promotes_the_best_and_shows_what_failed(tmp_path):
     said = run("dagster_sweep.py", tmp_path)
     assert re.search(r"result +a learning rate of 1, with a loss of 0\.", said), said[-2000:]

@@ -15,7 +15,7 @@ from dagster_kinetic import (
     kinetic_asset,
 )
 from dagster_kinetic.step.ticket import tickets_of
-from kinetic_orchestration import attach
+from kinetic_orchestration import Choice, attach
 from kinetic_orchestration.jobs.watching.poll import Poll
 from kinetic_orchestration.testing import Emulator
 
@@ -50,6 +50,37 @@ def test_a_script_speaks_pipes_from_a_slice(
     [made] = result.asset_materializations_for_node("model")
     assert made.metadata["loss"].value == 0.25 and made.tags["dagster/data_version"] == "alpha"
     assert [len(message["text"]) for message in told] == [100_000]
+
+
+def counts_its_hosts(host: HostContext) -> int:
+    return host.host_count
+
+
+def test_an_asset_takes_the_slice_that_there_is_and_says_which_and_why(tpu_cloud: Emulator, new_instance: Any) -> None:
+    tpu_cloud.stockout("us-west4-a", "refuse")
+    choices = [Choice("v5e-4", regions=["us-west4"]), Choice("v5e-1", regions=["us-central1"])]
+    asset = kinetic_asset(accelerator=choices, name="chosen")(counts_its_hosts)
+    with new_instance() as instance:
+        resource = KineticResource(capacity=["spot", "on-demand"])
+        result = dg.materialize([asset], instance=instance, resources={"kinetic": resource})
+    assert result.output_for_node("chosen") == 1
+    [made] = result.asset_materializations_for_node("chosen")
+    told = {name.removeprefix("kinetic/"): value.value for name, value in made.metadata.items()}
+    assert (told["accelerator"], told["zone"]) == ("v5e-1", "us-central1-a")
+    assert told["chosen"] == (
+        "v5e-1 spot in us-central1-a, after v5e-4 spot in us-west4-a (when it was chosen: v5e-4 spot in us-west4-a: "
+        "stockout just now)"
+    )
+    rows = [record.data for record in made.metadata["kinetic/choices"].records]
+    assert {(row["choice"], row["bought"]) for row in rows} == {
+        ("v5e-4", "spot"), ("v5e-1", "spot"), ("v5e-4", "on-demand"), ("v5e-1", "on-demand")
+    }  # fmt: skip
+    assert (rows[0]["choice"], rows[0]["bought"], rows[0]["where"]) == ("v5e-1", "spot", "us-central1-a")
+    assert [row["why"] for row in rows if row["bought"] == "spot" and row["choice"] == "v5e-4"] != [
+        "first in your order"
+    ]
+    tpu_cloud.wait_until_empty(60)
+    tpu_cloud.ledger.assert_nothing_left()
 
 
 days = dg.StaticPartitionsDefinition(["d1", "d2", "d3"])

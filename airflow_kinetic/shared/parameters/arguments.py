@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow_kinetic.shared import airflow_api
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan.declare.choices import Choice, form_of
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.profile import Profile
 from kinetic_orchestration.plan.declare.spec import name_of
@@ -35,6 +36,8 @@ def is_final(value: Any) -> bool:
         return all(map(is_final, value.values()))
     if isinstance(value, (list, tuple)):
         return all(map(is_final, value))
+    if isinstance(value, Choice):
+        return is_final(form_of(value))
     return value is None or isinstance(value, (bool, int, float, os.PathLike, Profile))
 
 

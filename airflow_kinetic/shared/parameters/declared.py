@@ -14,11 +14,12 @@ from typing import Any, Final
 from airflow_kinetic.shared.location import listed
 from airflow_kinetic.shared.parameters.arguments import is_final, untemplated
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
+from kinetic_orchestration.plan.declare.choices import non_default
 from kinetic_orchestration.plan.declare.cloud import Compute, TpuVm
-from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, Options, check_function, check_options
+from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, Options, check_function, check_options, check_part
 
 UNKNOWN: Final = object()  # what another task gives, or is another one for each index
-FLAGS = ("deferrable", "durable", "cancel_on_kill", "get_logs", "wait")
+FLAGS = ("deferrable", "durable", "cancel_on_kill", "get_logs", "wait", "reshard")
 ON_CLEAR = ("rerun", "adopt")
 
 
@@ -41,6 +42,11 @@ def options_of(given: Mapping[str, Any], zones: str | Sequence[str]) -> Options:
             )
         cloud = dataclasses.replace(cloud or TpuVm(), zones=named)
     same = {name: given[name] for name in given.keys() & OPTION_NAMES}
+    for name in ("capacity", "regions"):
+        if isinstance(same.get(name), (str, list, tuple)):
+            same[name] = listed(same[name]) or None  # a template may have rendered it to a text
+    if not same.get("by"):
+        same.pop("by", None)
     return Options(**{**same, "project": given["project_id"], "cloud": cloud, "labels": given["labels"] or None})
 
 
@@ -76,7 +82,11 @@ def check(given: Mapping[str, Any], templated: Collection[str]) -> None:
     stand_ins = {name: getattr(known, name) for name in unknown & OPTION_NAMES}
     zones = () if "zones" in unknown else given["zones"]
     project = None if "project_id" in unknown else given["project_id"]
-    check_options(options_of({**given, **stand_ins, "project_id": project}, zones))
+    options = options_of({**given, **stand_ins, "project_id": project}, zones)
+    if "accelerator" in unknown:
+        check_part({name: value for name, value in non_default(options).items() if name != "accelerator"})
+    else:
+        check_options(options)
 
 
 def _check_together(given: Mapping[str, Any]) -> None:

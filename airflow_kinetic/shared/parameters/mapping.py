@@ -14,6 +14,7 @@ from airflow.sdk import XComArg
 from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorPartial
 
 from airflow_kinetic.shared.parameters.declared import UNKNOWN, check, declared_with
+from kinetic_orchestration.plan.declare.choices import form_of
 
 OURS = "airflow_kinetic."  # the prefix of the module names of our own operators
 
@@ -31,6 +32,8 @@ class CheckedPartial(OperatorPartial):
         return cls(**fields, declared=declared)
 
     def expand(self, **mapped: Any) -> MappedOperator:
+        if isinstance(several := mapped.get("accelerator"), (list, tuple)):
+            mapped = {**mapped, "accelerator": [form_of(one) for one in several]}  # stored with the DAG, as JSON
         operator = super().expand(**mapped)
         for values in _one_by_one(mapped):
             check_mapped(operator, values, self.declared)

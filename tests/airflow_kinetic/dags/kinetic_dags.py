@@ -10,7 +10,7 @@ from airflow.sdk import Asset, dag, task
 from helper_of_dags import doubled
 
 from airflow_kinetic import KineticJobSensor, KineticTPUOperator, kinetic_task
-from kinetic_orchestration import Limits
+from kinetic_orchestration import Choice, Limits
 
 OFFSET = 100
 
@@ -206,6 +206,21 @@ def trains_in_the_cloud():
 
 
 @dag(schedule=None)
+def chooses_in_the_cloud():
+    KineticTPUOperator(
+        task_id="train",
+        script="script_of_dags.py",
+        op_args=["in the cloud"],
+        env={"KIND": ""},
+        accelerator=[Choice("v5e-4", regions=["us-west4"]), {"accelerator": "v5e-1", "regions": ["us-central1"]}],
+        gcp_conn_id="of_the_cloud",  # which says how they are bought
+        requirements=[],
+        deferrable=True,
+        outlets=[Asset("chosen")],
+    )
+
+
+@dag(schedule=None)
 def makes_an_asset():
     @task.kinetic(
         accelerator="cpu", deferrable=True, outlets=[Asset("a_model")], get_logs=False,
@@ -289,7 +304,7 @@ def watches_by_its_id():
 
 for declare in (
     waits_on_a_worker, has_a_secret_and_a_cost_limit, waits_on_a_triggerer, is_mapped, fails, returns_more_than_json, is_retried,
-    asks_for_its_task_instance, expands_whole_calls, runs_a_script, trains_in_the_cloud, makes_an_asset,
+    asks_for_its_task_instance, expands_whole_calls, runs_a_script, trains_in_the_cloud, chooses_in_the_cloud, makes_an_asset,
     is_out_of_time, is_given_no_json, senses, is_given_another_argument, runs_two_processes,
     watches_by_its_id,
 ):  # fmt: skip

@@ -35,6 +35,33 @@ def test_a_deferred_task_trains_in_the_project_of_its_connection(airflow: Airflo
 
 
 @pytest.mark.slow
+@pytest.mark.turn(4)
+@pytest.mark.timeout(900)
+def test_a_task_takes_the_slice_that_there_is_in_the_way_that_its_connection_names(
+    airflow: Airflow, home: Path
+) -> None:
+    extra = {**CONNECTION, "extra": {"is_anonymous": True, "project": PROJECT, "capacity": "spot, on-demand"}}
+    with Emulator(zones=("us-west4-a", "us-central1-a"), python=sys.executable) as cloud:
+        cloud.stockout("us-west4-a", "refuse")
+        environ = cloud.environ(project=PROJECT)
+        for name in ("KINETIC_PROJECT", "KINETIC_BACKEND"):
+            del environ[name]
+        environ["AIRFLOW_CONN_OF_THE_CLOUD"] = json.dumps(extra)
+        done = airflow("run_dag", home, environ=environ, dag_id="chooses_in_the_cloud")
+        assert done["states"] == {"train": "success"}, done["log"]
+        assert "It runs script_of_dags.py on v5e-4: 4 chips (2x2), 1 host × 4 chips" in done["log"]
+        [event] = done["events"]
+        assert event["accelerator"] == "v5e-1"
+        assert event["chosen"] == (
+            "v5e-1 spot in us-central1-a, after v5e-4 spot in us-west4-a (when it was chosen: v5e-4 spot in us-west4-a: "
+            "stockout just now)"
+        )
+        assert cloud.ledger.count("created", "node") == 1
+        cloud.wait_until_empty(60)
+        cloud.ledger.assert_nothing_left()
+
+
+@pytest.mark.slow
 @pytest.mark.turn(1)
 @pytest.mark.timeout(900)
 def test_a_hooks_jobs_run_in_the_cloud(airflow: Airflow, home: Path) -> None:

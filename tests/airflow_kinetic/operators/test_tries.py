@@ -180,6 +180,15 @@ def test_a_retry_that_finds_a_job_of_another_argument_says_so_or_is_refused(airf
     assert Path(home, "tries-of-refuses_it").read_text() == "12", "no third try, which would be refused as well"
 
 
+def test_a_task_whose_dag_has_spent_its_budget_fails_for_good(airflow: Airflow, home: Path) -> None:
+    done = airflow("out_of_budget", home)
+    assert re.match(
+        r"AirflowFailException: nothing was submitted: the budget of pipeline a_dag, .* is used up.*, clear the task",
+        done["raised"],
+    )
+    assert not done["ran"]
+
+
 def test_a_job_that_lives_and_is_refused_is_cancelled(airflow: Airflow, home: Path, tmp_path: Path) -> None:
     done = airflow("refuses_another", home, marker=str(tmp_path / "begun"))
     assert re.search(

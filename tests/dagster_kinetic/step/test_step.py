@@ -9,6 +9,7 @@ from dagster._core.execution.api import execute_run
 
 from dagster_kinetic import KineticResource, kinetic_asset
 from kinetic_orchestration import JobStatus, attach
+from kinetic_orchestration.platforms.local.backend import LocalBackend
 from tests.dagster_kinetic import pipelines
 from tests.dagster_kinetic.stored import captured, made_of, messages, plotted
 
@@ -128,6 +129,23 @@ def test_a_resumed_run_goes_on_where_its_parent_failed_and_a_new_one_begins(inst
     first = job.execute_in_process(instance=instance, raise_on_error=False)
     run = instance.create_run_for_job(job, parent_run_id=first.run_id, root_run_id=first.run_id, tags=tags)
     assert execute_run(InMemoryJob(job), run, instance, raise_on_error=False).success is bool(tags)
+
+
+def test_an_asset_whose_budget_is_used_up_is_refused_and_not_tried_again(instance, monkeypatch):
+    monkeypatch.setattr(LocalBackend, "charges", True)  # as a cloud is
+    monkeypatch.setenv("KINETIC_BUDGETS", "costly=0USD")
+    tries: list[str] = []
+
+    @dg.asset(retry_policy=dg.RetryPolicy(max_retries=2))
+    def costly(context: dg.AssetExecutionContext, kinetic: KineticResource):
+        tries.append("x")
+        return kinetic.run(pipelines.waits, (1, 0), accelerator="cpu", context=context)
+
+    result = dg.materialize([costly], instance=instance, resources=RESOURCES, raise_on_error=False)
+    failure = result.failure_data_for_node("costly").error.to_string()
+    assert "nothing was submitted: the budget of pipeline costly, $0.00 a month, is used up" in failure
+    assert "Once there is a budget again, materialize it anew" in failure
+    assert len(tries) == 1
 
 
 @pytest.mark.parametrize("ended", [True, False], ids=["ended", "running"])
