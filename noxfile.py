@@ -74,6 +74,7 @@ def simulate(session: nox.Session) -> None:
     session.run(*play, "--seeds", "250", "--cluster", *session.posargs)
     session.run(*play, "--seeds", "250", "--compute", *session.posargs)
     session.run(*play, "--seeds", "150", "--groups", *session.posargs)
+    session.run(*play, "--seeds", "200", "--shares", *session.posargs)
 
 
 @nox.session

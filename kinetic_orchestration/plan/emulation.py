@@ -96,7 +96,7 @@ def check(spec: JobSpec, settings: Settings) -> None:
             f"emulated here: {HERE}"
         )
     bucket = store_address.bucket_path(settings.store) is not None
-    found = [*spec.meant, *_of_options(spec.options), *_of_settings(settings)]
+    found = list(dict.fromkeys((*spec.meant, *_of_options(spec.options), *_of_settings(settings))))
     if bucket:
         found.append(f"the store {settings.store}")
     if not found:

@@ -284,7 +284,7 @@ class Site:
         return began - self.when(name, self.made)
 
     def bare(self, metadata: dict[str, str]) -> dict[str, Any]:
-        """What a machine of no job is asked for with."""
+        """Return the request for a machine of no job."""
         return {"acceleratorType": "v5litepod-1", "runtimeVersion": "v2-alpha-tpuv5-lite", "metadata": metadata}
 
     def ask_for(self, name: str, zone: str, node: dict[str, Any]) -> None:

@@ -24,6 +24,8 @@ SECTIONS = {
     "transfer": "transfer",
     "waiting": "waiting",
     "listing": "listing",
+    "choosing": "choosing",
+    "sharing": "sharing",
     "environment": "environment",
     "training": "training",
     "cloud": "cloud",

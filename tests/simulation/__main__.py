@@ -18,6 +18,8 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 
+from tests.simulation import choice_scenario
+from tests.simulation.candidate_scenario import CandidateSchedule
 from tests.simulation.cloud_scenario import CloudSchedule
 from tests.simulation.cluster_scenario import ClusterSchedule
 from tests.simulation.compute_scenario import ComputeSchedule
@@ -25,6 +27,7 @@ from tests.simulation.edges import simulated_edges
 from tests.simulation.group_scenario import GroupSchedule
 from tests.simulation.many import played_by
 from tests.simulation.scenario import Failed, Schedule, command_of, play, trace_of
+from tests.simulation.share_scenario import ShareSchedule
 from tests.simulation.world import World
 
 TOLD_EVERY = 60.0
@@ -38,19 +41,28 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--by-date", action="store_true", help="the first of them is today's, by UTC")
     parser.add_argument("--cloud", action="store_true", help="on the simulated Cloud TPU API")
+    parser.add_argument("--candidates", action="store_true", help="on the same, jobs with a choice")
     parser.add_argument("--compute", action="store_true", help="on the simulated Compute Engine")
     parser.add_argument("--groups", action="store_true", help="on the simulated Compute Engine, slices of TPUs")
     parser.add_argument("--cluster", action="store_true", help="on the simulated API of Kubernetes")
+    parser.add_argument("--facts", action="store_true", help="jobs that share what they learn of capacity")
+    parser.add_argument("--shares", action="store_true", help="of attempts that share chips")
     parser.add_argument("--stop", action="store_true", help="at the first seed that breaks a promise")
     parser.add_argument(
         "--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one for each core"
     )
     arguments = parser.parse_args()
+    if arguments.facts:
+        first = arguments.first
+        seeds = arguments.seed or range(first, first + arguments.seeds)
+        return 1 if choice_scenario.play_many(seeds, stop=arguments.stop) else 0
     kinds = (
         (arguments.cluster, ClusterSchedule),
         (arguments.compute, ComputeSchedule),
         (arguments.groups, GroupSchedule),
         (arguments.cloud, CloudSchedule),
+        (arguments.candidates, CandidateSchedule),
+        (arguments.shares, ShareSchedule),
     )
     kind = next((kind for is_asked, kind in kinds if is_asked), Schedule)
     if arguments.seed is not None and len(arguments.seed) == 1:

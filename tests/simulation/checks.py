@@ -1,4 +1,4 @@
-"""What tests assert of many schedules, of one of them, or of a single scene."""
+"""Assertions of tests about many schedules, one of them, or a single scene."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class _Seen(BaseException):
 
 
 def scene(world: World, name: str, act: Callable[[Task], T]) -> T:
-    """What a process finds in a world, which ends with that."""
+    """A finding of a process in a world, which ends with it."""
     found: list[T] = []
 
     def main(task: Task) -> None:

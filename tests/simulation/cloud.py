@@ -70,6 +70,7 @@ class QueuedResource:
             if several
             else [spec["nodeId"]]
         )
+        self.hardware = str(spec["node"].get("acceleratorType", ""))
         self.spot = "spot" in body
         self.reserved = "reservationName" in body
         self.valid = float(body.get("queueingPolicy", {}).get("validUntilDuration", "infs")[:-1])

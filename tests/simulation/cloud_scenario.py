@@ -527,7 +527,7 @@ class CloudSchedule(Schedule):
         self.healed = world.now + draw.choice((100.0, 1500.0, 5000.0)) * draw.uniform(0.2, 1.0)
         self._open(draw)
         ground = self.ground
-        ground.hosts_per_slice, ground.plan = self.plan.slice.hosts, self.plan
+        ground.plan = self.plan
         ground.harmful = draw.choice((0.0, 1.0, 1.0))
         self.orphaned = draw.random() < 0.2
         ground.fates = self._fates(draw)
@@ -595,7 +595,7 @@ class CloudSchedule(Schedule):
         )
 
     def _fates(self, draw: Any) -> tuple[str, ...]:
-        """What may befall machines."""
+        """Add the disasters of machines."""
         del draw
         return FATES + UNFOLLOWED * self.orphaned
 

@@ -408,7 +408,7 @@ class Compute(Zones):
         return self._deleted(one, "an accepted delete", end)
 
     def _wanted_gone(self, path: str, known: Mapping[str, Any]) -> Any:
-        """What is to be deleted, once somebody has asked for it, unless all deletes are refused now."""
+        """Return the resource to delete, once somebody has asked for that, unless all deletes are refused now."""
         one = known.get(path)
         if one is None:
             raise refusals.missing(path)

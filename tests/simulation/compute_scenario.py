@@ -142,7 +142,7 @@ class ComputeJudge(CloudJudge):
                 raise Violation(f"{one.id} is there long after its deadline, and {armed} do not delete it")
 
     def _there(self, job: str, attempt: int) -> list[Any]:
-        """What the hosts of an attempt delete at its end, as far as it is not going."""
+        """Return the resources that the hosts of an attempt delete at its end, as far as they are not going."""
         mine = [one for one in self.ground.api.nodes.values() if one.name not in self.foreign]
         return [one for one in mine if (one.told["job"], one.told["attempt"]) == (job, attempt) and not one.going]
 
@@ -150,7 +150,7 @@ class ComputeJudge(CloudJudge):
         return bool(one.state == RUNNING)
 
     def _own(self, machine: Any) -> Any:
-        """What a host deletes last."""
+        """Return the resource that a host deletes last."""
         return machine.node
 
     def may_delete(self, name: str, what: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from pytest import MonkeyPatch
 
+from kinetic_orchestration.capacity.shares import line, records
 from kinetic_orchestration.host.attempt import opening, self_delete
 from kinetic_orchestration.host.machine import attestation, bootstrap, bucket_records
 from kinetic_orchestration.host.machine.pod import pod, start
@@ -113,7 +114,7 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     def watcher(store: Any, backend: Any) -> Any:
         return worlds[-1].distance.watcher_of(store, backend) if store.metered else watcher_of(store, backend)
 
-    def records(store: str) -> Any:
+    def records_of(store: str) -> Any:
         return worlds[-1].distance.records if store.startswith("gs://") else opened(store)
 
     def ask(*args: Any, **how: Any) -> Any:
@@ -157,11 +158,12 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
 
     for module in (drivers, follower):
         edges.setattr(module, "watcher_of", watcher)
-    edges.setattr(open_records, "open_records", records)
-    edges.setattr(bucket_records, "CloudRecords", records)
+    edges.setattr(open_records, "open_records", records_of)
+    edges.setattr(bucket_records, "CloudRecords", records_of)
     edges.setattr(bootstrap, "exchange", ask)
     edges.setattr(bootstrap, "store_time", clock)
     edges.setattr(bootstrap, "say", lambda text: worlds[-1].note("says", text))
+    edges.setattr(line, "warn_once", lambda message: None)  # of a damaged book
     edges.setattr(bootstrap, "token", lambda fresh=False: "a token")
     edges.setattr(attestation, "identity", lambda _audience: "a proof")
     edges.setattr(bootstrap, "random", SimpleNamespace(random=chance))
@@ -188,6 +190,10 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     for module in (actions, decode):
         edges.setattr(module, "intent_of", intent_of)
     edges.setattr(drivers, "LONGEST_SLEEP", 60.0)  # a virtual hour has too many halves of a second
+    edges.setattr(records, "book_of", functools.lru_cache(100)(records.book_of))
+    edges.setattr(line, "ROUND", 20.0)
+    edges.setattr(line, "SOON", 45.0)
+    edges.setattr(line, "LEASE", 100.0)
     for module in (base, polling):
         edges.setattr(module, "PACE", 10.0)
     edges.setattr(polling, "POLL_MIN", 10.0)

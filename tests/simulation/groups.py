@@ -199,7 +199,7 @@ class Grouped(Compute):
         return {"items": items, **({"unreachables": silent} if silent else {})}
 
     def _operation(self, path: str) -> Json:
-        """What an operation shows now, or once it has ended, for which it is waited a while."""
+        """Return an operation as it is now, or once it has ended, for which it is waited a while."""
         name = path.removesuffix("/wait").rpartition("/")[2]
         found = next((one for one in self.operations if one["name"] == name), None)
         if found is None or (self.odds.forgets and not self.calm):

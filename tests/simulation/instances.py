@@ -296,7 +296,7 @@ class ComputeGround(CloudGround):
     part = "VM"
 
     def _parts(self, machine: Any) -> tuple[str, list[str]]:
-        """What a host deletes at its end: what it runs on, and the others of its attempt."""
+        """Return the VMs that a host deletes at its end: its own, and the others of its attempt."""
         base, number = machine.told["resource"], machine.hosts // machine.processes
         members = [base] if number == 1 else [f"{base}-{index}" for index in range(number)]
         own: str = machine.node.name

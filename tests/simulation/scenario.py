@@ -392,7 +392,7 @@ class Schedule:
             self.world.reached.add("a failed job was asked for again")
 
     def _restarted(self, task: Task) -> None:
-        """What a process knew of the cloud is lost when it is started again."""
+        """A process that is started again has lost its memory of the cloud."""
 
     def _launched(self, task: Task) -> Job:
         """Launch like launch.launch, without the packing."""

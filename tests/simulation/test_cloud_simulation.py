@@ -12,6 +12,7 @@ from kinetic_orchestration.jobs import launch, lifecycle
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import open_job
+from kinetic_orchestration.jobs.lifecycle import Policy
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.look import look
 from kinetic_orchestration.jobs.watching.poll import Poll
@@ -215,7 +216,7 @@ def test_a_scene_of_the_attempt_before_says_nothing_of_the_next_one() -> None:
         store, cache = DistantStore(world), AttemptCache()
         placement = {"backend": "tpu-vm", "project": "p", "zone": ZONES[0], "name": "kinetic-an-attempt-1"}
         poll = Poll(world.now - 1000.0, {}, {job: Observation(PRESENT)}, {job: placement})
-        seen = look(store, world.distance.backend_of(task), job, 2, 1, cache=cache, poll=poll)
+        seen = look(store, world.distance.backend_of(task), job, 2, Policy(), cache=cache, poll=poll)
         return seen.intent, seen.observation.state, cache.present_since
 
     assert scene(world, "orchestrator", main) == (None, ABSENT, 0.0)

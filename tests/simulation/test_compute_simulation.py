@@ -156,7 +156,7 @@ def test_the_same_seed_is_the_same_schedule_byte_for_byte_in_every_process() -> 
 
 
 def _scene(slice_: Any, act: Callable[[World, Compute, Plan], Observation], odds: Odds = Odds()) -> Observation:  # noqa: B008 - frozen
-    """What somebody observes in zones that have everything."""
+    """Return the observations in zones that have everything."""
     world = World(1)
     compute = Compute(world, {zone: Zone(zone, FREE, 0.0) for zone in ZONES}, odds)
     world.distance = ComputeDistance(world, ComputeGround(world, compute))

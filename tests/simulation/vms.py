@@ -194,7 +194,7 @@ class Machine:
             self.ground.world.sleep(10.0)
 
     def unit(self) -> tuple[int, int]:
-        """Of how many parts its slice is deleted, and which of them it is on, as boot.main knows it when it arms that."""
+        """Return the number of parts in which its slice is deleted, and its own part, as boot.main knows them when it arms that."""
         return self.told["hosts"], self.told.get("host", 0)
 
     @property
@@ -225,7 +225,7 @@ class Machine:
         return Assignment(
             told["store"], self.job, self.attempt, self.index, self.hosts, told["spec"], f"{told['boot']}/{self.index}",
             "/simulated", "/simulated", "", "A=b", told["resource"], str(told["deadline"]),
-            slices=told.get("slices", 1),
+            slices=told.get("slices", 1), choice=told.get("choice", 0),
         )  # fmt: skip
 
     def _live(self, over: Event, clean: list[bool]) -> None:
@@ -319,7 +319,6 @@ class CloudGround:
         self.poll = 8.0
         self.host_odds = Odds()
         self.durations = (5.0, 50.0, 150.0)
-        self.hosts_per_slice = 1
         self.store = DistantStore(world, of_host=True)
         self.lines: dict[tuple[str, int, int], int] = {}  # that programs have printed
         cloud.boot, cloud.harm = self._boot, self.harm
@@ -353,7 +352,7 @@ class CloudGround:
     def _boot(self, node: TpuNode) -> None:
         queued, draw = node.queued, self.world.random
         assert queued is not None
-        node.machines = [Machine(self, node, worker) for worker in range(self.hosts_per_slice)]
+        node.machines = [Machine(self, node, worker) for worker in range(queued.told["hosts_per_slice"])]
         kind = ""
         if not self.calm and not queued.harmed and draw.random() < self.harmful:
             queued.harmed = True

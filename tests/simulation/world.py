@@ -350,6 +350,11 @@ class SimulatedStore:
     def read_all(self, names: Sequence[str]) -> list[Record | None]:
         return [self.read(name) for name in names]
 
+    def find(self, name: str) -> Entry | None:
+        self._world.request("find", name, self._failure)
+        found = self._world.records.get(name)
+        return None if found is None else Entry(name, len(found.data), found.generation, found.updated)
+
     def written_at(self, name: str, generation: int) -> float:
         found = (record.updated for record in self._world.records.values() if record.generation == generation)
         return next(found, self._world.now)

@@ -1,4 +1,4 @@
-"""What the simulated APIs of Google's VMs have in common: zones with their weather, views that lag, deletes that fail.
+"""The common part of the simulated APIs of Google's VMs: zones with their weather, views that lag, deletes that fail.
 
 It knows neither what is made there nor whose it is.
 """

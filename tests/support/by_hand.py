@@ -46,7 +46,7 @@ def intended(
 def words_of(job: Job, host: int = 0) -> tuple[str, ...]:
     """The command-line words for the launcher of one host of the job."""
     assert isinstance(job.backend, LocalBackend)
-    intent = look(job.store, job.backend, job.job_id, 1, 1).intent
+    intent = look(job.store, job.backend, job.job_id, 1, job.policy).intent
     assert intent is not None
     Path(intent.placement["run"]).mkdir(parents=True, exist_ok=True)
     return tuple(job.backend.assignment(job.plan(), job.job_id, job.spec_digest, intent, host).words())

@@ -35,6 +35,11 @@ def fence() -> tuple[int, int]:
     return host.attempt, host.fence()
 
 
+def hardware() -> tuple[int, int]:
+    """The number of hosts, and of the devices of this one."""
+    return kinetic.current().host_count, int(os.environ["JAX_NUM_CPU_DEVICES"])
+
+
 def until(path: str) -> int:
     """Runs until the file is there; its value is the attempt that came so far."""
     print("running", flush=True)
@@ -452,3 +457,47 @@ def fingerprint(names: list[str], path: str) -> dict[str, str]:
 def variables(prefix: str) -> dict[str, str]:
     """The variables of the program's environment that begin so."""
     return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+
+
+def descends(folder: str, steps: int, breaks: list[list[int]]) -> list[Any]:
+    """The slope of a line by gradient descent over all hosts, whose sums meet in a folder. At each of `breaks`, a step
+    and a number of hosts, they wait until that step's file `go` is there.
+    """
+    host, count = kinetic.current(), kinetic.current().host_count
+    training = kinetic.Training(every=3, total=steps, per_host=4)
+    state, begun = training.restore({"slope": 0.0, "momentum": 0.0})
+    for step in range(begun, steps):
+        if [step, count] in breaks:
+            Path(folder, f"at-{step}-{host.host_index}").touch()
+            wait_for(f"{folder}/go-{step}")
+        rows = [row for part in training.indices() for row in part]
+        told = f"{host.attempt}-{step}"
+        own = [sum(part) for part in zip(*(_slope_at(state["slope"], row) for row in rows), strict=True)]
+        _write(Path(folder, f"sum-{told}-{host.host_index}"), json.dumps([*own, rows]))
+        every = []
+        for other in range(count):
+            wait_for(f"{folder}/sum-{told}-{other}")
+            every.append(json.loads(Path(folder, f"sum-{told}-{other}").read_text(encoding="utf-8")))
+        size = sum(len(one[2]) for one in every)
+        loss, slope = (sum(one[part] for one in every) / size for part in (0, 1))
+        momentum = 0.9 * state["momentum"] + slope
+        state = {"slope": state["slope"] - 0.01 * momentum, "momentum": momentum}
+        if host.host_index == 0:
+            samples = sorted(row for one in every for row in one[2])
+            _write(Path(folder, f"step-{step}"), json.dumps([loss, count, samples]))
+        training.step(step + 1, state, loss=loss)
+    training.finish(state)
+    return [begun, training.samples, str(training.batch)]
+
+
+def _slope_at(slope: float, row: int) -> tuple[float, float]:
+    x = (row * 37 % 101) / 50 - 1
+    off = slope * x - 3 * x
+    return off * off, 2 * off * x
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole, as soon as it can be seen."""
+    beside = path.with_name(f".{path.name}")
+    beside.write_text(text, encoding="utf-8")
+    beside.rename(path)

@@ -59,7 +59,7 @@ class Tree(NamedTuple):
 
 
 def folder_of(job: Job, attempt: int = 1) -> Path:
-    intent = look(job.store, job.backend, job.job_id, attempt, job.policy.hosts).intent
+    intent = look(job.store, job.backend, job.job_id, attempt, job.policy).intent
     assert intent is not None
     return Path(intent.placement["run"])
 

@@ -1,4 +1,4 @@
-"""What is left on an emulated Compute Engine after jobs, and what whoever reaps next does about it."""
+"""Leftovers of jobs on an emulated Compute Engine, and their end by the next reaper."""
 
 from __future__ import annotations
 

@@ -45,6 +45,8 @@ TASK = Task(
     kept=False,
     compile_cache=True,
     device_metrics=True,
+    reshard=False,
+    global_batch=0,
     quick=True,
 )
 

@@ -7,16 +7,21 @@ import http.server
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.cli import main
+from kinetic_orchestration.packaging import bundle
 from kinetic_orchestration.packaging.requirements.resolution import find_uv
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.testing import Emulator
+from tests.end_to_end.cloud.conftest import ZONES
+from tests.support.jobs import placements
 from tests.support.wheels import wheel
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each starts machines, and several processes on each
@@ -92,6 +97,22 @@ def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def drivers() -> list[str]:
+    """The version of JAX, and what is there of the builds that drive a TPU and a GPU."""
+    import importlib.util
+
+    import jax
+
+    return [jax.version, *(name for name in ("libtpu", "jax_cuda12_plugin") if importlib.util.find_spec(name))]
+
+
+@pytest.fixture
+def for_chips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lock for the chips themselves: processors that stand in for them get the plain builds, which are one for all."""
+    of = bundle._hosts_of
+    monkeypatch.setattr(bundle, "_hosts_of", lambda plan: replace(of(plan), emulated=False))
+
+
 def staged_tools(*more: str) -> None:
     assert main(["stage-tools", *more]) == 0
 
@@ -125,3 +146,30 @@ def test_a_slice_without_a_package_index_works_from_the_store_alone(
     (tmp_path / "requirements.txt").write_text("beta\n")
     staged_tools("--offline", str(tmp_path / "requirements.txt"), "--accelerator", "v5e-1")
     assert kinetic.run("v5e-1", requirements=["beta"])(versions)() == ("1.0", "2.0")
+
+
+@pytest.mark.turn(4)
+@pytest.mark.usefixtures("for_chips")
+def test_a_choice_of_a_tpu_and_a_gpu_runs_with_the_builds_of_the_hardware_that_it_gets(
+    cloud: Emulator, links: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The function imports JAX. The TPU is there for the first job and out of stock for the second, which the GPU runs."""
+    wheel(links, "libtpu", "0.0.42")
+    wheel(links, "jax_cuda12_plugin", "0.10.2")
+    extras = ["libtpu==0.0.42 ; extra == 'tpu'", "jax-cuda12-plugin==0.10.2 ; extra == 'cuda12'"]
+    wheel(links, "jax", "0.10.2", extras)
+    monkeypatch.setenv("PIP_FIND_LINKS", links.as_uri())
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("KINETIC_BACKEND", raising=False)
+    monkeypatch.setattr(places, "FIRST_WAIT", 0.5)
+    staged_tools()
+    ways = [
+        kinetic.Choice("v6e-4", cloud=kinetic.TpuVm(zones=[ZONES[0]])),
+        kinetic.Choice(kinetic.Gpu("l4"), cloud=kinetic.Compute(zones=[ZONES[1]])),
+    ]
+    chosen = kinetic.run(accelerator=ways, requirements=["jax"])(drivers)
+    assert chosen() == ["0.10.2", "libtpu"]
+    cloud.stockout(ZONES[0], "refuse")
+    job = chosen.run_async()
+    assert job.result(timeout=300) == ["0.10.2", "jax_cuda12_plugin"]
+    assert [one["backend"] for one in placements(job)][-1] == "compute"

@@ -16,7 +16,7 @@ from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.google.compute.client import Instances
 from kinetic_orchestration.platforms.google.rest import retries
-from kinetic_orchestration.protocol import attempt_rules
+from kinetic_orchestration.protocol import attempt_rules, wire
 from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.compute.conftest import ZONES, instances, run, vm, where
 from tests.support.jobs import changes, lines, told, verdicts, wait_running
@@ -192,7 +192,7 @@ def test_f06_a_zone_that_is_none_is_left_for_the_next(
 @pytest.mark.turn(1)
 @pytest.mark.parametrize("at", ["call", "provision"])
 def test_f07_an_internal_error_twice_and_then_fine_stays_in_its_zone(cloud: Emulator, jobs: Any, at: Any) -> None:
-    """Of the call itself, or of its operation, behind an answer of 200."""
+    """The refusal is the call's own, or its operation's, behind an answer of 200."""
     cloud.fail("instances.insert", 13, times=2, at=at)
     job = run(jobs.attempt)
     assert job.result(timeout=60) == 1
@@ -266,6 +266,18 @@ def test_f17_a_spot_vm_that_is_preempted_is_followed_by_another_attempt(
     assert any("preempt" in line for line in changes(events))
 
 
+def verdict_once_taken_back(cloud: Emulator, job: Any, folder: Path, hosts: int, notice: float) -> wire.Verdict:
+    """Preempt the first VM while all programs run, and return how the attempt ended once all of them had saved."""
+    wait_running(job)
+    wait_until(lambda: len(list(folder.glob("runs-*"))) == hosts, "all programs run", within=60)
+    cloud.compute.preempt(sorted(instances(cloud, job))[0], notice=notice)
+    assert job.result(timeout=90) == 2
+    assert {path.name for path in folder.glob("saved-*")} == {f"saved-{host}" for host in range(hosts)}
+    first = job.history()[0].verdict
+    assert first is not None
+    return first
+
+
 @pytest.mark.slow
 @pytest.mark.turn(3)
 @pytest.mark.filterwarnings(JOINED)
@@ -275,13 +287,8 @@ def test_a_program_on_spot_vms_gets_the_time_to_save_that_the_notice_gives(
 ) -> None:
     """Longer than a machine that is shut down has; also where another host had the notice."""
     job = run(jobs.saves_slowly, str(tmp_path), SAVES, spot=True, cloud=kinetic.Compute(hosts=hosts))
-    wait_running(job)
-    wait_until(lambda: len(list(tmp_path.glob("runs-*"))) == hosts, "all programs run", within=60)
-    cloud.compute.preempt(sorted(instances(cloud, job))[0], notice=SAVES + 10.0)
-    assert job.result(timeout=90) == 2
-    assert {path.name for path in tmp_path.glob("saved-*")} == {f"saved-{host}" for host in range(hosts)}
-    first = job.history()[0]
-    assert first.verdict is not None and (first.verdict.cause, first.verdict.grace) == ("preemption", 90.0)
+    first = verdict_once_taken_back(cloud, job, tmp_path, hosts, SAVES + 10.0)
+    assert (first.cause, first.grace) == ("preemption", 90.0)
 
 
 @pytest.mark.slow
@@ -291,15 +298,10 @@ def test_a_program_on_spot_vms_gets_the_time_to_save_that_the_notice_gives(
 def test_a_vm_that_is_not_spot_and_is_taken_back_counts_as_failed_and_all_programs_save(
     cloud: Emulator, jobs: Any, tmp_path: Path, hosts: int
 ) -> None:
-    """Whether its host says so first, or the operations of its zone."""
+    """Its host says so first, or the operations of its zone do."""
     job = run(jobs.saves_slowly, str(tmp_path), 1.0, cloud=kinetic.Compute(hosts=hosts), retry=kinetic.Retry(infra=1))
-    wait_running(job)
-    wait_until(lambda: len(list(tmp_path.glob("runs-*"))) == hosts, "all programs run", within=60)
-    cloud.compute.preempt(sorted(instances(cloud, job))[0], notice=30.0)
-    assert job.result(timeout=90) == 2
-    assert {path.name for path in tmp_path.glob("saved-*")} == {f"saved-{host}" for host in range(hosts)}
-    first = job.history()[0].verdict
-    assert first is not None and (first.cause, first.kind) == ("infrastructure", "aborted")
+    first = verdict_once_taken_back(cloud, job, tmp_path, hosts, 30.0)
+    assert (first.cause, first.kind) == ("infrastructure", "aborted")
     assert first.reason.startswith("Google takes the machine of this VM back, which is no spot VM")
 
 

@@ -55,7 +55,7 @@ def test_a_job_on_a_slice_of_four_hosts_is_followed_and_nothing_of_it_is_left(cl
 def test_a_vm_of_eight_chips_is_one_host_whether_its_metadata_tell_of_them_or_not(
     cloud: Emulator, jobs: Any, lacking: tuple[str, ...]
 ) -> None:
-    """What the metadata of a TPU VM of Compute Engine without a slice have is in no source."""
+    """No source says which metadata a TPU VM of Compute Engine without a slice has."""
     cloud.furnish({"lacking": lacking})
     job = run(jobs.prints_topology, accelerator="v6e-8")
     found = json.loads(lines(told(job), 0))

@@ -73,7 +73,7 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Of all sets together."""
+        """The number over all sets together."""
         return sum(self._held.values())
 
     def _watch(self) -> None:

@@ -1,4 +1,4 @@
-"""What befalls jobs on the emulated Compute Engine."""
+"""Disasters of jobs on the emulated Compute Engine."""
 
 from __future__ import annotations
 

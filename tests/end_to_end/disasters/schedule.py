@@ -105,7 +105,7 @@ class Schedule(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What is asked of Compute Engine, besides the accelerator."""
+        """Return the options of Compute Engine, besides the accelerator."""
         if not self.model:
             return {}
         hosts = {} if self.is_grouped else {"hosts": self.hosts}

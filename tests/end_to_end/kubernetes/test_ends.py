@@ -131,7 +131,7 @@ TAKEN = (wire.ABORTED, wire.PREEMPTION, "this host received SIGTERM")  # all tha
 
 
 def refused_in(namespace: str) -> str:
-    """What is said of a namespace, in any moment of its end, to who would create anything there."""
+    """Return the sentences about a namespace, in any moment of its end, for whoever would create anything there."""
     advice = "see 'kubectl get namespaces', and name one with namespace= or KINETIC_NAMESPACE"
     return rf": the namespace {namespace} does not exist, or is being deleted \(Kubernetes refused .*\): {advice}"
 

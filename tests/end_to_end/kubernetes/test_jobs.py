@@ -74,7 +74,7 @@ def test_the_slices_of_a_job_are_counted_through(cluster: Cluster, jobs: Any) ->
 
 @pytest.mark.turn
 def test_nodes_of_gpus_are_hosts_of_one_job_that_find_each_other(cluster: Cluster, jobs: Any) -> None:
-    """Of one set and one Job, on a node each. The GPUs are pretended, and the program computes without."""
+    """All are of one set and one Job, on a node each. The GPUs are pretended, and the program computes without."""
     taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
     for number in range(2):
         labels, has = {"nvidia.com/gpu.product": "NVIDIA-L4"}, {"nvidia.com/gpu": "2"}

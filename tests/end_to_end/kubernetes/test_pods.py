@@ -1,4 +1,4 @@
-"""What becomes of pods and of their processes while a job runs: one verdict with its cause, and another attempt if the
+"""Ends of pods and of their processes while a job runs: one verdict with its cause, and another attempt if the
 budget says so."""
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def test_a_pod_that_is_ended_for_another_one_before_its_agent_is_there_leaves_th
 def test_a_program_that_is_told_of_its_end_saves_and_the_next_attempt_goes_on_from_there(
     cluster: Cluster, jobs: Any, tmp_path: Path, returns: bool
 ) -> None:
-    """What it returns then was cut short, and is no result, although the attempt has no verdict yet."""
+    """A value that it returns then was cut short, and is no result, although the attempt has no verdict yet."""
     cluster.pools("one", "two")
     job = run(jobs.resumes, str(tmp_path), returns, retry=ONE_PREEMPTION)
     wait_running(job)

@@ -181,7 +181,7 @@ def test_pods_that_are_started_after_the_deadline_of_their_attempt_end_themselve
     limits = kinetic.Limits(provision=1.0, run=1.0)
     second = run(jobs.leaves_mark, str(tmp_path / "marks"), cloud=queue(), limits=limits)
     store, (placement,) = second._job.store, placements(second)
-    intent = look(store, second._job.backend, second.job_id, 1, 2).intent
+    intent = look(store, second._job.backend, second.job_id, 1, second._job.policy).intent
     assert intent is not None
     wait_until(lambda: store.now() > intent.deadline, "the deadline", pause=0.1)
     (tmp_path / "go").touch()

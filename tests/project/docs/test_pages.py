@@ -27,7 +27,7 @@ from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kube
 from kinetic_orchestration.plan.declare.spec import OPTION_NAMES
 from kinetic_orchestration.plan.hardware.accelerators import catalogue
 from kinetic_orchestration.plan.hardware.machines import machine_of, serves
-from kinetic_orchestration.plan.hardware.price_list import DISKS, DISKS_DATE, PRICES, PRICES_DATE
+from kinetic_orchestration.plan.hardware.price_list import DISKS, DISKS_DATE, FLEX_START, ON_DEMAND, PRICES, SPOT
 from kinetic_orchestration.plan.values import PROVISIONING, QUEUED, Limits
 from kinetic_orchestration.platforms.kubernetes import rights
 from kinetic_orchestration.program.context import HostContext
@@ -174,13 +174,13 @@ def test_every_option_of_the_emulator_is_in_its_table_and_every_fault_is_a_metho
 
 def test_the_prices_are_those_of_the_estimates() -> None:
     text = page("docs/cloud/cloud-tpu.md")
-    assert PRICES_DATE in text
     told = {
-        (row[0], region): tuple(None if cell == "–" else float(cell) for cell in row[2:])
+        (row[0], row[1].replace("any", ""), way, float(usd), date)
         for row in rows(text, "## What it costs")[1:]
-        for region in row[1].replace("any", "").split(", ")
+        for way, cell in zip((ON_DEMAND, SPOT, FLEX_START), row[2:], strict=True)
+        for usd, date in re.findall(r"([0-9.]+) \((\d{4}-\d{2}(?:-\d{2})?)\)", cell)
     }
-    assert told == {(name, region): pair for name, regions in PRICES.items() for region, pair in regions.items()}
+    assert told == {row[:5] for row in PRICES}
 
 
 def _most(accelerator: str, usd: float, zone: str, **given: Any) -> tuple[budget.Budget, dict[str, float]]:

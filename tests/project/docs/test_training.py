@@ -18,7 +18,13 @@ from tests.support.pages import page, programs
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("file", "expected"), [("train.py", r"\d+\.\d+"), ("loop.py", r"\[1\.0, 1\.0, 1\.0, 1\.0\]")], ids=["keras", "jax"]
+    ("file", "expected"),
+    [
+        ("train.py", r"\d+\.\d+"),
+        ("loop.py", r"\[1\.0, 1\.0, 1\.0, 1\.0\]"),
+        ("elastic.py", r"\[1\.0, 1\.0, 1\.0, 1\.0\]"),
+    ],
+    ids=["keras", "jax", "elastic"],
 )
 def test_each_program_runs(file: str, expected: str, home: Path, tmp_path: Path) -> None:
     folder = tmp_path / "project"
@@ -40,7 +46,7 @@ def test_there_is_a_row_for_every_option() -> None:
     of_loop = inspect.signature(kinetic.Training).parameters
     of_keras = inspect.signature(kinetic.KineticCallback.__init__).parameters
     assert set(told) == {*of_loop, *of_keras} - {"self"}
-    assert {*of_loop} - {*of_keras} == {"total", "unit", "hosts"}
+    assert {*of_loop} - {*of_keras} == {"total", "unit", "hosts", "per_host"}
     assert {*of_keras} - {*of_loop, "self"} == {"stream"}
     for name in ("every", "keep", "log_every", "on_nan", "on_full_disk", "reshard", "name"):
         for found in (of_loop, of_keras):

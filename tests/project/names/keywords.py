@@ -37,13 +37,15 @@ OF_COMMAND_IMPORTS = """import os
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
+from kinetic_orchestration.plan.declare.choices import Choice
 from kinetic_orchestration.plan.declare.cloud import CloudOptions
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile"""
 OF_OPERATOR_IMPORTS = """from collections.abc import Mapping, Sequence
 
-from kinetic_orchestration.api.keywords import OfTask"""
+from kinetic_orchestration.api.keywords import OfTask
+from kinetic_orchestration.plan.declare.choices import Choice"""
 
 
 def options() -> dict[str, str]:

@@ -109,7 +109,7 @@ def test_the_public_names_of_each_package_are_there() -> None:
 def test_the_exceptions_of_a_task_are_there() -> None:
     exceptions = importlib.import_module("airflow_kinetic.exceptions")
     assert set(exceptions.__all__) == {
-        "BackendError", "CredentialsError", "Denied", "JobCancelled", "JobError", "JobFailed", "JobLost", "JobNotFound",
+        "BackendError", "BudgetExceeded", "CredentialsError", "Denied", "JobCancelled", "JobError", "JobFailed", "JobLost", "JobNotFound",
         "JobTimedOut", "KineticError", "NoPlace", "RequirementsError", "ResultNotPicklable", "ResultNotTrusted",
         "StoreError", "Unreachable", "UsageError",
     }  # fmt: skip

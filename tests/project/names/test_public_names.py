@@ -29,7 +29,7 @@ KINETICS = {
     "run",
 }
 OURS = {
-    "Compute", "Gpu", "HostContext", "JobStatus", "KineticCallback", "Kubernetes", "Limits", "Profile", "Retry", "TpuVm", "Training",
+    "Choice", "Compute", "Gpu", "HostContext", "JobStatus", "KineticCallback", "Kubernetes", "Limits", "Profile", "Retry", "TpuVm", "Training",
     "TrainingEnded", "command", "current", "read_checkpoint",
 }  # fmt: skip
 SDKS = {"absl", "cloudpickle", "dagster", "airflow", "google", "jax", "keras", "kubernetes", "numpy", "rich", "uv"}

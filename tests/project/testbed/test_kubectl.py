@@ -1,4 +1,4 @@
-"""What kubectl shows and does on a real control plane and on the emulated one, for whoever looks at either with it."""
+"""Kubectl shows and does the same on a real control plane and on the emulated one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real Kubernetes says of jobs that end, fail, wait and are refused, and that the tests' own nodes are as a kubelet's.
+"""Answers of a real Kubernetes about jobs that end, fail, wait and are refused; the tests' own nodes are as a kubelet's.
 
 These sentences are what a backend reads: a new version of Kubernetes, JobSet or Kueue that says them otherwise is seen here.
 """
@@ -116,7 +116,7 @@ class Place:
         return wait_until(seen, self.told, within=100, pause=0.1)
 
     def told(self) -> str:
-        """What there is, for the error of a wait."""
+        """Return a list of all objects, for the error of a wait."""
         kinds = ("jobsets", "jobs", "pods", "events")
         return "\n".join(
             f"{kind}: {[(one['metadata']['name'], one.get('status'), one.get('message')) for one in self.all(kind)]}"
@@ -527,7 +527,7 @@ def kind(word: str) -> Object:
 
 
 def reserved(place: Place, name: str) -> Object:
-    """What the workload of a JobSet says of its quota."""
+    """Return the condition of a JobSet's workload about its quota."""
 
     def seen() -> Object | None:
         for workload in place.all("workloads"):

@@ -45,7 +45,7 @@ class Method(NamedTuple):
     id: str
     verb: str
     path: re.Pattern[str]
-    """Of the path with its names still quoted."""
+    """The names in the path, still quoted."""
     parameters: Mapping[str, Schema]
     request: Schema | None
     response: Schema | None

@@ -20,7 +20,7 @@ class Wrong(NamedTuple):
     where: str
     value: Any
     said: str
-    """What the document says."""
+    """The values in the document."""
 
     def within(self, part: str) -> Wrong:
         return self._replace(where=part + ("." if self.where and not self.where.startswith("[") else "") + self.where)

@@ -1,4 +1,4 @@
-"""What tests and the kubelet say to an API server: JSON, as the user of a kubeconfig."""
+"""Requests of tests and of the kubelet to an API server: JSON, as the user of a kubeconfig."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATIENCE = 60.0
 
 
 class Api:
-    """What one user says to the server of a kubeconfig.
+    """Requests of one user to the server of a kubeconfig.
 
     Args:
         kubeconfig: Its file, as `ControlPlane` writes one.

@@ -1,4 +1,4 @@
-"""What an API server asks a kubelet when somebody reads the log of a pod."""
+"""The kubelet's side of an API server that somebody asks for the log of a pod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What answers ProvisioningRequests beside a real control plane, as GKE's autoscaler does on its clusters.
+"""Answers ProvisioningRequests beside a real control plane, as GKE's autoscaler does on its clusters.
 
 The rules are the emulated cluster's own: here they see what the server has, and what they decide is done there and with the
 nodes of a test.
@@ -27,7 +27,7 @@ _TICK = 0.1
 
 
 class Machines(Protocol):
-    """What a test says of the machines that queues ask for."""
+    """A test's orders for the machines that queues ask for."""
 
     def answer_requests(self, answer: str = "", message: str = "") -> None: ...
     def stockout(self) -> None: ...
@@ -104,7 +104,7 @@ class _Provisioner:
 
 
 class _Seen(View):
-    """What a server has now, as a controller sees it."""
+    """The objects of a server now, as a controller sees them."""
 
     def __init__(self, api: Api) -> None:
         super().__init__(Store(), time.time())

@@ -29,7 +29,7 @@ Job = JobHandle[Any]
 
 
 class FaultsOfHosts:
-    """What the subclass of an API says of it.
+    """The facts about an API that its subclass gives.
 
     Attributes:
         run: A job of a function, its arguments and options, that has been submitted.

@@ -1,0 +1,458 @@
+"""One seed, one schedule of attempts that share chips: who comes when, who dies, and the promises that must hold.
+
+Every process runs the real `capacity.shares`. The judge sees each book that is written and each attempt that gets hosts,
+and counts by itself what is held and used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import NamedTuple
+
+from kinetic_orchestration.capacity.shares import line, records, rules
+from kinetic_orchestration.capacity.shares.rules import Book, Key, Want
+from kinetic_orchestration.errors import StoreError
+from kinetic_orchestration.plan.configuration.chip_shares import parse
+from kinetic_orchestration.protocol import names, wire
+from tests.simulation.scenario import Schedule
+from tests.simulation.world import Odds, SimulatedStore, Task, Violation, World
+
+SKEW = 0.2  # seconds by which processes know the store's time
+CHIPS = {"v5e": 1.0, "v5p": 3.5}  # what each counts
+SHARES = (
+    "v5e=16", "total=16", "v5e=16,user:*=8", "total=32,user:*=16,user:ann=8", "v5e=16,v5p=8,total=40",
+    "total=24,pipeline:*=16,pipeline:retrain=24", "v5e=16,total=28,user:*=16,user:bob/v5e=4",
+)  # fmt: skip
+HALF_LIFE, ENTRY = 86_400.0, 300.0  # as they are documented
+DIES = 900.0  # seconds after its deadline in which the last host has ended itself
+SELF_DELETE = 200.0  # seconds after its verdict in which hosts end themselves
+LONGEST_LINE = 12 * 3600.0
+DAMAGE = b"{"
+
+
+class Hosts(NamedTuple):
+    want: Want
+    until: float
+
+
+class Judge:
+    """Sees every book, and every attempt that gets hosts."""
+
+    def __init__(self, world: World, shares: str) -> None:
+        self.world, self.shares = world, parse("the shares", shares)
+        self.held: dict[Key, Hosts] = {}
+        self.had: set[Key] = set()
+        self.closed: dict[Key, float] = {}  # when their verdicts were written
+        self.refused: set[Key] = set()
+        self.begun: set[Key] = set()
+        self.book = Book()
+        self.at = 0.0  # of that book
+        self.turns: dict[str, tuple[Want, float, float, float]] = {}  # token → want, from, at the earliest to, to
+        self.writes: list[float] = []
+        self.is_forgotten = False  # what was used before the book was lost
+
+    # ---- the book ----------------------------------------------------------------------------------------
+
+    def on_write(self, name: str, data: bytes) -> None:
+        if name.endswith("/intent.json"):
+            _, job, _, _, attempt, _ = name.split("/")
+            self.begun.add((job, int(attempt)))
+        if name.endswith("/verdict.json"):
+            _, job, _, attempt, _ = name.split("/")
+            self.closed.setdefault((job, int(attempt)), self.world.now)
+        if name != names.BOOK:
+            return
+        if data == DAMAGE:
+            return
+        now, book = self.world.now, records.book_of(data)
+        keys = Counter(grant.want.key for grant in book.grants)
+        if twice := [key for key, count in keys.items() if count > 1]:
+            raise Violation(f"{twice[0]} has two turns")
+        tokens = {grant.token: grant for grant in book.grants}
+        for token, grant in tokens.items():
+            if token not in self.turns:
+                self._on_grant(token, grant)
+            elif grant.at != self.turns[token][1]:
+                raise Violation(f"the turn of {grant.want.key} was decided again")
+        for token, (want, since, _, end) in list(self.turns.items()):
+            if token not in tokens and end == math.inf:
+                self._on_freed(token, want, since)
+        self._check_uses(book)
+        self._check_pace(now)
+        self.book, self.at = book, now
+
+    def _on_grant(self, token: str, grant: rules.Grant) -> None:
+        world, want = self.world, grant.want
+        world.note("turn", *want.key)
+        is_again = self.is_forgotten and want.key in self.begun
+        if (
+            abs(grant.at - world.now) > 250.0
+            and not is_again
+            and world.current is not None
+            and not world.current.odds.stall
+        ):
+            raise Violation(f"the turn of {want.key} is stamped {world.now - grant.at:.0f} s ago")
+        self.turns[token] = want, grant.at, math.inf, math.inf
+
+    def _on_freed(self, token: str, want: Want, since: float) -> None:
+        world = self.world
+        if want.key in self.held:
+            raise Violation(f"the turn of {want.key} is freed, and its hosts are there")
+        world.note("freed", *want.key)
+        earliest = self.closed.get(want.key, since)
+        self.turns[token] = want, since, min(max(since, earliest), world.now), world.now
+        if want.key not in self.had and want.key not in self.closed:
+            world.reached.add("a turn was freed that nobody had used")
+        elif want.key not in self.closed:
+            world.reached.add("a turn was freed at its deadline")
+
+    def on_loss(self) -> None:
+        """The book is gone, and with it what everybody has used. Whoever was told of its turn before has it."""
+        self.is_forgotten, self.turns = True, {}
+
+    def _check_uses(self, book: Book) -> None:
+        """Integrate again what everybody has used, from all turns that ever were."""
+        if self.is_forgotten:
+            return
+        least, most, slack = Counter[str](), Counter[str](), Counter[str]()
+        for want, since, earliest, end in self.turns.values():
+            at = book.uses.get(want.whose, rules.Use(0.0, self.world.now)).at
+            whose, chips = want.whose, want.chips * CHIPS[want.generation]
+            entry = chips * ENTRY * 0.5 ** (max(0.0, at - since) / HALF_LIFE)
+            least[whose] += entry + chips * _faded(since, min(at, earliest), at)  # type: ignore[assignment]
+            most[whose] += entry + chips * _faded(since, min(at, end), at)  # type: ignore[assignment]
+            slack[whose] += chips * 10 * SKEW + 2.0  # type: ignore[assignment]
+        for whose in least:
+            used = book.uses.get(whose, rules.Use(0.0, self.world.now)).used
+            if not least[whose] * 0.99 - slack[whose] <= used <= most[whose] * 1.01 + slack[whose]:
+                raise Violation(
+                    f"{whose} has used {least[whose]:.0f} to {most[whose]:.0f}, and the book says {used:.0f}"
+                )
+
+    def _check_pace(self, now: float) -> None:
+        self.writes = [*(one for one in self.writes if now - one < 60.0), now]
+        if len(self.writes) > 60:
+            raise Violation("the book is written more than once a second")
+
+    # ---- hosts -------------------------------------------------------------------------------------------
+
+    def begins(self, want: Want, lasts: float) -> None:
+        world = self.world
+        world.note("hosts", *want.key)
+        if want.key in self.had:
+            raise Violation(f"{want.key} gets hosts a second time")
+        grant = self.book.grant(want.key)
+        if grant is None:
+            raise Violation(f"{want.key} gets hosts, and has no turn")
+        self.had.add(want.key)
+        self.held[want.key] = Hosts(want, world.now + lasts)
+        for who, used, most in self._totals(want):
+            if used > most + 1e-6:
+                raise Violation(f"{who} holds {used:g} of {most:g} chips: {sorted(self.held)}")
+            if used == most:
+                world.reached.add("a share was held whole")
+
+    def ends(self, key: Key) -> None:
+        if self.held.pop(key, None) is not None:
+            self.world.note("hosts gone", *key)
+
+    def _totals(self, want: Want) -> list[tuple[str, float, float]]:
+        """Count each share that binds a want, from what is held."""
+        found = []
+        for share in self.shares:
+            named = {one.who for one in self.shares if one.scope == share.scope and one.generation == share.generation}
+            who = want.user if share.scope == "user" else want.pipeline if share.scope else ""
+            is_own = share.scope == "" or share.who == who or (share.who == "*" and who and who not in named)
+            if not is_own or share.generation not in ("", want.generation):
+                continue
+            used = 0.0
+            for one, _ in self.held.values():
+                theirs = one.user if share.scope == "user" else one.pipeline if share.scope else ""
+                if theirs == who and share.generation in ("", one.generation):
+                    used += one.chips * (1.0 if share.generation else CHIPS[one.generation])
+            found.append((f"{share} of {who}", used, share.most))
+        return found
+
+
+def _faded(since: float, end: float, now: float) -> float:
+    """A second of use for each second from `since` to `end`, as much as counts at `now`."""
+    if end <= since:
+        return 0.0
+    rate = HALF_LIFE / math.log(2.0)
+    return rate * (0.5 ** ((now - end) / HALF_LIFE) - 0.5 ** ((now - since) / HALF_LIFE))
+
+
+class SharedStore(SimulatedStore):
+    """As one process sees it: its first try of a swap may have won although the second is told that it lost."""
+
+    def __init__(self, world: World, task: Task, lost: float) -> None:
+        super().__init__(world)
+        self._task, self._lost = task, lost
+
+    def now(self) -> float:
+        return self._world.now + self._task.skew / 600.0 * SKEW
+
+    def swap(self, name: str, data: bytes, generation: int) -> int | None:
+        return self._retried(super().swap(name, data, generation))
+
+    def create(self, name: str, data: bytes) -> int | None:
+        return self._retried(super().create(name, data)) if name == names.BOOK else super().create(name, data)
+
+    def _retried(self, written: int | None) -> int | None:
+        if written is not None and self._world.random.random() < self._lost:
+            self._world.note("412 of one's own write")
+            self._world.reached.add("a retried write was refused although its first try had won")
+            return None
+        return written
+
+
+class ShareSchedule(Schedule):
+    """Everything that one seed draws."""
+
+    option = " --shares"
+
+    def __init__(self, seed: int, worlds: list[World]) -> None:
+        world = self.world = World(seed)
+        worlds[:] = [world]
+        draw = world.random
+        self.shares = draw.choice(SHARES)
+        self.judge = Judge(world, self.shares)
+        world.on_write = self.judge.on_write
+        self.is_flood = draw.random() < 0.15
+        self.odds = Odds(delay=0.1) if self.is_flood else Odds(
+            delay=draw.choice((0.03, 0.15, 0.4)),
+            stall=draw.choice((0.0, 0.0, 0.02)),
+            error=draw.choice((0.0, 0.0, 0.03)),
+            crash=draw.choice((0.0, 0.02, 0.08)),
+        )  # fmt: skip
+        self.lost = 0.0 if self.is_flood else draw.choice((0.0, 0.1, 0.3))
+        self.leaves = 0.0 if self.is_flood else draw.choice((0.0, 0.2, 0.5))  # hosts that say nothing at their end
+        self.hesitates = 0.0 if self.is_flood else draw.choice((0.0, 0.5))
+        self.refuses = 0.0 if self.is_flood else draw.choice((0.0, 0.1))
+        self.jobs: list[Want] = []
+        self.done: set[str] = set()
+        self.granted_at: dict[Key, float] = {}
+        self.clients = 0
+        (self._flood if self.is_flood else self._crowd)()
+        if not self.is_flood and draw.random() < 0.15:
+            world.at(world.now + draw.choice((30.0, 900.0, 4000.0)) * draw.random(), self._lose)
+
+    # ---- who comes ---------------------------------------------------------------------------------------
+
+    def _crowd(self) -> None:
+        world, draw = self.world, self.world.random
+        for _ in range(draw.choice((2, 5, 9))):
+            want = self._drawn(draw.choice((0.0, 0.0, 300.0, 1200.0)), draw.choice((0, 0, 0, 1)))
+            came = draw.choice((0.0, 1.0, 60.0, 900.0)) * draw.random()
+            for _ in range(draw.choice((1, 1, 2, 3))):
+                self._client(lambda task, want=want: self._follow(task, want), came + draw.random() * 5.0)
+        world.at(world.now + draw.choice((600.0, 2500.0, 6000.0)) * draw.random(), self._heal)
+
+    def _flood(self) -> None:
+        """Small ones come without end, and a big one, which is not to wait until they have ended."""
+        world, draw = self.world, self.world.random
+        self.shares = draw.choice(("v5e=16", "total=16", "v5e=16,user:*=16"))
+        self.judge.shares = parse("the shares", self.shares)
+        user = draw.choice(("ann", "bob"))
+        for number in range(30):
+            want = self._want("v5e", draw.choice((4, 8)), 0, draw.choice((300.0, 600.0)), user, "")
+            self._client(lambda task, want=want: self._follow(task, want), number * 75.0 * draw.uniform(0.8, 1.2))
+        big = self._want("v5e", 16, 0, draw.choice((0.0, 600.0)), draw.choice(("ann", "bob")), "")
+        self._client(lambda task: self._follow(task, big), 300.0)
+
+        def judged() -> None:
+            if big.key not in self.judge.had:
+                raise Violation(f"{big.key} waits for ever behind small ones")
+            world.reached.add("a big one had its turn among small ones")
+
+        world.at(world.now + 300.0 + 1900.0, judged)
+        world.limits = (world.now + LONGEST_LINE, world.requests + 1_000_000)
+
+    def _drawn(self, longest: float, priority: int) -> Want:
+        draw = self.world.random
+        generations = [one for one in CHIPS if f"{one}=" in self.shares] or list(CHIPS)
+        user = draw.choice(("ann", "bob", "cy", ""))
+        pipeline = draw.choice(("", "", "retrain", "report"))
+        while True:
+            want = Want("job-0", 1, draw.choice(generations), draw.choice((2, 4, 8, 16)), user=user, pipeline=pipeline)
+            want = want._replace(weight=CHIPS[want.generation])
+            if all(bound.need <= bound.most for bound in want.bounds(self.judge.shares)):
+                break
+        return self._want(want.generation, want.chips, priority, longest, user, pipeline)
+
+    def _want(self, generation: str, chips: int, priority: int, longest: float, user: str, pipeline: str) -> Want:
+        job = f"job-{len(self.jobs):x}"
+        user = user or "unknown"
+        want = Want(job, 1, generation, chips, CHIPS[generation], priority, longest, user, pipeline)
+        self.jobs.append(want)
+        return want
+
+    def _heal(self) -> None:
+        """Stop all faults, and let somebody follow each job."""
+        world = self.world
+        world.note("healed")
+        self.odds, self.lost, self.leaves = Odds(delay=0.02), 0.0, 0.0
+        for task in world.tasks:
+            task.odds = self.odds
+        for want in list(self.jobs):
+            self._client(lambda task, want=want: self._follow(task, want), world.random.random() * 60.0)
+        world.limits = (world.now + LONGEST_LINE + 20_000.0, world.requests + 1_000_000)
+
+    def _lose(self) -> None:
+        """Somebody removes the book, or writes over it."""
+        world = self.world
+        if names.BOOK in world.records:
+            self.judge.on_loss()
+            if world.random.random() < 0.5:
+                world.write(names.BOOK, DAMAGE)
+            else:
+                del world.records[names.BOOK]
+            world.note("the book is lost")
+            world.reached.add(
+                "the book of turns was lost while hosts were held" if self.judge.held else "the book of turns was lost"
+            )
+
+    # ---- what they do ------------------------------------------------------------------------------------
+
+    def _follow(self, task: Task, want: Want) -> None:
+        """A process that follows a job until it has ended."""
+        store = SharedStore(self.world, task, self.lost)
+        while True:
+            try:
+                attempt = self._attempt_of(store, want.job)
+                if attempt is None:
+                    return
+                self._attempt(store, task, want._replace(attempt=attempt))
+            except StoreError:
+                self.world.sleep(5.0)
+
+    def _attempt_of(self, store: SharedStore, job: str) -> int | None:
+        """The first attempt that is not over; None if the job is."""
+        last = 1 + (int(job[4:], 16) % 3 == 0)
+        for attempt in range(1, last + 1):
+            if store.read(names.verdict(job, attempt)) is None or (job, attempt) in self.judge.held:
+                return attempt
+        for attempt in range(1, last + 1):
+            line.give_back(store, (job, attempt))
+        return None
+
+    def _attempt(self, store: SharedStore, task: Task, want: Want) -> None:
+        place = line.Line(store, want, self.judge.shares, 1.0)
+        while not self._is_over(store, want):
+            if want.key not in self.judge.had and not self._began(store, task, place):
+                continue
+            self.world.sleep(60.0)
+        self._released(store, want)
+
+    def _is_over(self, store: SharedStore, want: Want) -> bool:
+        if store.read(names.verdict(*want.key)) is not None:
+            return True
+        intent = store.read(names.intent(*want.key))
+        if intent is None or not (allowed := wire.decode(intent.data)["allowed"]):
+            return False
+        if store.now() > intent.updated + allowed + 60.0:
+            self._close(store, want)
+            return True
+        return False
+
+    def _close(self, store: SharedStore, want: Want) -> None:
+        verdict = wire.Verdict(wire.CLOSED, "simulated", store.now(), cause=wire.DEADLINE)
+        store.create(names.verdict(*want.key), verdict.encode())
+
+    def _began(self, store: SharedStore, task: Task, place: line.Line) -> bool:
+        """Ask for the turn, write the intent, ask again, and request hosts."""
+        want = place.want
+        if not self._has_turn(task, place):
+            return False
+        if self.world.random.random() < self.hesitates:  # until its turn is about to be freed
+            self._hesitate(want)
+        allowed = want.longest * 0.9
+        store.create(names.intent(*want.key), wire.encode({"allowed": allowed}))
+        if store.read(names.verdict(*want.key)) is not None or not self._has_turn(task, place, uses=True):
+            return False
+        self._request(store, task, want)
+        return True
+
+    def _hesitate(self, want: Want) -> None:
+        """Sleep for about as long as a turn is kept that nobody uses, or until this one is said to be freed."""
+        world, draw = self.world, self.world.random
+        if draw.random() < 0.5:
+            world.sleep(draw.uniform(0.99, 1.25) * rules.START)
+            return
+        for _ in range(400):
+            grant = self.judge.book.grant(want.key)
+            if grant is None or grant.leaving:
+                break
+            world.sleep(2.0)
+        world.sleep(draw.random() * 4.0)
+
+    def _has_turn(self, task: Task, place: line.Line, *, uses: bool = False) -> bool:
+        turn = place.use() if uses else place.turn()
+        if not turn.granted:
+            if "in line" not in turn.says:
+                raise Violation(f"{place.want.key} waits, and is told {turn.says!r}")
+            self.world.sleep(max(1.0, turn.again - self.world.now))
+        return turn.granted
+
+    def _request(self, store: SharedStore, task: Task, want: Want) -> None:
+        """One request to the cloud, which comes late now and then. Machines look whether they may still begin."""
+        world, judge = self.world, self.judge
+        world.request("submit", f"{want.job}/{want.attempt}", StoreError)
+        intent = world.records.get(names.intent(*want.key))
+        assert intent is not None
+        allowed = wire.decode(intent.data)["allowed"]
+        deadline = intent.updated + allowed if allowed else math.inf
+        if names.verdict(*want.key) in world.records or want.key in judge.had or world.now > deadline:
+            return
+        judge.begins(want, allowed)
+        runs = world.random.uniform(20.0, want.longest * 0.7 if want.longest else 900.0)
+        silent = bool(allowed) and world.random.random() < self.leaves
+        world.at(min(world.now + runs, deadline), lambda: self._ended(want, silent, deadline))
+
+    def _ended(self, want: Want, silent: bool, deadline: float) -> None:
+        """A program ends; its hosts write a verdict, and end themselves a while later if nobody frees them."""
+        world, judge = self.world, self.judge
+        if silent:
+            world.reached.add("hosts said nothing at their end")
+            world.at(deadline + world.random.random() * 300.0, lambda: judge.ends(want.key))
+            return
+        if names.verdict(*want.key) not in world.records:
+            world.write(names.verdict(*want.key), wire.Verdict(wire.COMMITTED, "host", world.now).encode())
+        judge.closed.setdefault(want.key, world.now)
+        world.at(world.now + SELF_DELETE, lambda: want.key in judge.refused or judge.ends(want.key))
+
+    def _released(self, store: SharedStore, want: Want) -> None:
+        """Free the hosts of an attempt that is over, and give its turn back."""
+        world, judge = self.world, self.judge
+        judge.closed.setdefault(want.key, world.now)
+        if want.key in judge.held and want.key not in judge.refused and world.random.random() < self.refuses:
+            store.create(names.refused(*want.key), wire.encode({"writer": "simulated"}))
+            if want.key in judge.held:
+                judge.refused.add(want.key)
+                world.reached.add("hosts could not be freed")
+                world.at(world.now + 2000.0, lambda: self._freed_late(want))
+        while want.key in judge.refused and want.key in judge.held:
+            world.sleep(100.0)
+        world.request("release", f"{want.job}/{want.attempt}", StoreError)
+        judge.ends(want.key)
+        line.give_back(store, want.key)
+
+    def _freed_late(self, want: Want) -> None:
+        self.judge.ends(want.key)
+        self.world.write(names.freed(*want.key), wire.encode({"writer": "simulated"}))
+
+    # ---- at the end --------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Play it. Every job comes to its end, and nothing is left in the line."""
+        world = self.world
+        world.run()
+        if self.judge.held:
+            raise Violation(f"hosts are left: {sorted(self.judge.held)}")
+        for want in self.jobs:
+            if names.verdict(want.job, 1) not in world.records:
+                raise Violation(f"{want.key} never had its turn")
+        left = [name for name in world.records if name.startswith(names.WANTS)]
+        if left and not self.is_flood:
+            world.reached.add("the object of a dead process was left")
