@@ -52,7 +52,7 @@ def be_the_guard(assignment: Assignment, lock: int, agent: int, private: dict[st
         denied = error.errno == errno.EACCES
         raise
     finally:
-        os._exit(clean_up(assignment, denied=denied, goes_down=lambda: signal.SIGTERM in received))
+        os._exit(clean_up(assignment, denied=denied, whole=status == 0, goes_down=lambda: signal.SIGTERM in received))
 
 
 def be_the_agent(
@@ -108,9 +108,13 @@ def _write_verdict(
 
 
 def speak(host: Host, code: int, reason: str) -> None:
-    """End the attempt of a host whose agent died with that exit code, unless its cloud tells who ended its machine."""
+    """End the attempt of a host whose agent died with that exit code, unless its cloud tells who ended its machine, or
+    its place has not won the attempt's race."""
+    from kinetic_orchestration.host.attempt import race
     from kinetic_orchestration.protocol import wire
 
+    if not race.has_won(host.at, host.records):
+        return
     if code == -signal.SIGTERM and host.machine.is_explained and not host.machine.notice():
         return
     cause = host.machine.counts_as if code == -signal.SIGTERM else wire.INFRASTRUCTURE
@@ -118,14 +122,21 @@ def speak(host: Host, code: int, reason: str) -> None:
     host.write_verdict(wire.Verdict(wire.ABORTED, writer, time.time(), cause=cause, host=host.at.host, reason=reason))
 
 
-def clean_up(assignment: Assignment, *, denied: bool = False, goes_down: Callable[[], bool]) -> int:
+def clean_up(
+    assignment: Assignment, *, denied: bool = False, whole: bool = False, goes_down: Callable[[], bool]
+) -> int:
     """Remove everything of this host from the machine, and the machine itself if it was made for this host. The lock's
     file stays, as a mark, if a full disk prevented the last message. Returns the exit code with which a pod ends.
-    `denied`: the store does not let this host write. `goes_down`: has the machine been asked to end?
+    `denied`: the store does not let this host write. `whole`: have its agent and its guard come to their end? Only then
+    the machine may be kept for the next attempt. `goes_down`: has the machine been asked to end?
     """
     code = 0
     remove_tree(os.path.join(assignment.run, f"host-{assignment.host}"))
     if assignment.resource:
+        if assignment.epoch or os.path.exists(assignment.kept):
+            from kinetic_orchestration.host.attempt.idle import stay
+
+            stay(assignment, whole=whole, goes_down=goes_down)
         from kinetic_orchestration.host.attempt.self_delete import delete_own_slice
 
         delete_own_slice(assignment, goes_down=goes_down)

@@ -21,9 +21,8 @@ from kinetic_orchestration.host.process import pipes
 from kinetic_orchestration.host.process.environ import start_message
 from kinetic_orchestration.host.process.supervisor import Supervisor
 from kinetic_orchestration.host.view.open_records import open_view
-from kinetic_orchestration.protocol import attempt_rules, names, wire
+from kinetic_orchestration.protocol import attempt_rules, wire
 from kinetic_orchestration.protocol.assignment import Assignment
-from kinetic_orchestration.protocol.records.base import read_bounded
 from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.system import copies, processes
 from kinetic_orchestration.protocol.wire.task import Task
@@ -79,8 +78,7 @@ class Host:
     # ---- the whole life ----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        self.opening.begin()
-        if read_bounded(self.records, names.verdict(self.at.job, self.at.attempt)) is not None:
+        if not self.opening.begin():
             return
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_term)
@@ -213,7 +211,9 @@ class Host:
             self.supervisor.drop()
         if not self.supervisor.child:  # a command may be an older Python than the agent supports, or none
             self._spawn(*(sys.executable, pipes.COMMAND) if task.argv else (ready.python, pipes.FUNCTION))
-        extra = {**self.preparation.compile_cache(), "KINETIC_ATTEMPT": str(self.at.attempt - self.promise.moved)}
+        extra = {**self.preparation.environ(), "KINETIC_ATTEMPT": str(self.at.attempt - self.promise.moved)}
+        if self.at.epoch:
+            extra |= dict([self.at.marker.split("=", 1)])  # a process that stood by was started with another one
         place = self.preparation.addresses, self.peers.ports(self.shares_machine)
         message = start_message(
             self.at, task, ready, *place, extra, self.supervisor.files, sys.path[0], copies.environ(), self.machine
@@ -280,7 +280,7 @@ class Host:
             continues = not self.cancelled and self.verdict is None
             self.cancelled = self.owners.check(continues=continues) or self.cancelled
         if self.exit is None:
-            self.exit = self.preparation.unready or outcome.refused_beat(self.view)
+            self.exit = self.preparation.unready or outcome.refused_beat(self.view) or self.opening.lost_lease()
         if self.supervisor.running:
             if self.exit is None and not self._is_asked():
                 self._read_report()

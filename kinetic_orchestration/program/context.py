@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kinetic_orchestration.host.process.topology import TRACE
@@ -51,6 +51,7 @@ class HostContext:
     _notice: str = ""
     _fence: int = 1
     _store: str = ""
+    _tier: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # variables; one of them is a key
 
     def fence(self) -> int:
         """Return the token of this attempt, after checking that the attempt is the newest.
@@ -178,6 +179,7 @@ def _of_host(environ: Mapping[str, str]) -> dict[str, Any]:
         "_notice": environ.get("KINETIC_NOTICE", ""),  # an older agent has none
         "_fence": int(fence),
         "_store": store,
+        "_tier": tuple(sorted((name, environ[name]) for name in environ if name.startswith("KINETIC_TIER_"))),
     }
 
 

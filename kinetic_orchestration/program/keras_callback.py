@@ -19,6 +19,7 @@ from typing import Any
 from kinetic_orchestration.errors import CheckpointError, UsageError
 from kinetic_orchestration.host.process.frameworks.keras_fit import optimizers_beside
 from kinetic_orchestration.plan.hardware.global_batch import GlobalBatch
+from kinetic_orchestration.program.checkpoints.tier.folder import Where
 from kinetic_orchestration.program.checkpoints.trees import Slot
 from kinetic_orchestration.program.keras_others import Others
 from kinetic_orchestration.program.loop import Choice, Training
@@ -47,6 +48,7 @@ class KineticCallback:
         samples: Samples in one step on all hosts together, for samples/s. On one host they are known from the data of
             `fit`.
         tokens: Tokens in one step on all hosts together, for tokens/s.
+        tier: Where the machine keeps a copy of the newest checkpoint beside the bucket, as of `Training`.
 
     Attributes:
         batch: The division of the global batch among the hosts, of which `batch.rows` are this host's rows; None
@@ -91,6 +93,7 @@ class KineticCallback:
         name: str = "",
         samples: int = 0,
         tokens: int = 0,
+        tier: Where = "auto",
     ) -> None:
         super().__init__()
         self._training: Training | None = None
@@ -98,7 +101,7 @@ class KineticCallback:
         self._options: dict[str, Any] = {
             "every": every, "keep": keep, "log_every": log_every, "on_nan": on_nan, "on_full_disk": on_full_disk,
             "reshard": reshard, "global_batch": global_batch, "stream": stream, "name": name, "samples": samples,
-            "tokens": tokens,
+            "tokens": tokens, "tier": tier,
         }  # fmt: skip
         told = Training(**{**_of_training(self._options), "name": name or "unnamed"})  # refuses what is invalid now
         self.batch = told.batch

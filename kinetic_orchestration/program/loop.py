@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NoReturn, TypeVar
 
 from kinetic_orchestration.errors import CheckpointError, UsageError
+from kinetic_orchestration.host.machine import buckets
 from kinetic_orchestration.host.process.frameworks import profiler
 from kinetic_orchestration.plan.configuration.settings import seconds
 from kinetic_orchestration.plan.hardware.global_batch import GlobalBatch
@@ -27,6 +28,8 @@ from kinetic_orchestration.program.checkpoints.background import CopyBuffers, Wr
 from kinetic_orchestration.program.checkpoints.commits import Commit, topology
 from kinetic_orchestration.program.checkpoints.manager import Checkpoints, NotWritten, Snapshot
 from kinetic_orchestration.program.checkpoints.store import open_checkpoints
+from kinetic_orchestration.program.checkpoints.tier.folder import Where, checked
+from kinetic_orchestration.program.checkpoints.tier.near import open_near
 from kinetic_orchestration.program.context import HostContext, current
 from kinetic_orchestration.program.preemption import Listener, Notice
 from kinetic_orchestration.program.speed import Speed, Spent
@@ -99,6 +102,8 @@ class Training:
         hosts: Number of hosts that take part, from host 0 on. None: all.
         samples: Samples in one step on all hosts together, for samples/s; by default the global batch.
         tokens: Tokens in one step on all hosts together, for tokens/s.
+        tier: Where the machine keeps a copy of the newest checkpoint beside the bucket: on its "disk", or in its
+            "memory". "auto": on the disk of a machine that has no other job. None: nowhere.
 
     Attributes:
         restored: Further content of the checkpoint that was restored, or None.
@@ -125,6 +130,7 @@ class Training:
         hosts: int | None = None,
         samples: int = 0,
         tokens: int = 0,
+        tier: Where = "auto",
     ) -> None:
         for option, value in (("on_nan", on_nan), ("on_full_disk", on_full_disk)):
             if value not in ("warn", "stop"):
@@ -137,6 +143,7 @@ class Training:
         self._log_every = log_every if log_every is None else _whole("log_every", log_every, 1, "a number of steps")
         self._on_nan = on_nan
         self._on_full_disk = on_full_disk
+        self._tier = checked(tier)
         self._keep = _whole("keep", keep, 1, "at least 1, since the newest checkpoint always stays")
         self._host: HostContext = current()
         there = self._host.host_count
@@ -268,7 +275,9 @@ class Training:
             self._done = self._saved = self._tried = commit.step
             self.restored = commit.more
             other = f", of {topology(commit.hosts, 0)}, on {self._hosts}" if commit.hosts != self._hosts else ""
-            self.say(f"restored the checkpoint of step {commit.step}{other}")
+            near = self._checkpoints.store.near
+            told = f": {near.told()}" if near is not None and near.told() else ""
+            self.say(f"restored the checkpoint of step {commit.step}{other}{told}")
             self._found_place(commit)
         with self._lock:
             self._begun = self._done + 1
@@ -312,6 +321,8 @@ class Training:
             self._settle()
             if state is not None and self._tried != self._done and self._checkpoints is not None:
                 self._save(self._done, state, more)
+            if self._checkpoints is not None and self._checkpoints.store.near is not None:
+                self._checkpoints.store.near.end()
             if self._total:
                 self.progress(self._done)
             if not self._is_finished:
@@ -370,6 +381,11 @@ class Training:
         store = open_checkpoints(f"{host.checkpoint_dir}/{self._name}", writer)
         agreement = Agreement(store, host.host_index, self._hosts)
         self._checkpoints = Checkpoints(store, agreement, self._keep)
+        say = self._checkpoints.notes.append
+        if buckets.in_bucket(store.place):
+            store.near = open_near(self._tier, self._name, host.host_index, self._hosts, dict(host._tier), say)
+        elif self._tier in ("disk", "memory"):
+            say(f"a tier keeps no copy of what is in a folder already ({store.place})")
         self._writing = unfinished_at(store.place)
         store.sweep()
         agreement.begin()

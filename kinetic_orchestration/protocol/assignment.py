@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from kinetic_orchestration.protocol import names
 
-_NUMBERS = ("attempt", "host", "hosts", "slices", "processes", "choice")
+_NUMBERS = ("attempt", "host", "hosts", "slices", "processes", "choice", "rival", "epoch")
 
 
 class Assignment:
     """The parameters by which a host finds its work, and the digests that authenticate it."""
 
     __slots__ = (
-        "attempt", "boot", "choice", "deadline", "devices", "home", "host", "hosts", "job", "marker", "pod",
-        "processes", "python", "resource", "run", "slices", "spec", "store",
+        "attempt", "boot", "choice", "deadline", "devices", "epoch", "home", "host", "hosts", "job", "marker", "pod",
+        "processes", "python", "resource", "rival", "run", "slices", "spec", "store",
     )  # fmt: skip
 
     def __init__(
@@ -35,6 +35,8 @@ class Assignment:
         slices: int = 1,
         processes: int = 1,
         choice: int = 0,
+        rival: int = -1,
+        epoch: int = 0,
     ) -> None:
         self.store = store
         self.job = job
@@ -44,6 +46,8 @@ class Assignment:
         self.slices = slices
         self.processes = processes  # hosts that share a machine of the cloud, one after the other
         self.choice = choice  # number of the candidate of the job's plan by which it was made
+        self.epoch = epoch  # of the claim by which the attempt has this slice; 0 for one that was made for it
+        self.rival = rival  # number of its place in a race, counted from 0; -1: there is none
         self.spec = spec  # digest of spec.json
         self.boot = boot
         self.run = run  # this placement's folder on this machine
@@ -73,6 +77,11 @@ class Assignment:
         """Return the assignment of the host after this one, on the same machine."""
         host, (boot, _, _) = self.host + 1, self.boot.rpartition("/")
         return self.from_words([*self.words(), f"host={host}", f"boot={boot}/{host}"])
+
+    @property
+    def kept(self) -> str:
+        """The folder with what is known of a machine that may be kept for the next attempt. Any other has none."""
+        return f"{self.home}/kept"
 
     @property
     def machines(self) -> int:

@@ -42,9 +42,15 @@ def group_end(group_id: str) -> str:
     return f"groups/{group_id}.end.json"
 
 
-def slice_of(store: str, deployment: str, job_id: str, attempt: int) -> str:
-    """An attempt's queued resource, and its node. Another store or deployment gives another name."""
-    return f"kinetic-{mark(store, deployment)}-{job_id.removeprefix('job-')}-{attempt}"
+def slice_of(store: str, deployment: str, job_id: str, attempt: int, rival: int = 0) -> str:
+    """An attempt's queued resource, and its node. Another store or deployment gives another name, and so does each
+    further place of a race."""
+    return f"kinetic-{mark(store, deployment)}-{job_id.removeprefix('job-')}-{of_rival(attempt, rival)}"
+
+
+def of_rival(attempt: int, rival: int) -> str:
+    """The end of the name of what is made in one place of an attempt. The first place of a race has the usual one."""
+    return f"{attempt}r{rival}" if rival else str(attempt)
 
 
 def numbered(name: str, number: int) -> list[str]:
@@ -82,6 +88,15 @@ def set_of_job(job: str) -> str:
 def job_of_slice(name: str) -> str:
     """Return the id of the job of which an attempt's slice has that name."""
     return f"job-{name.rpartition('-')[0].rpartition('-')[2]}"
+
+
+def attempt_of_slice(name: str) -> tuple[int, int]:
+    """Return the attempt of which a slice has that name, and the number of its place in that one's race, if there is
+    one; (0, 0) for a name that no slice has."""
+    attempt, _, rival = name.rpartition("-")[2].partition("r")
+    if not attempt.isdecimal() or not (rival or "0").isdecimal():
+        return 0, 0
+    return int(attempt), int(rival or 0)
 
 
 def mark(store: str, deployment: str) -> str:
@@ -174,6 +189,26 @@ def freed(job_id: str, attempt: int) -> str:
     return f"jobs/{job_id}/in/attempts/{attempt}/freed.json"
 
 
+def won(job_id: str, attempt: int) -> str:
+    """The record of the place that has won a race: the program starts in no other one. Created once, by a host 0."""
+    return f"jobs/{job_id}/in/attempts/{attempt}/won.json"
+
+
+def lost(job_id: str, attempt: int, rival: int) -> str:
+    """The record of a place of a race that has failed, with the fields of a verdict: it is not asked again."""
+    return f"jobs/{job_id}/in/attempts/{attempt}/lost-{rival}.json"
+
+
+def held(job_id: str, attempt: int, rival: int) -> str:
+    """Since when the hosts of a place that did not win its race were charged for."""
+    return f"jobs/{job_id}/in/attempts/{attempt}/held-{rival}.json"
+
+
+def gone(job_id: str, attempt: int, rival: int) -> str:
+    """The record that these were deleted."""
+    return f"jobs/{job_id}/in/attempts/{attempt}/gone-{rival}.json"
+
+
 def verdict(job_id: str, attempt: int) -> str:
     return f"jobs/{job_id}/attempts/{attempt}/verdict.json"
 
@@ -219,6 +254,24 @@ def ring(job_id: str) -> str:
 def eye(job_id: str) -> str:
     """The mark, in a store without a bell, that the job's log is being read."""
     return f"{BEATS}{job_id}/eye"
+
+
+SLICES = "slices/"
+
+
+def lease(slice_: str) -> str:
+    """The lease of a slice that is kept after its job, by the name of its resource."""
+    return f"{SLICES}{slice_}/lease.json"
+
+
+def clean(slice_: str, epoch: int, host: int) -> str:
+    """The mark of a host that it is clean after the attempt of that epoch, and may be offered."""
+    return f"{cleaned(slice_, epoch)}{host}"
+
+
+def cleaned(slice_: str, epoch: int) -> str:
+    """The marks of all hosts of a slice after the attempt of that epoch."""
+    return f"{SLICES}{slice_}/clean/{epoch}/"
 
 
 FACTS = "facts/"
@@ -290,6 +343,7 @@ _LIMITS = {
     "cancel.json": 4 << 20,
     "owner.json": _SMALL,
     "keeper.json": _SMALL,
+    "won.json": _SMALL,
     "intent.json": 2 << 20,  # it names each attempt before it that had hosts
     "verdict.json": 4 << 20,  # with a traceback and the last lines of a log
     "started.json": _SMALL,
@@ -306,6 +360,7 @@ _PREFIXES = (
     (BEATS, _SMALL),
     (LIVE, _SMALL),
     (FACTS, _SMALL),
+    (SLICES, 2 << 20),
     (WANTS, _SMALL),
     (BUDGETS, 1 << 20),
     ("identities/", _SMALL),

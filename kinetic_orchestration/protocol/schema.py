@@ -21,6 +21,7 @@ MOST_HOSTS = 1 << 16  # of all slices together
 MOST_SLICES = 1 << 12
 MOST_CHIPS = 1 << 20
 MOST_ATTEMPTS = 1 << 20
+MOST_PLACES = 3  # that one attempt asks at once
 MOST_ENTRIES = 1 << 16  # of a list or a table in a record
 LONGEST_WAIT = 100 * 365 * 86400.0  # seconds
 LARGEST = 1 << 53  # a count of bytes

@@ -40,6 +40,11 @@ def hardware() -> tuple[int, int]:
     return kinetic.current().host_count, int(os.environ["JAX_NUM_CPU_DEVICES"])
 
 
+def parent() -> int:
+    """The process of the agent, as its machine numbers it."""
+    return os.getppid()
+
+
 def until(path: str) -> int:
     """Runs until the file is there; its value is the attempt that came so far."""
     print("running", flush=True)
@@ -114,6 +119,12 @@ def one_is_killed(culprit: int, path: str) -> None:
     if index() == culprit:
         os.kill(os.getpid(), signal.SIGKILL)
     wait_for(path)
+
+
+def fails_first() -> int:
+    if attempt() == 1:
+        raise ValueError("the learning rate is negative")
+    return attempt()
 
 
 def last_one_fails(folder: str) -> None:

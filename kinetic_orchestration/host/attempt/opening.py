@@ -6,6 +6,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from kinetic_orchestration.host.attempt import race
 from kinetic_orchestration.host.machine.machine import Machine, Promise
 from kinetic_orchestration.host.process import topology
 from kinetic_orchestration.protocol import names, wire
@@ -17,7 +18,9 @@ from kinetic_orchestration.protocol.wire.task import Task
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kinetic_orchestration.host.attempt.lease import Watch
     from kinetic_orchestration.host.view.view import View
+    from kinetic_orchestration.protocol import attempt_rules
     from kinetic_orchestration.protocol.assignment import Assignment
 
 
@@ -74,13 +77,22 @@ class Opening:
         self._spec: Ahead[bytes | None] | None = None
         self._promised: Ahead[Promise | None] | None = None
         self._placed: Ahead[str] | None = None
+        self._lease: Watch | None = None
 
-    def begin(self) -> None:
-        """Request the spec and the intent, concurrently where a read is a request."""
+    def begin(self) -> bool:
+        """Request the spec and the intent, concurrently where a read is a request. Returns False if nothing is to run:
+        the attempt has ended, or another place has won its race.
+        """
+        if not race.may_run(self._at, self._view.records):
+            return False
         records = self._view.records
         in_background = records.parallel > 1
         self._spec = Ahead(read_intact, records, names.spec(self._at.job), self._at.spec, in_background=in_background)
         self._promised = Ahead(self._machine.promise, records, in_background=in_background)
+        if read_bounded(records, names.verdict(self._at.job, self._at.attempt)) is None:
+            return True
+        self._come_late()
+        return False
 
     def read(self) -> Task:
         """Return the task. Raises Refused if its spec is not the one that was submitted, or is of a later wire."""
@@ -98,9 +110,26 @@ class Opening:
                 "again"
             )
         try:
-            return Task.decode(spec, name, self._at.choice)
+            task = Task.decode(spec, name, self._at.choice)
         except (wire.Newer, wire.Unreadable) as error:
             raise Refused(str(error)) from None
+        if task.shape and self._at.resource:
+            from kinetic_orchestration.host.attempt import lease
+
+            self._lease = lease.begin(self._at, task, records)
+        return task
+
+    def _come_late(self) -> None:
+        """Have a host whose attempt ended before it began end the lease of its slice, if that may have one by now: its
+        machine was made again, or boots anew."""
+        if self._at.resource:
+            from kinetic_orchestration.host.attempt import lease
+
+            lease.expect(self._at)
+
+    def lost_lease(self) -> attempt_rules.Exit | None:
+        """Return the failure of a host whose slice is no longer its attempt's; None for any other."""
+        return None if self._lease is None else self._lease.lost()
 
     def shares_machine(self) -> bool:
         """Return True if all hosts are on one machine, emulated hosts included. Raises Unplaced."""

@@ -18,6 +18,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from kinetic_orchestration.host.attempt import race
 from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.records.base import read_bounded
 
@@ -49,6 +50,7 @@ def delete_own_slice(at: Assignment, *, goes_down: Callable[[], bool] = lambda: 
     """Returns when the slice is gone, which a process on it does not live to see. `goes_down`: is this machine asked
     to end? It waits for all of its processes then: those beside the first end, and leave the rest to that one.
     """
+    from kinetic_orchestration.host.attempt.opening import machine_of
     from kinetic_orchestration.host.machine import bootstrap
 
     if not at.resource:
@@ -57,6 +59,11 @@ def delete_own_slice(at: Assignment, *, goes_down: Callable[[], bool] = lambda: 
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # before it is asked, so that no signal goes unheard
         if goes_down():
             return
+    if race.is_out(at):  # its slice waits for nobody's words
+        with contextlib.suppress(Exception):
+            race.tell_held(at, float(machine_of(at).start_facts().get("up", 0.0)))
+        bootstrap.end_slice(at.resource, *at.unit(), taken=lambda: race.tell_gone(at))
+        return
     turn = _wait_for_turn(at) if at.host else Turn.FIRST if at.hosts > 1 else Turn.OWN
     if turn is Turn.NONE:
         return

@@ -74,7 +74,7 @@ class Reply(namedtuple("Reply", "status headers data")):
 
 
 def root() -> str:
-    """Return the folder below which all is written: the machine's root, or another for an emulated machine."""
+    """Return the folder below which all is written: `/`, or another for an emulated machine."""
     return os.environ.get("KINETIC_ROOT") or "/"
 
 
@@ -88,7 +88,7 @@ def say(text: str) -> None:
 
 
 def name_process(name: str) -> None:
-    """Set the name that `ps` and `top` show: all processes of the startup script have one command line."""
+    """Set the name that `ps` and `top` show."""
     try:
         with open("/proc/self/comm", "w", encoding="ascii") as file:
             file.write(name)
@@ -97,7 +97,7 @@ def name_process(name: str) -> None:
 
 
 def endpoint(service: str) -> str:
-    """Return the URL of a Google API: `storage`, `tpu`, `compute`, `secretmanager`, `cloudresourcemanager`."""
+    """Return the URL of a Google API, such as `storage`, `tpu` or `compute`."""
     given = os.environ.get("STORAGE_EMULATOR_HOST" if service == "storage" else "KINETIC_EMULATOR", "").rstrip("/")
     if given:
         return given if "://" in given else f"http://{given}"
@@ -149,7 +149,7 @@ def body_of(answer: http.client.HTTPResponse, most: int) -> bytes:
 
 
 def metadata(path: str, *, patience: float = 60.0, timeout: float = 10.0) -> str | None:
-    """Return a value of the metadata server; None if it has no such value, or does not exist."""
+    """Return a value of the metadata server; None if there is none."""
     reply = metadata_reply(path, patience=patience, timeout=timeout)
     return None if reply is None else reply.data.decode("utf-8", "replace")
 
@@ -161,7 +161,7 @@ def metadata_reply(path: str, *, patience: float, timeout: float) -> Reply | Non
 
 
 def ask_metadata(path: str, patience: float, timeout: float = 10.0) -> Reply:
-    """Return the final answer of the metadata server, or of a server in its place."""
+    """Return the final answer of the metadata server."""
     reply = Reply(0, {}, b"")
     host = os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or "metadata.google.internal"
     for _ in tries(patience):
@@ -203,7 +203,7 @@ def has_token() -> bool:
 
 
 def gist(fields: Mapping[str, Any]) -> str:
-    """Return the digest of a record's content, independent of its formatting and without its seal."""
+    """Return the digest of a record's content, without its format and its seal."""
     said = {name: value for name, value in fields.items() if name not in ("seal", "sum")}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
@@ -226,7 +226,7 @@ def request(
     *,
     patience: float = 60.0,
 ) -> Reply:
-    """Send a request to a Google API as this VM; retry while the answer is one that may pass."""
+    """Send a request to a Google API as this VM; retry while the answer may pass."""
     reply, stale = Reply(0, {}, b""), False
     for _ in tries(patience):
         reply = exchange(method, url, body, {**(headers or {}), **authorization(fresh=stale)})
@@ -237,7 +237,7 @@ def request(
 
 
 def multipart(facts: Mapping[str, Any]) -> tuple[bytes, bytes, dict[str, str]]:
-    """Return what comes before and after the bytes of an object in the request that creates it, and its headers."""
+    """Return what comes before and after an object's bytes in the request that creates it, and its headers."""
     edge = os.urandom(16).hex()
     head = (
         f"--{edge}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(facts)}\r\n"
@@ -280,7 +280,7 @@ def parts(resource: str, number: int = 1, own: int = 0, node: str = "") -> list[
 
 
 def delete(url: str) -> int:
-    """Request the deletion of a part of this VM's own slice; return the answer's status."""
+    """Request the deletion of a part of this VM's slice; return the answer's status."""
     reply, name = request("DELETE", url), url.partition("?")[0]
     if reply.status == 403 and not reply.passes():
         name = name[name.index("projects/") :]
@@ -339,7 +339,7 @@ def _is_gone(url: str, taken: list[Callable[[], object]]) -> bool:
 
 
 def arm(slice_: tuple[str, int, int], deadline: float) -> None:
-    """Start a separate process that deletes the slice at the deadline, whatever happens to all others."""
+    """Start a process that deletes the slice at the deadline, whatever happens to all others."""
     import fcntl
 
     if os.fork():
@@ -378,7 +378,7 @@ def _is_deleted(slice_: tuple[str, int, int], deadline: float) -> bool:
 
 
 def _take_console() -> None:
-    """Redirect the output to the console: the process that started this script waits for the end of its output."""
+    """Redirect the output to the console: who started this script waits for its end."""
     null = os.open("/dev/null", os.O_RDWR)
     try:
         console = os.open(os.path.join(root(), "dev", "console"), os.O_WRONLY | os.O_NOCTTY)
@@ -498,7 +498,7 @@ def address(store: str, name: str) -> tuple[str, str]:
 
 
 def abort(told: Mapping[str, Any], host: int, reason: str, cause: str = Failed.cause) -> None:
-    """End the attempt in the agent's place, unless another process was first."""
+    """End the attempt in the agent's place, unless another was first; until it has won a race, this slice's part."""
     _, full = address(told["store"], verdict_name(told))
     head, tail, kind = multipart({"name": full, "contentType": "application/octet-stream"})
     bucket = told["store"].removeprefix("gs://").partition("/")[0]
@@ -509,6 +509,11 @@ def abort(told: Mapping[str, Any], host: int, reason: str, cause: str = Failed.c
 
 
 def verdict_name(told: Mapping[str, Any]) -> str:
+    if "rival" in told:
+        parent = f"jobs/{told['job']}/in/attempts/{told['attempt']}"
+        won = request("GET", address(told["store"], f"{parent}/won.json")[0] + "?alt=media").data
+        if b'"rival":%d,' % told["rival"] not in won:
+            return f"{parent}/lost-{told['rival']}.json"
     return f"jobs/{told['job']}/attempts/{told['attempt']}/verdict.json"
 
 
@@ -529,7 +534,8 @@ def agent_arguments(told: Mapping[str, Any], host: int) -> list[str]:
     os.makedirs(run, exist_ok=True)
     found = {name: told[name] for name in ("store", "job", "attempt", "hosts", "spec", "resource", "deadline")} | {
         "host": host, "slices": told.get("slices", 1), "processes": told.get("processes", 1),
-        "choice": told.get("choice", 0), "boot": f"{told['boot']}/{host}", "run": run, "home": home(),
+        "choice": told.get("choice", 0), "rival": told.get("rival", -1), "boot": f"{told['boot']}/{host}", "run": run,
+        "home": home(),
         "python": "" if told.get("image") else _python_ahead(told.get("python", "")),
         "marker": f"KINETIC_PLACEMENT={run}",
     }  # fmt: skip
@@ -537,9 +543,8 @@ def agent_arguments(told: Mapping[str, Any], host: int) -> list[str]:
 
 
 def _python_ahead(version: str | None) -> str:
-    """Return the program's interpreter if it is known before everything else. A command ("") may use any; an
-    environment that has yet to be built (None) has its own.
-    """
+    """Return the program's interpreter if it is known by now. A command ("") may use any; an environment that has yet
+    to be built (None) has its own."""
     return "" if version is None else python_of(version) if version else sys.executable
 
 
@@ -728,9 +733,8 @@ def _become(agent: str, argv: list[str]) -> NoReturn:
 
 
 def run(agent: str, argv: list[str]) -> NoReturn:
-    """Run the agent in this process, as another Python would import all of this again. Its zip is not unpacked:
-    hundreds of small files take a disk longer than all else on the way to the program.
-    """
+    """Run the agent in this process. Its zip is not unpacked: hundreds of small files take a disk longer than all else
+    on the way to the program."""
     code = zipimport.zipimporter(agent).get_code("__main__")
     sys.argv = argv
     exec(code, {"__name__": "__main__", "__file__": os.path.join(agent, "__main__.py")})  # its digest was verified

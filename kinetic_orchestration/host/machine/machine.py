@@ -55,6 +55,7 @@ class Machine:
     is_own = False  # it has no other host, and a failure may be the machine's own
     attests = False  # it can sign statements
     shares_cache = False  # of what JAX compiled, with machines of other jobs
+    keeps_files = True  # on its disk, from one program to the next one that runs on it
     ends_together = False  # once one host of an attempt has died, its cluster ends the others
     is_explained = False  # whoever ends it without a notice is told by the operations of its cloud, not to it
     lead = 0.0  # seconds from its notice, once that came, to its end; 0.0 if they are not known

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.machine.machine import Unanswered, Unauthorized, Ungranted
-from kinetic_orchestration.host.prepare import prepare
+from kinetic_orchestration.host.prepare import prepare, tier
 from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.system.parallel import Ahead
 
@@ -55,6 +55,7 @@ class Preparation:
         self._view = view
         self._machine = machine
         self._secrets = dict(private.get("env", {}))
+        self._seal = private.get("seal", {}).get("key", "")
         self._uv = private.get("uv", {})
         self._alone = alone
         self._scratch = scratch
@@ -96,6 +97,11 @@ class Preparation:
         hidden = wanted.installer_only if wanted is not None else ()
         return {name: value for name, value in self._secrets.items() if name not in hidden}
 
+    def environ(self) -> dict[str, str]:
+        """Return the variables by which a program finds what earlier ones left on this machine, or in the store."""
+        copies = tier.environ(self._at, self._task, self._machine, self.addresses, self._seal)
+        return {**self.compile_cache(), **copies}
+
     def compile_cache(self) -> dict[str, str]:
         """Return the variables by which JAX compiles nothing again, unless the user has a cache of their own."""
         if self._compiled is not None:
@@ -126,6 +132,8 @@ class Preparation:
             self._compiled.close(seconds)
 
     def _prepared(self) -> Ready:
+        if self._machine.is_own and self._machine.keeps_files:
+            tier.keep_only(self._at.home, self._task.checkpoint_dir)
         others = Ahead(self._find_others, in_background=self._machine.is_own)
         devices = Ahead(self._machine.devices, self._task, self._note, in_background=self._machine.is_own)
         self._secrets |= self._machine.secrets(self._note)

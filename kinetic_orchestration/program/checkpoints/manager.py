@@ -132,24 +132,41 @@ class Checkpoints:
             mine = self._newest() if self.agreement.host == 0 else ""
             folder = self.agreement.decide(f"restore-{self._restored}-{number}", mine, PATIENCE)
             if not folder:
+                self._meet(f"near-{self._restored}-{number}", None)
                 if self.store.torn and self.agreement.host == 0:
                     self.notes.append(
                         f"no whole checkpoint is left in {self.store.place}: the training begins at step 0"
                     )
                 return state, None
-            torn, give = "", None
+            torn, give, record = "", None, None
             with contextlib.ExitStack() as stack:
                 try:
-                    record = self.store.read(folder)
+                    record = self._read(folder, f"near-{self._restored}-{number}")
                     self._check(record, state, reshard)
                     give = self._load(record, state, stack)
                 except parts.Torn as error:
                     torn = str(error)
                 said = self.agreement.gather(f"restored-{self._restored}-{number}", torn, PATIENCE)
-                if give is not None and not any(said):
+                if give is not None and record is not None and not any(said):
                     return give(), record
             self._pass_over(folder, next(filter(None, said), torn))
         raise AssertionError
+
+    def _read(self, folder: str, what: str) -> Commit:
+        """Read a commit, and learn from the other hosts who has copies of its parts. Raises `Torn`."""
+        record, torn = None, None
+        try:
+            record = self.store.read(folder)
+        except parts.Torn as error:
+            torn = error
+        self._meet(what, record)
+        if record is None:
+            raise parts.Torn(str(torn))
+        return record
+
+    def _meet(self, what: str, record: Commit | None) -> None:
+        if self.store.near is not None:
+            self.store.near.meet(self.agreement, what, record)
 
     def _newest(self) -> str:
         """The newest whole checkpoint. Torn ones are skipped; a record of a newer version is refused by its reader."""
@@ -177,7 +194,7 @@ class Checkpoints:
         for host in range(record.hosts):
             if time.monotonic() > until:
                 return "a loss or metric before it was no number, and there was no time to look through its state"
-            with contextlib.suppress(parts.Torn), self.store.opened(record, host) as part:  # reported later
+            with contextlib.suppress(parts.Torn), self.store.opened(record, host, kept=False) as part:  # reported later
                 if part.has_nan():
                     return "its state holds NaN"
         return ""

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from kinetic_orchestration.errors import CheckpointError, KineticError
 from kinetic_orchestration.host.machine import buckets
 from kinetic_orchestration.program.checkpoints import commits
+from kinetic_orchestration.program.checkpoints.tier.folder import open_folder
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.content.digest import plain_of_file
 
@@ -82,17 +83,22 @@ class Mirror:
         self._after: list[str] = []  # records whose files were restored on this host
         self._digests: dict[tuple[str, int, int], str] = {}
         self._of_others: dict[str, Facts] = {}  # files that they left, and send themselves
+        self._copied: dict[str, str] = {}  # digests of those
         self._sent: Seen = {}  # the files in the newest record in the bucket
         self._failed = False
+        name = address.rpartition("/")[2]
+        self._tier = open_folder("auto", f"@{name}", dict(host._tier), _say)  # no training has such a name
         self._scratch = _Scratch()
         self.folder = self._scratch.folder
         try:
             self._restore()
             self._sent = self._seen()
-            if self._sent:  # their writer sees, before it removes any, that they are needed here
-                self._put({path: (self._digests[path, *facts], facts[0]) for path, facts in self._sent.items()})
+            restored = {path: (self._digests[path, *facts], facts[0]) for path, facts in self._sent.items()}
+            if restored:  # their writer sees, before it removes any, that they are needed here
+                self._put(restored)
+            self._keep(restored)
         except BaseException:
-            self._records.close()
+            self._close()
             self._scratch.remove()
             raise
         self._over = threading.Event()
@@ -116,7 +122,12 @@ class Mirror:
             else:
                 _say(f"what was not sent stays in {self.folder} of this machine")
         finally:
-            self._records.close()
+            self._close()
+
+    def _close(self) -> None:
+        self._records.close()
+        if self._tier is not None:
+            self._tier.close()
 
     def _seen(self) -> Seen:
         return {path: facts for path, facts in _scan(self.folder).items() if self._of_others.get(path) != facts}
@@ -157,6 +168,7 @@ class Mirror:
             self._failed = True
             return False
         self._sent = seen
+        self._keep(files)
         if self._failed:
             self._failed = False
             _say(f"what {self.folder} holds was sent to {self.address}")
@@ -186,6 +198,14 @@ class Mirror:
             raise _Moved(path) from None
         self._digests[path, *facts] = digest
         return digest, facts[0]
+
+    def _keep(self, files: Sent) -> None:
+        """Keep copies on this machine of the files that the record names, and of those of other hosts."""
+        if self._tier is None:
+            return
+        others = ((path, digest) for path, digest in self._copied.items() if path in self._of_others)
+        wanted = [*((path, digest) for path, (digest, _) in files.items() if not LOGS.search(path)), *others]
+        self._tier.keep({digest for path, digest in wanted if self._tier.link(os.path.join(self.folder, path), digest)})
 
     def _put(self, files: Sent) -> None:
         record = {"files": files, "writer": self._writer, "after": self._after}
@@ -251,7 +271,8 @@ class Mirror:
         if os.path.exists(target):
             return
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        self._records.download(f"{of}/{_named(digest)}", target, most=size)
+        if not self._copy(digest, size, target):
+            self._records.download(f"{of}/{_named(digest)}", target, most=size)
         if os.path.getsize(target) != size or plain_of_file(target) != digest:
             os.unlink(target)
             raise CheckpointError(
@@ -260,8 +281,25 @@ class Mirror:
             )
         if of != self._own:
             self._of_others[path] = _facts(target)
+            self._copied[path] = digest
         else:
             self._digests[path, *_facts(target)] = digest
+
+    def _copy(self, digest: str, size: int, target: str) -> bool:
+        """Copy a file that an earlier program left on this machine. Returns False if there is none that is whole."""
+        found = None if self._tier is None else self._tier.find(digest, size)
+        if found is None or self._tier is None:
+            return False
+        try:
+            shutil.copyfile(found, target)
+            if plain_of_file(target) == digest:
+                return True
+            self._tier.discard(found, "its digest differs")
+        except OSError:  # removed by a program that is done with it
+            pass
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(target)
+        return False
 
 
 class _Moved(Exception):

@@ -19,8 +19,10 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from kinetic_orchestration.host.machine import buckets
+from kinetic_orchestration.host.prepare.tier import SCRATCH
 from kinetic_orchestration.program.checkpoints import commits, parts
 from kinetic_orchestration.program.checkpoints.commits import Commit, Folder, Part
+from kinetic_orchestration.program.checkpoints.tier import near
 from kinetic_orchestration.program.checkpoints.trees import HostPart
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.records.base import RecordsError, TooLarge
@@ -50,9 +52,12 @@ class CheckpointStore(ABC):
         self.writer = writer
         self.records = records
         self.torn: dict[str, str] = {}  # folders that were read and found torn, and why
+        self.near: near.Near | None = None  # copies of parts that need not be fetched
 
-    def close(self) -> None:  # noqa: B027 - a folder has none
+    def close(self) -> None:
         """Close the connections, if there are any."""
+        if self.near is not None:
+            self.near.close()
 
     def sweep(self) -> None:  # noqa: B027 - an upload that was cut leaves no object
         """Remove what earlier writers that were killed left half-written on a file system."""
@@ -78,8 +83,10 @@ class CheckpointStore(ABC):
             try:
                 self._check_room(path, state)
                 told = parts.write(path, state, durable=self._durable)
-                if not self.records.upload(commits.part(folder, host), path, move=True):
+                if not self.records.upload(commits.part(folder, host), path, move=self.near is None):
                     raise RecordsError(errno.EEXIST, f"{folder} is there already, of this attempt, and stays")
+                if self.near is not None:
+                    self.near.wrote(path, told)
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
@@ -157,8 +164,18 @@ class CheckpointStore(ABC):
         return told
 
     @contextlib.contextmanager
-    def opened(self, record: Commit, host: int) -> Iterator[parts.Opened]:
-        """One host's part, fetched if it is not on this file system, and believed."""
+    def opened(self, record: Commit, host: int, *, kept: bool = True) -> Iterator[parts.Opened]:
+        """One host's part, fetched if it is not on this file system, and believed. `kept`: a copy of it may stay."""
+        with near.timed(self.near):
+            part = None if self.near is None else self.near.opened(host, record.parts[host])
+            if part is None:
+                part = self._opened(record, host, kept=kept)
+        try:  # the copy may be deleted by now; the open file stays readable until it is closed
+            yield part
+        finally:
+            part.close()
+
+    def _opened(self, record: Commit, host: int, *, kept: bool) -> parts.Opened:
         name = commits.part(record.folder, host)
         with self._file(name, record.parts[host].size) as path:
             try:
@@ -167,10 +184,11 @@ class CheckpointStore(ABC):
                 raise parts.Torn(f"{name} is missing") from None
             except parts.Torn as error:
                 raise parts.Torn(f"{name} is torn: {error}") from None
-        try:  # the copy is deleted by now; the open file stays readable until it is closed
-            yield part
-        finally:
-            part.close()
+            if self.near is not None:
+                self.near.read[near.BUCKET] += record.parts[host].size
+                if kept:
+                    self.near.fetched(path, record.parts[host])
+        return part
 
     def pieces(self, record: Commit, host: int) -> parts.Pieces:
         """Return what one host's part says it has, by its header alone, which is not believed yet. Raises `Torn`."""
@@ -266,11 +284,12 @@ class BucketStore(CheckpointStore):
         super().__init__(place, writer, buckets.open_place(place))
 
     def close(self) -> None:
+        super().close()
         self.records.close()
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[str]:
-        folder = tempfile.mkdtemp(prefix="kinetic-checkpoint-")
+        folder = tempfile.mkdtemp(prefix=SCRATCH, dir=near.scratch_folder(self.near))
         try:
             yield folder
         finally:
@@ -279,6 +298,9 @@ class BucketStore(CheckpointStore):
     def _check_room(self, path: str, state: HostPart) -> None:
         folder, size = os.path.dirname(path), sum(len(piece.data) for piece in state.pieces)
         free = shutil.disk_usage(folder).free
+        if size + SPARE > free and self.near is not None:
+            self.near.make_room()
+            free = shutil.disk_usage(folder).free
         if size + SPARE > free:
             raise RecordsError(
                 errno.ENOSPC,

@@ -173,8 +173,9 @@ KEEPER = schema.Fields({}, {"keeper": schema.token, "within": schema.seconds})
 BEFORE = schema.Fields(
     {"spent": schema.many(schema.count, 4), "ran": schema.many(schema.attempt, schema.MOST_ATTEMPTS)}
 )
+LEASED = schema.Fields({"slice": schema.resource, "epoch": schema.count}, {"lost": schema.count})
 # One place, of any backend; the second half has its history, if it is not the first one.
-PLACEMENT = schema.Fields(
+_PLACE = schema.Fields(
     {},
     {
         "backend": schema.resource,
@@ -191,7 +192,9 @@ PLACEMENT = schema.Fields(
         "model": schema.token,
         "grouped": schema.flag,
         "choice": schema.count,  # the plan's candidate that it is of; none: the first
+        "rival": schema.whole(0, schema.MOST_PLACES - 1),  # its number among the places of a race; none: no race
         "why": schema.line(),  # it was taken, for users
+        "lease": LEASED,  # of a kept slice that the attempt claims: its name, and the epoch of the claim
         "name": schema.resource,
         "hosts": schema.whole(0, schema.MOST_HOSTS),
         "slices": schema.slices,
@@ -204,6 +207,8 @@ PLACEMENT = schema.Fields(
         "rounds": schema.count,
     },
 )
+PLACEMENT = schema.Fields({}, {**_PLACE.checks, "rivals": schema.many(_PLACE, schema.MOST_PLACES - 1)})
+WON = schema.Fields({"rival": schema.whole(0, schema.MOST_PLACES - 1)}, {"writer": schema.token})
 INTENT = schema.Fields(
     {"attempt": schema.attempt, "boot": schema.token, "placement": PLACEMENT, "allowed": schema.seconds},
     {"affordable": schema.seconds, "before": schema.maybe(BEFORE), "writer": schema.token},

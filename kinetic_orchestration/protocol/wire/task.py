@@ -45,9 +45,11 @@ CHOICE = Fields(
         "project": schema.project,
         "accelerator": HARDWARE,
         "secrets": table(schema.variable, schema.secret_ref, 1000),
+        "shape": digest,
     },
 )
 MOST_CHOICES = 64  # ways of one job to get its hosts
+NOT_KEPT = -1.0  # seconds for which the slice of a job without `keep` stays
 _FLAGS = ("owned", "kept", "compile_cache", "device_metrics", "reshard")
 TASK = Fields(
     {
@@ -84,6 +86,8 @@ TASK = Fields(
         "accelerator": HARDWARE,
         "slices": schema.slices,
         "global_batch": schema.size,
+        "keep": schema.number(NOT_KEPT, schema.LONGEST_WAIT),
+        "shape": digest,
         "secrets": table(schema.variable, schema.secret_ref, 1000),
         "tools": table(token, digest, 32),
         "beside": table(text(), path, 10_000),
@@ -208,6 +212,8 @@ class Task(NamedTuple):
     reshard: bool  # a checkpoint of another number of hosts or devices is restored
     global_batch: int  # samples of one step on all hosts together; 0: unknown
     quick: bool  # preparing takes less time than starting a thread for it
+    keep: float = NOT_KEPT  # seconds for which its slice is kept after it, if hosts find it clean; 0.0: takes one only
+    shape: str = ""  # of the slice that is kept: the digest of what the next job has to want exactly like that
     choices: tuple[Mapping[str, Any], ...] = ()  # of each candidate after the first: the fields that differ
 
     def to_json(self) -> dict[str, Any]:
@@ -215,6 +221,8 @@ class Task(NamedTuple):
         for name in ("kept", "reshard", "global_batch", "choices"):
             if not fields[name]:
                 del fields[name]
+        if not self.shape:
+            del fields["keep"], fields["shape"]
         return fields
 
     def joined(self, others: Iterable[Task]) -> Task:
@@ -306,6 +314,8 @@ _LATER: dict[str, Any] = {  # fields that the first version did not write
     "affordable": 0.0,
     "choices": (),
     "global_batch": 0,
+    "keep": NOT_KEPT,
+    "shape": "",
     **dict.fromkeys(("project", "image"), ""),
     **{name: {} for name in ("profile", "accelerator", "secrets", "tools", "beside")},
     **dict.fromkeys(_FLAGS, False),

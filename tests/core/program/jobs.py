@@ -235,3 +235,80 @@ def lies_on_a_slice(checkpoints: str) -> list[Any]:
             told = str(error)
     found = [multihost_utils.process_allgather(state[name], tiled=True) for name in ("spread", "column", "same")]
     return [done, state["n"], [bool((one == whole).all()) for one in found], told]
+
+
+def is_killed_while_it_saves() -> int:
+    """The first attempt ends within its second checkpoint, by SIGKILL; the second returns the step at which it began."""
+    import signal
+    import threading
+
+    import numpy as np
+
+    host = kinetic.current()
+    training = kinetic.Training(every=5, tier="disk")
+    state, begun = training.restore({"array": np.zeros(100_000)})
+    if host.attempt > 1:
+        return begun
+    for number in range(begun, 10):
+        if number == 9:
+            slot = Path(dict(host._tier)["KINETIC_TIER_DISK"], "training", "slot-0")
+            threading.Thread(target=_kill_once, args=(slot, signal.SIGKILL), daemon=True).start()
+        state = {"array": state["array"] + 1}
+        training.step(number + 1, state)
+    return -1
+
+
+def trains_and_waits() -> None:
+    """Train to step 10, and stay."""
+    import numpy as np
+
+    training = kinetic.Training(every=5)
+    state, begun = training.restore({"array": np.zeros(100_000)})
+    print(f"began at {begun}", flush=True)
+    for number in range(begun, 10):
+        state = {"array": state["array"] + 1}
+        training.step(number + 1, state)
+    print("has saved", flush=True)
+    time.sleep(600)
+
+
+def _kill_once(slot: Path, number: int) -> None:
+    """Kill this process once a part is being written, whose upload takes for ever."""
+    while not list(slot.glob("kinetic-*/part-*")):
+        time.sleep(0.005)
+    os.kill(os.getpid(), number)
+
+
+def keeps_copies(steps: int) -> list[int]:
+    """Return how many copies each host has once it has its own newest part and that of the host before it."""
+    import numpy as np
+
+    host = kinetic.current()
+    training = kinetic.Training(every=steps)
+    own = Own(np.arange(100_000) + host.host_index)
+    state, begun = training.restore({"own": own, "n": 0})
+    for number in range(begun, steps):
+        training.step(number + 1, {**state, "n": number})
+    slot = Path(dict(host._tier)["KINETIC_TIER_DISK"], "training", "slot-0")
+    until = time.monotonic() + 100
+    while (count := sum(len(path.name) == 64 for path in slot.iterdir())) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert training._checkpoints is not None
+    every = training._checkpoints.agreement.gather("copies", count, 100.0)  # none closes before the others have theirs
+    training.close()
+    return every
+
+
+class Own:
+    """A state of each host's own."""
+
+    each_hosts_own = True
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def get_state(self) -> Any:
+        return self.value
+
+    def set_state(self, value: Any) -> None:
+        self.value = value

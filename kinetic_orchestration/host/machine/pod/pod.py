@@ -32,6 +32,7 @@ class Pod(Machine):
     """A pod. Its own end is its cluster's to tell: SIGTERM is the notice."""
 
     is_own = True
+    keeps_files = False
     ends_together = True
     keeps = ("TPU_",)  # by which libtpu finds its slice: GKE gives them to the pods that ask for chips
     hides = ("KUBERNETES_SERVICE_HOST", pod_start.ORDERS)  # with the first, JAX asks the cluster's API who it is

@@ -33,7 +33,7 @@ def prepare(wanted: int, root: str, say: Callable[[str], None]) -> str:
     """
     for name in [name for name in os.environ if name.startswith(MISLEADING)]:
         del os.environ[name]
-    _hold_upgrades(root)
+    hold_upgrades(root)
     return missing(wanted, say, root=root)
 
 
@@ -79,7 +79,7 @@ def listed(root: str = "/") -> tuple[int, str]:
     return count, said[-1000:] or f"it ended with exit code {done.returncode} and said nothing"
 
 
-def _hold_upgrades(root: str) -> None:
+def hold_upgrades(root: str) -> None:
     """Stop the service that may replace the driver under the program, where there is one."""
     places = [os.path.join(root, place, "systemd", "system", UPGRADES) for place in ("lib", "usr/lib", "etc")]
     systemctl = _found("systemctl")
