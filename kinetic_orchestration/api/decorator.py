@@ -120,6 +120,10 @@ def run(options: Options) -> Decorate:
         by: Order of the choices: `"order"` (as written), `"price"` or `"start"` (where hosts come soonest).
         reshard: An attempt may continue from a checkpoint that another number of hosts or devices wrote.
         global_batch: Samples of one step on all hosts together, which stay the same on every slice.
+        race: Places that are asked at once (2 or 3); the first that has its hosts is kept, and each is paid for until
+            it is released.
+        keep: Time for which the slice stays after the job, clean, for the next job with `keep` and the same hardware;
+            `"0s"` takes a warm slice and leaves none. By default the job does neither.
 
     Returns:
         A decorator.

@@ -377,10 +377,11 @@ class JobHandle(Generic[R]):
         return self._cost(configuration.load(deployment=self._job.plan().deployment))
 
     def _cost(self, settings: Settings) -> Estimate:
-        stays = usage.stays(self._job.store, self.job_id)
+        plan = self._job.plan()
+        stays = usage.stays(self._job.store, self.job_id, kept=plan.keep is not None)
         charged = self._job.backend.charges
         priced = prices.in_force(settings, self._job.store)
-        return usage.estimate_of(self._job.plan(), stays, priced.prices, priced.listed, charged=charged)
+        return usage.estimate_of(plan, stays, priced.prices, priced.listed, charged=charged)
 
     def seconds(self) -> float:
         """Return the seconds for which hosts were held, over all attempts."""
@@ -392,7 +393,7 @@ class JobHandle(Generic[R]):
 
     @property
     def chosen(self) -> str:
-        """Text that says which of several choices the newest attempt takes, and after which; "" if there is one."""
+        """Text that says which of several choices or warm slices the newest attempt takes; "" if there was one way."""
         return self._job.taken(self._newest())
 
     def choices(self) -> list[choosing.Line]:

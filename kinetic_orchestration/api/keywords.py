@@ -47,6 +47,8 @@ class OfTask(TypedDict, total=False):
     capacity: str | Sequence[str] | None
     reshard: bool
     global_batch: int
+    race: int
+    keep: float | str | None
 
 
 class OfJob(OfTask, total=False):

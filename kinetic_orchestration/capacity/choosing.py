@@ -160,7 +160,7 @@ def table(
         resumes: Returns why a candidate cannot resume the job's checkpoint; "" if it can.
     """
     view = _View(plan, facts, now, seed, resumes)
-    lost = _name_of(past.placement) if past is not None and past.cause == wire.PREEMPTION else ""
+    lost = option_of(past.placement) if past is not None and past.cause == wire.PREEMPTION else ""
     dropped = set(past.placement.get("dropped", ())) if past is not None else set()
     open_ = [option for option in view.ordered if option.name not in dropped]
     lost = lost if len(open_) > 1 else ""
@@ -203,7 +203,7 @@ def following(
     """
     view = _View(plan, facts, now, seed, resumes)
     view.require()
-    before = _name_of(past.placement)
+    before = option_of(past.placement)
     by_name = {option.name: option for option in view.ordered}
     same = by_name.get(before)
     if same is None:  # it is none any more, so the next one is any that this round has not tried
@@ -221,6 +221,24 @@ def following(
         told=lambda name: str(by_name[name]),
     )
     return view.selected(chosen, past, before)
+
+
+def beside(
+    plan: Plan,
+    facts: Mapping[FactKey, Fact],
+    now: float,
+    chosen: Selection,
+    *,
+    seed: str = "",
+    resumes: Resumes = anything,
+) -> list[Selection]:
+    """Return the options that an attempt asks besides the one that it has chosen, if it races: the next ones in the
+    order that this round has not tried. The other arguments are those of `table`."""
+    view = _View(plan, facts, now, seed, resumes)
+    own = f"{chosen.choice}:{_spot(chosen.place, chosen.queue)}"
+    over = {own, *chosen.fields.get("tried", ()), *chosen.fields.get("dropped", ())}
+    left = [option.name for option in view.ordered if option.name not in over]
+    return [view.selected(places.first([name], ""), None, "") for name in left[: plan.race - 1]]
 
 
 class _View:
@@ -375,7 +393,7 @@ def _hosts(count: int) -> str:
     return "1 host" if count == 1 else f"{count} hosts"
 
 
-def _name_of(placement: Mapping[str, Any]) -> str:
+def option_of(placement: Mapping[str, Any]) -> str:
     """The name of the option that a placement was made by: what was launched, not what was asked for."""
     spot = _spot(str(placement.get("zone", "")), str(placement.get("queue") or ""))
     return f"{placement.get('choice', 0)}:{spot}"

@@ -13,14 +13,23 @@ MOST_NAMED = 5  # of those that were tried before
 
 def taken(plan: Plan, placement: Mapping[str, Any]) -> str:
     """Return which of its plan's choices an attempt takes, which of them were tried before, and why it was chosen as
-    far as facts or prices say; "" if there is one.
+    far as facts or prices say; of a race, which place has won, or which are asked; that it took a warm slice, and
+    whose; "" if there is one place.
 
     Args:
         plan: The job's plan.
         placement: That of the attempt.
     """
-    if not plan.choices:
-        return ""
+    rivals = placement.get("rivals", ())
+    if not plan.choices and not rivals:
+        is_warm = "lease" in placement and bool(placement.get("why"))
+        return f"{_told(plan, 0, str(placement.get('zone', '')))}: {placement['why']}" if is_warm else ""
+    if rivals:
+        beside = " and ".join(_told(plan, int(one.get("choice", 0)), str(one.get("zone", ""))) for one in rivals)
+        raced = f", which won against {beside}" if placement.get("won") else f" and {beside}, at once"
+        if not plan.choices:
+            return f"{_told(plan, 0, str(placement.get('zone', '')))}{raced}"
+        return f"{taken(plan, {**placement, 'rivals': ()})}{raced.replace(', which', '; it')}"
     own = _told(plan, int(placement.get("choice", 0)), str(placement.get("zone", "")))
     before = [_told(plan, *_read(name)) for name in placement.get("tried", ())]
     why = f" (when it was chosen: {placement['why']})" if placement.get("why") else ""

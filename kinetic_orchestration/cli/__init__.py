@@ -31,6 +31,8 @@ COMMANDS = {
     "capacity": "upkeep",
     "cost": "upkeep",
     "shares": "upkeep",
+    "slices": "upkeep",
+    "release": "upkeep",
     "prices": "hardware",
     "emulator": "emulator",
     "verify": "verify",

@@ -148,6 +148,14 @@ def _upkeep(commands: Any) -> None:
     _add(commands, "capacity", "show where jobs of this deployment found hosts lately, and where none", place=True)
     _add(commands, "shares", "show who holds which chips, who waits for some, and why", place=True)
 
+    command = _add(commands, "slices", "list the slices that are kept warm, and what their idle time costs", place=True)
+    command.add_argument("--all", action="store_true", help="those that have ended, too")
+
+    command = _add(commands, "release", "delete slices that are kept warm and no job has", place=True)
+    command.add_argument("slice", nargs="*", metavar="SLICE", help="its name, as `ko slices` shows it")
+    command.add_argument("--run", metavar="ID", help="those that this run of an orchestrator left")
+    command.add_argument("--all", action="store_true", help="all of them")
+
     _verify(commands)
 
     command = _add(commands, "prices", "show the list prices that estimates are made from, each with source and date")

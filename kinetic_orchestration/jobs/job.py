@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kinetic_orchestration.capacity.facts import way_of
+from kinetic_orchestration.capacity.races import known as with_winner
 from kinetic_orchestration.capacity.shares.line import Line
 from kinetic_orchestration.capacity.taken import taken
 from kinetic_orchestration.errors import Corrupt, JobNotFound
@@ -16,7 +17,7 @@ from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.trust import ALONE, Trust
 from kinetic_orchestration.plan.records import Within, intent_of, plan_of, spec_of, within
 from kinetic_orchestration.plan.values import Intent, Outcome, Plan
-from kinetic_orchestration.platforms.backend import Backend
+from kinetic_orchestration.platforms.backend import Backend, Races
 from kinetic_orchestration.platforms.shared.read_only import ReadOnlyBackend
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names
@@ -46,6 +47,7 @@ class Job:
     ended: str = ""  # its end, as seen by the process that handed it over
     limited: bool = False  # by a cost
     shared: bool = False  # its attempts take turns with those of other jobs
+    keeps: bool = False  # its attempts take slices that others have left, and leave theirs
     # The place in the line of each attempt; None of one that needs no turn.
     lines: dict[int, Line | None] = field(default_factory=dict, repr=False, compare=False)
 
@@ -78,12 +80,13 @@ class Job:
         return self.policy.at(self.choice_of(attempt, known))
 
     def taken(self, attempt: int) -> str:
-        """Return which of several choices an attempt takes, and which were tried before, for users; "" if there is one,
-        or if it is not known."""
+        """Return which of several choices or places an attempt takes, and which were tried before, or which warm slice,
+        for users; "" if there was nothing to choose, or if it is not known."""
         plan = self.plan()
-        record = self.store.read(names.intent(self.job_id, attempt)) if plan.choices else None
+        chooses = plan.choices or plan.race > 1 or plan.keep is not None
+        record = self.store.read(names.intent(self.job_id, attempt)) if chooses else None
         try:
-            return "" if record is None else taken(plan, intent_of(record, self.job_id, attempt, self.within).placement)
+            return "" if record is None else taken(plan, self._intent_in(record, attempt).placement)
         except Corrupt:
             return ""
 
@@ -93,12 +96,20 @@ class Job:
             return known.choice
         record = self.store.read(names.intent(self.job_id, attempt))
         try:
-            return 0 if record is None else intent_of(record, self.job_id, attempt, self.within).choice
+            return 0 if record is None else self._intent_in(record, attempt).choice
         except Corrupt:
             return 0
 
+    def _intent_in(self, record: Record, attempt: int) -> Intent:
+        """Return an attempt's intent, with the place that has won its race. Raises Corrupt."""
+        return with_winner(self.store, self.job_id, intent_of(record, self.job_id, attempt, self.within))
+
     def on(self, backend: Backend) -> Job:
         """Return the job with the backend that it runs on; an onlooker of that backend for a job in doubt."""
+        if self.within is not None and self.within.race > 1 and not isinstance(backend, Races):
+            from kinetic_orchestration.capacity.races.backend import Racing
+
+            backend = Racing(backend, self.store)
         return replace(self, backend=ReadOnlyBackend(backend) if self.doubt else backend)
 
 
@@ -127,6 +138,7 @@ def open_job(
     job = Job(
         sys.intern(job_id), store, backend, policy, found, trust, doubt, kept, runs_on, within(plan), data, signed,
         ended, any(one.affordable > 0 for one in each), any(one.turn for one in each),
+        plan.keep is not None and any(one.traits.may_be_kept for one in each),
     )  # fmt: skip
     return job.on(backend)
 

@@ -42,7 +42,7 @@ from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.system import copies
 from kinetic_orchestration.protocol.system.parallel import Ahead
-from kinetic_orchestration.protocol.wire.task import Environment, Hardware, Task
+from kinetic_orchestration.protocol.wire.task import NOT_KEPT, Environment, Hardware, Task
 
 CANCEL_SECONDS = 60.0
 BARRIER_SECONDS = 900.0
@@ -70,7 +70,7 @@ def launch(
     if not is_new:
         _refuse_if_strict(request, job)
     elif request.settings.budgets and request.backend.charges:
-        spending.admit(request.store, request.plan, request.spec.origin, request.settings, job)
+        spending.admit(request.store, request.plan, request.pipeline, request.settings, job)
     if claimed is not None:
         claimed(job)
     written = _submit(request, job, noted or _say_nothing, say or _say_nothing) if is_new else None
@@ -115,8 +115,9 @@ def _with_logins(request: Request, staged: Staged) -> tuple[Plan, Staged]:
     """Complete the plan with the secrets by which a private package index is read. Those that the job itself does not
     ask for are its installer's only.
     """
+    whose, alone = request.pipeline, not request.spec.origin
     if staged.environment is None:
-        return completed(request.plan, request.identity, ()), staged
+        return completed(request.plan, request.identity, (), whose, alone=alone), staged
     known = {*request.plan.secrets, *request.plan.secret_refs}
 
     def described(one: Environment) -> Environment:
@@ -125,7 +126,7 @@ def _with_logins(request: Request, staged: Staged) -> tuple[Plan, Staged]:
     own, others = staged.environment, staged.others
     logins = dict.fromkeys(name for one in (own, *others) for name in one.secrets)
     staged = replace(staged, environment=described(own), others=tuple(map(described, others)))
-    return completed(request.plan, request.identity, tuple(logins)), staged
+    return completed(request.plan, request.identity, tuple(logins), whose, alone=alone), staged
 
 
 @contextmanager
@@ -349,6 +350,15 @@ def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Id
     return first.joined(others) if others else first
 
 
+def _shape(plan: Plan) -> str:
+    """Return the shape of the slice that the job's hosts may keep; "" if they keep none."""
+    if plan.keep is None:
+        return ""
+    from kinetic_orchestration.capacity.warm.shape import shape_of
+
+    return shape_of(plan)
+
+
 def _task(plan: Plan, staged: Staged, store: Store, job: str, identity: Identity) -> Task:
     return Task(
         name=plan.name,
@@ -392,6 +402,8 @@ def _task(plan: Plan, staged: Staged, store: Store, job: str, identity: Identity
         device_metrics=plan.device_metrics,
         reshard=plan.reshard,
         global_batch=plan.global_batch,
+        keep=NOT_KEPT if plan.keep is None else plan.keep,
+        shape=_shape(plan),
         quick=all(one.traits.share_machine for one in plan.each())
         and not (staged.environment is not None or staged.data)
         and staged.size < QUICK_BYTES,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinetic_orchestration.plan.values import (
     ABSENT,
@@ -37,7 +37,7 @@ from kinetic_orchestration.plan.values import (
 from kinetic_orchestration.protocol import attempt_rules, wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 # A cause's budget (None: it ends the job at once) and the status it ends in. FREE has no bound but the limits: to have
 # got no hosts is waiting, or a reason to ask elsewhere, and never a failure.
@@ -63,6 +63,7 @@ NO_HOST = -1
 SILENT_BEATS = 90.0  # hosts that cannot be observed are given up after this long without a beat,
 UNHEARD = 120.0  # seconds without a report of charged hosts, after which users are warned
 SILENT_START = 900.0  # or without a first one: they may still wait for a place
+SILENT_CLAIM = 90.0  # those of a kept slice are there, and look for a claim each second
 DEADLINE_MARGIN = 60.0
 MOST_NAMED = 3  # other choices that are named while an attempt waits
 
@@ -131,11 +132,15 @@ class Policies(Policy):
     def named(self, intent: Intent | None, message: str, *, waits: bool = True) -> str:
         if intent is None or not 0 <= intent.choice < len(self.asked):
             return message
-        told = " in ".join(filter(None, (self.asked[intent.choice], str(intent.placement.get("zone", "")))))
+        places = intent.places if intent.races else (intent.placement,)
+        told = " and ".join(map(self._placed, places))
         told += f" ({why})" if waits and (why := intent.placement.get("why")) else ""
         others = (*self.asked[intent.choice + 1 :], *self.asked[: intent.choice])
         told += f", else {', '.join(others[:MOST_NAMED])}{', …' if len(others) > MOST_NAMED else ''}" if waits else ""
         return f"{told}: {message}" if message else told
+
+    def _placed(self, place: Mapping[str, Any]) -> str:
+        return " in ".join(filter(None, (self.asked[int(place.get("choice", 0))], str(place.get("zone", "")))))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -237,7 +242,7 @@ def _placed(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
     elif state in (GONE, ABSENT, WOUNDED) and began and 0 < seen.intent.deadline <= seen.now:
         action = Close(wire.DEADLINE, "the attempt's deadline passed, and its hosts are gone")
     elif state in (GONE, WOUNDED) or (state == ABSENT and (began or seen.shown)):
-        cause = seen.observation.cause or wire.INFRASTRUCTURE
+        cause = wire.INTERNAL if _is_unserved(seen) else seen.observation.cause or wire.INFRASTRUCTURE
         said = seen.observation.message
         action = Close(cause, said + _last_sign(seen) if said else _vanished(seen, policy.words))
     elif state == ELSEWHERE and (silence := _silence(seen)) > (SILENT_BEATS if began else SILENT_START):
@@ -248,7 +253,7 @@ def _placed(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
         action = Close(wire.DEADLINE, "the attempt's deadline passed and its hosts did not end it")
     elif policy.provision and not began and seen.now - seen.intent.since > policy.provision:
         action = _waited(seen, policy)
-    elif ((state == ABSENT or _is_refused(seen)) and not must_wait(seen)) or (state == PARTIAL and None in seen.beats):
+    elif (_is_to_be_asked(seen) and not must_wait(seen)) or (state == PARTIAL and None in seen.beats):
         action = Submit()  # after the limits: hosts made too late would end themselves, again and again
     return Step(cursor, (action,) if action is not None else (), changes)
 
@@ -442,6 +447,11 @@ def _is_refused(seen: Glimpse) -> bool:
     return seen.observation.state == UNKNOWN and seen.observation.cause != "" and not any(seen.beats)
 
 
+def _is_to_be_asked(seen: Glimpse) -> bool:
+    """Return True if there is nothing yet of what the attempt asks for, or not in each place of a race."""
+    return seen.observation.state == ABSENT or seen.observation.lacks or _is_refused(seen)
+
+
 def must_wait(seen: Glimpse) -> bool:
     """Return True if it is too early to repeat a request that was refused a moment ago."""
     intent = seen.intent
@@ -456,9 +466,22 @@ def _speechless(seen: Glimpse, policy: Policy) -> str:
         silence = min(age for beat, age in zip(seen.beats, seen.beat_ages, strict=True) if beat is not None)
         return f"no host has given a sign of life for {silence:.0f} s" if silence > policy.silence else ""
     since = seen.since
-    if since and seen.now - since > SILENT_START:
+    if since and seen.now - since > _start_patience(seen):
+        if _is_unserved(seen):
+            return f"no host of this warm slice has followed its claim within {seen.now - since:.0f} s"
         return f"the hosts have been there for {seen.now - since:.0f} s, and none of them has started its agent"
     return ""
+
+
+def _is_unserved(seen: Glimpse) -> bool:
+    """Return True if the attempt's place is a kept slice, of which no host has ever spoken for it: they may have been
+    dead before its claim, of which a client cannot know. As it has got no hosts, that is no failure of its own."""
+    return seen.intent is not None and "lease" in seen.intent.placement and not any(seen.beats)
+
+
+def _start_patience(seen: Glimpse) -> float:
+    """Return for how many seconds a host's first sign is awaited, once its machine is there."""
+    return SILENT_CLAIM if seen.intent is not None and "lease" in seen.intent.placement else SILENT_START
 
 
 def is_awaited(seen: Glimpse) -> bool:
@@ -473,9 +496,10 @@ def unheard(seen: Glimpse, policy: Policy) -> str:
         return ""
     hint = _hint(seen)
     reason = f": {hint} may say why" if hint else ""
+    patience = _start_patience(seen) / 60
     return (
         f"the {policy.words.whole} is {policy.words.up} and charged for, for up to {held:.0f} s now, and none of its "
-        f"hosts has started its agent{reason}. It is given up {SILENT_START / 60:.0f} min after it was first seen, or "
+        f"hosts has started its agent{reason}. It is given up {patience:g} min after it was first seen, or "
         "once the limit of cost is reached"
     )
 
@@ -522,8 +546,10 @@ def _mute(seen: Glimpse, policy: Policy) -> Close | None:
         told = f"its slices were held for {held:.0f} s, and none of their hosts has started"
         return Close(wire.DEADLINE, f"{told}: its cost limit of ${policy.usd:,.2f}", unheard=unheard)
     if reason := _speechless(seen, policy):
-        return Close(wire.INFRASTRUCTURE, reason, unheard=unheard)
-    patience = min(SILENT_START, policy.provision or SILENT_START)
+        cause = wire.INTERNAL if _is_unserved(seen) else wire.INFRASTRUCTURE
+        return Close(cause, reason, unheard=unheard)
+    longest = _start_patience(seen)
+    patience = min(longest, policy.provision or longest)
     if silent and not unheard and _awaits_others(seen, policy) and seen.now - seen.since > patience:
         told = attempt_rules.unstarted(silent, patience)
         return Close(wire.INFRASTRUCTURE, told, host=silent[0], unheard=silent)

@@ -47,6 +47,11 @@ class Draft:
     settings: Settings
     plan: Plan
 
+    @property
+    def pipeline(self) -> str:
+        """The pipeline of its job, for budgets and shares."""
+        return identity.pipeline_of(self.spec.origin, self.spec.name)
+
     def open(self, of: Identity | None = None) -> Request:
         """Open the store and the backend, as the user for whom this process acts now.
 
@@ -56,7 +61,7 @@ class Draft:
         of = of or identity.of(self.settings.deployment, self.spec.options.key)
         store = open_store(self.plan.store, self.plan.deployment)
         backend = open_backend(self.plan.runs_on, self.settings)
-        plan = planner.within_shares(self.plan, of)
+        plan = planner.within_shares(self.plan, self.pipeline)
         return Request(self.spec, self.settings, plan, store, backend, trust.of(self.settings), of)
 
 
@@ -71,7 +76,7 @@ class Request(Draft):
 
     def of(self, identity: Identity) -> Request:
         """Return the request for the job of another identity."""
-        return replace(self, plan=planner.within_shares(self.plan, identity), identity=identity)
+        return replace(self, identity=identity)
 
     def another_call(self, spec: JobSpec, identity: Identity) -> Request:
         """Return the request of another call that differs in its function's arguments alone."""

@@ -31,6 +31,7 @@ import json
 import math
 import os
 import re
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -58,6 +59,7 @@ SUBMITTER = "spec"
 HOSTS = "verdict"
 CLIENT = "closed"
 GROUP = "group"
+SLICE = "slice"  # orders for a kept slice; without a signing key, what this home remembers of one
 
 _MOST_SEEN = 4096  # jobs of which a process remembers that without its home
 _READ: dict[Path, tuple[tuple[int, ...], dict[str, list[str]]]] = {}  # as the file was then
@@ -205,6 +207,24 @@ class Trust:
     def _hmac(self, text: str) -> str:
         secret = self.signing_key.encode("utf-8", "surrogateescape")
         return hmac.new(secret, b"kinetic 1\n" + text.encode(), hashlib.sha256).hexdigest()
+
+    def slice_key(self, store: Store, job_id: str, attempt: int) -> str:
+        """Return the key of the orders for the slice that was made for an attempt; "" if nobody here knows it."""
+        if self.signing_key:
+            return self.key(SLICE, store, job_id, attempt)
+        for line in self.remembered(store, job_id, SLICE):
+            number, _, key = line.partition("/")
+            if number == str(attempt):
+                return key
+        return ""
+
+    def new_slice_key(self, store: Store, job_id: str, attempt: int) -> str:
+        """Return that key, after it was made and remembered if nobody here knew it; "" if it cannot be remembered: a
+        key that nobody has is worth nothing."""
+        known = self.slice_key(store, job_id, attempt)
+        if not known:
+            self.remember(store, job_id, SLICE, f"{attempt}/{secrets.token_hex(32)}")
+        return known or self.slice_key(store, job_id, attempt)
 
     def seal(self, store: Store, job_id: str, attempt: int, verdict: Verdict) -> Verdict:
         """Return a client's verdict with its seal."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 
 
@@ -29,6 +30,19 @@ class Identity:
     @property
     def key(self) -> str:
         return hashlib.sha256(json.dumps(astuple(self), ensure_ascii=False).encode()).hexdigest()[:32]
+
+
+def pipeline_of(origin: Mapping[str, str], name: str) -> str:
+    """Return the pipeline of a job, for budgets, shares and forecasts.
+
+    Args:
+        origin: What launched it; {} for a call by itself.
+        name: That of its function or command.
+
+    Returns:
+        Airflow's DAG, Dagster's asset (of a step that makes several, the first) or op, and elsewhere the job's name.
+    """
+    return origin.get("dag") or origin.get("asset", "").partition(",")[0] or origin.get("op") or name
 
 
 def of(deployment: str, key: str | None) -> Identity:

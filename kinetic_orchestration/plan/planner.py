@@ -11,7 +11,7 @@ from typing import Any
 
 from kinetic_orchestration.errors import ConflictingSettings, NoPlace, UsageError
 from kinetic_orchestration.plan import emulation
-from kinetic_orchestration.plan.configuration import chip_shares, cluster_names, resource_labels
+from kinetic_orchestration.plan.configuration import cluster_names, resource_labels
 from kinetic_orchestration.plan.configuration.resource_labels import label
 from kinetic_orchestration.plan.configuration.settings import VARIABLES, Settings, duration, seconds
 from kinetic_orchestration.plan.declare import profile
@@ -30,9 +30,12 @@ from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import (
     COMPUTE,
     LOCAL,
+    PODS_END,
+    QUEUE_DECIDES,
     JobSpec,
     Options,
     check_account,
+    check_keep,
     check_keras_backend,
     check_resource,
     image_of,
@@ -47,11 +50,11 @@ from kinetic_orchestration.plan.hardware import machines, nodes, regions
 from kinetic_orchestration.plan.hardware.accelerators import Slice, by_process, on_hosts
 from kinetic_orchestration.plan.hardware.accelerators import zones as zones_of
 from kinetic_orchestration.plan.hardware.cost import affordable, check_usd
-from kinetic_orchestration.plan.hardware.global_batch import GlobalBatch, check_divides
 from kinetic_orchestration.plan.hardware.prices import Price, price
 from kinetic_orchestration.plan.hardware.regions import Location
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.messages import warn_once
+from kinetic_orchestration.plan.records import reserved_zone
 from kinetic_orchestration.plan.values import Candidate, Plan, Traits, backends, traits_of
 
 DAY = 86400.0
@@ -86,7 +89,7 @@ def make_plan(
         with naming(told(one), found):
             own = _as_long_as_it_comes(one) if len(found) > 1 else one
             plans.append(_plan_of_one(replace(spec, options=own), settings, environ, interpreter))
-    return within_shares(choice_of(plans, spec.options.by, settings))
+    return racing(within_shares(choice_of(plans, spec.options.by, settings)))
 
 
 def _as_long_as_it_comes(options: Options) -> Options:
@@ -191,9 +194,13 @@ def _plan_of_one(spec: JobSpec, settings: Settings, environ: Mapping[str, str] |
         labels={**(options.labels or {}), **(options.cloud.labels if options.cloud else {})},
         reshard=options.reshard,
         global_batch=options.global_batch,
+        race=options.race if traits.races else 1,
+        keep=check_keep(options.keep),
         **cloud,
     )
     if plan.global_batch:
+        from kinetic_orchestration.plan.hardware.global_batch import check_divides  # which few jobs have
+
         check_divides(plan.global_batch, [(plan.asked, plan.hosts)])
     return replace(plan, affordable=_affordable(plan, settings), turn=_turn(plan, settings, environ or {}))
 
@@ -203,25 +210,26 @@ def _turn(plan: Plan, settings: Settings, environ: Mapping[str, str]) -> dict[st
     the cluster decides."""
     if not settings.chips or not plan.purchase.chips or plan.cloud.get("queue"):
         return {}
+    from kinetic_orchestration.plan.configuration import chip_shares  # which few deployments have
+
     weight, user = chip_shares.weight(plan.slice, settings.listed), label(_owner(environ))
     shares = chip_shares.text_of(settings.chips)
     return {"shares": shares, "priority": settings.priority, "weight": weight, "user": user}
 
 
-def within_shares(plan: Plan, identity: Identity | None = None) -> Plan:
+def within_shares(plan: Plan, pipeline: str = "") -> Plan:
     """Return the plan without those of its choices that a share can never hold, of which users are warned.
 
     Args:
         plan: The plan.
-        identity: That of its job, which names its pipeline; None if it is not known yet.
+        pipeline: That of its job; "" if it is not known yet.
 
     Raises:
         UsageError: The shares can hold none of them.
     """
     if not any(one.turn for one in plan.each()):
         return plan
-    pipeline = label(identity.labels().get("pipeline", "")) if identity is not None else ""
-    never = [_never(one, pipeline) for one in plan.each()]
+    never = [_never(one, label(pipeline)) for one in plan.each()]
     if not any(never):
         return plan
     if all(never):
@@ -233,14 +241,35 @@ def within_shares(plan: Plan, identity: Identity | None = None) -> Plan:
     return found if len(left) > 1 else replace(found, choices=(), by=ORDERS[0])
 
 
+def racing(plan: Plan) -> Plan:
+    """Return the plan, of which a race has at least two places to ask. Raises UsageError."""
+    places = {(number, zone) for number, one in enumerate(plan.each()) for zone in places_of(one)}
+    if plan.race > 1 and len(places) < 2:
+        only = f"one place to ask, {next(iter(places))[1]}" if places else "no place to ask that is known"
+        raise UsageError(
+            f"race={plan.race} asks several places at once, and this job has {only}: name more zones, or regions=, or "
+            "another accelerator or way of buying; or leave race out"
+        )
+    return plan
+
+
+def places_of(plan: Plan) -> Sequence[str]:
+    """Return the zones in which an attempt of one way may be: that of a reservation which names it, or the plan's."""
+    reserved = reserved_zone(plan)
+    return (reserved,) if reserved else plan.zones
+
+
 def _never(plan: Plan, pipeline: str) -> str:
     """Return why an attempt can never have its turn; "" if it can."""
     if not plan.turn:
         return ""
+    from kinetic_orchestration.plan.configuration import chip_shares  # as well
+
     shares = chip_shares.parse("KINETIC_CHIPS", plan.turn["shares"])
-    chips, weight, user = plan.purchase.chips, plan.turn["weight"], plan.turn["user"]
+    chips, weight, user = plan.purchase.chips * plan.race, plan.turn["weight"], plan.turn["user"]
     bounds = chip_shares.bounds(shares, plan.slice.generation, chips, weight, user, pipeline)
-    return chip_shares.refusal("KINETIC_CHIPS", shares, plan.named, bounds)
+    asked = f"{plan.named} with race={plan.race}" if plan.race > 1 else plan.named
+    return chip_shares.refusal("KINETIC_CHIPS", shares, asked, bounds)
 
 
 def _warn_of_kinetics_settings(environ: Mapping[str, str], traits: Traits) -> None:
@@ -275,6 +304,8 @@ def _ignored(options: Options, traits: Traits) -> Iterator[str]:
             continue
         if image_of(options) if name == "container_image" else getattr(options, name):
             yield f"{name}="
+    if traits.share_machine and options.race > 1:  # it is one place
+        yield "race="
     cloud = [f"{name}=…" for name in emulation.named_cloud_options(options) if name not in OF_ANY_BACKEND]
     if cloud and not isinstance(options.cloud, traits.options or ()):
         yield f"cloud={type(options.cloud).__name__}({', '.join(cloud)})"
@@ -296,8 +327,26 @@ def _check_remote(options: Options, settings: Settings, backend: str, traits: Tr
         )
     if processes_of(options, slice_of(options)) > 1:
         _check_processes(options, backend, traits)
+    if options.race > 1 and not traits.races:
+        raise refuse(f"race={options.race}", backend, QUEUE_DECIDES)
     if options.debug:
         raise refuse("debug=True", backend, "an editor cannot reach its hosts; debug on the local backend")
+    if options.keep is not None:
+        _check_keep(options, backend, traits)
+
+
+def _check_keep(options: Options, backend: str, traits: Traits) -> None:
+    """Refuse to keep slices that cannot serve another job."""
+    if traits.keeps_ended:
+        raise refuse("keep=", backend, PODS_END)
+    if not traits.may_be_kept:
+        raise refuse("keep=", backend, "its hosts cannot serve a second job; leave keep out")
+    if image_of(options):
+        why = "what a container leaves on its machine cannot be told from what was there before; leave one of them out"
+        raise refuse("keep= with container_image=", backend, why)
+    if processes_of(options, slice_of(options)) > 1:
+        why = "no agent of several on a machine can tell that the others have left it clean; leave one of them out"
+        raise refuse("keep= with processes=", backend, why)
 
 
 def _check_processes(options: Options, backend: str, traits: Traits) -> None:
@@ -415,7 +464,7 @@ def near_bucket(plan: Plan, bucket: Location, settings: Settings, options: Optio
         warn_once(f"it is left out of the choice: {refused}; or regions with regions=")
     found = choice_of(kept, plan.by, settings)
     choices = (replace(one, near=_held(one, bucket)) for one in found.choices)
-    return replace(found, choices=tuple(choices)) if found.by != ORDERS[0] else found
+    return racing(replace(found, choices=tuple(choices)) if found.by != ORDERS[0] else found)
 
 
 def _held(candidate: Candidate, bucket: Location) -> tuple[str, ...]:
@@ -447,12 +496,22 @@ def _is_open(plan: Plan, named: Container[tuple[str, ...]]) -> bool:
     return plan.traits.in_zones and bool(plan.zones) and plan.zones not in named
 
 
-def completed(plan: Plan, identity: Identity, logins: Iterable[str]) -> Plan:
-    """Return the plan with what only its submission adds: labels that name the job, and the package index's logins."""
-    secrets = tuple(dict.fromkeys((*plan.secrets, *logins)))
-    pipeline, each = label(identity.labels().get("pipeline", "")), plan.each()
+def completed(
+    plan: Plan, identity: Identity, logins: Iterable[str], pipeline: str = "", *, alone: bool = False
+) -> Plan:
+    """Return the plan with what only its submission adds.
+
+    Args:
+        plan: The plan.
+        identity: That of the job, which labels its resources.
+        logins: Secrets by which the package index is read.
+        pipeline: That of the job, which says whose its turn is.
+        alone: The job is a call by itself, whose use is its user's.
+    """
+    secrets, each = tuple(dict.fromkeys((*plan.secrets, *logins))), plan.each()
     clouds = [one.cloud and {**one.cloud, **identity.labels()} for one in each]
-    turns = [one.turn and {**one.turn, "pipeline": pipeline} for one in each]
+    whose: dict[str, Any] = {"pipeline": label(pipeline), **({"alone": True} if alone else {})}
+    turns = [one.turn and {**one.turn, **whose} for one in each]
     return plan.joined(
         [
             replace(one, cloud=cloud, turn=turn, secrets=secrets)
@@ -649,6 +708,7 @@ def describe(plan: Plan, reason: str = "") -> str:
     rows = [
         ("job", " ".join(plan.argv) if plan.argv else f"{plan.name}()"),
         *(_choices(plan) if plan.choices else where),
+        ("race", _race(plan)),
         ("image", plan.image),
         ("store", f"{plan.store}, deployment {plan.deployment}"),
         ("limits", ", ".join(_limits(plan)) or "none"),
@@ -662,11 +722,20 @@ def describe(plan: Plan, reason: str = "") -> str:
         ("output", plan.output_dir or "the job's own folder in the store"),
         ("profile", profile.describe(plan.profile)),
         ("partition", plan.partition_key),
-        ("batch", f"{GlobalBatch.divided(plan.global_batch, plan.hosts)}" if plan.global_batch else ""),
+        ("batch", _batch(plan)),
         ("labels", resource_labels.shown(plan.labels)),
         ("also", ", ".join(_exceptions(plan))),
     ]
     return "\n".join(f"{name:<12} {text}" for name, text in rows if text)
+
+
+def _batch(plan: Plan) -> str:
+    """Return how the hosts share the global batch; "" if there is none."""
+    if not plan.global_batch:
+        return ""
+    from kinetic_orchestration.plan.hardware.global_batch import GlobalBatch
+
+    return str(GlobalBatch.divided(plan.global_batch, plan.hosts))
 
 
 _BY = {"order": "in your order", "price": "the cheapest first", "start": "first where hosts are likely to come soonest"}
@@ -681,6 +750,12 @@ def _choices(plan: Plan) -> Iterator[tuple[str, str]]:
     ways = dict.fromkeys(_capacity(one) or machines.ON_DEMAND for one in each if not one.traits.share_machine)
     yield "capacity", ", ".join(ways)
     yield "choices", f"{len(each)}, tried {_BY[plan.by]}"
+
+
+def _race(plan: Plan) -> str:
+    if plan.race == 1:
+        return ""
+    return f"{plan.race} places are asked at once; the first with hosts is kept, and the others are released"
 
 
 def _kind_of_places(plan: Plan) -> str:
@@ -718,6 +793,9 @@ def _exceptions(plan: Plan) -> Iterator[str]:
     """The non-default properties of a plan."""
     if plan.reshard:
         yield "restores checkpoints of other sizes"
+    if plan.keep is not None and plan.traits.may_be_kept:
+        kept = f"keeps its slice warm for {duration(plan.keep)}"
+        yield kept if plan.keep else "takes a warm slice, and leaves none"
     if not plan.distributed:
         yield "the hosts are not joined"
     if not plan.compile_cache:

@@ -46,13 +46,14 @@ _key = schema.matching(r"[0-9a-f]{8,64}")
 _usd = schema.number(0, 1e12)  # that were spent
 
 
-def _row(*kinds: schema.Check) -> schema.Check:
-    """Accept a list of as many entries as there are kinds, each of its kind."""
+def _row(*kinds: schema.Check, more: schema.Check | None = None) -> schema.Check:
+    """Accept a list of as many entries as there are kinds, each of its kind, and perhaps one more."""
+    known = kinds if more is None else (*kinds, more)
 
     def check(value: object) -> None:
-        if not isinstance(value, list) or len(value) != len(kinds):
+        if not isinstance(value, list) or len(value) not in (len(kinds), len(known)):
             raise Wrong(value)
-        for kind, entry in zip(kinds, value, strict=True):
+        for kind, entry in zip(known, value, strict=False):
             kind(entry)
 
     return check
@@ -128,6 +129,7 @@ TURN = Fields(
         "priority": schema.whole(-1000, 1000),
         "weight": schema.number(0, 1e6),
         **dict.fromkeys(("user", "pipeline"), line(schema.WORD)),
+        "alone": flag,
     },
 )
 CANDIDATE = Fields(
@@ -179,9 +181,11 @@ PLAN = Fields(
         "labels": table(text(), text(), 1000),
         "reshard": flag,
         "global_batch": schema.size,
+        "race": schema.whole(1, schema.MOST_PLACES),
         "choices": many(CANDIDATE, MOST_CHOICES),
         "by": schema.one_of("order", "price", "start"),
         "turn": TURN,
+        "keep": schema.seconds,
     },
 )
 STAGED = Fields(
@@ -241,7 +245,7 @@ SHARES = Fields(
         "grants": many(_row(
             schema.job_id, schema.attempt, line(schema.WORD), schema.chips, schema.number(0, 1e6),
             schema.whole(-1000, 1000), schema.number(0, 1e12), line(schema.WORD), line(schema.WORD), schema.moment,
-            schema.moment, token, schema.moment,
+            schema.moment, token, schema.moment, more=flag,
         )),
         "uses": table(line(schema.WORD), _row(schema.number(0, 1e18), schema.moment)),
         "reserved": many(_row(
@@ -255,7 +259,7 @@ SHARES = Fields(
         "epoch": schema.whole(0, 1 << 53),
         "shares": text(),
     },
-    {},
+    {"firsts": table(line(schema.WORD), _row(schema.job_id, schema.attempt, schema.moment))},
 )  # fmt: skip
 
 
@@ -326,10 +330,30 @@ class Within(NamedTuple):
     deployment: str
     queues: tuple[str, ...] = ()
     grouped: bool = False
+    keeps: bool = False
     others: tuple[Within, ...] = ()  # of the plan's other candidates, by number from 1
+    race: int = 1  # places that one attempt asks at once
 
     def checked(self, placement: dict[str, Any], job_id: str, attempt: int) -> dict[str, Any]:
-        """A place that a record names, if the plan leads there; what names decide is taken from them."""
+        """The place, or the places of a race, that a record names, if the plan leads there; what names decide is taken
+        from them."""
+        rivals = placement.get("rivals", [])
+        if "rival" not in placement and not rivals:
+            return self._of_choice(placement, job_id, attempt)
+        if not 0 < len(rivals) < self.race:
+            raise Wrong(None, "placement.rivals", f"has {len(rivals)} places, and the plan races {self.race}")
+        places = [{**placement, "rivals": []}, *rivals]
+        for number, place in enumerate(places):
+            if place.get("rival") != number:
+                raise Wrong(place.get("rival"), f"placement.rivals[{number}].rival")
+            if "lease" in place:
+                raise Wrong(None, f"placement.rivals[{number}].lease", "is there, and a kept slice is in no race")
+        first, *others = (self._of_choice(place, job_id, attempt) for place in places)
+        if len({(place.get("choice", 0), place["zone"]) for place in (first, *others)}) < len(places):
+            raise Wrong(None, "placement.rivals", "has the same place twice")
+        return {**first, "rivals": others}
+
+    def _of_choice(self, placement: dict[str, Any], job_id: str, attempt: int) -> dict[str, Any]:
         choice = placement.get("choice", 0)
         if choice > len(self.others):
             raise Wrong(None, "placement.choice", f"is {choice}, and the job's plan has {len(self.others) + 1} choices")
@@ -347,7 +371,8 @@ class Within(NamedTuple):
             if not _is_own(placement, job_id, attempt):
                 raise Wrong(None, "placement.run", f"is {schema.short(placement.get('run'))}, and not this attempt's")
         else:
-            name = names.slice_of(self.store, self.deployment, job_id, attempt)
+            own_name = names.slice_of(self.store, self.deployment, job_id, attempt, placement.get("rival", 0))
+            name = self._leased(placement) or own_name
             own |= {"backend": self.backend, "project": self.project, "name": name, "slices": self.slices}
             own |= {"grouped": True} if self.grouped else {}
             if placement.get("grouped", False) and not self.grouped:
@@ -363,6 +388,20 @@ class Within(NamedTuple):
                 raise Wrong(None, f"placement.{part}", f"is {schema.short(placement[part])}, and not this attempt's")
         return {**placement, **known}
 
+    def _leased(self, placement: dict[str, Any]) -> str:
+        """Return the name of the kept slice that a place is; "" for a place of the attempt's own."""
+        lease = placement.get("lease")
+        if lease is None:
+            return ""
+        name = str(lease["slice"])
+        if not self.keeps:
+            raise Wrong(None, "placement.lease", f"is of {schema.short(name)}, and the job's plan keeps no slices")
+        attempt, rival = names.attempt_of_slice(name)
+        own = names.slice_of(self.store, self.deployment, names.job_of_slice(name), attempt, rival)
+        if name != own or not attempt or rival >= schema.MOST_PLACES:
+            raise Wrong(None, "placement.lease", f"is of {schema.short(name)}, which is no slice of this deployment")
+        return name
+
 
 @functools.lru_cache(maxsize=1024)
 def _shared(within: Within) -> Within:
@@ -373,14 +412,15 @@ def _shared(within: Within) -> Within:
 def within(plan: Plan) -> Within:
     """Return the bounds on each place of a job's attempts, by the candidate that the attempt takes."""
     first, *others = map(_within, plan.each())
-    return _shared(first._replace(others=tuple(others))) if others else first
+    return _shared(first._replace(others=tuple(others), race=plan.race)) if others or plan.race > 1 else first
 
 
 def _within(plan: Plan) -> Within:
     zones = (*plan.zones, *filter(None, (reserved_zone(plan),)))
     queues = queues_of(plan.cloud.get("queue") or "")
     own = (plan.backend, plan.project, zones, plan.machines, plan.slices, plan.store, plan.deployment, queues)
-    return _shared(Within(*own, grouped=plan.backend == COMPUTE and machines.are_grouped(plan.slice, plan.slices)))
+    grouped = plan.backend == COMPUTE and machines.are_grouped(plan.slice, plan.slices)
+    return _shared(Within(*own, grouped=grouped, keeps=plan.keep is not None and plan.traits.may_be_kept))
 
 
 def reserved_zone(plan: Plan) -> str:
@@ -403,7 +443,7 @@ def intent_of(record: Record, job_id: str, attempt: int, within: Within | None =
         placement = fields["placement"]
         if within is not None:
             placement = within.checked(placement, job_id, attempt)
-        elif not _is_own(placement, job_id, attempt):
+        elif not all(_is_own(place, job_id, attempt) for place in (placement, *placement.get("rivals", ()))):
             raise Wrong(None, "placement", "is a place that is not this attempt's")
         deadline = record.updated + fields["allowed"] if fields["allowed"] else 0.0
         own = job_id.removeprefix("job-")  # what bears that is no other job's
@@ -424,7 +464,9 @@ _NOTHING = Before()
 
 def _is_own(placement: Mapping[str, Any], job_id: str, attempt: int) -> bool:
     name = str(placement.get("name") or os.path.basename(placement.get("run", "")))
-    own = f"{job_id.removeprefix('job-')}-{attempt}"
+    if (lease := placement.get("lease")) is not None:  # another attempt's by name
+        return name == str(lease["slice"])
+    own = f"{job_id.removeprefix('job-')}-{names.of_rival(attempt, placement.get('rival', 0))}"
     return name in ("", own) or name.endswith(f"-{own}")
 
 

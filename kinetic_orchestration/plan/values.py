@@ -76,6 +76,8 @@ class Traits(NamedTuple):
         words: The words for them, for users.
         stores: Schemes of the stores that they reach; none for hosts that reach whatever this machine does.
         ignored: Options of `run` without a meaning there, which are reported once.
+        races: An attempt may ask several of its places at once, and keep the first to have its hosts.
+        may_be_kept: Their slices can serve another job after theirs.
     """
 
     share_machine: bool = False
@@ -89,6 +91,8 @@ class Traits(NamedTuple):
     words: Words = Words()
     stores: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ("base_image_repo", "project", "zone", "cluster", "namespace")
+    races: bool = False
+    may_be_kept: bool = False
 
 
 TRAITS = {
@@ -108,6 +112,8 @@ TRAITS = {
         service="Cloud TPU",
         stores=("gs",),
         ignored=("base_image_repo", "cluster", "namespace"),
+        races=True,
+        may_be_kept=True,
     ),
     "compute": Traits(
         secret_service=True,
@@ -118,6 +124,8 @@ TRAITS = {
         words=VMS,
         stores=("gs",),
         ignored=("base_image_repo", "cluster", "namespace"),
+        races=True,
+        may_be_kept=True,
     ),
     "gke": Traits(
         secret_service=True,
@@ -257,9 +265,11 @@ class Plan:
     labels: dict[str, str] = field(default_factory=dict)
     reshard: bool = False  # a checkpoint of another number of hosts or devices is restored
     global_batch: int = 0  # samples of one step on all hosts together; 0: unknown
+    race: int = 1  # places that an attempt asks at once, of which the first to have its hosts is kept
     choices: tuple[Candidate, ...] = ()  # if there are several: the first is the plan's own
     by: str = "order"  # in which they are tried: "order", "price" or "start"
     turn: dict[str, Any] = field(default_factory=dict)  # where chips are shared: by what its turn is decided
+    keep: float | None = None  # seconds for which its slice is kept for the next job; None: it takes and leaves none
 
     def at(self, number: int) -> Plan:
         """Return the plan of an attempt that is made by the candidate of this number, counted from 0."""
@@ -383,6 +393,10 @@ class Plan:
         for name in ("reshard", "global_batch", "turn"):
             if not found[name]:
                 del found[name]
+        if self.race == 1:
+            del found["race"]
+        if self.keep is None:
+            del found["keep"]
         if self.choices:
             return {**found, "choices": [one.to_json() for one in self.choices]}
         del found["choices"], found["by"]
@@ -483,6 +497,17 @@ class Intent(NamedTuple):
         return int(self.placement.get("choice", 0))
 
     @property
+    def places(self) -> tuple[dict[str, Any], ...]:
+        """All places that it asks: several of a race, by their numbers."""
+        own = {name: value for name, value in self.placement.items() if name not in ("rivals", "won")}
+        return tuple(sorted((own, *self.placement.get("rivals", ())), key=lambda place: int(place.get("rival", 0))))
+
+    @property
+    def races(self) -> bool:
+        """True for a race of which it is not known that a place has won."""
+        return bool(self.placement.get("rivals")) and not self.placement.get("won")
+
+    @property
     def wait(self) -> float:
         """The seconds between the intent and the create call."""
         return float(self.placement.get("wait", 0.0))
@@ -510,6 +535,7 @@ class Observation(NamedTuple):
             `{project}` for those of the placement.
         slices: How many slices are charged for now; 0 for all, if any.
         ending: True if all hosts that are left shut down, which is not charged for.
+        lacks: True while a place of a race has not been asked.
     """
 
     state: str
@@ -520,6 +546,7 @@ class Observation(NamedTuple):
     hint: str = ""  # the next place to check if hosts have disappeared or are silent
     slices: int = 0  # of which there are hosts that are charged for now; 0: of all, if any
     ending: bool = False  # all hosts that are left shut down, and are charged for no longer
+    lacks: bool = False  # a place of a race has not been asked yet
 
     @property
     def costs(self) -> bool:
@@ -540,15 +567,16 @@ UNKNOWN = "unknown"  # unknown at the moment: nothing follows from it
 
 
 class Freed(enum.Enum):
-    """Result of releasing a placement; true once nothing is left of it."""
+    """Result of releasing a placement; true once nothing is left of it that is the attempt's."""
 
     DONE = "done"
+    KEPT = "kept"  # its slice stays: for the next attempt, or it serves another one by now
     UNDER_WAY = "under way"  # need not be requested again
     PARTLY = "partly"  # what costs is gone, or going: the rest has to be requested again, and keeps nothing waiting
     REFUSED = "refused"  # or unknown
 
     def __bool__(self) -> bool:
-        return self is Freed.DONE
+        return self in (Freed.DONE, Freed.KEPT)
 
 
 class Cancel(NamedTuple):

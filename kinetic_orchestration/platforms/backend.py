@@ -26,6 +26,7 @@ class Submission:
         secrets: Values by the names of their variables. They are never written to the store.
         key: Key of this attempt alone, with which its hosts sign their result; "" if the job is not signed.
         installer: Settings of the package installer for hosts of this machine. They may hold passwords.
+        lease_key: Key of the orders by which other jobs may have the slice after this one; "" if it is not kept.
     """
 
     plan: Plan
@@ -36,6 +37,7 @@ class Submission:
     secrets: Mapping[str, str] = field(repr=False)
     key: str = field(default="", repr=False)
     installer: Mapping[str, str] = field(default_factory=dict, repr=False)
+    lease_key: str = field(default="", repr=False)
 
 
 class RateLimit(Protocol):
@@ -237,6 +239,36 @@ class TellsRefusal(Protocol):
             plan: The plan of that attempt.
             past: Its placement and its end.
         """
+
+
+@runtime_checkable
+class KeepsSlices(Protocol):
+    """A backend whose slices can serve another job after theirs."""
+
+    def hand_over(self, asked: Submission) -> dict[str, Any]:
+        """Return the orders that the hosts of a kept slice get for an attempt, as those that are created get them, once
+        everything that they need besides the store is where they look for it. May be repeated.
+
+        Args:
+            asked: The attempt, whose placement is that of the slice.
+
+        Raises:
+            BackendError: What they need could not be put there.
+        """
+
+
+@runtime_checkable
+class Races(Protocol):
+    """A backend whose attempts may ask several places at once."""
+
+    def note_ends(self, intent: Intent, job_id: str) -> None:
+        """Record why places have failed, of an attempt that is about to be closed: the next one goes by each answer."""
+
+    def note_held(self, intent: Intent, job_id: str) -> None:
+        """Record since when the hosts of places were seen to be charged for: those of losers are paid for, too."""
+
+    def release_losers(self, placement: Mapping[str, Any]) -> Freed:
+        """Release the places that have not won. May be called again."""
 
 
 @runtime_checkable

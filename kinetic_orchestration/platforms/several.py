@@ -11,7 +11,14 @@ from typing import Any
 
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.values import Freed, Observation, Past, Plan
-from kinetic_orchestration.platforms.backend import Backend, KeepsBootLog, RateLimit, Submission, TellsRefusal
+from kinetic_orchestration.platforms.backend import (
+    Backend,
+    KeepsBootLog,
+    KeepsSlices,
+    RateLimit,
+    Submission,
+    TellsRefusal,
+)
 from kinetic_orchestration.platforms.shared.places import Refusal
 
 
@@ -56,6 +63,11 @@ class Several:
 
     def submit(self, asked: Submission) -> str:
         return self._backends[asked.plan.backend].submit(asked)
+
+    def hand_over(self, asked: Submission) -> dict[str, Any]:
+        one = self._backends[asked.plan.backend]
+        assert isinstance(one, KeepsSlices)
+        return one.hand_over(asked)
 
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
         """Ask each backend once, for all of its placements."""

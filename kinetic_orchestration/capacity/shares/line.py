@@ -242,9 +242,9 @@ def line_of(store: Store, plan: Plan, job_id: str, attempt: int, created: float,
     if not turn.get("shares"):
         return None
     want = Want(
-        job_id, attempt, plan.slice.generation, plan.purchase.chips, float(turn["weight"]),
+        job_id, attempt, plan.slice.generation, _chips(plan), float(turn["weight"]),
         int(turn.get("priority", 0)), longest, turn.get("user") or chip_shares.NOBODY, turn.get("pipeline", ""),
-        created,
+        created, turn.get("alone", False),
     )  # fmt: skip
     return Line(store, want, parse("the job's shares", turn["shares"]), created)
 
@@ -254,11 +254,16 @@ def asked_for(store: Store, key: Key) -> Want | None:
     return records.wanted(store, key)
 
 
+def _chips(plan: Plan) -> int:
+    """Return the chips that an attempt may hold: those of all places of a race, which are of one size then."""
+    return plan.purchase.chips * plan.race
+
+
 def is_exactly(plan: Plan, wanted: Want) -> bool:
     """Tell whether an attempt with this plan is what is wanted."""
     return (
         bool(plan.turn.get("shares"))
-        and (plan.slice.generation, plan.purchase.chips) == (wanted.generation, wanted.chips)
+        and (plan.slice.generation, _chips(plan)) == (wanted.generation, wanted.chips)
         and f"{float(plan.turn['weight']):g}" == f"{wanted.weight:g}"
     )
 
@@ -275,7 +280,7 @@ def is_covered(plan: Plan, granted: Want | None) -> bool:
         return True
     if granted is None or granted.generation != plan.slice.generation:
         return False
-    chips = plan.purchase.chips
+    chips = _chips(plan)
     return chips <= granted.chips and chips * float(plan.turn["weight"]) <= granted.weighted + 1e-6
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.capacity.shares.rules import (
     Book,
     Evidence,
+    First,
     Grant,
     Key,
     Reserved,
@@ -34,6 +35,7 @@ from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.schema import Wrong
 
 _KEY = schema.job_id
+_ALONE = "alone"  # at the end of the name of a call by itself
 
 
 class Read(NamedTuple):
@@ -70,17 +72,20 @@ class Listed(NamedTuple):
 def name_of(want: Want) -> str:
     """Return the name of an attempt's object."""
     wish = (want.generation, want.chips, f"{want.weight:g}", want.priority, f"{want.longest:.0f}", want.user)
-    return f"{names.wants(want.job, want.attempt)}{','.join(map(str, (*wish, want.pipeline, f'{want.since:.3f}')))}"
+    end = (want.pipeline, f"{want.since:.3f}", *([_ALONE] if want.alone else ()))
+    return f"{names.wants(want.job, want.attempt)}{','.join(map(str, (*wish, *end)))}"
 
 
 @functools.lru_cache(maxsize=4096)
 def _want_in(name: str) -> Want | None:
     try:
         job, attempt, wish = name.removeprefix(names.WANTS).split("/")
-        generation, chips, weight, priority, longest, user, pipeline, since = wish.split(",")
+        generation, chips, weight, priority, longest, user, pipeline, since, *more = wish.split(",")
         numbers = float(weight), int(priority), float(longest)
-        want = Want(job, int(attempt), generation, int(chips), *numbers, user, pipeline, float(since))
+        want = Want(job, int(attempt), generation, int(chips), *numbers, user, pipeline, float(since), bool(more))
         _KEY(job)
+        if more not in ([], [_ALONE]):
+            return None
     except (ValueError, Wrong):
         return None
     is_sound = want.chips > 0 and 0 < want.weight < 1e6 and 0 <= want.longest < 1e12 and abs(want.priority) <= 1000
@@ -141,7 +146,6 @@ def evidence(store: Store, keys: Sequence[Key]) -> dict[Key, Evidence]:
     return {
         key: Evidence(
             begun=intent is not None,
-            since=intent.updated if intent is not None else 0.0,
             over=verdict.updated if verdict is not None else 0.0,
             is_held=verdict is not None and _is_held(store, key),
             is_done=verdict is not None and store.read(names.host(*key, 0, "done.json")) is not None,
@@ -230,12 +234,16 @@ def write(store: Store, book: Book, generation: int) -> Read | None:
     return found if found.book.writer == book.writer else None
 
 
+_WIDE = Want._fields.index("alone")  # a row has it at its end, and only if it is so
+
+
 def bytes_of(book: Book) -> bytes:
     """Return the book as a record."""
     fields = book._asdict() | {
-        "grants": [[*grant.want, *grant[1:]] for grant in book.grants],
+        "grants": [[*grant.want[:_WIDE], *grant[1:], *([True] if grant.want.alone else [])] for grant in book.grants],
         "uses": {whose: [round(use.used, 3), use.at] for whose, use in book.uses.items()},
         "reserved": [[*one[:4], list(one.dims), one.start] for one in book.reserved],
+        "firsts": {whose: list(first) for whose, first in book.firsts.items()},
         "line": [list(one) for one in book.line],
     }
     return wire.encode(fields)
@@ -255,14 +263,16 @@ def book_of(data: bytes) -> Book:
 
 def _book(fields: Mapping[str, Any]) -> Book:
     known = {name: value for name, value in fields.items() if name in Book._fields}
-    wide = len(Want._fields)
     return Book(**{
         **known,
-        "grants": tuple(Grant(Want(*row[:wide]), *row[wide:]) for row in known["grants"]),
+        "grants": tuple(
+            Grant(Want(*row[:_WIDE], *row[_WIDE + 3 :]), *row[_WIDE : _WIDE + 3]) for row in known["grants"]
+        ),
         "uses": {whose: Use(*use) for whose, use in known["uses"].items()},
         "reserved": tuple(
             Reserved(job, attempt, priority, at, tuple(dims), start)
             for job, attempt, priority, at, dims, start in known["reserved"]
         ),
+        "firsts": {whose: First(*first) for whose, first in known.get("firsts", {}).items()},
         "line": tuple(Waiting(*row) for row in known["line"]),
     })  # fmt: skip

@@ -2,7 +2,8 @@
 
 The order is priority, then the smaller use of late, weighted by the share, then the time of coming. A turn is never
 taken back: what was decided stays as it was stamped. Whoever does not fit is passed by others only if they end before
-its turn can come, and reserves for this what it lacks; so nobody waits for ever whose neighbours have time limits.
+its turn can come, and reserves for this what it lacks. Those who have used nothing yet come before it only for so long
+(`PATIENCE`), however many they are; so nobody waits for ever whose neighbours have time limits.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from kinetic_orchestration.plan.configuration.chip_shares import NOBODY, Bound, 
 
 HALF_LIFE = 86_400.0  # seconds in which a use that is over comes to count for half
 ENTRY = 300.0  # seconds of use that a turn costs at once: else thousands pass before any of their use is seen
+PATIENCE = 3600.0  # seconds for which the next one of a pipeline or user is passed by those that have used less
 SHOWN = 64  # those in front of the line of whom the book tells why they wait
 START = 600.0  # seconds in which an attempt that has its turn is to be begun
 RELEASED = 600.0  # seconds after a verdict in which hosts are gone, if nobody says otherwise
@@ -36,6 +38,7 @@ class Want(NamedTuple):
         user: As a label.
         pipeline: As a label; "" for none.
         since: When it came, by the store's clock.
+        alone: It is a call by itself, in no pipeline of an orchestrator.
     """
 
     job: str
@@ -48,6 +51,7 @@ class Want(NamedTuple):
     user: str = ""
     pipeline: str = ""
     since: float = 0.0
+    alone: bool = False
 
     @property
     def key(self) -> Key:
@@ -56,7 +60,7 @@ class Want(NamedTuple):
     @property
     def whose(self) -> str:
         """Whom its use is charged to: the pipeline, or the user of a job by itself."""
-        return f"pipeline:{self.pipeline}" if self.pipeline else f"user:{self.user or NOBODY}"
+        return f"pipeline:{self.pipeline}" if self.pipeline and not self.alone else f"user:{self.user or NOBODY}"
 
     @property
     def weighted(self) -> float:
@@ -118,6 +122,18 @@ class Reserved(NamedTuple):
         return -self.priority, self.at, (self.job, self.attempt)
 
 
+class First(NamedTuple):
+    """The next one of a pipeline or user: of those that wait and have no reservation.
+
+    Attributes:
+        at: Since when it is that.
+    """
+
+    job: str
+    attempt: int
+    at: float
+
+
 class Waiting(NamedTuple):
     """A place in the line, and why it is one."""
 
@@ -138,6 +154,7 @@ class Book(NamedTuple):
         shares: Those, as text.
         line: The first of those who wait.
         waiting: How many these are in all.
+        firsts: The next one of each to whom use is charged.
     """
 
     grants: tuple[Grant, ...] = ()
@@ -151,6 +168,7 @@ class Book(NamedTuple):
     writer: str = ""
     shares: str = ""
     stated: float = 0.0
+    firsts: Mapping[str, First] = {}
 
     def grant(self, key: Key) -> Grant | None:
         """Return an attempt's turn; None if it has none."""
@@ -166,7 +184,6 @@ class Evidence(NamedTuple):
         is_held: Its hosts could not be freed.
         is_done: The first of its hosts had nothing left to do.
         deadline: When its machines end themselves; 0 if they do not.
-        since: When its intent was written; 0 if it has none.
     """
 
     begun: bool = False
@@ -174,7 +191,6 @@ class Evidence(NamedTuple):
     is_held: bool = False
     is_done: bool = False
     deadline: float = 0.0
-    since: float = 0.0
 
 
 def believed(book: Book, now: float) -> Book:
@@ -186,6 +202,7 @@ def believed(book: Book, now: float) -> Book:
     return book._replace(
         grants=tuple(one._replace(at=sound(one.at, now), leaving=sound(one.leaving, now)) for one in book.grants),
         uses={whose: use._replace(at=sound(use.at, now)) for whose, use in book.uses.items()},
+        firsts={whose: first._replace(at=sound(first.at, now)) for whose, first in book.firsts.items()},
         until=sound(book.until, 0.0),
         stated=sound(book.stated, 0.0),
     )
@@ -306,6 +323,7 @@ class _Round:
         self._used = held(self._grants, shares)
         self._uses = dict(book.uses)
         self._reserved = {(one.job, one.attempt): one for one in book.reserved if (one.job, one.attempt) in there}
+        self._firsts: dict[str, First] = {}
         self._line: list[Waiting] = []
         self._count = 0
 
@@ -326,16 +344,21 @@ class _Round:
                 heapq.heappop(heads)
         return self._book._replace(
             grants=tuple(self._grants), uses=self._uses, line=tuple(self._line), waiting=self._count,
-            reserved=tuple(sorted(self._reserved.values(), key=lambda one: one.rank)),
+            firsts=self._firsts, reserved=tuple(sorted(self._reserved.values(), key=lambda one: one.rank)),
         )  # fmt: skip
 
     def _head(self, whose: str, wants: list[Want]) -> tuple[int, float, float, Key, str]:
         """Return by what the next of one principal is compared with those of others. What has a reservation comes
-        first: whoever is next in order can reserve only what it leaves."""
+        first: whoever is next in order can reserve only what it leaves. Then comes who has been the next one of its
+        principal for long: else it would never have one while others come that have used less. A principal has one such
+        at a time, and after its turn the next one waits as long, so that its use still counts."""
         want = wants[-1]
         own = self._reserved.get(want.key)
         if own is not None:
-            return -want.priority, -1.0, own.at, want.key, whose
+            return -want.priority, -2.0, own.at, want.key, whose
+        first = self._book.firsts.get(want.whose)
+        if first is not None and first[:2] == want.key and self._now - first.at >= PATIENCE:
+            return -want.priority, -1.0, first.at, want.key, whose
         used = self._uses.get(want.whose, Use(0.0, 0.0)).used
         return -want.priority, used / standing(want, self._shares), want.since, want.key, whose
 
@@ -349,6 +372,11 @@ class _Round:
             return
         if over and all(bound.need <= bound.most for bound in bounds):
             self._reserve(want, bounds, over, before)
+        if want.key not in self._reserved and want.whose not in self._firsts:
+            first = self._book.firsts.get(want.whose)
+            if first is None or first[:2] != want.key:
+                first = First(*want.key, self._now)
+            self._firsts[want.whose] = first
         self._count += 1
         if len(self._line) < SHOWN:
             self._line.append(Waiting(want.job, want.attempt, want.whose, self._why(bounds, over, late)))

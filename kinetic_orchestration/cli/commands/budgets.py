@@ -107,16 +107,22 @@ def _spent(store: Store, settings: Settings, account: Account, jobs: Sequence[Sp
 
 
 def _show(rows: Iterable[_Row]) -> None:
-    columns = ("month", "pipeline", "jobs", "uncharged", "ready", "chip-hours", "cost", "budget", "used")
+    rows = list(rows)
+    idle = any(row.total.idle_seconds for row in rows)
+    columns = (
+        *("month", "pipeline", "jobs", "uncharged", "ready"), *(("kept idle",) if idle else ()),
+        *("chip-hours", "cost", "budget", "used"),
+    )  # fmt: skip
     cells = [
         (
             row.month, row.pipeline or "unreadable", str(row.total.jobs), str(row.total.uncharged),
-            age(row.total.ready_seconds), f"{row.total.chip_hours:,.2f}", dollars(row.total.usd),
+            age(row.total.ready_seconds), *((age(row.total.idle_seconds),) if idle else ()),
+            f"{row.total.chip_hours:,.2f}", dollars(row.total.usd),
             "" if row.budget is None else f"{dollars(row.budget.usd)}, {row.budget.action}", _used(row),
         )
         for row in rows
     ]  # fmt: skip
-    show_table(columns, cells, right=("jobs", "uncharged", "ready", "chip-hours", "cost", "budget", "used"))
+    show_table(columns, cells, right=columns[2:])
 
 
 def _used(row: _Row) -> str:
@@ -136,8 +142,9 @@ def _row_record(row: _Row) -> dict[str, Any]:
         }  # fmt: skip
     return {
         "month": row.month, "pipeline": row.pipeline, "jobs": row.total.jobs, "uncharged": row.total.uncharged,
-        "unpriced": row.total.unpriced, "ready_seconds": row.total.ready_seconds, "chip_hours": row.total.chip_hours,
-        "usd": row.total.usd, "budget": budget,
+        "unpriced": row.total.unpriced, "ready_seconds": row.total.ready_seconds,
+        "idle_seconds": row.total.idle_seconds, "chip_hours": row.total.chip_hours, "usd": row.total.usd,
+        "budget": budget,
     }  # fmt: skip
 
 
@@ -157,10 +164,20 @@ def _show_jobs(jobs: Iterable[Spending]) -> None:
 
 
 class _History(NamedTuple):
-    """Past runs of a pipeline that have ended and were charged for."""
+    """Past runs of a pipeline that have ended and were charged for.
+
+    Attributes:
+        costs: Of each that had hosts and has a known price, in dollars.
+        unpriced: How many have none.
+        without_hosts: How many ended before they had hosts, as those that were cancelled while they waited.
+        first: When the first of the others was submitted.
+        last: When the last of them was.
+        dates: Of the prices.
+    """
 
     costs: list[float]
     unpriced: int
+    without_hosts: int
     first: float
     last: float
     dates: str
@@ -231,16 +248,19 @@ def _history(jobs: Iterable[Spending]) -> _History:
     for job in jobs:
         if job.charged:
             runs.setdefault(job.run, []).append(job)
-    over = [found for found in runs.values() if not any(job.live for job in found)]
+    ended = [found for found in runs.values() if not any(job.live for job in found)]
+    over = [found for found in ended if any(job.estimate and job.estimate.ready_seconds for job in found)]
     costs = [sum(job.usd or 0.0 for job in found) for found in over if all(job.usd is not None for job in found)]
     times = [job.at for found in over for job in found]
     dates = sorted({job.estimate.date or "KINETIC_PRICES" for found in over for job in found if job.estimate})
-    return _History(costs, len(over) - len(costs), min(times, default=0.0), max(times, default=0.0), ", ".join(dates))
+    between = min(times, default=0.0), max(times, default=0.0)
+    return _History(costs, len(over) - len(costs), len(ended) - len(over), *between, ", ".join(dates))
 
 
 def _by_history(past: _History, foreseen: Forecast) -> list[tuple[str, str]]:
     between = f"{_day(past.first)} to {_day(past.last)}"
     left_out = f"; {past.unpriced} more have no known price, and are left out" if past.unpriced else ""
+    left_out += f"; {past.without_hosts} more never had hosts, and are left out" if past.without_hosts else ""
     usual, high = dollars(foreseen.month_median), dollars(foreseen.month_high)
     return [
         ("rests on", f"{_runs(len(past.costs))} of {between}, by prices of {past.dates}{left_out}"),
@@ -274,7 +294,8 @@ def _forecast_record(
     return {
         "pipeline": pipeline, "month": month, "runs": runs,
         "history": {
-            "runs": len(past.costs), "unpriced": past.unpriced, "prices": past.dates,
+            "runs": len(past.costs), "unpriced": past.unpriced, "without_hosts": past.without_hosts,
+            "prices": past.dates,
             "first": _day(past.first) if past.costs else None, "last": _day(past.last) if past.costs else None,
         },
         "run_usd": foreseen and {"median": foreseen.median, "p90": foreseen.high},

@@ -377,6 +377,7 @@ def _record(handle: JobHandle[Any], peek: Peek, cost: Estimate | None = None) ->
             "chip_hours": cost.chip_hours,
             "uncharged": cost.uncharged,
             "prices": cost.note,
+            "races": {"seconds": round(cost.beside_seconds, 3), "usd": 0.0 if cost.uncharged else cost.beside_usd},
         },
     }
 

@@ -8,23 +8,30 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinetic_orchestration.api.handle import UNREADABLE, JobHandle, all_jobs, find_job
+from kinetic_orchestration.api.opening import place_of
 from kinetic_orchestration.capacity import choosing, facts, records
 from kinetic_orchestration.capacity.facts import Fact, FactKey, Judgement
 from kinetic_orchestration.capacity.prices import in_force
+from kinetic_orchestration.capacity.warm import records as kept_records
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import age, dollars, note, show_fields, show_json, show_table, working
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.jobs.cleanup import reaper
+from kinetic_orchestration.jobs.cleanup import kept_slices, reaper
+from kinetic_orchestration.jobs.watching import usage
 from kinetic_orchestration.plan.configuration import chip_shares
 from kinetic_orchestration.plan.configuration.settings import Settings, load, seconds
 from kinetic_orchestration.plan.hardware import cost as prices
 from kinetic_orchestration.plan.hardware.cost import Estimate
 from kinetic_orchestration.plan.hardware.price_list import staleness
-from kinetic_orchestration.plan.values import Traits, traits_of
+from kinetic_orchestration.plan.records import plan_of, spec_of
+from kinetic_orchestration.plan.values import Freed, Traits, traits_of
+from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.system.parallel import side_by_side
+from kinetic_orchestration.protocol.wire.lease import ENDED, FREE, Lease
 
 if TYPE_CHECKING:
     from kinetic_orchestration.capacity.shares import rules
@@ -230,6 +237,117 @@ def _show_shares(held: Sequence[rules.Grant], line: Sequence[rules.Waiting], boo
     sys.stdout.flush()
 
 
+# ---- slices that are kept -----------------------------------------------------------------------------------------
+
+
+class _Kept(NamedTuple):
+    """A kept slice as it is shown."""
+
+    lease: Lease
+    hardware: str
+    idle: float
+    usd: float | None
+    uncharged: bool
+
+    @property
+    def whose(self) -> str:
+        run = self.lease.origin.get("run", "")
+        return f"{self.lease.job} of run {run}" if run else self.lease.job
+
+
+def slices(arguments: Namespace) -> int:
+    store, _, settings = place_of(store=arguments.store, deployment=arguments.deployment)
+    settings, now = in_force(settings, store), store.now()
+    listed = [held.lease for held in kept_records.slices(store) if arguments.all or held.lease.state != ENDED]
+    found = side_by_side(lambda lease: _kept(store, settings, lease, now), listed, store.parallel)
+    if arguments.json:
+        show_json({"slices": [_kept_record(each) for each in found]})
+        return codes.OK
+    if not found:
+        note("no slice is kept: jobs with keep= leave one, for as long as they say")
+        return codes.OK
+    columns = ("slice", "hardware", "where", "state", "whose", "until", "kept idle", "cost of that", "served")
+    show_table(columns, [_kept_row(each, now) for each in found], right=columns[6:])
+    note("idle time is charged to the job that had left the slice: `ko cost` shows it. `ko release` deletes a free one")
+    return codes.OK
+
+
+def _kept(store: Store, settings: Settings, lease: Lease, now: float) -> _Kept:
+    """Return a kept slice, with its hardware and price by the job that it was made for, if that is not forgotten."""
+    idle = usage.idle_seconds(lease, now)
+    try:
+        record = store.read(names.spec(lease.made_for))
+        plan = None if record is None else plan_of(spec_of(record.data, lease.made_for), lease.made_for)
+    except UNREADABLE:
+        plan = None
+    if plan is None:
+        return _Kept(lease, "unknown", idle, None, False)
+    zone, choice = str(lease.placement.get("zone", "")), int(lease.placement.get("choice", 0))
+    stay = usage.Stay(lease.made_at, zone, 0.0, idle, 0.0, choice=choice)
+    told = usage.estimate_of(plan, [stay], settings.prices, settings.listed)
+    named = plan.at(choice).named if choice < len(plan.choices) else plan.named
+    return _Kept(lease, f"{named}{_spot(told)}", idle, told.usd, told.uncharged)
+
+
+def _kept_row(kept: _Kept, now: float) -> tuple[str, ...]:
+    lease = kept.lease
+    for_ = f" for {age(now - lease.since)}" if lease.since else ""
+    left = "" if lease.state == ENDED else f"in {age(lease.until - now)}" if lease.until > now else "now"
+    state = f"{lease.state}{for_}{f': {lease.why}' if lease.why else ''}"
+    cost = dollars(0.0 if kept.uncharged else kept.usd)
+    where = str(lease.placement.get("zone") or lease.placement.get("backend", ""))
+    return lease.slice, kept.hardware, where, state, kept.whose, left, age(kept.idle), cost, str(lease.epoch + 1)
+
+
+def _kept_record(kept: _Kept) -> dict[str, Any]:
+    lease = kept.lease
+    return {
+        "slice": lease.slice, "hardware": kept.hardware, "zone": lease.placement.get("zone"),
+        "backend": lease.placement.get("backend"), "state": lease.state, "since": lease.since, "until": lease.until,
+        "job": lease.job, "attempt": lease.attempt, "origin": dict(lease.origin), "served": lease.epoch + 1,
+        "idle_seconds": kept.idle, "usd": 0.0 if kept.uncharged else kept.usd,
+        "would_have_cost_usd": kept.usd if kept.uncharged else None, "why": lease.why or None,
+    }  # fmt: skip
+
+
+def release(arguments: Namespace) -> int:
+    if not (arguments.slice or arguments.run or arguments.all):
+        raise UsageError("release wants the name of a slice, --run or --all: `ko slices` lists those that are kept")
+    store, _, settings = place_of(store=arguments.store, deployment=arguments.deployment)
+    listed = {held.lease.slice: held.lease for held in kept_records.slices(store)}
+    if unknown := [name for name in arguments.slice if name not in listed]:
+        raise UsageError(f"no slice {unknown[0]} is kept: `ko slices --all` lists those there are")
+    wanted = [listed[name] for name in arguments.slice] or [
+        lease for lease in listed.values() if lease.state == FREE and (arguments.all or _is_of(lease, arguments.run))
+    ]
+    told = [(lease, _released(store, settings, lease)) for lease in wanted]
+    if arguments.json:
+        show_json({"released": [{"slice": lease.slice, "result": result} for lease, result in told]})
+    for lease, result in told:
+        note(f"{lease.slice}: {result}")
+    if not told:
+        note("no slice is kept that could be released")
+    results = {result for _, result in told}
+    return codes.OK if results <= {_DELETED} else codes.RUNNING if results <= {_DELETED, _GOING} else codes.ENVIRONMENT
+
+
+def _is_of(lease: Lease, run: str) -> bool:
+    return lease.origin.get("run") == run
+
+
+_DELETED, _GOING = "deleted", "is being deleted"
+
+
+def _released(store: Store, settings: Settings, lease: Lease) -> str:
+    """Delete a kept slice unless a job has it; return what became of it."""
+    freed = kept_slices.release(store, settings, lease, "released by `ko release`")
+    if freed is Freed.KEPT:
+        return "kept, as a job has it: `ko slices` shows which, and `ko cancel` ends that"
+    if freed:
+        return _DELETED
+    return _GOING if freed is Freed.UNDER_WAY else "could not be deleted, and costs what it costs until it is"
+
+
 def _cost_of(handle: JobHandle[Any]) -> Estimate | None:
     try:
         return handle.cost()
@@ -256,22 +374,43 @@ def _cost_of_one(handle: JobHandle[Any], as_json: bool) -> int:
             ("hardware", f"{estimate.hardware}{' in ' + estimate.region if estimate.region else ''}{_spot(estimate)}"),
             ("attempts", str(estimate.attempts)),
             ("queued", age(estimate.queued_seconds)),
-            ("READY", f"{age(estimate.ready_seconds)}, {estimate.chip_hours:,.4g} chip-hours"),
+            *_held(estimate),
             *used,
+            *_beside(estimate),
             ("cost", str(estimate).removeprefix("cost: ")),
         ]
     )
     return codes.OK
 
 
+def _beside(estimate: Estimate) -> list[tuple[str, str]]:
+    """The row of what places of races that did not win have cost; none if there were none."""
+    if not estimate.beside_seconds:
+        return []
+    usd = dollars(estimate.beside_usd) if not estimate.uncharged else "nothing"
+    return [("races", f"{age(estimate.beside_seconds)} of places that did not win, {usd} of the cost")]
+
+
+def _held(estimate: Estimate) -> list[tuple[str, str]]:
+    """The time that is charged for: that of its hosts, and that of slices which were kept after it."""
+    hours = f"{estimate.chip_hours:,.4g} chip-hours"
+    if not estimate.idle_seconds:
+        return [("READY", f"{age(estimate.ready_seconds)}, {hours}")]
+    return [("READY", age(estimate.ready_seconds)), ("kept idle", f"{age(estimate.idle_seconds)}; {hours} with that")]
+
+
 def _show_jobs(rows: list[tuple[JobHandle[Any], Estimate]]) -> None:
-    columns = ("job", "name", "accelerator", "region", "attempts", "queued", "ready", "program", "goodput", "cost")
+    idle = any(estimate.idle_seconds for _, estimate in rows)
+    columns = (
+        *("job", "name", "accelerator", "region", "attempts", "queued", "ready"), *(("kept idle",) if idle else ()),
+        *("program", "goodput", "cost"),
+    )  # fmt: skip
     cells = [
         (
             handle.job_id, handle.func_name, handle.accelerator + _spot(estimate), estimate.region,
             str(estimate.attempts), age(estimate.queued_seconds), age(estimate.ready_seconds),
-            age(estimate.program_seconds), _share(estimate.goodput),
-            dollars(0.0 if estimate.uncharged else estimate.usd),
+            *((age(estimate.idle_seconds),) if idle else ()), age(estimate.program_seconds),
+            _share(estimate.goodput), dollars(0.0 if estimate.uncharged else estimate.usd),
         )
         for handle, estimate in rows
     ]  # fmt: skip
@@ -279,11 +418,16 @@ def _show_jobs(rows: list[tuple[JobHandle[Any], Estimate]]) -> None:
 
 
 def _show_totals(totals: list[prices.Total], by: str) -> None:
-    columns = (by, "jobs", "uncharged", "queued", "ready", "program", "goodput", "chip-hours", "cost")
+    idle = any(total.idle_seconds for total in totals)
+    columns = (
+        *(by, "jobs", "uncharged", "queued", "ready"), *(("kept idle",) if idle else ()),
+        *("program", "goodput", "chip-hours", "cost"),
+    )  # fmt: skip
     cells = [
         (
             total.period, str(total.jobs), str(total.uncharged), age(total.queued_seconds), age(total.ready_seconds),
-            age(total.program_seconds), _share(total.goodput), f"{total.chip_hours:,.2f}", _dollars(total),
+            *((age(total.idle_seconds),) if idle else ()), age(total.program_seconds), _share(total.goodput),
+            f"{total.chip_hours:,.2f}", _dollars(total),
         )
         for total in totals
     ]  # fmt: skip

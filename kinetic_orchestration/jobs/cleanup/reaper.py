@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.capacity import prices
 from kinetic_orchestration.capacity import records as capacity
+from kinetic_orchestration.capacity.races import has_lost
 from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, NewerWire, StoreError, Unreachable
 from kinetic_orchestration.host.prepare import environment
 from kinetic_orchestration.jobs import lifecycle, trust
-from kinetic_orchestration.jobs.cleanup import recorded
+from kinetic_orchestration.jobs.cleanup import leased, raced, recorded
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.held_time import record_held
 from kinetic_orchestration.jobs.job import ME, open_job
@@ -33,7 +34,7 @@ from kinetic_orchestration.plan.configuration.settings import Settings, duration
 from kinetic_orchestration.plan.hardware.prices import Price, price
 from kinetic_orchestration.plan.identity import job_of
 from kinetic_orchestration.plan.messages import command, warn_once
-from kinetic_orchestration.plan.records import IDENTITY, SPEC, fields_of, plan_of, spec_of, texts
+from kinetic_orchestration.plan.records import IDENTITY, SPEC, plan_of, spec_of, texts
 from kinetic_orchestration.plan.records import REAPED as REAPED_RECORD
 from kinetic_orchestration.plan.values import (
     ELSEWHERE,
@@ -97,6 +98,7 @@ def reap(
         *_secrets(store, backend, dry_run),
         *_beats(store, dry_run),
         *_facts(store, dry_run),
+        *_leases(store, settings, dry_run),
         *_records(store, settings, dry_run),
         *_budgets(store, settings, dry_run),
         *_swept(store, dry_run),
@@ -195,11 +197,10 @@ def _placements(
     yield from unseen
     going, kept = list[tuple[dict[str, Any], Reaped]](), list[tuple[dict[str, Any], Observation]]()
     late: list[dict[str, Any]] = []  # their hosts were charged for after their attempt's verdict
-    for placement, seen in zip(placements, backend.observe(placements) if placements else (), strict=True):
-        name, zone = _name_of(placement), placement.get("zone", "")
+    for found, seen in zip(placements, backend.observe(placements) if placements else (), strict=True):
+        placement, name, zone = found, _name_of(found), found.get("zone", "")
         try:
-            is_idle = recorded.says_nothing(store, placement, seen, EXPIRED)
-            why, cause = ("", "") if is_idle else _unwanted(store, placement, seen)
+            placement, why, cause = _judged(store, found, seen)
             waits = _waits(store, placement, seen) if settings is not None and not why else ""  # else it is unused
             if not why and not waits:
                 kept.append((placement, seen))
@@ -216,15 +217,16 @@ def _placements(
         if unread and cause != wire.DEADLINE:  # it costs money, so it is released even if its records cannot be written
             yield Reaped(PLACEMENT, name, unread, zone, placement["age"], result=UNREAD)
             continue
-        if not cause and backend.charges and seen.costs:
+        if not cause and backend.charges and seen.costs and leased.serves(placement):
             late.append(placement)
         is_lost = recorded.RECORDED in placement and seen.state == UNKNOWN
         result = LEFT if is_lost else DELETING  # if its release does not end, and no listing has it
         going.append((placement, Reaped(PLACEMENT, name, why, zone, placement["age"], usd, result)))
     yield from _not_looked_at(store, kept if settings is not None else (), {one.zone for one in unseen})
+    going = [one for one in going if dry_run or leased.ended(store, one[0], one[1].why)]  # if nobody has just taken it
     left = [] if dry_run else _released(store, backend, [placement for placement, _ in going], patience)
-    for placement in late if not dry_run else ():
-        attempts.record_release(store, placement["job"], placement["attempt"], done=placement not in left)
+    for placement in [one for one, _ in going if one in late and not dry_run]:
+        raced.record_end(store, placement, done=placement not in left)
     states = {_key(entry): entry.get("state") for entry in backend.leftovers()} if left and settings else {}
     for placement, reaped in going:
         if placement not in left:
@@ -282,7 +284,9 @@ def _found(store: Store, backend: Backend, believed: trust.Trust) -> tuple[list[
     unread = dict.fromkeys((entry["zone"], entry["unread"]) for entry in listed if "unread" in entry)
     found = [entry for entry in listed if "unread" not in entry]
     if backend.charges:
-        found += recorded.placements(store, backend, believed, {entry["job"] for entry in found})
+        named = {entry.get("name") for entry in found}  # the labels of a kept slice are of the job it was made for
+        others = recorded.placements(store, backend, believed, {entry["job"] for entry in found})
+        found += [one for one in others if "lease" not in one or one.get("name") not in named]
     now = store.now()  # as everywhere: this machine's own clock may be off by more than UNCLAIMED
     placements = [{"age": max(0.0, now - entry.get("created", now)), **entry} for entry in found]
     return placements, [Reaped(PLACE, place, why, place, result=UNREAD) for place, why in unread]
@@ -335,6 +339,8 @@ def _unwanted(store: Store, placement: Mapping[str, Any], seen: Observation) -> 
         return "its attempt has its verdict", ""
     if verdict is not None and store.read(names.intent(job, attempt + 1)) is not None:
         return "a later attempt has taken its place", ""
+    if verdict is None and has_lost(store, placement):
+        return "another place has won the race of its attempt", ""
     if verdict is not None or placement["age"] < UNCLAIMED:
         return "", ""
     if not expires and store.read(names.intent(job, attempt)) is None:
@@ -350,6 +356,14 @@ def _unwanted(store: Store, placement: Mapping[str, Any], seen: Observation) -> 
     if kept is not None and (untaken := wire.untaken(kept.data, now - kept.updated)):
         return untaken, wire.CANCELLED
     return "", ""
+
+
+def _judged(store: Store, placement: dict[str, Any], seen: Observation) -> leased.Judgement:
+    """Return the placement as that of the attempt whose it is by now, and as `_unwanted` why it should go."""
+    if recorded.says_nothing(store, placement, seen, EXPIRED):
+        return placement, "", ""
+    why, cause = _unwanted(store, placement, seen)
+    return leased.judged(store, placement, seen, why, cause, _unwanted) if why else (placement, "", "")
 
 
 def _waits(store: Store, placement: Mapping[str, Any], seen: Observation) -> str:
@@ -374,6 +388,8 @@ def _close(
     reason = seen.message or why
     try:
         job = open_job(placement["job"], store, backend, believed)
+        if raced.goes_on(job, placement, cause, reason):
+            return ""
         if cause == wire.CANCELLED:  # a later request may start it again, unless it was cancelled for good
             actions.cancel(job, reason, "the reaper", anew=True)
         if store.read(names.intent(job.job_id, placement["attempt"])) is not None:
@@ -399,10 +415,7 @@ def _usd_per_hour(
         record = store.read(names.spec(placement["job"]))
         plan = plan_of(spec_of(record.data, placement["job"]), placement["job"]) if record is not None else None
         if plan is not None and plan.choices:  # a listing does not tell of which candidate it is
-            name = names.intent(placement["job"], placement["attempt"])
-            intent = store.read(name)
-            chosen = fields_of(intent.data, wire.INTENT, name)["placement"] if intent is not None else {}
-            plan = plan.at(chosen.get("choice", 0))
+            plan = plan.at(raced.choice(store, placement))
     if plan is None:
         return None
     if not backend.charges:
@@ -473,6 +486,15 @@ def _facts(store: Store, dry_run: bool) -> Iterator[Reaped]:
             _delete(store, old)
         age = duration(capacity.FORGOTTEN)
         yield Reaped("facts", f"{len(old)} about capacity", f"nobody has added to them for {age}")
+
+
+def _leases(store: Store, settings: Settings, dry_run: bool) -> Iterator[Reaped]:
+    """End leases of slices that are gone, and remove those that ended long ago."""
+    late, old = leased.overdue(store, settings.retention, dry_run=dry_run)
+    if late:
+        yield Reaped("leases", ", ".join(late), "their slices were not seen to end")
+    if old:
+        yield Reaped("leases", f"{len(old)} of slices", f"they ended more than {duration(settings.retention)} ago")
 
 
 def _records(store: Store, settings: Settings, dry_run: bool) -> Iterator[Reaped]:

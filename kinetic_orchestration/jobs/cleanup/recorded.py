@@ -51,13 +51,14 @@ def _of(job_id: str, store: Store, backend: Backend, believed: Trust) -> Iterato
         if record is None:
             continue
         intent = intent_of(record, job_id, attempt, job.within)
-        if intent.placement.get("backend", backend.kind) not in known:  # it is another candidate's
-            continue
-        place = {key: value for key, value in intent.placement.items() if key in wire.PLACEMENT.checks}
-        yield {
-            **place, "job": job_id, "attempt": attempt, "created": record.updated,
-            "expires": intent.deadline, RECORDED: True,
-        }  # fmt: skip
+        for own in intent.places:
+            if own.get("backend", backend.kind) not in known:  # it is another candidate's
+                continue
+            place = {key: value for key, value in own.items() if key in wire.PLACEMENT.checks}
+            yield {
+                **place, "job": job_id, "attempt": attempt, "created": record.updated,
+                "expires": intent.deadline, RECORDED: True,
+            }  # fmt: skip
 
 
 def says_nothing(store: Store, placement: Mapping[str, Any], seen: Observation, overdue: float) -> bool:

@@ -6,20 +6,21 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kinetic_orchestration.capacity.races import known as with_winner
 from kinetic_orchestration.capacity.shares.line import give_back, is_covered
-from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, KineticError, NoPlace
+from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, KineticError, NoPlace, StoreError
 from kinetic_orchestration.jobs import lifecycle
-from kinetic_orchestration.jobs.following.held_time import held_before, longest, may_last, seen_held
-from kinetic_orchestration.jobs.following.placing import choose, given, join, learn_from_end, turn_of
+from kinetic_orchestration.jobs.following.held_time import held_before, last_of, may_last, promised, seen_held
+from kinetic_orchestration.jobs.following.placing import choose, given, join, learn_from_end, past_of, turn_of, warm
 from kinetic_orchestration.jobs.following.verdicts import check_seal, has_ended, is_sealed, lacks_key
 from kinetic_orchestration.jobs.job import ME, Job, keep_damaged, missing, set_aside
 from kinetic_orchestration.jobs.trust import HOSTS
 from kinetic_orchestration.jobs.watching import attempts
 from kinetic_orchestration.jobs.watching.decode import find_placement, read_intent
 from kinetic_orchestration.packaging.requirements import indexes
-from kinetic_orchestration.plan.records import fields_of, intent_of, plan_of, verdict_of
+from kinetic_orchestration.plan.records import fields_of, intent_of, plan_of, verdict_at, verdict_of
 from kinetic_orchestration.plan.values import (
     Before,
     Freed,
@@ -29,12 +30,18 @@ from kinetic_orchestration.plan.values import (
     Plan,
     Staged,
 )
-from kinetic_orchestration.platforms.backend import Backend, KeepsBootLog, Submission
+from kinetic_orchestration.platforms.backend import Backend, KeepsBootLog, KeepsSlices, Races, Submission
+from kinetic_orchestration.platforms.shared.places import WITHOUT_HOSTS
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import Record
+from kinetic_orchestration.protocol.wire.lease import OF_RUN
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.capacity.warm import releasing
 
 SECRETS_PATIENCE = 60.0  # seconds without a start by another process, after which one without secrets ends an attempt
+OWN_PATIENCE = 60.0  # seconds for which a retry waits until its job's own slice is clean
 TRUST_PATIENCE = 1800.0  # so does one that may not start it
 
 
@@ -44,8 +51,8 @@ def perform(action: lifecycle.Action, job: Job, attempt: int, seen: Glimpse, env
         return ""
     if job.doubt and isinstance(action, lifecycle.Intend | lifecycle.Submit):
         return leave_to_others(job, attempt, seen)
-    if isinstance(action, lifecycle.Intend | lifecycle.Submit) and (why := lacks_key(job)):
-        return f"attempt {attempt} waits for a process that may start it: {why}"
+    if isinstance(action, lifecycle.Intend | lifecycle.Submit) and (why := _must_wait(action, job, attempt, seen.now)):
+        return why
     if isinstance(action, lifecycle.Intend):
         intend(job, attempt)
     elif isinstance(action, lifecycle.Submit):
@@ -62,11 +69,22 @@ def perform(action: lifecycle.Action, job: Job, attempt: int, seen: Glimpse, env
             machines = machines_of(job.plan_of(attempt, seen.intent), action.unheard)
             words = job.backend.last_words(seen.intent.placement, machines)
             reason = "\n".join(filter(None, (words, reason)))
+        if seen.intent is not None and isinstance(job.backend, Races):
+            job.backend.note_ends(seen.intent, job.job_id)
         if action.after_refusal:
             reason = lifecycle.answered(reason, _refusal(job, attempt - 1))
         return close(job, attempt, action.cause, reason, host=action.host, unplaced=action.unplaced)
     line = job.lines.get(attempt)
     return line.says if line is not None else ""
+
+
+def _must_wait(action: lifecycle.Action, job: Job, attempt: int, now: float) -> str:
+    """Return why this process does not place or start an attempt now, as a sentence; "" if it does."""
+    if why := lacks_key(job):
+        return f"attempt {attempt} waits for a process that may start it: {why}"
+    if isinstance(action, lifecycle.Intend) and job.keeps and attempt > 1:
+        return _cleaning(job, attempt - 1, now)
+    return ""
 
 
 def machines_of(plan: Plan, hosts: Sequence[int]) -> list[int]:
@@ -95,12 +113,14 @@ def intend(job: Job, attempt: int) -> Intent | None:
     if attempt in job.lines and waits(job, attempt):
         return None
     past, before = _past(job, attempt - 1) if attempt > 1 else (None, Before())
+    placed = _before_claims(job, attempt, past)
     try:
         if job.shared and attempt not in job.lines:
-            join(job, attempt, past, before)
+            join(job, attempt, placed, before)
             if waits(job, attempt):
                 return None
-        chosen = choose(job, job.plan(), attempt, past, before, given(job, attempt))
+        turn = given(job, attempt)
+        chosen = warm(job, attempt, past, before, turn) or choose(job, job.plan(), attempt, placed, before, turn)
         plan = chosen.plan
         left = plan.affordable
         if left:
@@ -109,11 +129,11 @@ def intend(job: Job, attempt: int) -> Intent | None:
                 if job.store.read(names.intent(job.job_id, attempt)) is None:  # otherwise another process has begun it
                     _close_as_spent(job, plan, attempt, left, unplaced=True)
                 return None
-        placement = chosen.placement(job, attempt, past)
+        placement = chosen.placement(job, attempt, past if chosen.warm else placed)
+        allowed, left = promised(job, plan, placement, attempt, left)
     except NoPlace as error:
         close(job, attempt, wire.CONFIGURATION, str(error), unplaced=True)
         return None
-    allowed = longest(plan, left)
     data = wire.encode(
         {
             "attempt": attempt,
@@ -135,6 +155,37 @@ def intend(job: Job, attempt: int) -> Intent | None:
     return intent_of(record, job.job_id, attempt, job.within)
 
 
+def _cleaning(job: Job, before: int, now: float) -> str:
+    """Return a sentence while the hosts of the attempt before clean their slice, which the next one may then take: that
+    takes seconds, and other hosts minutes."""
+    promised = job.store.read(names.intent(job.job_id, before))
+    if promised is None:
+        return ""
+    try:
+        intent = with_winner(job.store, job.job_id, intent_of(promised, job.job_id, before, job.within))
+    except Corrupt:
+        return ""
+    from kinetic_orchestration.capacity.warm import releasing
+
+    use = _use_of(job, before, intent, intent.placement)
+    if not use.may_be_offered or now - use.ended > OWN_PATIENCE or not releasing.is_undecided(job.store, use):
+        return ""
+    return f"attempt {before + 1} waits for the slice of attempt {before}, which is being cleaned"
+
+
+def _before_claims(job: Job, attempt: int, past: Past | None) -> Past | None:
+    """Return how the last attempt was placed and ended for which hosts were requested, if all since then were to claim
+    kept slices that others took first: the next request goes on from there."""
+    if not job.keeps:
+        return past
+    from kinetic_orchestration.capacity.warm.choosing import lost_claims
+
+    while lost_claims(past):
+        attempt -= 1
+        past = _past(job, attempt - 1)[0] if attempt > 1 else None
+    return past
+
+
 def waits(job: Job, attempt: int, intent: Intent | None = None) -> str:
     """Return why an attempt has to wait for its turn, as a sentence; "" if it has it, or needs none.
 
@@ -151,17 +202,18 @@ def waits(job: Job, attempt: int, intent: Intent | None = None) -> str:
 
 def _past(job: Job, attempt: int) -> tuple[Past | None, Before | None]:
     """Return how an attempt was placed and ended, and the sum of all attempts up to it; None for what is not known."""
-    promised = job.store.read(names.intent(job.job_id, attempt))
+    intended = job.store.read(names.intent(job.job_id, attempt))
     ended = job.store.read(names.verdict(job.job_id, attempt))
-    if promised is None or ended is None:
+    if intended is None or ended is None:
         return None, None
     verdict = verdict_of(ended.data, names.verdict(job.job_id, attempt))
     check_seal(job, attempt, verdict)
     try:
-        intent, cause = intent_of(promised, job.job_id, attempt, job.within), lifecycle.classify(verdict)
+        intent = with_winner(job.store, job.job_id, intent_of(intended, job.job_id, attempt, job.within))
+        cause = lifecycle.classify(verdict)
     except Corrupt:  # then it is placed as a first one is, and all attempts are read again
         return None, None
-    past = Past(intent.placement, cause, verdict.reason, promised.updated)
+    past = past_of(job, intent, cause, verdict.reason)
     if intent.before is None:
         return past, None
     budget, _ = lifecycle.rule_of(cause)
@@ -198,7 +250,7 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
         if left <= 0:
             _close_as_spent(job, plan, attempt, left)
             return ""
-        intent = intent._replace(deadline=min(intent.deadline, intent.created + longest(plan, left)))
+        intent = intent._replace(deadline=min(intent.deadline, last_of(plan, intent, left)))
     if job.backend.charges and not may_last(plan, seen.intent):
         named = f"{names.intent(job.job_id, attempt)} names a deadline that the job's plan does not have"
         close(job, attempt, wire.CONFIGURATION, f"{named}: somebody has changed it, and nothing was made by it")
@@ -217,19 +269,59 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
         close(job, attempt, wire.CONFIGURATION, reason)
         return ""
     try:
-        staged = Staged.from_json(spec["staged"]).at(intent.choice)
+        staged = Staged.from_json(spec["staged"])
+        staged = staged if intent.races else staged.at(intent.choice)
         secrets = {name: environ[name] for name in plan.secrets}
         key = job.trust.key(HOSTS, job.store, job.job_id, attempt) if is_sealed(job) else ""
         installer = indexes.uv_settings(environ) if plan.isolated and plan.traits.share_machine else {}
-        return job.backend.submit(
-            Submission(plan, staged, job.job_id, job.spec_digest, intent, secrets, key, installer)
-        )
+        is_warm = "lease" in intent.placement
+        lease_key = job.trust.new_slice_key(job.store, job.job_id, attempt) if plan.keep and not is_warm else ""
+        asked = Submission(plan, staged, job.job_id, job.spec_digest, intent, secrets, key, installer, lease_key)
+        return _claim(job, asked, seen.now) if is_warm else job.backend.submit(asked)
     except BackendError as error:
         close(job, attempt, error.cause, str(error))
         return ""
+    except StoreError:  # it is not known whether the slice is claimed: that is found by who asks again
+        raise
     except KineticError as error:
         close(job, attempt, wire.CONFIGURATION, str(error))
         raise
+
+
+def _claim(job: Job, asked: Submission, now: float) -> str:
+    """Claim the kept slice that is the attempt's place, with the orders for its hosts. Of one that others have, or that
+    has ended, the attempt is closed, and the next one is placed anew. Returns a sentence if the job has to wait.
+    """
+    from kinetic_orchestration.capacity.warm.records import OTHER_KEY, Claim, claim
+
+    intent, backend = asked.intent, job.backend
+    lease, attempt = intent.placement["lease"], intent.attempt
+    name = str(lease["slice"])
+    key = job.trust.slice_key(job.store, names.job_of_slice(name), names.attempt_of_slice(name)[0])
+    if not key or not isinstance(backend, KeepsSlices):
+        return _lacks_slice_key(job, asked, now, name)
+    try:
+        orders = backend.hand_over(asked)
+    except BackendError as error:
+        if error.cause in WITHOUT_HOSTS:  # an error of Secret Manager, which no other place helps against
+            return f"waiting: {error}"
+        raise
+    origin = {what: str(text) for what, text in job.spec().get("origin", {}).items() if what in OF_RUN}
+    by = Claim(job.job_id, attempt, intent.deadline, origin, orders, key, ME)
+    lost = claim(job.store, name, int(lease["epoch"]), by)
+    if lost == OTHER_KEY:
+        return _lacks_slice_key(job, asked, now, name)
+    if lost:
+        return close(job, attempt, wire.INTERNAL, f"the warm slice {name} was not to be had: {lost}")
+    return ""
+
+
+def _lacks_slice_key(job: Job, asked: Submission, now: float, name: str) -> str:
+    """Leave a claim to a process that has the key of the slice; close the attempt if none has made it for long."""
+    if now - asked.intent.created < SECRETS_PATIENCE:
+        return f"waiting for a process that has the key of the warm slice {name}"
+    reason = f"nobody who has the key of the warm slice {name} has claimed it"
+    return close(job, asked.intent.attempt, wire.INTERNAL, reason)
 
 
 def close(job: Job, attempt: int, cause: str, reason: str, *, host: int | None = None, unplaced: bool = False) -> str:
@@ -282,10 +374,39 @@ def release(job: Job, attempt: int, known: Intent | None = None) -> Freed:
         placement = find_placement(job.backend, job.job_id, attempt)
         if placement is None:  # it is unknown what is left of it
             return Freed.REFUSED
-    freed = job.backend.release(placement) if placement else Freed.DONE
-    if job.shared and freed is Freed.DONE:
+    freed = _freed(job, attempt, intent, placement) if placement else Freed.DONE
+    if job.shared and freed:
         give_back(job.store, (job.job_id, attempt))
     return freed
+
+
+def release_losers(job: Job, intent: Intent) -> Freed:
+    """Release the places that have not won the race of an attempt."""
+    return job.backend.release_losers(intent.placement) if isinstance(job.backend, Races) else Freed.DONE
+
+
+def _freed(job: Job, attempt: int, intent: Intent | None, placement: dict[str, Any]) -> Freed:
+    """Free a placement, unless its slice is kept for the next attempt, of whatever job, or serves that already."""
+    if not job.keeps or job.doubt:
+        return job.backend.release(placement)
+    from kinetic_orchestration.capacity.warm import releasing
+
+    return releasing.free_each(job.store, job.backend, _use_of(job, attempt, intent, placement))
+
+
+def _use_of(job: Job, attempt: int, intent: Intent | None, placement: dict[str, Any]) -> releasing.Use:
+    """Return what an attempt has of its slice, by its verdict."""
+    from kinetic_orchestration.capacity.warm import releasing
+
+    ended = job.store.read(names.verdict(job.job_id, attempt))
+    verdict = None if ended is None else verdict_at(ended.data, names.verdict(job.job_id, attempt))
+    leaves = verdict is not None and releasing.leaves(verdict, lifecycle.classify(verdict))
+    at = 0.0 if ended is None else ended.updated
+    try:
+        plan = job.plan_of(attempt, intent)
+    except (Corrupt, JobNotFound):  # its spec is gone, or changed
+        plan = None
+    return releasing.Use(job.job_id, attempt, plan, placement, leaves, at, ME)
 
 
 def abandon(store: Store, backend: Backend, job_id: str, why: str, by: str, *, patience: float) -> bool:
@@ -300,10 +421,12 @@ def abandon(store: Store, backend: Backend, job_id: str, why: str, by: str, *, p
     closed = wire.Verdict(wire.CLOSED, ME, store.now(), cause=wire.CANCELLED, reason=reason)
     store.create(names.verdict(job_id, last), closed.encode())
     store.ring(job_id)
+    from kinetic_orchestration.capacity.warm import releasing
+
     deadline = time.monotonic() + patience
     while True:
         left = [place for place in backend.leftovers() if "unread" not in place and place["job"] == job_id]
-        left = [place for place in left if not backend.release(place)]
+        left = [place for place in left if not releasing.free_found(store, backend, place, writer=ME)]
         if not left or time.monotonic() > deadline:
             return not left
         time.sleep(0.5)
@@ -317,7 +440,7 @@ def release_all(job: Job, last: int) -> None:
         with suppress(KineticError):  # an account that may not list everything leaves that to the reaper
             for placement in job.backend.leftovers():
                 if placement.get("job") == job.job_id and placement["attempt"] < last - 1:
-                    job.backend.release(placement)
+                    _freed(job, placement["attempt"], None, placement)
 
 
 def forget_secrets(job: Job) -> None:

@@ -12,7 +12,7 @@ from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.held_time import remember_held
 from kinetic_orchestration.jobs.following.logs import Emit, LogReader, sampled
-from kinetic_orchestration.jobs.following.placing import learn_start
+from kinetic_orchestration.jobs.following.placing import learn_from_rivals, learn_start
 from kinetic_orchestration.jobs.following.verdicts import conclude, glimpse, has_ended
 from kinetic_orchestration.jobs.job import Job, authenticated
 from kinetic_orchestration.jobs.watching import attempts, live_index
@@ -42,6 +42,8 @@ LONGEST_PAUSE = 600.0  # up to this
 LONG_AGO = 60.0  # an attempt that ended before that may have been followed by many
 NONE_MEASURED: Mapping[int, float] = MappingProxyType({})
 
+_GOES_ON = (lifecycle.Intend, lifecycle.Close, lifecycle.Release)  # after which there is something new to see
+
 
 class PendingRelease(NamedTuple):
     """A release to be retried."""
@@ -51,6 +53,13 @@ class PendingRelease(NamedTuple):
     pause: float
     holds: bool  # back the end of the job: not of an attempt that never had hosts
     waits: bool = False  # its request did: hosts may still come
+
+
+class Losers(NamedTuple):
+    """The places that have not won the race of an attempt, and when they are released again; 0.0 if they are gone."""
+
+    attempt: int
+    again: float
 
 
 class Explained(NamedTuple):
@@ -64,7 +73,7 @@ class Follower:
     """One process's view of one job: a cursor, and what was seen last."""
 
     __slots__ = (
-        "ahead", "cache", "cursor", "explained", "foreseen", "held", "job", "measured", "outcome", "refused",
+        "ahead", "cache", "cursor", "explained", "foreseen", "held", "job", "losers", "measured", "outcome", "refused",
         "saw_live", "seen", "unreachable", "waiting",
     )  # fmt: skip
 
@@ -84,6 +93,7 @@ class Follower:
         self.foreseen: Outcome | None = None  # once it is final
         self.held = False  # the outcome, while its hosts cannot be freed
         self.waiting = ""
+        self.losers = Losers(0, 0.0)
         self.explained = Explained("", 0.0)
         self.measured: Mapping[int, float] = NONE_MEASURED  # by host: the time of the newest sample that was emitted
         self.unreachable = 0.0  # since when the store has not answered
@@ -114,6 +124,7 @@ class Follower:
             if moves and not self.ahead and (self.seen is None or seen.verdict_age > LONG_AGO):
                 self.ahead = attempts.ahead(self.job.store, self.job.job_id, attempt, all_with_hosts=emit is not None)
             self._release_again(seen)
+            self._release_losers(seen)
             learn_start(self.job, seen, was=self.cursor.phase, now=step.cursor.phase)
             if step.outcome is not None and not self._is_freed(attempt, seen, emit):
                 self.held = True
@@ -134,8 +145,7 @@ class Follower:
                 self.cursor, self.ahead = self.cursor._replace(attempt=self.ahead[0]), self.ahead[1:]
             self.seen, self.outcome = seen, step.outcome
             self.saw_live = self.saw_live or (step.outcome is None and not moves)
-            goes_on = (lifecycle.Intend, lifecycle.Close, lifecycle.Release)
-            if not has_newer and (self.waiting or not any(isinstance(action, goes_on) for action in step.actions)):
+            if not has_newer and (self.waiting or not any(isinstance(action, _GOES_ON) for action in step.actions)):
                 break
         return self.outcome
 
@@ -176,6 +186,8 @@ class Follower:
     def restless(self) -> bool:
         """Return True if the next step may act although nothing new is seen, because a time comes."""
         seen = self.seen
+        if self.losers.again:
+            return True
         return bool(self.waiting) or (seen is not None and (lifecycle.must_wait(seen) or lifecycle.is_awaited(seen)))
 
     def _act(self, decided: tuple[lifecycle.Action, ...], attempt: int, seen: Glimpse, emit: Emit | None) -> None:
@@ -218,7 +230,7 @@ class Follower:
             freed = actions.release(self.job, attempt, seen.intent)
         except StoreError:  # where it was is not known now; that it is to be freed must not be forgotten
             freed = Freed.REFUSED
-        if holds and self.job.backend.charges and not self.job.doubt:
+        if holds and self.job.backend.charges and not self.job.doubt and freed is not Freed.KEPT:
             self._record_late_release(attempt, seen, freed, again=pause > RELEASE_PAUSE)
         if freed in (Freed.REFUSED, Freed.PARTLY) and pause < LONGEST_PAUSE:
             costs = freed is Freed.REFUSED
@@ -252,6 +264,23 @@ class Follower:
             self._release(refused.attempt, seen, 2 * refused.pause, refused.holds, refused.waits)
         if due:
             self.cache.invalidate(self.job.store.now())
+
+    def _release_losers(self, seen: Glimpse) -> None:
+        """Release the places that have not won the race of an attempt that goes on, until they are gone. Once it has
+        ended, all of its places are released."""
+        won = seen.intent if seen.intent is not None and seen.intent.placement.get("won") else None
+        if won is None or seen.verdict is not None or self.job.doubt:
+            self.losers = self.losers._replace(again=0.0)
+            return
+        if self.losers.attempt == won.attempt and (not self.losers.again or seen.now < self.losers.again):
+            return
+        try:
+            freed = actions.release_losers(self.job, won)
+        except StoreError:
+            freed = Freed.REFUSED
+        self.cache.invalidate(self.job.store.now())
+        learn_from_rivals(self.job, won.attempt, won.placement)
+        self.losers = Losers(won.attempt, 0.0 if freed is Freed.DONE else seen.now + RELEASE_PAUSE)
 
     def _is_freed(self, attempt: int, seen: Glimpse, emit: Emit | None) -> bool:
         """Release the hosts of a job that has ended. Returns True once nothing is left to free or to wait for."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from kinetic_orchestration.errors import StoreError
 from kinetic_orchestration.jobs.job import ME, Job
 from kinetic_orchestration.jobs.watching import usage
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.plan.values import PRESENT, Glimpse, Intent, Plan
+from kinetic_orchestration.platforms.backend import Races
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 
@@ -28,7 +30,7 @@ def held_before(job: Job, plan: Plan, attempt: int) -> float:
     stays = usage.stays(job.store, job.job_id, attempt - 1) if attempt > 1 else []
     rates = {stay.attempt: _rate(plan, stay.choice) for stay in stays}
     most = {stay.attempt: longest(_at(plan, stay.choice), _at(plan, stay.choice).affordable) for stay in stays}
-    told = {stay.attempt: min(stay.ready, most[stay.attempt]) for stay in stays}
+    told = {stay.attempt: min(stay.ready, most[stay.attempt]) + _beside(plan, stay) for stay in stays}
     for number, seconds in told.items():
         job.trust.saw_held(job.store, job.job_id, number, seconds)
     return _counted(plan, told, job.trust.held(job.store, job.job_id), rates)
@@ -49,6 +51,12 @@ def _counted(plan: Plan, told: Mapping[int, float], seen: Mapping[int, float], r
     )
 
 
+def _beside(plan: Plan, stay: usage.Stay) -> float:
+    """Return what the other places of a race have cost, in seconds of the hosts that won it."""
+    own, longest_of = _rate(plan, stay.choice), longest(plan, plan.affordable)
+    return sum(min(one.ready, longest_of) * _rate(plan, one.choice) / own for one in stay.beside)
+
+
 def _at(plan: Plan, choice: int) -> Plan:
     return plan.at(choice) if choice < len(plan.choices) else plan
 
@@ -65,9 +73,32 @@ def longest(plan: Plan, affordable: float = 0.0) -> float:
     return run + float(plan.limits.provision or 0.0) + DEADLINE_ALLOWANCE if run else 0.0
 
 
+def promised(job: Job, plan: Plan, placement: Mapping[str, Any], attempt: int, left: float) -> tuple[float, float]:
+    """Return for how many seconds the hosts of an attempt may be there, and for how many they may be held with what is
+    `left` of the money. A race counts what its places cost until all but one are released, and has one deadline."""
+    if not placement.get("rivals"):
+        return longest(plan, left), left
+    from kinetic_orchestration.capacity.races.rules import affordable
+
+    rivals = [_at(plan, choice_in(place)) for place in placement["rivals"]]
+    least = min([left, *(one.affordable - held_before(job, one, attempt) for one in rivals if one.affordable)])
+    seconds = affordable(least, 1 + len(rivals)) if left else 0.0
+    return max(longest(one, seconds) for one in (plan, *rivals)), seconds
+
+
+def choice_in(placement: Mapping[str, Any]) -> int:
+    """Return the number of the candidate that a placement is of."""
+    return int(placement.get("choice", 0))
+
+
+def last_of(plan: Plan, intent: Intent, affordable: float = 0.0) -> float:
+    """Return the latest deadline that the plan leads to for the attempt of an intent, over all places of a race."""
+    return intent.created + max(longest(_at(plan, choice_in(place)), affordable) for place in intent.places)
+
+
 def may_last(plan: Plan, intent: Intent) -> bool:
     """Tell whether the deadline is one that the plan leads to: an intent lies where others may write."""
-    return 0 < intent.deadline <= intent.created + longest(plan) + 1.0
+    return 0 < intent.deadline <= last_of(plan, intent) + 1.0
 
 
 def remember_held(job: Job, attempt: int, seen: Glimpse, cache: AttemptCache | None = None) -> None:
@@ -84,6 +115,10 @@ def remember_held(job: Job, attempt: int, seen: Glimpse, cache: AttemptCache | N
     if cache is None or cache.charge_recorded or not cache.charged_since:
         return
     if any(beat is not None for beat in seen.beats[:1]):
+        return
+    if seen.intent is not None and seen.intent.races:  # of each place by itself
+        if isinstance(job.backend, Races):
+            job.backend.note_held(seen.intent, job.job_id)
         return
     if not present or seen.now - charged > HEARD_SOON:
         record_held(job.store, job.job_id, attempt, charged)

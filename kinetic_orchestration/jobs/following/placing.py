@@ -9,23 +9,29 @@ the backend of the candidate makes the placement. A job of one way is placed by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinetic_orchestration.capacity import choosing, facts, records
 from kinetic_orchestration.capacity.shares import line
 from kinetic_orchestration.capacity.shares.line import Turn
 from kinetic_orchestration.capacity.shares.rules import Want
 from kinetic_orchestration.errors import StoreError
-from kinetic_orchestration.jobs.following.held_time import longest
+from kinetic_orchestration.jobs.following.held_time import choice_in, longest
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.lifecycle import Policies
-from kinetic_orchestration.plan.records import intent_of
+from kinetic_orchestration.plan.planner import places_of
+from kinetic_orchestration.plan.records import intent_of, plan_of
 from kinetic_orchestration.plan.values import Before, Candidate, Glimpse, Intent, Past, Plan
 from kinetic_orchestration.platforms.several import refusal_of
-from kinetic_orchestration.platforms.shared.places import Refusal
+from kinetic_orchestration.platforms.shared.places import WITHOUT_HOSTS, Refusal
 from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.wire.lease import Lease, key_name
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.capacity.warm.choosing import Warm
 
 ANY = "any"  # of turns: the candidate is not bound by one yet
 
@@ -35,8 +41,10 @@ def join(job: Job, attempt: int, past: Past | None, before: Before | None) -> No
 
     Of several choices it waits for the one that it would take now, or for the one that another process has it wait for.
     """
-    plan = job.plan()
-    if plan.choices:
+    plan, kept = job.plan(), warm(job, attempt, past, before)
+    if kept is not None:
+        plan = kept.plan
+    elif plan.choices:
         asked = line.asked_for(job.store, (job.job_id, attempt))
         same = [one for one in plan.each() if asked and line.is_exactly(one, asked)]
         plan = same[0] if same else choose(job, plan, attempt, past, before, is_early=True).plan
@@ -96,18 +104,23 @@ def choose(
     if not plan.choices:
         return Chosen(plan)
     seed, resumes = _token(job, attempt), _covered(plan, turn, _resumes(job, plan, before))
-    refusal = Refusal() if past is None else refusal_of(job.backend, plan.at(choice_of(past.placement)), past)
+    refusal = Refusal() if past is None else refusal_of(job.backend, plan.at(choice_in(past.placement)), past)
+
+    rivals = list[choosing.Selection]()
 
     def by_what_is(known: Mapping[facts.FactKey, facts.Fact], now: float) -> choosing.Selection:
         if past is None:
-            return choosing.first(plan, known, now, seed=seed, resumes=resumes)
-        return choosing.following(plan, known, now, past, seed, refusal, resumes=resumes)
+            found = choosing.first(plan, known, now, seed=seed, resumes=resumes)
+        else:
+            found = choosing.following(plan, known, now, past, seed, refusal, resumes=resumes)
+        rivals[:] = choosing.beside(plan, known, now, found, seed=seed, resumes=resumes)
+        return found
 
     if is_early:
         found = by_what_is(records.known(job.store, choosing.keys(plan)), job.store.now())
     else:
         found = records.decide(job.store, plan, seed, by_what_is)
-    return Chosen(found.plan(plan), found)
+    return Chosen(found.plan(plan), found, tuple(one.plan(plan) for one in rivals), tuple(rivals))
 
 
 def _covered(plan: Plan, turn: Want | str | None, resumes: choosing.Resumes) -> choosing.Resumes:
@@ -123,17 +136,138 @@ def _covered(plan: Plan, turn: Want | str | None, resumes: choosing.Resumes) -> 
     return allows
 
 
+def warm(
+    job: Job, attempt: int, past: Past | None, before: Before | None, turn: Want | str | None = ANY
+) -> Chosen | None:
+    """Return the kept slice that an attempt takes, before all that would have to be created; None if there is none, if
+    others were faster with the last ones, or if no host of the last one lived.
+
+    Args:
+        job: The job.
+        attempt: The attempt.
+        past: How the one before was placed and ended.
+        before: The sum of all before.
+        turn: As of `choose`.
+    """
+    if not job.keeps or job.within is None:
+        return None
+    from kinetic_orchestration.capacity.warm.choosing import MOST_LOST, best, lost_claims, was_unserved
+    from kinetic_orchestration.capacity.warm.records import lately_offered
+
+    if lost_claims(past) >= MOST_LOST:
+        return None
+    offered = lately_offered(job.store)
+    if not offered or was_unserved(offered, past, job.job_id, attempt):
+        return None
+    spec = job.spec()
+    plan = plan_of(spec, job.job_id)
+    resumes = _covered(plan, turn, _resumes(job, plan, before))
+
+    def fits(number: int) -> bool:
+        if plan.choices:
+            return not resumes(plan.choices[number])
+        return isinstance(turn, str) or line.is_covered(plan, turn)
+
+    found = best(
+        offered, plan, job.within, job.store.now(), job_id=job.job_id, attempt=attempt, origin=spec.get("origin", {}),
+        fits=fits, lasts=longest, has_key=lambda lease: has_key(job, lease),
+    )  # fmt: skip
+    return None if found is None else Chosen(plan.at(found.choice), warm=found)
+
+
+def has_key(job: Job, lease: Lease) -> bool:
+    """Return True if this process can give orders to a kept slice."""
+    key = job.trust.slice_key(job.store, lease.made_for, lease.made_at)
+    return bool(key) and lease.key in ("", key_name(key))
+
+
 class Chosen(NamedTuple):
-    """The plan of an attempt, and the selection that led to it; None for a job of one way."""
+    """The plan of an attempt, and the selection that led to it; None for a job of one way, and for a kept slice."""
 
     plan: Plan
     selection: choosing.Selection | None = None
+    rivals: tuple[Plan, ...] = ()  # of the other places of a race
+    beside: tuple[choosing.Selection, ...] = ()
+    warm: Warm | None = None
 
     def placement(self, job: Job, attempt: int, past: Past | None) -> dict[str, Any]:
-        """Return the placement of the attempt. Raises NoPlace."""
+        """Return the placement of the attempt, with those of the other places of a race. Raises NoPlace."""
+        if self.warm is not None:
+            return self.warm.placement(past)
         if self.selection is None:
-            return job.backend.place(self.plan, job.job_id, attempt, past)
-        return job.backend.place(self.plan, job.job_id, attempt) | self.selection.history()
+            first = job.backend.place(self.plan, job.job_id, attempt, past)
+            return _entered(first, _placed(job, attempt, _elsewhere(self.plan, first)))
+        first = job.backend.place(self.plan, job.job_id, attempt) | self.selection.history()
+        others = _placed(job, attempt, self.rivals)
+        return _entered(first, [place | one.history() for place, one in zip(others, self.beside, strict=True)])
+
+
+def _entered(first: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the placement of an attempt, which may ask other places as well."""
+    if not others:
+        return first
+    from kinetic_orchestration.capacity.races.rules import entered
+
+    return entered(first, others)
+
+
+def _elsewhere(plan: Plan, first: Mapping[str, Any]) -> list[Plan]:
+    """Return the plans of the places that an attempt of one way asks beside its first: of the zones that come next, and
+    that this round has not tried."""
+    zones = list(places_of(plan)) if plan.race > 1 else []
+    at = zones.index(first["zone"]) + 1 if first.get("zone") in zones else 0
+    over = {first.get("zone"), *first.get("tried", ()), *first.get("dropped", ())}
+    left = [zone for zone in (*zones[at:], *zones[:at]) if zone not in over]
+    return [replace(plan, zones=(zone,)) for zone in left[: plan.race - 1]]
+
+
+def _placed(job: Job, attempt: int, plans: Sequence[Plan]) -> list[dict[str, Any]]:
+    """Return the placements of the other places of a race, each with a name of its own."""
+    return [
+        job.backend.place(plan, job.job_id, attempt)
+        | {"name": names.slice_of(plan.store, plan.deployment, job.job_id, attempt, number)}
+        for number, plan in enumerate(plans, 1)
+    ]
+
+
+def past_of(job: Job, intent: Intent, cause: str, reason: str) -> Past:
+    """Return how an attempt was placed and ended: of a race, with what each of its places has answered.
+
+    It was in the place that has won, or in the first one whose end has ended the attempt.
+    """
+    past = Past(intent.placement, cause, reason, intent.created)
+    if not intent.placement.get("rivals"):
+        return past
+    from kinetic_orchestration.capacity.races.records import failures
+
+    plan, places = job.plan(), intent.places
+    failed = failures(job.store, job.job_id, intent.attempt, range(len(places)))
+    tried, dropped = list(intent.placement.get("tried", ())), list(intent.placement.get("dropped", ()))
+    for number, ended in failed.items():
+        answer = Past({**places[number], "dropped": dropped}, *ended, intent.created)
+        gone = refusal_of(job.backend, plan.at(choice_in(places[number])), answer).gone
+        names_of_gone = (_option(plan, {**places[number], "zone": zone}) for zone in gone)
+        dropped += [name for name in names_of_gone if name not in dropped]
+    if not intent.races:  # where hosts were, there is something, whatever was said of its whole region
+        dropped = [name for name in dropped if name != _option(plan, intent.placement)]
+        return past._replace(placement={**intent.placement, "dropped": dropped})
+    same = [number for number, ended in failed.items() if ended.cause == cause]
+    own = 0 if cause in WITHOUT_HOSTS or not same else same[0]
+    if cause in WITHOUT_HOSTS:
+        tried += [_option(plan, place) for place in places[1:]]
+        if _option(plan, places[own]) in dropped:  # by what another place has said of both
+            cause = wire.QUOTA
+        elif own in failed and failed[own].cause in WITHOUT_HOSTS:
+            cause, reason = failed[own]
+    else:
+        dropped = [name for name in dropped if name != _option(plan, places[own])]
+    history = {name: value for name, value in intent.placement.items() if name not in places[own]}
+    return Past({**history, **places[own], "tried": tried, "dropped": dropped}, cause, reason, intent.created)
+
+
+def _option(plan: Plan, place: Mapping[str, Any]) -> str:
+    """Return the name of a place in the history of placements."""
+    return choosing.option_of(place) if plan.choices else str(place.get("zone", ""))
 
 
 def lines(job: Job, newest: int) -> list[choosing.Line]:
@@ -165,17 +299,13 @@ def _resumes(job: Job, plan: Plan, before: Before | None) -> choosing.Resumes:
     return choosing.of_hosts(job.plan_of(ran[-1]).hosts, plan, reshard=plan.reshard)
 
 
-def choice_of(placement: Mapping[str, Any]) -> int:
-    """Return the number of the candidate that a placement is of."""
-    return int(placement.get("choice", 0))
-
-
 def learn_from_end(job: Job, plan: Plan, attempt: int, past: Past) -> None:
-    """Record what an attempt has met that another one follows. Whoever has written that one's intent does so. Raises no
-    StoreError: it is a hint to others."""
-    if not plan.choices or job.doubt:
-        return
-    one, held = plan.at(choice_of(past.placement)), None
+    """Record what an attempt has met that another one follows, also that of a job of one way: others may choose by it.
+    Whoever has written that one's intent does so. Raises no StoreError: it is a hint to others."""
+    if (plan.traits.share_machine and not plan.choices) or job.doubt or "lease" in past.placement:
+        return  # what was kept says nothing of what can be had
+    learn_from_rivals(job, attempt, past.placement)
+    one, held = plan.at(choice_in(past.placement)), None
     if past.cause == wire.QUOTA and refusal_of(job.backend, one, past).later:
         return  # of requests, which says nothing of hardware
     with suppress(StoreError):
@@ -189,12 +319,37 @@ def learn_from_end(job: Job, plan: Plan, attempt: int, past: Past) -> None:
             records.learn(job.store, key, outcome, job.store.now(), _token(job, attempt))
 
 
+def learn_from_rivals(job: Job, attempt: int, placement: Mapping[str, Any]) -> None:
+    """Record what the other places of a race have met: those that failed, each by its own answer. It counts once, and
+    raises no StoreError."""
+    if not (rivals := placement.get("rivals")):
+        return
+    from kinetic_orchestration.capacity.races.records import failures
+
+    with suppress(StoreError):
+        plan = job.plan()
+        for place in rivals if plan.choices else ():
+            number, one = int(place.get("rival", 0)), plan.at(choice_in(place))
+            for failed in failures(job.store, job.job_id, attempt, [number]).values():
+                ended = Past(place, failed.cause, failed.reason, 0.0)
+                limited = failed.cause == wire.QUOTA and refusal_of(job.backend, one, ended).later
+                outcome = "" if limited else facts.outcome_of(failed.cause, facts.way_of(one), None)
+                if outcome:
+                    key, token = facts.key_of(one, str(place.get("zone", ""))), f"{_token(job, attempt)}-{number}"
+                    records.learn(job.store, key, outcome, job.store.now(), token)
+
+
 def learn_start(job: Job, seen: Glimpse, was: str, now: str) -> None:
-    """Record that an attempt has got its hosts, once its phase is that they run. Any number of processes may: it counts
-    once. Raises no StoreError: it is a hint to others."""
+    """Record that an attempt of a job with a choice has got its hosts, once its phase is that they run. Any number of
+    processes may: it counts once. Raises no StoreError: it is a hint to others.
+
+    A job of one way does not: a write at each start is for others alone, and what they would learn ages by itself.
+    """
     if now != "running" or was == now or seen.intent is None or job.doubt or not isinstance(job.policy, Policies):
         return
     attempt, placement = seen.intent.attempt, seen.intent.placement
+    if "lease" in placement:
+        return
     with suppress(StoreError):
         if started := _started(job, attempt):
             key = facts.key_of(job.plan_of(attempt, seen.intent), str(placement.get("zone", "")))

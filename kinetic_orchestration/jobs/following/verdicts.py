@@ -6,7 +6,7 @@ from kinetic_orchestration.errors import Corrupt
 from kinetic_orchestration.jobs.job import Job, keep_damaged
 from kinetic_orchestration.jobs.trust import ENDED, Ended, gist
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
-from kinetic_orchestration.jobs.watching.look import look
+from kinetic_orchestration.jobs.watching.look import look, of_its_claim
 from kinetic_orchestration.jobs.watching.poll import Poll
 from kinetic_orchestration.plan.records import verdict_of
 from kinetic_orchestration.plan.values import Glimpse, JobStatus, Outcome
@@ -18,6 +18,8 @@ def glimpse(job: Job, attempt: int, cache: AttemptCache | None = None, poll: Pol
     seen = look(job.store, job.backend, job.job_id, attempt, job.policy, cache=cache, poll=poll)
     if seen.verdict is not None:
         check_seal(job, attempt, seen.verdict)
+    elif seen.intent is not None and "lease" in seen.intent.placement:
+        return of_its_claim(job.store, job.job_id, seen, cache)
     return seen
 
 

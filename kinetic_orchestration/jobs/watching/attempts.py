@@ -14,9 +14,10 @@ from kinetic_orchestration.plan.records import intent_of
 from kinetic_orchestration.plan.values import Before
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.protocol.schema import MOST_ATTEMPTS
+from kinetic_orchestration.protocol.schema import MOST_ATTEMPTS, MOST_PLACES
 
-_KINDS = ("freed.json", "intent.json", "left.json", "ready.json", "refused.json", "verdict.json")
+_HELD = tuple(names.held("", 1, place).rpartition("/")[2] for place in range(MOST_PLACES))
+_KINDS = (*_HELD, "freed.json", "intent.json", "left.json", "ready.json", "refused.json", "verdict.json")
 FEW = 16  # attempts that are read without a listing first
 
 
@@ -47,7 +48,7 @@ def times(store: Store, job_id: str) -> dict[int, Times]:
         number: Times(
             began.get(number),
             ended.get(number),
-            number in listed["ready.json"],
+            any(number in listed[kind] for kind in ("ready.json", *_HELD)),
             number in listed["refused.json"],
             listed["freed.json"].get(number),
             out["left.json"].get(number),

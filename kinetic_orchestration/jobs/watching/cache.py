@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kinetic_orchestration.capacity.races import known as with_winner
 from kinetic_orchestration.jobs.watching.decode import read_intent
 from kinetic_orchestration.plan.records import Within
 from kinetic_orchestration.plan.values import Intent
@@ -16,7 +17,7 @@ class AttemptCache:
     """Keeps what a follower has read of an attempt, so that it is not read again where each read is a request."""
 
     __slots__ = (
-        "absent_last", "allowed_places", "attempt", "cancel", "charge_recorded", "charged_since", "intent",
+        "absent_last", "allowed_places", "attempt", "cancel", "charge_recorded", "charged_since", "claimed", "intent",
         "intent_generation", "looked_at", "newest_beat", "observe_now", "present_last", "present_since", "read_at",
         "signature", "silence", "stale_before", "subscribed", "verdict", "wants_devices", "zone_skipped",
     )  # fmt: skip
@@ -43,6 +44,7 @@ class AttemptCache:
         self.present_last = 0.0  # when they were last
         self.absent_last = 0.0  # when none of them was, before that
         self.charged_since = 0.0  # before which none can have been charged for; 0: none was seen
+        self.claimed = False  # its place is a kept slice, which it has claimed
         self.charge_recorded = False  # and the store has a record of it, as host 0 does not report it
         self.newest_beat = self.looked_at = self.silence = 0.0
 
@@ -62,6 +64,15 @@ class AttemptCache:
             if unknown:
                 return intent
             self.intent, self.intent_generation = intent, promised.generation
+        return self.intent
+
+    def decide(self, store: Store, job_id: str) -> Intent | None:
+        """Return the attempt's intent, with the place that has won its race, if one has by now. What was seen before
+        was not of that alone."""
+        if self.intent is not None and self.intent.races:
+            self.intent = with_winner(store, job_id, self.intent)
+            if not self.intent.races:
+                self.present_since = self.present_last = self.absent_last = self.charged_since = 0.0
         return self.intent
 
     def _turn_to(self, attempt: int) -> None:

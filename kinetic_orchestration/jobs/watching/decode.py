@@ -24,15 +24,20 @@ def read_intent(record: Record, backend: Backend, job_id: str, attempt: int, wit
 
 def find_placement(backend: Backend, job_id: str, attempt: int) -> dict[str, Any] | None:
     """Return what is left of an attempt without readable records; empty if nothing is, None if unknown."""
-    unread = False
+    unread, places = False, list[dict[str, Any]]()
     try:
         for found in backend.leftovers():
             if "unread" in found:
                 unread = True
             elif (found["job"], found["attempt"]) == (job_id, attempt):
-                return dict(found)
+                places.append(dict(found))
+                if "rival" not in found:
+                    break
     except KineticError:
         return None
+    if places:
+        first, *rivals = places
+        return {**first, "rivals": rivals} if rivals else first
     return None if unread else {}
 
 

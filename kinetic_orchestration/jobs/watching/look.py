@@ -14,7 +14,17 @@ from kinetic_orchestration.jobs.watching.decode import (
 )
 from kinetic_orchestration.jobs.watching.poll import NOT_OBSERVED_YET, Poll
 from kinetic_orchestration.plan.records import cancel_of, verdict_at
-from kinetic_orchestration.plan.values import PRESENT, UNKNOWN, Glimpse, Intent, Observation
+from kinetic_orchestration.plan.values import (
+    ABSENT,
+    GONE,
+    PRESENT,
+    PROVISIONING,
+    QUEUED,
+    UNKNOWN,
+    Glimpse,
+    Intent,
+    Observation,
+)
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
@@ -44,8 +54,11 @@ def look(
         return _look_with_few_requests(store, backend, job_id, attempt, policy, cache or AttemptCache(), poll)
     now = store.now()
     promised = store.read(names.intent(job_id, attempt))
-    intent = None if promised is None else (cache or AttemptCache()).cached_intent(promised, backend, job_id, attempt)
-    beats, ages, devices = [], [], cache is None or cache.wants_devices
+    cache = cache or AttemptCache()
+    intent = None if promised is None else cache.cached_intent(promised, backend, job_id, attempt)
+    if intent is not None and intent.races:
+        intent = cache.decide(store, job_id)
+    beats, ages, devices = [], [], cache.wants_devices
     hosts = policy.of(intent).hosts
     for host in range(hosts if intent is not None else 0):
         record = store.read(names.beat(job_id, attempt, host))
@@ -83,6 +96,10 @@ def _look_with_few_requests(
         cache.stale_before = store.now()  # a poll that was begun before this answer came may show less than it
     found = None if intent is None else poll.observation(job_id)  # else it is of the attempt before
     now, observation = poll.taken, found or observation_without_placement(intent)
+    if intent is not None and intent.races and _may_have_won(poll, job_id, attempt, observation):
+        decided = cache.decide(store, job_id)
+        if decided is not None and not decided.races:
+            return _look_with_few_requests(store, backend, job_id, attempt, policy, cache, None)
     cache.zone_skipped = found is NOT_OBSERVED_YET
     if observation.state == PRESENT:
         cache.present_since, cache.present_last = cache.present_since or now, now
@@ -111,6 +128,33 @@ def _look_with_few_requests(
     done = sum(beat is not None and beat.state == wire.DONE for beat in beats)
     seen = _glimpse(job_id, attempt, now, intent, cache.verdict, cache.cancel, observation, beats, ages, done)
     return seen._replace(since=cache.present_since, shown=cache.present_last, charged=cache.charged_since)
+
+
+def _may_have_won(poll: Poll, job_id: str, attempt: int, observation: Observation) -> bool:
+    """Return True if a place of a race may have had hosts, and so have won."""
+    own = names.beats_in(job_id, attempt).removeprefix(names.beats_of(job_id))
+    spoke = any(signal.name.startswith(own) for signal in poll.signals.get(job_id, ()))
+    return spoke or observation.state not in (QUEUED, PROVISIONING, UNKNOWN)
+
+
+def of_its_claim(store: Store, job_id: str, seen: Glimpse, cache: AttemptCache | None) -> Glimpse:
+    """Return what was seen of an attempt whose place is a kept slice: before it has claimed that, nothing is there that
+    is its own, and nothing of what was there before counts for it. Raises StoreError."""
+    from kinetic_orchestration.capacity.warm.records import is_claimed
+
+    intent = seen.intent
+    assert intent is not None
+    attempt, lease = intent.attempt, intent.placement["lease"]
+    cache = cache or AttemptCache()
+    cache.claimed = cache.claimed or any(seen.beats) or is_claimed(store, lease["slice"], job_id, attempt)
+    if not cache.claimed:
+        cache.present_since = cache.present_last = cache.charged_since = 0.0
+        message = f"the warm slice {lease['slice']} is to be taken"
+        return seen._replace(observation=Observation(ABSENT, message), since=0.0, shown=0.0, charged=0.0)
+    if seen.observation.state == ABSENT:
+        gone = Observation(GONE, f"the warm slice {lease['slice']} is gone", seen.observation.cause)
+        seen = seen._replace(observation=gone)
+    return seen._replace(charged=max(seen.charged, intent.created) if seen.charged else 0.0)
 
 
 def _glimpse(

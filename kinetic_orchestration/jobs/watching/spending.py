@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kinetic_orchestration.capacity import ledger
@@ -25,6 +25,7 @@ from kinetic_orchestration.plan.configuration.budgets import Spent
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware.cost import Estimate
 from kinetic_orchestration.plan.hardware.prices import Unknown, dearest
+from kinetic_orchestration.plan.identity import pipeline_of
 from kinetic_orchestration.plan.messages import warn
 from kinetic_orchestration.plan.records import intent_of, plan_of, spec_of, verdict_at
 from kinetic_orchestration.plan.values import Plan
@@ -80,17 +81,19 @@ def of_job(
     try:
         spec = spec_of(record.data, job_id)
         plan, origin = plan_of(spec, job_id), spec.get("origin", {})
-        of = budgets.pipeline_of(origin, plan.name)
+        of = pipeline_of(origin, plan.name)
         if pipeline not in ("", of):
             return None
         charged = not plan.traits.share_machine
-        stays = usage.stays(store, job_id)
+        stays = usage.stays(store, job_id, kept=plan.keep is not None)
         estimate = usage.estimate_of(plan, stays, settings.prices, settings.listed, charged=charged)
         live, settles = _goes_on(store, job_id, plan, is_listed=job_id in roll)
+        if plan.keep is not None and not _is_spent(store, job_id, stays):
+            live, settles = True, False
     except UNREADABLE as error:
         is_listed = job_id in roll
         return Spending(job_id, record.updated, live=is_listed, settles=not is_listed, damage=str(error))
-    usd = estimate.usd if charged and usage.ready_seconds(stays) else 0.0
+    usd = estimate.usd if charged and usage.have_cost(stays) else 0.0
     return Spending(job_id, record.updated, of, origin.get("run") or job_id, charged, usd, live, settles, estimate)
 
 
@@ -108,6 +111,14 @@ def _goes_on(store: Store, job_id: str, plan: Plan, *, is_listed: bool) -> tuple
     if record is None or not _is_final(store, job_id, last, record, plan):
         return True, False
     return False, store.now() - record.updated > SETTLED
+
+
+def _is_spent(store: Store, job_id: str, stays: Sequence[usage.Stay]) -> bool:
+    """Return True if no slice waits on the job's account, nor may its hosts still offer theirs."""
+    last = attempts.times(store, job_id).get(stays[-1].attempt) if stays else None
+    if any(stay.is_offered for stay in stays):
+        return False
+    return last is None or last.ended is None or store.now() - last.ended > SETTLED
 
 
 def _is_final(store: Store, job_id: str, attempt: int, record: Record, plan: Plan) -> bool:
@@ -225,12 +236,11 @@ _checked: dict[tuple[str, Account], tuple[float, Spent]] = {}
 os.register_at_fork(after_in_child=_checked.clear)
 
 
-def admit(store: Store, plan: Plan, origin: Mapping[str, str], settings: Settings, job_id: str) -> None:
+def admit(store: Store, plan: Plan, pipeline: str, settings: Settings, job_id: str) -> None:
     """Let a job begin that is charged for, by the budgets in the settings: it is marked as one that costs from now on.
 
     Raises BudgetExceeded, before anything of the job is sent.
     """
-    pipeline = budgets.pipeline_of(origin, plan.name)
     month = budgets.month_of(store.now())
     worst, no_price = _worst(plan, settings)
     accounts = []

@@ -12,18 +12,23 @@ clock:
   it was not freed at once, until it was, unless its hosts were shutting down already, which is not charged for; as
   long as that is refused, and no host has had itself deleted, until now. So if no client saw it, the result is more
   than was charged, and never less.
+- **beside**: of an attempt that raced, the same of its other places: from the boot of their host 0, as it reported
+  when it had lost, or from what a client saw, until they were gone. It is told apart, and counts for the cost alone.
 - **productive**: from the start of the program to its end on host 0, as its last record says; for a running one,
   until now. Hosts that were killed without a record count none. `parts_of` says which part were steps that counted.
+- **kept idle**, charged for and no part of READY: how long its slice was kept and served nobody, from its lease, which
+  names the attempt that had left it; of one that is offered now, until now, but no longer than hosts keep it.
 
 Prices are known to `cost` only, and no backend is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from kinetic_orchestration.capacity.races import known as with_winner
 from kinetic_orchestration.errors import Corrupt
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.watching import attempts
@@ -34,11 +39,14 @@ from kinetic_orchestration.plan.records import READY, fields_of, intent_of, verd
 from kinetic_orchestration.plan.values import Intent, Plan
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.records import leases
 from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.schema import Fields
 from kinetic_orchestration.protocol.system.parallel import side_by_side
 from kinetic_orchestration.protocol.wire import Beat
+from kinetic_orchestration.protocol.wire.lease import FREE, Lease
 
+IDLE_ALLOWANCE = 300.0  # seconds after which a machine that nobody claimed has ended itself in any case
 # In the order in which they come; all but the first are of the time that the hardware was held.
 PARTS = ("queue", "provision", "prepare", "restore", "compile", "steps", "redone", "checkpoint", "program", "teardown")
 
@@ -50,6 +58,14 @@ class Took(NamedTuple):
     prepare: float = 0.0  # until the program began
     teardown: float = 0.0  # from its end on
     trainings: Mapping[str, Sequence[float]] = {}  # as `wire.SPENT` has them
+
+
+class Beside(NamedTuple):
+    """The cost of a place of a race that did not win: where, by which candidate, and for how many seconds."""
+
+    zone: str
+    choice: int
+    ready: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +80,20 @@ class Stay:
     took: Took = field(default=Took(), compare=False)  # what the time that was held went to
     shown: int = 1  # its number as people count them; 0: not known
     choice: int = 0  # the number of the candidate of its plan
+    beside: tuple[Beside, ...] = ()  # of the other places of its race
+    idle: float = 0.0  # for which its slice was kept and served nobody
+    is_offered: bool = False  # its slice is kept now, and `idle` goes on
 
     @property
     def had_hosts(self) -> bool:
         return self.ready > 0
 
 
-def stays(store: Store, job_id: str, last: int | None = None) -> list[Stay]:
-    """Return the stay of each attempt up to `last`: reads for those that may have had hosts, listings for the rest."""
+def stays(store: Store, job_id: str, last: int | None = None, *, kept: bool = False) -> list[Stay]:
+    """Return the stay of each attempt up to `last`: reads for those that may have had hosts, listings for the rest.
+
+    kept: the job keeps its slices, so their leases are read, too.
+    """
     began = {
         number: times
         for number, times in attempts.times(store, job_id).items()
@@ -81,7 +103,7 @@ def stays(store: Store, job_id: str, last: int | None = None) -> list[Stay]:
         return []
     seen = {number for number, times in began.items() if times.ready}
     read = sorted(number for number in {*attempts.with_hosts(store, job_id, max(began)), *seen} if number in began)
-    found = side_by_side(lambda number: _stay(store, job_id, number, began[number]), read, store.parallel)
+    found = side_by_side(lambda number: _stay(store, job_id, number, began[number], kept), read, store.parallel)
     told = dict(zip(read, found, strict=True))
     return [told.get(number) or _queued(number, times) for number, times in began.items()]
 
@@ -93,6 +115,11 @@ def _queued(number: int, times: attempts.Times) -> Stay:
 
 def ready_seconds(found: Sequence[Stay]) -> float:
     return sum(stay.ready for stay in found)
+
+
+def have_cost(found: Sequence[Stay]) -> bool:
+    """Return True if hosts of one of the attempts were charged for."""
+    return any(stay.had_hosts or stay.beside for stay in found)
 
 
 def estimate_of(
@@ -113,7 +140,8 @@ def estimate_of(
             service=one.traits.service if one.traits.options is Compute else "",
         )  # fmt: skip
 
-    parts = [of(stay.ready, stay.zone, stay.choice) for stay in found if stay.had_hosts]
+    beside = [of(one.ready, one.zone, one.choice) for stay in found for one in stay.beside]
+    parts = [of(stay.ready + stay.idle, stay.zone, stay.choice) for stay in found if stay.had_hosts]
     held = [(stay.queued, stay.ready, stay.took) for stay in found]
     last = found[-1] if found else Stay(0, "", 0.0, 0.0, 0.0)
     return together(
@@ -123,6 +151,8 @@ def estimate_of(
         ready=ready_seconds(found),
         productive=sum(stay.productive for stay in found),
         parts=parts_of(held),
+        beside=beside,
+        idle=sum(stay.idle for stay in found),
     )
 
 
@@ -155,18 +185,64 @@ def parts_of(every: Sequence[tuple[float, float, Took]]) -> dict[str, float]:
     return {name: round(seconds, 3) for name, seconds in found.items()}
 
 
-def _stay(store: Store, job_id: str, number: int, times: attempts.Times) -> Stay:
+def _stay(store: Store, job_id: str, number: int, times: attempts.Times, kept: bool) -> Stay:
     record = store.read(names.intent(job_id, number))
     if record is None:  # forgotten since it was listed
         return Stay(number, "", 0.0, 0.0, 0.0, shown=0)
     try:
-        intent = intent_of(record, job_id, number)
+        intent = with_winner(store, job_id, intent_of(record, job_id, number))
     except Corrupt as error:  # where it was is not known: it has no rate, and its time counts
         intent = Intent(number, "", {}, 0.0, record.updated, damage=str(error))
     verdict = store.read(names.verdict(job_id, number))
     unplaced = verdict is not None and verdict_at(verdict.data, names.verdict(job_id, number)).unplaced
     shown = 0 if intent.before is None or unplaced else lifecycle.count(number, intent.before.spent)
-    return replace(_stay_of(store, job_id, number, intent, times, verdict), shown=shown, choice=intent.choice)
+    idle, is_offered = _idle(store, job_id, number, intent) if kept and verdict is not None else (0.0, False)
+    stay = _stay_of(store, job_id, number, intent, times, verdict)
+    beside = tuple(_beside(store, job_id, intent, verdict))
+    return replace(stay, shown=shown, choice=intent.choice, beside=beside, idle=idle, is_offered=is_offered)
+
+
+def _beside(store: Store, job_id: str, intent: Intent, verdict: Record | None) -> Iterator[Beside]:
+    """Yield what the other places of a race have cost, or all of one that none has won: from when one of their hosts,
+    or a client, says that they were charged for, until they were gone, or until the end of all."""
+    for place in intent.places if intent.races else intent.placement.get("rivals", ()):
+        number = int(place.get("rival", 0))
+        held = _told(store, names.held(job_id, intent.attempt, number), READY)
+        if held is None:
+            continue
+        gone = store.read(names.gone(job_id, intent.attempt, number))
+        end = gone.updated if gone is not None else verdict.updated if verdict is not None else store.now()
+        end = min(end, intent.deadline) if intent.deadline else end
+        since = max(intent.created, min(float(held[0]["since"]), held[1]))
+        yield Beside(str(place.get("zone", "")), int(place.get("choice", 0)), max(0.0, end - since))
+
+
+def _idle(store: Store, job_id: str, number: int, intent: Intent) -> tuple[float, bool]:
+    """Return for how long the attempt's slice served nobody after it, and whether it still is offered."""
+    name = str(intent.placement.get("name", ""))
+    try:
+        held = leases.read(store, name) if name else None  # on this machine nothing has one
+    except (wire.Unreadable, wire.Newer):  # a damaged record is ignored
+        return 0.0, False
+    if held is None:
+        return 0.0, False
+    own = (job_id, number)
+    return idle_seconds(held.lease, store.now(), own), _is_offered(held.lease, own)
+
+
+def idle_seconds(lease: Lease, now: float, after: tuple[str, int] | None = None) -> float:
+    """Return for how long a kept slice has served nobody so far; `after`: the attempt that had left it, if only its
+    times count."""
+    seconds = sum(
+        max(0.0, ended - began) for began, ended, job, attempt in lease.idle if after in (None, (job, attempt))
+    )
+    if _is_offered(lease, after):
+        seconds += max(0.0, min(now, lease.until + IDLE_ALLOWANCE) - lease.since)
+    return seconds
+
+
+def _is_offered(lease: Lease, after: tuple[str, int] | None) -> bool:
+    return lease.state == FREE and after in (None, (lease.job, lease.attempt))
 
 
 def _stay_of(
@@ -176,6 +252,8 @@ def _stay_of(
     end = verdict.updated if verdict is not None else store.now()
     started = _told(store, names.host(job_id, number, 0, "started.json"), wire.STARTED)
     seen = _told(store, names.ready(job_id, number), READY) if times.ready else None
+    if started is not None and intent.placement.get("won"):  # that may have been seen of another place
+        seen = None
     since = []
     if started is not None:
         since.append(started[1] - float(started[0].get("up", 0.0)))

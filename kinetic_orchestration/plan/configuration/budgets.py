@@ -8,7 +8,7 @@ A budget is in US dollars, as prices are. It knows neither what a job is nor wha
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -188,11 +188,6 @@ def ended(month: str) -> float:
     """Return when a month ends, which is when the next one begins."""
     year, number = (int(part) for part in month.split("-"))
     return began(f"{year + number // 12:04}-{number % 12 + 1:02}")
-
-
-def pipeline_of(origin: Mapping[str, str], name: str) -> str:
-    """Return what a job is counted by: Airflow's DAG, Dagster's asset (the first of several) or op, or its own name."""
-    return origin.get("dag") or origin.get("asset", "").partition(",")[0] or origin.get("op") or name
 
 
 def dollars(usd: float) -> str:

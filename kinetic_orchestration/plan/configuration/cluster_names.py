@@ -14,37 +14,37 @@ _WORD = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?"
 class Rule(NamedTuple):
     """A rule for names: a pattern, the greatest length, and both in words."""
 
-    pattern: re.Pattern[str]
+    pattern: str  # compiled when it is first asked
     longest: int
     says: str
 
 
 NAMESPACE = Rule(
-    re.compile(_PART),
+    _PART,
     63,
     "a namespace has small letters, digits and '-', begins and ends with a letter or a digit, and is 63 letters long "
     "at most",
 )
 OBJECT = Rule(
-    re.compile(rf"{_PART}(?:\.{_PART})*"),
+    rf"{_PART}(?:\.{_PART})*",
     253,
     "such a name has small letters, digits, '-' and '.', begins and ends with a letter or a digit, as does each part "
     "between dots, and is 253 letters long at most",
 )
 OF_QUEUE = Rule(OBJECT.pattern, 63, OBJECT.says.replace("253", "63"))  # which is the value of a label, too
 KEY_OF_SECRET = Rule(
-    re.compile(r"[-._A-Za-z0-9]+"),
+    r"[-._A-Za-z0-9]+",
     253,
     "a key of a Secret has letters, digits, '-', '_' and '.', and is 253 letters long at most",
 )
 LABEL_VALUE = Rule(
-    re.compile(rf"(?:{_WORD})?"),
+    rf"(?:{_WORD})?",
     63,
     "a label's value has letters, digits, '-', '_' and '.', begins and ends with a letter or a digit, and is 63 "
     "letters long at most",
 )
 _LABEL_NAME = Rule(
-    re.compile(_WORD),
+    _WORD,
     63,
     "a label's key has letters, digits, '-', '_' and '.', begins and ends with a letter or a digit, and is 63 letters "
     "long at most; before it may be a domain and '/', as in cloud.google.com/gke-nodepool",
@@ -65,4 +65,4 @@ def check_label_key(option: str, key: Any) -> None:
 
 
 def _has(name: Any, rule: Rule) -> bool:
-    return isinstance(name, str) and len(name) <= rule.longest and rule.pattern.fullmatch(name) is not None
+    return isinstance(name, str) and len(name) <= rule.longest and re.fullmatch(rule.pattern, name) is not None

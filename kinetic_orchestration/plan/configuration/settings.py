@@ -13,18 +13,19 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinetic_orchestration.errors import Unsupported, UsageError
-from kinetic_orchestration.plan.configuration import budgets, chip_shares, cluster_names, store_address
+from kinetic_orchestration.plan.configuration import cluster_names, store_address
 from kinetic_orchestration.plan.configuration import home as home_module
-from kinetic_orchestration.plan.configuration.budgets import Budget
-from kinetic_orchestration.plan.hardware import price_list
-from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, PriceList
 from kinetic_orchestration.plan.messages import warn
 from kinetic_orchestration.protocol.system import copies
 
-_WAYS = (price_list.SPOT, price_list.FLEX_START, price_list.RESERVATION)
+if TYPE_CHECKING:
+    from kinetic_orchestration.plan.configuration.budgets import Budget
+    from kinetic_orchestration.plan.configuration.chip_shares import Share
+    from kinetic_orchestration.plan.hardware.price_list import PriceList
+
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -56,7 +57,7 @@ def seconds(name: str, value: float | str | None) -> float | None:
     except (TypeError, ValueError):
         raise UsageError(f"{name} is {value!r}: give seconds, or a text such as '90s', '15m', '2h' or '1d'") from None
     if not number >= 0:  # nor is it one that is no number
-        raise UsageError(f"{name} is {value!r}: a limit cannot be negative")
+        raise UsageError(f"{name} is {value!r}: it cannot be negative")
     return number
 
 
@@ -104,6 +105,22 @@ def _priority(name: str, text: str) -> int:
     return int(text)
 
 
+def _budgets(name: str, text: str) -> tuple[Budget, ...]:
+    if not text:
+        return ()
+    from kinetic_orchestration.plan.configuration import budgets  # which few deployments have
+
+    return budgets.read(name, text)
+
+
+def _chips(name: str, text: str) -> tuple[Share, ...]:
+    if not text:
+        return ()
+    from kinetic_orchestration.plan.configuration import chip_shares  # as well
+
+    return chip_shares.parse(name, text)
+
+
 def _table(name: str, text: str) -> dict[str, str]:
     return dict(entry.partition("=")[::2] for entry in _several(name, text))
 
@@ -119,7 +136,11 @@ def _owner_lost(name: str, text: str) -> str:
 
 
 def _prices(name: str, text: str) -> dict[str, float]:
-    prices = {}
+    if not text:
+        return {}
+    from kinetic_orchestration.plan.hardware.price_list import FLEX_START, RESERVATION, SPOT
+
+    prices, known = {}, (SPOT, FLEX_START, RESERVATION)
     for entry in _several(name, text):
         chip, _, value = entry.partition("=")
         try:
@@ -129,10 +150,16 @@ def _prices(name: str, text: str) -> dict[str, float]:
         if not 0 <= usd < math.inf:
             raise UsageError(f"{name} has {entry!r}: write dollars per chip-hour, as v5e=1.2")
         chip = chip.strip()
-        if chip.partition(":")[2] not in ("", *_WAYS):
-            raise UsageError(f"{name} has {entry!r}: behind ':' comes {', '.join(_WAYS)}, or nothing")
+        if chip.partition(":")[2] not in ("", *known):
+            raise UsageError(f"{name} has {entry!r}: behind ':' comes {', '.join(known)}, or nothing")
         prices[chip] = usd
     return prices
+
+
+def _built_in() -> PriceList:
+    from kinetic_orchestration.plan.hardware.price_list import BUILT_IN  # whoever only declares a job needs none
+
+    return BUILT_IN
 
 
 def _key(name: str, text: str) -> str:
@@ -191,8 +218,8 @@ class Settings:
     prices: Mapping[str, float] = _setting(
         "KINETIC_PRICES", "dollars per chip-hour: v5e=1.2,v5e/us-west4:spot=0.5", read=_prices
     )
-    listed: PriceList = field(default=BUILT_IN, repr=False)  # what `ko prices --refresh` keeps: the home's until
-    # `capacity.prices.in_force` has read the deployment's
+    listed: PriceList = field(default_factory=_built_in, repr=False)  # what `ko prices --refresh` keeps: the home's,
+    # until `capacity.prices.in_force` has read the deployment's
     billing_key: str = _setting(
         "KINETIC_BILLING_KEY", "an API key with which Google's prices are read without a login", read=_key, shown=False
     )
@@ -200,7 +227,7 @@ class Settings:
         "KINETIC_BUDGETS",
         "the most that jobs of a pipeline may cost in a calendar month (UTC): "
         "retrain=500USD,*=300USD:warn,total=2000USD",
-        read=budgets.read,
+        read=_budgets,
     )
     trust_store: bool = _setting(
         "KINETIC_TRUST_STORE",
@@ -239,10 +266,10 @@ class Settings:
         "the queue of Kueue for jobs that name none, or several separated by commas, in the order of their trial",
         read=_queue,
     )
-    chips: tuple[chip_shares.Share, ...] = _setting(
+    chips: tuple[Share, ...] = _setting(
         "KINETIC_CHIPS",
         "the most chips that the deployment, a pipeline or a user may hold at once: v5e=64,total=256,user:*=32",
-        read=chip_shares.parse,
+        read=_chips,
     )
     priority: int = _setting(
         "KINETIC_PRIORITY", "jobs of a higher one have their turn first where chips are shared", "0", _priority
@@ -286,6 +313,8 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
             "Jobs cannot be run or submitted from Windows itself, which has neither process groups nor the file "
             "locks that the store relies on. Use WSL 2, a Linux machine or macOS."
         )
+    from kinetic_orchestration.plan.hardware import price_list
+
     environ = copies.environ() if environ is None else environ
     values, sources = _resolved(environ, arguments)
     home = Path(values["home"]).expanduser().absolute() if values["home"] else _default_home()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WAYS: tuple[str, ...] = get_args(Model)
 ORDERS = ("order", "price", "start")
 MOST_CHOICES = 64
-_REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
+_REGION = r"[a-z]+-[a-z]+[0-9]+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +95,11 @@ def _words(name: str, given: str | Sequence[str] | None) -> tuple[str, ...] | No
 
 
 def _check_region(region: str) -> None:
-    if _REGION.fullmatch(region):
+    if re.fullmatch(_REGION, region):
         return
     zone = region.rpartition("-")[0]
     near = f"it is a zone: name its region, {zone!r}, or zones with cloud=TpuVm(zones=[…]) or Compute(zones=[…])"
-    if not _REGION.fullmatch(zone):
+    if not re.fullmatch(_REGION, zone):
         near = "regions have names such as 'us-central1', and `gcloud compute regions list` shows them"
     raise UsageError(f"regions has {region!r}, which is no region: {near}")
 

@@ -19,8 +19,7 @@ from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
 from kinetic_orchestration.plan.hardware import accelerators, machines, regions
-from kinetic_orchestration.plan.hardware.global_batch import check_divides
-from kinetic_orchestration.protocol.schema import MOST_HOSTS, MOST_SLICES
+from kinetic_orchestration.protocol.schema import MOST_HOSTS, MOST_PLACES, MOST_SLICES
 
 DEFAULT_ACCELERATOR = "tpu-v5e-1"
 LOCAL = "local"
@@ -40,6 +39,13 @@ _REFERENCE = re.compile(
     r"(?:@[A-Za-z][A-Za-z0-9]*(?:[+._-][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,})?"
 )
 LONGEST_REFERENCE = 512
+_OF_CLUSTERS = ("kubernetes", "gke")
+PODS_END = (
+    "a pod ends with its program, and its node is the cluster's, which itself keeps it for a while after the last pod "
+    "(GKE for about ten minutes); leave keep out"
+)
+QUEUE_DECIDES = "the queue of its cluster decides where an attempt runs. Leave race out, or name a backend of VMs"
+LONGEST_KEEP = 24 * 3600.0  # seconds for which an unclaimed slice is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,8 @@ class Options:
     by: str = "order"
     reshard: bool = False
     global_batch: int = 0
+    race: int = 1
+    keep: float | str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,8 @@ def check_options(options: Options) -> Options:
                 _check_software(one)
     _check_regions(found)
     _check_global_batch(found)
+    _check_race(found)
+    _check_clusters(found, keeps=check_keep(options.keep) is not None)
     return options
 
 
@@ -230,7 +240,50 @@ def _check_global_batch(found: Sequence[Options]) -> None:
             f"global_batch is {size!r}: give the samples of one step on all hosts together, or leave it out"
         )
     if size:
+        from kinetic_orchestration.plan.hardware.global_batch import check_divides  # which few jobs have
+
         check_divides(size, [(str(one.accelerator), hosts_of(one)) for one in found])
+
+
+def _check_race(found: Sequence[Options]) -> None:
+    """Refuse a number of places that no race has."""
+    race: Any = found[0].race
+    if isinstance(race, bool) or not isinstance(race, int) or not 1 <= race <= MOST_PLACES:
+        raise UsageError(
+            f"race is {race!r}: give the places that are asked at once, 2 or {MOST_PLACES}, or leave it out. Each of "
+            "them is paid for from the moment its hosts are there until it is released"
+        )
+
+
+def _check_clusters(found: Sequence[Options], *, keeps: bool) -> None:
+    """Refuse what slices alone can do of a job that names Kubernetes."""
+    for one in found:
+        if isinstance(one.cloud, Kubernetes) or one.backend in _OF_CLUSTERS:
+            where = f"the {one.backend} backend" if one.backend in _OF_CLUSTERS else "Kubernetes"
+            with naming(told(one), found):
+                if keeps:
+                    raise Unsupported(f"keep= is not possible on {where}: {PODS_END}")
+                if one.race > 1:
+                    raise Unsupported(f"race={one.race} is not possible on {where}: {QUEUE_DECIDES}")
+
+
+def check_keep(given: Any) -> float | None:
+    """Return the seconds for which slices are kept after a job; None for a job that neither leaves nor takes one.
+
+    Raises:
+        UsageError: It is no such time.
+    """
+    if isinstance(given, bool):
+        raise UsageError(f"keep is {given!r}: give seconds, or a text such as '10m', or leave it out")
+    if isinstance(given, int | float) and not given >= 0:
+        raise UsageError(f"keep is {given!r}: it cannot be negative; leave it out for slices that end with their job")
+    kept = settings.seconds("keep", given)
+    if kept is not None and kept > LONGEST_KEEP:
+        raise UsageError(
+            f"keep is {given!r}: a slice is kept for {settings.duration(LONGEST_KEEP)} at most, since it costs money "
+            "all the while"
+        )
+    return kept
 
 
 def hosts_of(options: Options) -> int:

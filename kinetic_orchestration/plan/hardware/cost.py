@@ -40,6 +40,9 @@ class Estimate:
     ready_seconds: float = 0.0
     program_seconds: float = 0.0  # in which the program ran
     parts: Mapping[str, float] = field(default_factory=dict)  # as `usage` has them; {} if no step was reported
+    beside_seconds: float = 0.0  # of places of races that did not win; not in the READY seconds
+    beside_usd: float | None = 0.0  # of these, in `usd`
+    idle_seconds: float = 0.0  # for which kept slices served nobody: of the chip-hours and the cost, not of READY
 
     @property
     def productive_seconds(self) -> float | None:
@@ -63,8 +66,16 @@ class Estimate:
         else:
             where = f"{self.hardware} in {self.region}" if self.region else self.hardware
             rate = f"{_hours(self.chip_hours)} at {_rate(self.usd_per_chip_hour)}, {self.note}"
-            there = f"on {where} {_about(self.usd)} ({rate})"
+            there = f"on {where} {_about(self.usd)} ({rate}{self._beside})"
         return f"cost: {here}; {there}" if here else f"cost: {there}"
+
+    @property
+    def _beside(self) -> str:
+        """Return the part of it that places of races cost which did not win, for users."""
+        if not self.beside_seconds:
+            return ""
+        usd = f", {_about(self.beside_usd)}" if self.beside_usd is not None else ""
+        return f", of which {self.beside_seconds:.0f} s of places that did not win their race{usd}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,7 @@ class Total:
     program_seconds: float = 0.0
     productive_seconds: float = 0.0
     counted_seconds: float = 0.0  # held by attempts that reported steps
+    idle_seconds: float = 0.0
 
     @property
     def goodput(self) -> float | None:
@@ -140,12 +152,14 @@ def together(
     ready: float,
     productive: float,
     parts: Mapping[str, float] = MappingProxyType({}),
+    beside: Sequence[Estimate] = (),
+    idle: float = 0.0,
 ) -> Estimate:
-    """Attempts of one job, which may have been in several zones, as one."""
-    chip_hours = sum(part.chip_hours for part in stays)
-    prices = [part.usd for part in stays if part.usd is not None]
-    usd = sum(prices) if len(prices) == len(stays) else None
-    rates = {part.usd_per_chip_hour for part in stays}
+    """Attempts of one job, which may have been in several zones, as one, with what places of races cost `beside`."""
+    every = [*stays, *beside]
+    chip_hours = sum(part.chip_hours for part in every)
+    usd = _sum(every)
+    rates = {part.usd_per_chip_hour for part in every}
     rate = rates.pop() if len(rates) == 1 else usd / chip_hours if usd is not None and chip_hours else None
     return replace(
         stays[-1],
@@ -159,7 +173,15 @@ def together(
         ready_seconds=ready,
         program_seconds=productive,
         parts=dict(parts),
+        beside_seconds=sum(part.ready_seconds for part in beside),
+        beside_usd=_sum(beside),
+        idle_seconds=idle,
     )
+
+
+def _sum(parts: Sequence[Estimate]) -> float | None:
+    prices = [part.usd for part in parts if part.usd is not None]
+    return sum(prices) if len(prices) == len(parts) else None
 
 
 def check_usd(usd: float) -> None:
@@ -202,6 +224,8 @@ def times(estimate: Estimate) -> str:
     """The times next to the cost: queued, charged, and in a program or, if known, in steps that counted."""
     attempts = "1 attempt" if estimate.attempts == 1 else f"{estimate.attempts} attempts"
     told = f"{attempts}, {_seconds(estimate.queued_seconds)} queued, {_seconds(estimate.ready_seconds)} READY"
+    if estimate.idle_seconds:
+        told = f"{told}, {_seconds(estimate.idle_seconds)} kept idle"
     if estimate.goodput is None or estimate.productive_seconds is None:
         return f"{told}, {_seconds(estimate.program_seconds)} program time"
     return f"{told}, {_seconds(estimate.productive_seconds)} productive, goodput {estimate.goodput:.0%}"
@@ -238,6 +262,7 @@ def total(period: str, estimates: Sequence[Estimate]) -> Total:
         program_seconds=sum(estimate.program_seconds for estimate in estimates),
         productive_seconds=sum(estimate.productive_seconds or 0.0 for estimate in estimates),
         counted_seconds=sum(estimate.ready_seconds for estimate in estimates if estimate.goodput is not None),
+        idle_seconds=sum(estimate.idle_seconds for estimate in estimates),
     )
 
 

@@ -11,15 +11,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.hardware.machines import HYPERDISK, PD_BALANCED, PD_SSD
 from kinetic_orchestration.plan.messages import command, warn_once
-from kinetic_orchestration.protocol import names, schema
+from kinetic_orchestration.protocol import names
+
+if TYPE_CHECKING:
+    from datetime import datetime  # whoever only declares a job loads neither
+
+    from kinetic_orchestration.protocol.schema import Fields
 
 ON_DEMAND, SPOT, FLEX_START = "on demand", "spot", "flex-start"
 RESERVATION = "reservation"
@@ -59,29 +63,43 @@ FILE = names.PRICES
 VERSION = 1
 LARGEST = names.limit_of(names.PRICES)
 MOST = 20_000  # prices of one list
-STALE = timedelta(days=30)
+STALE = 30  # days
 # Dollars for an hour: a value outside is no price of such a thing, and a limit of money would rest on it.
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "chip": (0.01, 100.0), "core": (0.001, 1.0), "GiB of memory": (0.0001, 0.1), "GiB of disk": (0.000005, 0.01),
 }  # fmt: skip
 _DAY = r"20\d\d-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
-_RATE = schema.Fields(
-    {
-        "generation": schema.line(60),
-        "region": schema.matching(r"[a-z]+-[a-z]+\d+", empty=True),
-        "model": schema.one_of(ON_DEMAND, SPOT, FLEX_START),
-        "usd": schema.number(0, 1e6),
-        "date": schema.matching(rf"{_DAY}|20\d\d-(?:0[1-9]|1[0-2])"),
-        "source": schema.line(schema.WORD),
-    }
-)
-_LIST = schema.Fields(
-    {
-        "version": schema.whole(VERSION, VERSION),
-        "refreshed": schema.matching(rf"{_DAY}T\d\d:\d\d:\d\dZ"),
-        "rates": schema.many(_RATE, MOST),
-    }
-)
+
+
+@cache
+def _rate() -> Fields:
+    """Return the form of one price."""
+    from kinetic_orchestration.protocol import schema
+
+    return schema.Fields(
+        {
+            "generation": schema.line(60),
+            "region": schema.matching(r"[a-z]+-[a-z]+\d+", empty=True),
+            "model": schema.one_of(ON_DEMAND, SPOT, FLEX_START),
+            "usd": schema.number(0, 1e6),
+            "date": schema.matching(rf"{_DAY}|20\d\d-(?:0[1-9]|1[0-2])"),
+            "source": schema.line(schema.WORD),
+        }
+    )
+
+
+@cache
+def _list() -> Fields:
+    """Return the form of a document of prices."""
+    from kinetic_orchestration.protocol import schema
+
+    return schema.Fields(
+        {
+            "version": schema.whole(VERSION, VERSION),
+            "refreshed": schema.matching(rf"{_DAY}T\d\d:\d\d:\d\dZ"),
+            "rates": schema.many(_rate(), MOST),
+        }
+    )
 
 
 class Rate(NamedTuple):
@@ -179,10 +197,10 @@ def parse(data: bytes) -> PriceList:
 
     try:
         document = json.loads(data)
-        _LIST(document)
+        _list()(document)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if _moment(document["refreshed"]) > datetime.now(UTC) + timedelta(days=1):
+    if (_moment(document["refreshed"]) - _now()).days >= 1:
         raise ValueError(f"it was refreshed at {document['refreshed']}, which is to come")
     rates = [Rate(*(row[name] for name in Rate._fields)) for row in document["rates"]]
     for rate in rates:
@@ -192,7 +210,7 @@ def parse(data: bytes) -> PriceList:
 
 def check(rate: Rate) -> None:
     """Raises ValueError for what cannot be a price."""
-    _RATE(rate._asdict())  # Wrong is a ValueError
+    _rate()(rate._asdict())  # Wrong is a ValueError
     least, most = BOUNDS[unit := unit_of(rate.generation)]
     if not least <= rate.usd <= most:
         what = "for a chip-hour" if unit == "chip" else f"for an hour of a {unit}"
@@ -213,7 +231,7 @@ def to_bytes(rates: Iterable[Rate], refreshed: str) -> bytes:
 
 def now() -> str:
     """Return the time as a list says when it was refreshed."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def write(home: Path, data: bytes) -> Path:
@@ -232,13 +250,21 @@ def write(home: Path, data: bytes) -> Path:
 def staleness(listed: PriceList, at: datetime | None = None) -> str:
     """Return a sentence about a list that is older than `STALE`, for users; "" for a newer one."""
     read_at = listed.refreshed or max(rate.date for rate in listed.rates)
-    days = ((at or datetime.now(UTC)) - _moment(read_at)).days
-    if days <= STALE.days:
+    days = ((at or _now()) - _moment(read_at)).days
+    if days <= STALE:
         return ""
     what = f"were read on {read_at[:10]}" if listed.refreshed else f"are of {listed.dates()}, as the package has them"
     return f"the list prices {what}, {days} days ago; to read today's from Google: {command('prices', '--refresh')}"
 
 
+def _now() -> datetime:
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC)
+
+
 def _moment(text: str) -> datetime:
     """Return a time or a date, of a month its first day. Raises ValueError."""
+    from datetime import UTC, datetime
+
     return datetime.strptime((text + "-01")[:10] if len(text) == 7 else text[:10], "%Y-%m-%d").replace(tzinfo=UTC)

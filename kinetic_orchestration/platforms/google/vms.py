@@ -61,7 +61,7 @@ def zones_of(plan: Plan) -> Sequence[str]:
 
 def name_of(settings: Settings, owned: Owned) -> str:
     """Return the name that this deployment gives to the placement of the job and attempt in a resource's labels."""
-    return names.slice_of(settings.store, settings.deployment, owned.job, owned.attempt)
+    return names.slice_of(settings.store, settings.deployment, owned.job, owned.attempt, max(0, owned.rival))
 
 
 def is_ours(settings: Settings, name: str, labels: Mapping[str, str]) -> bool:

@@ -1,8 +1,8 @@
 """The orders of a host that is another machine: where the rest is, and the digests that it must have.
 
 Pure: the same spec and intent give the same orders in any process. They contain no secrets: other users may read a
-machine's metadata or a pod's manifest. The one key in them is of this attempt alone, and any program on the machine may
-report the attempt's result anyway.
+machine's metadata or a pod's manifest. The key in them is of this attempt alone, and any program on the machine may
+report the attempt's result anyway. That of a slice that is kept gives orders to this slice alone.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ def orders_of(asked: Submission) -> dict[str, Any]:
         "emulated": plan.emulated,
         **({"processes": plan.processes} if plan.processes > 1 else {}),
         **({"choice": intent.choice} if intent.choice else {}),
+        **({"rival": placement["rival"]} if "rival" in placement else {}),
         **({"gpus": _gpus(plan)} if _gpus(plan) else {}),
         **({"key": asked.key} if asked.key else {}),
+        **({"lease_key": asked.lease_key} if asked.lease_key else {}),
     }
 
 

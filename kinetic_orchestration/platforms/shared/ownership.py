@@ -12,6 +12,7 @@ from kinetic_orchestration.plan.configuration import resource_labels
 from kinetic_orchestration.plan.values import Intent, Plan
 
 LABELS_LIMIT = 64
+NO_RACE = -1
 
 OURS = resource_labels.OURS
 DEPLOYMENT = f"{OURS}deployment"
@@ -20,6 +21,7 @@ ATTEMPT = f"{OURS}attempt"
 EXPIRES = f"{OURS}expires"
 SPEC = f"{OURS}spec"
 SLICES = f"{OURS}slices"
+RIVAL = f"{OURS}rival"
 MARK = f"{OURS}mark"
 WHO = ("pipeline", "step", "run", "owner")
 
@@ -32,6 +34,7 @@ class Owned(NamedTuple):
     attempt: int
     expires: float
     spec: str
+    rival: int = NO_RACE  # its number among the places of a race
 
 
 def owned(found: Mapping[str, str]) -> Owned | None:
@@ -39,7 +42,14 @@ def owned(found: Mapping[str, str]) -> Owned | None:
     job, attempt, expires = found.get(JOB, ""), found.get(ATTEMPT, ""), found.get(EXPIRES, "")
     if not job or not attempt.isdecimal() or not expires.isdecimal():
         return None
-    return Owned(found.get(DEPLOYMENT, ""), job, int(attempt), float(expires), found.get(SPEC, ""))
+    rival = found.get(RIVAL, "")
+    number = int(rival) if rival.isdecimal() and len(rival) < 3 else NO_RACE
+    return Owned(found.get(DEPLOYMENT, ""), job, int(attempt), float(expires), found.get(SPEC, ""), number)
+
+
+def racing(owned: Owned) -> dict[str, int]:
+    """Return the field of a placement that was found by its labels which says what place of a race it is, if any."""
+    return {"rival": owned.rival} if owned.rival != NO_RACE else {}
 
 
 def labels_of(plan: Plan, intent: Intent, job_id: str, spec_digest: str) -> dict[str, str]:
@@ -51,6 +61,7 @@ def labels_of(plan: Plan, intent: Intent, job_id: str, spec_digest: str) -> dict
         EXPIRES: str(int(intent.deadline)),
         SPEC: spec_digest[:20],
         **({SLICES: str(plan.slices)} if plan.slices > 1 else {}),
+        **({RIVAL: str(intent.placement["rival"])} if "rival" in intent.placement else {}),
     }
     asked = {**{name: str(plan.cloud.get(name) or "") for name in WHO}, **plan.labels}
     return dict([*ours.items(), *resource_labels.sent(asked).items()][:LABELS_LIMIT])

@@ -143,6 +143,9 @@ class MetadataServer(ABC):
             lambda: asyncio.StreamReaderProtocol(_Reader(), self._converse, loop=loop), sock=listening, backlog=_BACKLOG
         )
         await self._closing.wait()
+        # Before it closes: asyncio forgets, and never closes, what it has accepted for a server that is closed by then.
+        loop.remove_reader(listening)
+        await asyncio.sleep(0)
         server.close()
         for connection in self._connections:
             connection.transport.abort()

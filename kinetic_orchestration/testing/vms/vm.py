@@ -290,7 +290,8 @@ class Vm:
         if machine.disk:
             _mount(root, machine.disk)
             _mount(root / "dev" / "shm", machine.disk)  # its memory does not fill up with its disk
-        for folder in ("bin", "tmp", "root", "var/lib", str(Path(_BOOT_ID).parent)[1:]):
+        folders = ("bin", "dev/shm", "etc", "home", "root", "tmp", "var/lib", "var/tmp")
+        for folder in (*folders, str(Path(_BOOT_ID).parent)[1:]):
             (root / folder).mkdir(parents=True, exist_ok=True)
         for name in ("python3", f"python{python.version}"):
             (root / "bin" / name).symlink_to(python.path)

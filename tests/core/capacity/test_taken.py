@@ -46,5 +46,13 @@ def test_many_that_were_tried_before_are_counted() -> None:
     )
 
 
+def test_a_warm_slice_is_told_with_whose_it_was_also_of_a_job_of_one_way() -> None:
+    kept = {"zone": "us-east5-a", "lease": {"slice": "s", "epoch": 1}, "why": "it is warm: job-2 has left it 9 s ago"}
+    assert taken(replace(ASKED, choices=()), kept) == (
+        "v6e-16 spot in us-east5-a: it is warm: job-2 has left it 9 s ago"
+    )
+    assert "it is warm: job-2 has left it 9 s ago" in taken(ASKED, kept)
+
+
 def test_a_job_of_one_way_has_no_choice_to_tell() -> None:
     assert taken(replace(ASKED, choices=()), {"zone": "us-east5-a"}) == ""

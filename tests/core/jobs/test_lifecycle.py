@@ -598,3 +598,41 @@ def test_while_an_attempt_waits_its_hardware_is_told_and_what_else_there_is() ->
     (change,) = advance(Cursor(), refused, CHOICES).changes
     assert change.message == "v6e-16 spot in us-east5-b: stockout: us-east5-b: none is left"
     assert Policy().named(seen.intent, "why") == "why"
+
+
+# ---- on a kept slice -------------------------------------------------------------------------------------------
+
+WATCHED = Policy(silence=lifecycle.SILENT_BEATS)
+
+
+def claimed(state: str, *beats: wire.Beat | None, there: float = 0.0, **fields: Any) -> Glimpse:
+    """An attempt that has claimed a kept slice, whose hosts have been seen for so many seconds."""
+    seen = glimpse(state, *beats, created=NOW - 1000.0, since=NOW - there, charged=NOW - there, **fields)
+    assert seen.intent is not None
+    placement = {"name": "warm", "lease": {"slice": "warm", "epoch": 1}}
+    return seen._replace(intent=seen.intent._replace(placement=placement))
+
+
+def test_hosts_of_a_kept_slice_that_do_not_follow_its_claim_are_given_up_soon_and_not_counted() -> None:
+    assert actions(claimed(PRESENT, there=lifecycle.SILENT_CLAIM - 1.0), WATCHED) == ()
+    late = claimed(PRESENT, there=lifecycle.SILENT_CLAIM + 1.0)
+    reason = "no host of this warm slice has followed its claim within 91 s"
+    assert actions(late, WATCHED) == (Close(wire.INTERNAL, reason, unheard=(0,)),)
+    assert lifecycle.rule_of(wire.INTERNAL)[0] == lifecycle.FREE
+    assert actions(glimpse(PRESENT, created=NOW - 1000.0, since=NOW - 91.0), WATCHED) == (), "fresh ones boot"
+
+
+def test_those_of_which_some_have_followed_it_are_a_failure_as_soon() -> None:
+    policy = WATCHED._replace(hosts=2)
+    assert actions(claimed(PRESENT, STARTING, None, there=lifecycle.SILENT_CLAIM - 1.0), policy) == ()
+    (close,) = actions(claimed(PRESENT, STARTING, None, there=lifecycle.SILENT_CLAIM + 1.0), policy)
+    assert isinstance(close, Close)
+    assert (close.cause, close.host, close.unheard) == (wire.INFRASTRUCTURE, 1, (1,))
+
+
+@pytest.mark.parametrize("state", [GONE, WOUNDED])
+def test_a_kept_slice_that_is_gone_before_a_host_has_spoken_is_no_failure(state: str) -> None:
+    (close,) = actions(claimed(state), WATCHED)
+    assert isinstance(close, Close) and close.cause == wire.INTERNAL
+    (close,) = actions(claimed(state, BEAT), WATCHED)
+    assert isinstance(close, Close) and close.cause == wire.INFRASTRUCTURE

@@ -67,6 +67,9 @@ def test_a_job_that_its_share_can_never_hold_is_refused_before_anything_is_sent(
     monkeypatch.setenv("KINETIC_CHIPS", "v5e=2")
     with pytest.raises(UsageError, match=r"takes 4 chips of the share v5e=2, and so could never run"):
         until.run_async(str(tmp_path / "flag"))
+    monkeypatch.setenv("KINETIC_CHIPS", "v5e=64,pipeline:until=2")
+    with pytest.raises(UsageError, match=r"takes 4 chips of the share pipeline:until=2, and so could never run"):
+        until.run_async(str(tmp_path / "flag"))
     monkeypatch.setenv("KINETIC_CHIPS", "v55=2")
     with pytest.raises(UsageError, match=r"chips has 'v55=2': 'v55' is no accelerator"):
         until.run_async(str(tmp_path / "flag"))

@@ -27,6 +27,7 @@ from kinetic_orchestration.platforms.google.compute.verbs.memory import Memory
 from kinetic_orchestration.platforms.google.rest.kept_secrets import KeptSecrets
 from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.platforms.shared.findings import Finding
+from kinetic_orchestration.platforms.shared.orders import orders_of
 from kinetic_orchestration.platforms.shared.places import Refusal
 from kinetic_orchestration.platforms.shared.rate_limit import pace_of
 from kinetic_orchestration.protocol import names
@@ -118,6 +119,13 @@ class ComputeBackend:
             raise
         self._memory.asked_for(asked.intent.placement)
         return self._make.make(asked)
+
+    def hand_over(self, asked: Submission) -> dict[str, Any]:
+        self._secrets.keep(asked)
+        placement = asked.intent.placement
+        grouped = request.is_grouped(placement)
+        resource = (slices.group_path if grouped else path_of)(placement, placement["name"])
+        return {**orders_of(asked), "resource": resource}
 
     # ---- observing
 

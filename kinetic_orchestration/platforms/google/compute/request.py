@@ -34,6 +34,7 @@ from kinetic_orchestration.protocol import attempt_rules, names
 UNTIL = f"{ownership.OURS}until"  # the label that says until when a request waits: no answer of the API has that
 NOTICE = int(attempt_rules.SPOT_NOTICE)  # the API knows 0 and 120
 SPARE = 900.0  # seconds after the attempt's deadline, when the VM's own software should long have deleted it
+KEPT_RUN = 7 * 86400.0  # seconds for which a kept one may serve further attempts: flex-start's longest run
 SHORTEST_RUN, LONGEST_RUN = 30, 120 * 86400  # seconds, by the API
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 
@@ -143,9 +144,10 @@ def vm(asked: Submission, orders: Mapping[str, Any], name: str = "") -> dict[str
     labels = ownership.labels_of(plan, asked.intent, asked.job_id, asked.spec_digest)
     if is_grouped(placement):  # what tells the VMs of groups, also of one, from as many that are made one by one
         labels = dict([(ownership.SLICES, str(plan.slices)), *labels.items()][: ownership.LABELS_LIMIT])
+    told = {**orders_of(asked), **_last(asked), **orders}
     found: dict[str, Any] = {
         "machineType": f"{zone}/machineTypes/{machine.machine_type}" if name else machine.machine_type,
-        "scheduling": _scheduling(asked.intent, model_of(plan), bound=bool(cloud.get("reservation_bound"))),
+        "scheduling": _scheduling(asked, bound=bool(cloud.get("reservation_bound"))),
         "reservationAffinity": _affinity(plan, placement),
         "disks": [_boot_disk(plan, placement, machine, name, labels)],
         "networkInterfaces": [_interface(cloud, placement)],
@@ -154,7 +156,7 @@ def vm(asked: Submission, orders: Mapping[str, Any], name: str = "") -> dict[str
         "metadata": {
             "items": [
                 {"key": "startup-script", "value": startup_script()},
-                {"key": "kinetic", "value": json.dumps({**orders_of(asked), **orders}, ensure_ascii=False)},
+                {"key": "kinetic", "value": json.dumps(told, ensure_ascii=False)},
             ]
         },
         "shieldedInstanceConfig": {
@@ -173,31 +175,42 @@ def vm(asked: Submission, orders: Mapping[str, Any], name: str = "") -> dict[str
     return found
 
 
-def run_seconds(intent: Intent, model: Model) -> int:
+def run_seconds(intent: Intent, model: Model, *, kept: bool = False) -> int:
     """The seconds after its start at which Google deletes a VM, whatever has become of us.
 
     They count from the start, so a VM that waited outlives the deadline of its attempt by as much. Its own software
-    keeps the deadline; this is for when that is dead.
+    keeps the deadline; this is for when that is dead. One that is `kept` may serve other attempts after its first.
     """
     least, most = float(SHORTEST_RUN), float(LONGEST_RUN)
     if model == machines.FLEX_START:
         least, most = FLEX_START_RUN
-    return int(max(least, min(most, intent.deadline - intent.created - intent.wait + SPARE)))
+    after = KEPT_RUN if kept else 0.0
+    return int(max(least, min(most, intent.deadline - intent.created - intent.wait + SPARE + after)))
 
 
-def _scheduling(intent: Intent, model: Model, *, bound: bool) -> dict[str, Any]:
+def _last(asked: Submission) -> dict[str, float]:
+    """Return what the hosts of a slice that is kept have to know: when Google deletes it at the earliest."""
+    if not asked.lease_key:
+        return {}
+    intent = asked.intent
+    return {"last": intent.created + intent.wait + run_seconds(intent, model_of(asked.plan), kept=True) - SPARE}
+
+
+def _scheduling(asked: Submission, *, bound: bool) -> dict[str, Any]:
     """Return how the VMs are got, and how they end.
 
     Nothing that was found in November 2026 says whether a limit of the run may be named with RESERVATION_BOUND: the
     discovery document is silent, and the body that Google shows for A3 High and Mega has DELETE without a limit, as has
     xbill9/gemma4-dev. It is sent, since only the reservation's end would free what is left when all else is dead.
     """
+    model = model_of(asked.plan)
+    run = run_seconds(asked.intent, model, kept=bool(asked.lease_key))
     found: dict[str, Any] = {
         "provisioningModel": _BOUND if bound else _PROVISIONING[model],
         "onHostMaintenance": "TERMINATE",  # VMs with GPUs or TPUs are not moved
         "automaticRestart": False,  # an attempt must not come back to life behind our back
         "instanceTerminationAction": "DELETE",  # of a preemption, too: a stopped VM is billed for its disk
-        "maxRunDuration": {"seconds": str(run_seconds(intent, model))},
+        "maxRunDuration": {"seconds": str(run)},
     }
     if model == machines.SPOT:
         found["preemptionNoticeDuration"] = {"seconds": str(NOTICE)}

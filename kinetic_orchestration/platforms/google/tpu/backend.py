@@ -127,6 +127,10 @@ class TpuVmBackend:
             retries.end_throttle((self._settings.emulator, project))
         return self._refused(error, context, asked) if error is not None else ""
 
+    def hand_over(self, asked: Submission) -> dict[str, Any]:
+        self._secrets.keep(asked)
+        return request.orders_for(asked)
+
     def _refused(self, error: Status, context: CallContext, asked: Submission) -> str:
         """Handle the refusal of a create call. Returns the state of the request, or raises BackendError."""
         trouble = api_errors.classify(error, context)
@@ -355,6 +359,7 @@ class TpuVmBackend:
             "backend": "tpu-vm", "project": project, "zone": found.zone, "name": name or found.name, "hosts": 0,
             "slices": int(found.labels.get(ownership.SLICES, "1")), "job": owned.job, "attempt": owned.attempt,
             "created": found.created, "expires": owned.expires, "state": state, "deployment": owned.deployment,
+            **ownership.racing(owned),
         }  # fmt: skip
 
     def _everywhere(

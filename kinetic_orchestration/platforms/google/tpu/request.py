@@ -85,6 +85,11 @@ def render_queued_resource(asked: Submission) -> dict[str, Any]:
     }
 
 
+def orders_for(asked: Submission) -> dict[str, Any]:
+    """Return the orders of all hosts, with what they are to delete in the end."""
+    return {**orders_of(asked), "resource": resource_of(asked.intent.placement)}
+
+
 def _node(asked: Submission) -> dict[str, Any]:
     plan, intent, cloud = asked.plan, asked.intent, asked.plan.cloud
     node: dict[str, Any] = {
@@ -98,7 +103,7 @@ def _node(asked: Submission) -> dict[str, Any]:
         "labels": labels_of(plan, intent, asked.job_id, asked.spec_digest),
         "metadata": {
             "startup-script": startup_script(),
-            "kinetic": json.dumps({**orders_of(asked), "resource": resource_of(intent.placement)}, ensure_ascii=False),
+            "kinetic": json.dumps(orders_for(asked), ensure_ascii=False),
         },
     }
     if cloud.get("service_account"):

@@ -244,10 +244,10 @@ class ComputeScript(ComputeLifecycle):
         self.world.later(seconds, lambda: self._terminate(instance, "STOP"))
 
     @step
-    def stop(self, name: str, user: str = "user@emulated.example") -> None:
+    def stop(self, name: str) -> None:
         """Somebody stops a VM at the console: it shuts down, and then stays TERMINATED."""
         instance = self.chosen(name)
-        self.operation("stop", instance, instance.path, user)
+        self.operation("stop", instance, instance.path, "user@emulated.example")
         self._stop(instance, "STOP")
 
     @step

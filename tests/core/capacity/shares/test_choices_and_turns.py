@@ -17,7 +17,6 @@ from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.plan.declare.choices import Choice
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options
-from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import Plan
 
 CLOUD = {"KINETIC_PROJECT": "p", "KINETIC_STORE": "gs://b/k", "KINETIC_DEPLOYMENT": "d", "KINETIC_ZONES": "us-east5-b"}
@@ -59,9 +58,8 @@ def test_a_job_of_which_no_choice_fits_is_refused_with_each_by_its_name(tmp_path
 
 def test_a_share_of_its_pipeline_that_a_job_can_never_fit_in_refuses_it_before_anything_is_sent(tmp_path: Path) -> None:
     plan = planned(tmp_path, "v5e-16", "v5e=64,pipeline:*=8")
-    of = Identity("d", "dagster", "run", "retrain/step")
     with pytest.raises(UsageError, match=r"v5e-16 takes 16 chips of the share pipeline:retrain=8 \(the default"):
-        planner.within_shares(plan, of)
+        planner.within_shares(plan, "retrain")
 
 
 def test_where_kueue_is_the_queue_it_decides_and_the_job_takes_no_turn(tmp_path: Path) -> None:

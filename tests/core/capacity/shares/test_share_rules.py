@@ -10,6 +10,7 @@ import pytest
 from kinetic_orchestration.capacity.shares import records, rules
 from kinetic_orchestration.capacity.shares.rules import Book, Evidence, Grant, Use, Want, decide, fate
 from kinetic_orchestration.plan.configuration.chip_shares import parse
+from kinetic_orchestration.protocol import wire
 
 NOW = 1_700_000_000.0
 
@@ -80,6 +81,29 @@ def test_small_ones_pass_a_big_one_only_if_they_end_before_its_turn_can_come() -
     assert (kept.job, kept.start) == ("job-big", NOW + 1000.0)
 
 
+def test_a_big_one_is_passed_by_newcomers_who_have_used_less_only_for_so_long() -> None:
+    """A big job that waits is not passed by small ones for ever, also if each of them is the first of somebody else."""
+    turn = Grant(want("run", 16, user="cy", longest=600.0), NOW)
+    book, big = Book(grants=(turn,), uses={"user:ann": Use(1e6, NOW)}), want("big", 16)
+    for at in range(0, 7200, 300):
+        newcomers = [want(f"{at + n:x}", 16, user=f"u{at + n}", since=NOW + at, longest=600.0) for n in range(3)]
+        if at % 600 == 0 and at:
+            book = rules.freed(book, book.grants[0].want.key, NOW + at, NOW + at)
+        book = decided([big, *newcomers], "v5e=16", book, NOW + at)
+        if big.key in {grant.want.key for grant in book.grants}:
+            break
+        assert at < rules.PATIENCE + 1200, "it waits for ever"
+    assert at >= rules.PATIENCE
+
+
+def test_who_has_waited_long_goes_before_others_once_and_not_with_all_that_it_has() -> None:
+    wants = [want(f"a{n}") for n in range(3)] + [want(f"b{n}", user="bob", since=NOW + 9) for n in range(3)]
+    book = decided(wants, "v5e=8", Book(grants=(Grant(want("run"), NOW),), uses={"user:ann": Use(1e6, NOW)}))
+    later = NOW + rules.PATIENCE + 60.0
+    book = decided(wants, "v5e=24", rules.freed(book, ("job-run", 1), NOW + 60.0, later), later)
+    assert given(book) == ["b0", "a0", "b1"]
+
+
 def test_a_user_who_waits_for_a_share_of_its_own_keeps_nothing_from_others() -> None:
     wants = [want("a", 16), want("b", 16), want("c", 4), want("d", 4, user="bob")]
     assert given(decided(wants, "v5e=64,user:*=16")) == ["a", "d"]
@@ -133,8 +157,23 @@ def test_a_turn_that_nobody_gives_back_is_freed_by_what_its_attempts_records_say
     assert fate(grant, Evidence(begun=True, over=NOW, is_held=True), NOW + 1e6) == rules.KEEP
 
 
+def test_the_use_of_a_call_by_itself_is_its_users_and_a_share_of_its_pipeline_binds_it_as_any_other() -> None:
+    alone, asset = want("a", pipeline="train", alone=True), want("b", pipeline="train")
+    assert (alone.whose, asset.whose) == ("user:ann", "pipeline:train")
+    assert given(decided([alone, asset], "v5e=64,pipeline:train=8")) == ["a"]
+
+
+def test_what_was_written_before_calls_by_themselves_had_a_pipeline_is_still_read() -> None:
+    book = decided([want("a", user="ann"), want("b", 64, pipeline="train")], "v5e=8,pipeline:*=64")
+    fields = wire.decode(records.bytes_of(book))
+    del fields["firsts"]
+    assert [len(row) for row in fields["grants"]] == [13]
+    assert records.book_of(wire.encode(fields)) == book._replace(firsts={})
+
+
 def test_the_book_is_read_as_it_was_written() -> None:
     wants = [want(str(n), user="ann") for n in range(9)] + [want("big", 64, user="bob", longest=60.0)]
+    wants += [want(f"c{n}", pipeline="train", alone=True, user="cy") for n in range(3)]
     book = decided(wants, "v5e=64,user:*=16")._replace(holder="me", writer="w", shares="v5e=64", until=NOW)
     assert records.book_of(records.bytes_of(book)) == book
 

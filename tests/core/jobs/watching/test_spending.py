@@ -233,7 +233,7 @@ def test_a_job_whose_records_are_damaged_is_told_as_one_of_unknown_cost(store: C
     os.utime(Path(store.root) / names.spec(job), (NOW, NOW))
     assert spending.standing(store, RETRAIN, here) == Spent(0.0, 1, 1)
     with pytest.raises(BudgetExceeded, match="the cost of 1 job of 2026-11 is not known, for want of a price or"):
-        spending.admit(store, plan_of(), {"dag": "retrain"}, here, job_id(7))
+        spending.admit(store, plan_of(), "retrain", here, job_id(7))
 
 
 class Dies(Clocked):
@@ -312,7 +312,7 @@ def test_a_mark_of_a_job_that_was_never_submitted_goes_after_a_day(store: Clocke
 
 def admit(store: LocalStore, here: Settings, number: int = 99, plan: Plan | None = None) -> None:
     spending._checked.clear()  # as another process
-    spending.admit(store, plan or plan_of(), {"dag": "retrain"}, here, job_id(number))
+    spending.admit(store, plan or plan_of(), "retrain", here, job_id(number))
 
 
 def test_a_job_is_refused_once_its_pipeline_or_all_have_spent_their_budget(store: Clocked, load: Any) -> None:
@@ -421,7 +421,7 @@ def test_what_a_check_took_long_for_holds_for_a_while_in_this_process(
 
     monkeypatch.setattr(spending, "standing", slowly)
     for _ in range(100):
-        spending.admit(store, plan_of(), {"dag": "retrain"}, here, job_id(len(counted)))
+        spending.admit(store, plan_of(), "retrain", here, job_id(len(counted)))
         clock[0] += 1.0
     assert 2 <= len(counted) <= 4
 

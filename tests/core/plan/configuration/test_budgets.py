@@ -106,20 +106,6 @@ def test_a_month_is_one_of_utc() -> None:
     assert budgets.ended("2026-11") == budgets.began("2026-12")
 
 
-@pytest.mark.parametrize(
-    ("origin", "pipeline"),
-    [
-        ({}, "train"),
-        ({"orchestrator": "airflow", "dag": "nightly", "task": "train", "run": "r"}, "nightly"),
-        ({"orchestrator": "dagster", "asset": "model", "run": "r"}, "model"),
-        ({"orchestrator": "dagster", "asset": "model, report and 3 more", "run": "r"}, "model"),
-        ({"orchestrator": "dagster", "op": "fit", "run": "r"}, "fit"),
-    ],
-)
-def test_a_pipeline_has_the_name_that_people_know(origin: dict[str, str], pipeline: str) -> None:
-    assert budgets.pipeline_of(origin, "train") == pipeline
-
-
 def test_a_forecast_has_the_median_and_the_dearest_tenth() -> None:
     assert budgets.forecast([], 30) is None
     one = budgets.forecast([2.0], 30)

@@ -84,7 +84,7 @@ def test_a_profile_is_chosen_by_name(environ: dict[str, str]) -> None:
             {"KINETIC_PROFILE": "x", "KINETIC_PROFILE_FILE": "/nowhere.toml"},
             "there is no profile file at /nowhere.toml",
         ),
-        ({"KINETIC_RETENTION": "-1d"}, "retention is '-1d': a limit cannot be negative"),
+        ({"KINETIC_RETENTION": "-1d"}, "retention is '-1d': it cannot be negative"),
         ({"KINETIC_RETENTION": "long"}, "give seconds, or a text such as '90s'"),
         ({"KINETIC_DISTRIBUTED": "maybe"}, "distributed is 'maybe': say true or false"),
         ({"KINETIC_ON_OWNER_LOST": "cry"}, "it can be 'continue' or 'abort'"),

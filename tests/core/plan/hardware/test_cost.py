@@ -43,6 +43,7 @@ from kinetic_orchestration.plan.values import PRESENT, Change, Event, Limits, Pl
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import LocalStore, open_local
 from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.wire.lease import FREE, Lease
 from kinetic_orchestration.testing import Emulator
 from tests.support.wire_tasks import in_spec
 
@@ -311,6 +312,60 @@ def test_what_the_time_that_hosts_were_held_went_to_is_told_by_their_records(rec
     told = usage.estimate_of(plan_of(), records.stays(), {})
     assert sum(told.parts.values()) - told.parts["queue"] == pytest.approx(told.ready_seconds)
     assert went_to(usage.estimate_of(plan_of(), [], {})) == "", "nobody told of steps"
+
+
+def lease_of(records: Records, attempt: int, at: float, **changes: Any) -> Lease:
+    """The lease of the slice of an attempt, offered at that time for 600 s."""
+    name = names.slice_of("gs://b/p", "prod", records.job, attempt)
+    placement = {"backend": "tpu-vm", "zone": ZONE, "name": name}
+    plain = Lease(
+        name, 0, FREE, "5a" * 32, placement, records.job, attempt, records.job, attempt, NOW + at + 600, "w",
+        since=NOW + at,
+    )  # fmt: skip
+    return plain._replace(**changes)
+
+
+def test_the_time_for_which_a_kept_slice_served_nobody_is_charged_to_the_job_that_left_it(records: Records) -> None:
+    other = "job-ffffffffffff"
+    records.intend(1, 0)
+    records.start(1, 100)
+    records.end(1, 500, (200, 480))
+    records.judge(1, 490)
+    records.write(names.left(records.job, 1), 500)
+    offered = lease_of(records, 1, 510)
+    claimed = offered.claimed(other, 1, deadline=NOW + 9000, origin={}, writer="w", now=NOW + 570)
+    ended = claimed.offered(until=NOW + 2000, writer="w", now=NOW + 1000).ended("unclaimed", writer="w", now=NOW + 1600)
+    assert [tuple(idle) for idle in ended.idle] == (
+        [(NOW + 510, NOW + 570, records.job, 1), (NOW + 1000, NOW + 1600, other, 1)]
+    )  # fmt: skip
+    for lease in (claimed, ended):
+        records.store.put(names.lease(lease.slice), lease.encode())
+        (stay,) = usage.stays(records.store, records.job, kept=True)
+        assert (stay.ready, stay.idle, stay.is_offered) == (400, 60, False)
+    told = usage.estimate_of(plan_of(), [stay], {"v5p": 1.0})
+    assert (told.ready_seconds, told.idle_seconds) == (400, 60)
+    assert told.chip_hours == pytest.approx(8 * 460 / 3600) == told.usd
+    assert "400 s READY" not in times(told) and "7 min READY, 60 s kept idle" in times(told)
+    (plain,) = records.stays()
+    assert plain.idle == 0, "of a job without `keep` no lease is read"
+    (total,) = summary([(NOW, told), (NOW, told)], "month")
+    assert (total.idle_seconds, total.ready_seconds) == (120, 800)
+
+
+def test_a_slice_that_is_offered_is_idle_until_now_but_no_longer_than_its_machines_keep_it(records: Records) -> None:
+    now = records.store.now() - NOW
+    records.intend(1, now - 1000)
+    records.start(1, now - 900)
+    records.judge(1, now - 500)
+    records.store.put(names.lease((lease := lease_of(records, 1, now - 480)).slice), lease.encode())
+    (stay,) = usage.stays(records.store, records.job, kept=True)
+    assert stay.is_offered and stay.idle == pytest.approx(480, abs=60)
+    records.store.put(names.lease(lease.slice), lease._replace(until=NOW + now - 400).encode())
+    (stay,) = usage.stays(records.store, records.job, kept=True)
+    assert stay.idle == pytest.approx(80 + usage.IDLE_ALLOWANCE, abs=0.01)
+    records.store.put(names.lease(lease.slice), b"{")
+    (stay,) = usage.stays(records.store, records.job, kept=True)
+    assert (stay.idle, stay.is_offered) == (0, False), "a damaged lease is ignored"
 
 
 def test_an_attempt_that_never_had_hosts_only_queued(records: Records) -> None:

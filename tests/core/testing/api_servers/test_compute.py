@@ -130,6 +130,17 @@ def test_google_s_client_makes_finds_reads_and_deletes_a_vm(google: Google, clou
     assert not cloud.leaks() or cloud.settled()
 
 
+def test_a_zone_has_one_kind_of_machines_again_and_not_the_others(google: Google, cloud: Emulator) -> None:
+    for machines in ("g2-*", "n1-*"):
+        cloud.compute.stockout(ZONE, machines)
+    assert google.insert(body()).error.errors
+    cloud.compute.restock(ZONE, "g2-*")
+    assert not google.insert(body()).error.errors
+    [error] = google.insert(body("ko-b", "n1-standard-4")).error.errors
+    assert error.code.startswith("ZONE_RESOURCE_POOL_EXHAUSTED")
+    cloud.compute.restock()
+
+
 def test_google_s_client_sees_a_stockout_behind_its_200(google: Google, cloud: Emulator) -> None:
     cloud.compute.stockout(ZONE, available=["us-central1-b"])
     failed = google.insert(body())
@@ -275,10 +286,15 @@ def test_a_host_error_boots_a_vm_again_with_another_boot_id(google: Google, clou
     wait_until(lambda: len(boots.findall(google.serial())) == 2)
     first, second = boots.findall(google.serial())
     assert first != second and google.status() == "RUNNING"
-    cloud.compute.never_speaks()
-    google.insert(body("ko-b", script="#!/bin/sh\necho up"))
+
+
+def test_a_vm_that_never_speaks_is_the_one_that_was_named(google: Google, cloud: Emulator) -> None:
+    cloud.compute.never_speaks("ko-b")
+    for name in ("ko-b", "ko-c"):
+        google.insert(body(name, script="#!/bin/sh\necho up"))
     [vm] = cloud.vms("ko-b")
     wait_until(lambda: vm is not None and vm.alive)
+    wait_until(lambda: "startup-script: up" in google.serial("ko-c"))
     assert google.serial("ko-b").endswith("(ko-b)\n")
 
 

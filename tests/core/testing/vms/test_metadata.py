@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import http.client
 import json
 import os
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -362,6 +365,25 @@ def test_closing_ends_whoever_waits_and_frees_the_port(serve: Callable[..., VmMe
     assert len(failures) == 1
     with pytest.raises(OSError):
         ask(server, "instance/name")
+
+
+def test_connections_that_come_while_it_closes_are_closed() -> None:
+    loop, go_on = Loop("a metadata server that closes"), threading.Event()
+    server = VmMetadata(loop, MACHINE, Access(), token=_token, sign_identity=_identity)
+    assert value(server, "instance/zone")
+    host, _, port = server.address.partition("/")[0].rpartition(":")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        loop.soon(lambda: go_on.wait(30))
+        clients = [socket.create_connection((host, int(port)), timeout=30) for _ in range(8)]
+        server.close()
+        go_on.set()  # all are accepted in the turn of the loop in which the server learns that it closes
+        for client in clients:
+            with client, contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+        loop.close()
+        gc.collect()
+    assert [str(one.message) for one in told] == []
 
 
 def test_google_auth_finds_the_vm_and_its_credentials(server: VmMetadata) -> None:

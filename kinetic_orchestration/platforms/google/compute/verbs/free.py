@@ -20,7 +20,7 @@ from kinetic_orchestration.platforms.google.compute.states import Event, Vm
 from kinetic_orchestration.platforms.google.compute.verbs.look import named, path_of
 from kinetic_orchestration.platforms.google.compute.verbs.memory import Memory
 from kinetic_orchestration.platforms.shared import ownership
-from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol import wire
 
 ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z0-9]+")
 _WORDS = {DISKS: "DISK", GROUPS: "GROUP", TEMPLATES: "TEMPLATE", POLICIES: "POLICY"}  # of what is left, if no VM is
@@ -191,7 +191,7 @@ class Free:
         owned = ownership.owned(one.labels)
         if owned is None or not ZONE.fullmatch(one.zone):
             return None
-        name = names.slice_of(self._settings.store, self._settings.deployment, owned.job, owned.attempt)
+        name = vms.name_of(self._settings, owned)
         if not one.name.startswith(name):
             return None
         shape = _shape(collection, one, one.name.removeprefix(name))
@@ -202,7 +202,7 @@ class Free:
             "backend": "compute", "project": project, "zone": one.zone, "name": name, **shape, "job": owned.job,
             "attempt": owned.attempt, "created": one.created, "expires": owned.expires,
             "state": "DELETING" if state in states.ENDING or getattr(one, "deletes", False) else state,
-            "deployment": owned.deployment,
+            "deployment": owned.deployment, **ownership.racing(owned),
         }  # fmt: skip
 
 

@@ -115,6 +115,22 @@ def test_every_body_is_what_googles_discovery_document_says(name: str) -> None:
         assert body["disks"][0]["autoDelete"] is True
 
 
+@pytest.mark.parametrize("name", ["l4", "a100"])
+def test_a_vm_that_is_kept_may_run_longer_and_its_hosts_know_until_when(name: str) -> None:
+    intent = intent_of(CASES[name])
+    (plain,) = render(CASES[name], intent)
+    asked = Submission(CASES[name], STAGED, "job-0123456789ab", SPEC, intent, {}, lease_key="5e" * 32)
+    (kept,) = request.render(asked)
+    more = int(kept["scheduling"]["maxRunDuration"]["seconds"]) - int(plain["scheduling"]["maxRunDuration"]["seconds"])
+    assert more == request.KEPT_RUN
+    told, before = ({one["key"]: one["value"] for one in body["metadata"]["items"]} for body in (kept, plain))
+    orders = json.loads(told["kinetic"])
+    assert orders["lease_key"] == "5e" * 32
+    run = int(kept["scheduling"]["maxRunDuration"]["seconds"])
+    assert orders["last"] == intent.created + run - request.SPARE
+    assert not {"lease_key", "last"} & json.loads(before["kinetic"]).keys()
+
+
 def test_a_disk_of_a_type_and_a_size_that_are_named_is_asked_for() -> None:
     for name, kind, gib in (("everything", "pd-ssd", "300"), ("v5p-4 with Hyperdisk", "hyperdisk-balanced", "100")):
         (body,) = render(CASES[name])

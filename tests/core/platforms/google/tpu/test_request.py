@@ -214,7 +214,7 @@ def test_labels_tell_whose_it_is_and_cannot_be_overridden() -> None:
     labels = node(render(plan))["labels"]
     assert labels["team"] == "rank"
     owned = ownership.owned(labels)
-    assert owned == ("production-eu", "job-0123456789ab", 1, 1_800_000_000.0, SPEC[:20])
+    assert owned == ("production-eu", "job-0123456789ab", 1, 1_800_000_000.0, SPEC[:20], ownership.NO_RACE)
 
 
 def test_labels_are_at_most_64_of_63_letters() -> None:

@@ -1,0 +1,94 @@
+"""Releases slices that are kept, before their time: by name, or all that a run of an orchestrator has left.
+
+The backend of each is opened by its lease's placement; `capacity.warm.releasing` knows how a slice is freed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from kinetic_orchestration.capacity.races import known as with_winner
+from kinetic_orchestration.capacity.warm import records, releasing
+from kinetic_orchestration.errors import Corrupt, NewerWire, StoreError
+from kinetic_orchestration.jobs.job import ME, Job
+from kinetic_orchestration.jobs.watching import attempts
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.records import intent_of
+from kinetic_orchestration.plan.values import Freed, traits_of
+from kinetic_orchestration.platforms.registry import open_backend
+from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.records import leases
+from kinetic_orchestration.protocol.wire.lease import ENDED, FREE, Lease
+
+PATIENCE = 15.0  # seconds for which a step waits until its slice is offered to the next one
+
+Run = tuple[str, ...]  # the values of `OF_RUN`
+
+
+def release(store: Store, settings: Settings, lease: Lease, why: str) -> Freed:
+    """Free a kept slice; KEPT if a job has it now. Raises StoreError, BackendError."""
+    named = _named([lease.placement])
+    if not named:
+        return Freed.REFUSED
+    return releasing.release_slice(store, open_backend(named.pop(), settings), lease.slice, why, writer=ME)
+
+
+def wait_until_offered(job: Job, attempt: int, patience: float = PATIENCE) -> bool:
+    """Wait until the hosts of a job that has ended are clean and offer their slice, so that the next step finds it.
+    Returns True if they do; False if its plan keeps none, they do not, or not soon.
+    """
+    if not job.plan().keep:
+        return False
+    with suppress(StoreError, Corrupt, NewerWire, wire.Unreadable, wire.Newer):  # it is worth no step
+        name = next((str(placement.get("name", "")) for placement in _placements(job.store, [job.job_id])), "")
+        until = time.monotonic() + patience
+        while name and time.monotonic() < until:
+            held = leases.read(job.store, name)
+            if held is not None and not held.lease.is_of(job.job_id, attempt):
+                return held.lease.state == FREE
+            time.sleep(0.1)
+    return False
+
+
+def release_run(store: Store, settings: Settings, run: Run, jobs: Collection[str] = ()) -> int:
+    """Free the slices that a run has left, which is over. Returns how many there were. Raises StoreError, BackendError.
+
+    Args:
+        store: The store.
+        settings: The settings, of which backends are opened.
+        run: The run.
+        jobs: Jobs of it, as far as they are known: the hosts of the last ones may still be cleaning themselves.
+    """
+    of_run = [held.lease for held in records.slices(store) if held.lease.run == run]
+    named = {*_named(lease.placement for lease in of_run), *_named(_placements(store, jobs))}
+    if not named:
+        return 0
+    orchestrator, dag, name = run
+    backend = open_backend("+".join(sorted(named)), settings)
+    return releasing.release_run(store, backend, orchestrator, name, dag=dag, jobs=jobs, writer=ME)
+
+
+def release_runs(store: Store, settings: Settings, is_over: Callable[[Run], bool]) -> int:
+    """Free the slices that any runs have left which are over. Returns how many there were."""
+    left = {held.lease.run for held in records.slices(store) if held.lease.state != ENDED}
+    return sum(release_run(store, settings, run) for run in sorted(left) if run[-1] and is_over(run))
+
+
+def _placements(store: Store, jobs: Iterable[str]) -> Iterator[Mapping[str, Any]]:
+    """Yield the newest placement of each job; one whose records are damaged is left out."""
+    for job in jobs:
+        with suppress(Corrupt, NewerWire):
+            number = attempts.newest(store, job)
+            record = store.read(names.intent(job, number)) if number else None
+            if record is not None:
+                yield with_winner(store, job, intent_of(record, job, number)).placement
+
+
+def _named(placements: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the backends that they name and that can keep slices; a record of the store may name any."""
+    named = {str(placement.get("backend", "")) for placement in placements}
+    return {name for name in named if (traits := traits_of(name)) is not None and traits.may_be_kept}

@@ -1,0 +1,158 @@
+"""An attempt that is placed on a kept slice, claims it or loses it, and what follows; on a cloud without hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.verdicts import glimpse
+from kinetic_orchestration.jobs.job import Job
+from kinetic_orchestration.jobs.watching.cache import AttemptCache
+from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, Freed, Glimpse, Intent
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.records import leases
+from kinetic_orchestration.protocol.wire.lease import CLAIMED, FREE
+from kinetic_orchestration.testing import Emulator
+from tests.support.kept_slices import TRUST, Here
+from tests.support.on_cloud import enter_deployment
+
+ZONES = ("us-east5-a", "us-east5-b")
+
+
+@pytest.fixture(scope="module")
+def clouds() -> Iterator[Emulator]:
+    with Emulator(zones=ZONES, hosts=False, creates_per_minute=None) as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def here(
+    clouds: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Here]:
+    enter_deployment(clouds, monkeypatch, request)
+    yield Here(clouds, ZONES)
+    clouds.sweep()
+    clouds.wait_until_empty()
+
+
+def intent_of(job: Job, attempt: int = 1) -> Intent:
+    found = glimpse(job, attempt).intent
+    assert found is not None
+    return found
+
+
+def submit(job: Job, attempt: int = 1) -> str:
+    intent = intent_of(job, attempt)
+    return actions.submit(job, attempt, Glimpse(job.store.now(), intent), {})
+
+
+def verdict_of(job: Job, attempt: int = 1) -> wire.Verdict | None:
+    record = job.store.read(names.verdict(job.job_id, attempt))
+    return None if record is None else wire.Verdict.decode(record.data)
+
+
+def test_before_its_claim_nothing_of_the_slice_is_the_attempts_and_after_it_all(here: Here) -> None:
+    first, name = here.kept()
+    here.lease(first, name)
+    job, cache = here.admit(), AttemptCache()
+    actions.intend(job, 1)
+    intent = intent_of(job)
+    assert intent.placement["lease"] == {"slice": name, "epoch": 1}
+    seen = glimpse(job, 1, cache)
+    assert (seen.observation.state, seen.since, seen.shown, seen.charged) == (ABSENT, 0.0, 0.0, 0.0)
+    assert name in seen.observation.message
+    assert submit(job) == ""
+    assert verdict_of(job) is None
+    seen = glimpse(job, 1, cache)
+    assert seen.observation.state == PRESENT
+    assert seen.charged >= intent.created, "what it was there before is not charged to it"
+    assert submit(job) == "", "and may be done again"
+    held = leases.read(here.store, name)
+    assert held is not None
+    assert (held.lease.epoch, held.lease.is_of(job.job_id, 1)) == (1, True)
+    orders = held.lease.orders_for_hosts(TRUST.slice_key(here.store, first.job_id, 1))
+    assert orders is not None
+    assert (orders["job"], orders["attempt"], orders["resource"].rpartition("/")[2]) == (job.job_id, 1, name)
+    assert "lease_key" not in orders
+    assert len(here.left()) == 1
+
+
+def test_a_slice_that_is_gone_when_it_is_claimed_ends_the_attempt_instead_of_being_asked_for_again(here: Here) -> None:
+    first, name = here.kept()
+    here.lease(first, name)
+    job, cache = here.admit(), AttemptCache()
+    actions.intend(job, 1)
+    placement = here.backend.place(here.plan, first.job_id, 1)
+    here.cloud.wait_until(lambda: here.backend.release(placement) is Freed.DONE)
+    assert submit(job) == ""
+    seen = glimpse(job, 1, cache)
+    assert (seen.observation.state, seen.observation.message) == (GONE, f"the warm slice {name} is gone")
+
+
+def test_after_two_claims_that_others_won_hosts_are_created_as_if_there_had_been_none(here: Here) -> None:
+    slices = [here.kept() for _ in range(3)]
+    for job, name in slices:
+        here.lease(job, name)
+    late = here.admit()
+    for attempt in (1, 2):
+        actions.intend(late, attempt)
+        taken = intent_of(late, attempt).placement
+        assert taken["lease"].get("lost", 0) == attempt - 1
+        (of,) = [job for job, name in slices if name == taken["name"]]
+        other = here.admit()
+        here.claimed(of, taken["name"], other)
+        assert submit(late, attempt) == ""
+        verdict = verdict_of(late, attempt)
+        assert verdict is not None
+        assert (verdict.kind, verdict.cause) == (wire.CLOSED, wire.INTERNAL)
+        assert f"{other.job_id} took it first" in verdict.reason
+        assert actions.release(late, attempt) is Freed.KEPT, "it is the other's"
+    actions.intend(late, 3)
+    fresh = intent_of(late, 3)
+    assert "lease" not in fresh.placement
+    assert (fresh.placement["zone"], fresh.wait) == (ZONES[0], 0.0), "no place has refused anything"
+    actions.close(late, 3, wire.STOCKOUT, "nothing there")
+    actions.intend(late, 4)
+    assert intent_of(late, 4).placement["lease"]["slice"] in [name for _, name in slices], "later it may try again"
+    assert len(here.left()) == 3
+
+
+def test_what_waited_before_a_lost_claim_goes_on_where_it_was(here: Here) -> None:
+    job = here.admit()
+    actions.intend(job, 1)
+    actions.close(job, 1, wire.STOCKOUT, f"{ZONES[0]}: there is no more capacity")
+    first, name = here.kept()
+    here.lease(first, name)
+    actions.intend(job, 2)
+    assert intent_of(job, 2).since == intent_of(job, 1).created
+    here.claimed(first, name, here.admit())
+    submit(job, 2)
+    actions.intend(job, 3)
+    third = intent_of(job, 3)
+    assert (third.placement["zone"], third.since) == (ZONES[1], intent_of(job, 1).created)
+
+
+def test_a_job_without_keep_takes_nothing(here: Here) -> None:
+    first, name = here.kept()
+    here.lease(first, name)
+    plain = here.admit(keep=None)
+    actions.intend(plain, 1)
+    assert "lease" not in intent_of(plain).placement
+    held = leases.read(here.store, name)
+    assert held is not None and held.lease.state == FREE
+
+
+def test_a_slice_of_an_attempt_that_ended_badly_is_ended_first_and_then_deleted(here: Here) -> None:
+    first, name = here.kept()
+    here.lease(first, name)
+    job = here.admit()
+    actions.intend(job, 1)
+    submit(job)
+    actions.close(job, 1, wire.INFRASTRUCTURE, "its hosts are silent")
+    assert actions.release(job, 1) in (Freed.UNDER_WAY, Freed.DONE)
+    held = leases.read(here.store, name)
+    assert held is not None and held.lease.state != CLAIMED
+    here.cloud.wait_until(lambda: not here.left())

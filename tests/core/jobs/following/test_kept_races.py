@@ -1,0 +1,197 @@
+"""An attempt that raced, and whose winner may be kept: who may go, and when; on a cloud without hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kinetic_orchestration.capacity.races.backend import Racing
+from kinetic_orchestration.capacity.warm import releasing
+from kinetic_orchestration.jobs.cleanup import reaper
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.verdicts import glimpse
+from kinetic_orchestration.jobs.job import Job
+from kinetic_orchestration.jobs.watching import attempts
+from kinetic_orchestration.plan.values import Freed, Glimpse, Intent
+from kinetic_orchestration.platforms.google.rest import retries
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.records import leases
+from kinetic_orchestration.protocol.wire.lease import ENDED, Lease
+from kinetic_orchestration.testing import Emulator
+from tests.support.kept_slices import ENDED_WELL, TRUST, Here
+from tests.support.on_cloud import enter_deployment
+
+ZONES = ("us-east5-a", "us-east5-b")
+
+
+@pytest.fixture(scope="module")
+def clouds() -> Iterator[Emulator]:
+    with Emulator(zones=ZONES, hosts=False, creates_per_minute=None) as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def here(
+    clouds: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Here]:
+    enter_deployment(clouds, monkeypatch, request)
+    monkeypatch.setattr(retries, "CLIENT_SECONDS", 0.2)
+    monkeypatch.setattr(reaper, "AGAIN", 0.05)
+    for patience in ("SETTLED", "UNCLAIMED"):
+        monkeypatch.setattr(reaper, patience, -600.0)
+    yield Here(clouds, ZONES)
+    clouds.sweep()
+    clouds.wait_until_empty()
+
+
+def intent_of(job: Job, attempt: int = 1) -> Intent:
+    found = glimpse(job, attempt).intent
+    assert found is not None
+    return found
+
+
+def submit(job: Job, attempt: int = 1) -> str:
+    return actions.submit(job, attempt, Glimpse(job.store.now(), intent_of(job, attempt)), {})
+
+
+def raced(here: Here, winner: int | None = 1, *, has_ended: bool = True) -> tuple[Job, str, str]:
+    """A job that asked two places, which both have their hosts, and the names of its slices: of the first place, and of
+    the second."""
+    job = here.admit(race=2)
+    assert isinstance(job.backend, Racing)
+    actions.intend(job, 1)
+    assert submit(job) == ""
+    first, second = (str(place["name"]) for place in intent_of(job).places)
+    here.cloud.wait_until(lambda: [here.state(name) for name in (first, second)] == ["ACTIVE", "ACTIVE"])
+    if winner is not None:
+        here.store.create(names.won(job.job_id, 1), wire.encode({"rival": winner}))
+    if has_ended:
+        here.store.create(names.verdict(job.job_id, 1), ENDED_WELL.encode())
+    return job, first, second
+
+
+def offer(here: Here, job: Job, name: str) -> Lease:
+    """The lease of the second place."""
+    return here.lease(
+        job, name, placement={**here.backend.place(here.plan, job.job_id, 1), "name": name, "zone": ZONES[1]}
+    )
+
+
+def wait_left(here: Here, *left: str) -> None:
+    here.cloud.wait_until(lambda: here.left() == [*left])
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["as it was decided", "as it was written"])
+def test_losers_go_at_once_and_the_winner_stays_whatever_is_known(here: Here, known: bool) -> None:
+    job, first, second = raced(here)
+    intent = intent_of(job) if known else None
+    assert intent is None or intent.placement["name"] == second
+    assert actions.release(job, 1, intent) is Freed.KEPT, "its hosts are cleaning"
+    wait_left(here, second)
+    assert leases.read(here.store, first) is None
+    offer(here, job, second)
+    assert actions.release(job, 1, intent) is Freed.KEPT
+    actions.release_all(job, 5)
+    assert here.left() == [second]
+
+
+def test_a_winner_that_offers_nothing_in_time_may_not_any_more_and_goes(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, first, second = raced(here, 0)
+    monkeypatch.setattr(releasing, "CLEANED", -1.0)
+    actions.release(job, 1)
+    wait_left(here)
+    held = leases.read(here.store, first)
+    assert held is not None and held.lease.state == ENDED
+    assert leases.read(here.store, second) is None
+
+
+def test_without_a_known_winner_each_place_is_judged_by_its_own_lease(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, first, second = raced(here, None)
+    assert actions.release(job, 1) is Freed.KEPT
+    assert here.left() == [first, second]
+    offer(here, job, second)
+    monkeypatch.setattr(releasing, "CLEANED", -1.0)
+    assert actions.release(job, 1) is Freed.KEPT
+    wait_left(here, second)
+
+
+def test_an_attempt_that_ended_badly_leaves_no_place(here: Here) -> None:
+    job, *_ = raced(here, has_ended=False)
+    actions.close(job, 1, wire.CANCELLED, "enough")
+    actions.release(job, 1)
+    wait_left(here)
+
+
+def test_a_damaged_intent_is_found_by_labels_and_deletes_no_winner(here: Here) -> None:
+    job, _, second = raced(here)
+    offer(here, job, second)
+    here.store.put(names.intent(job.job_id, 1), b"{")
+    assert actions.release(job, 1) is Freed.KEPT
+    wait_left(here, second)
+
+
+def test_a_job_takes_the_slice_of_a_second_place_and_another_race_is_not_begun(here: Here) -> None:
+    job, _, second = raced(here)
+    offer(here, job, second)
+    actions.release(job, 1)
+    taker = here.admit(race=2)
+    actions.intend(taker, 1)
+    placement = intent_of(taker).placement
+    assert placement["lease"] == {"slice": second, "epoch": 1}
+    assert "rivals" not in placement
+    assert submit(taker) == ""
+    held = leases.read(here.store, second)
+    assert held is not None and held.lease.is_of(taker.job_id, 1)
+    assert held.lease.orders_for_hosts(TRUST.slice_key(here.store, job.job_id, 1)) is not None
+    assert actions.release(job, 1) is Freed.KEPT, "it is the other's"
+    assert here.reap() == []
+    wait_left(here, second)
+    actions.close(taker, 1, wire.CANCELLED, "enough")
+    actions.release(taker, 1)
+    wait_left(here)
+
+
+def test_a_retry_waits_for_the_slice_that_has_won_and_no_longer(here: Here) -> None:
+    job, _, second = raced(here, has_ended=False)
+    failed = wire.Verdict(wire.ABORTED, "host", here.store.now(), cause=wire.USER, host=0, reason="no")
+    here.store.create(names.verdict(job.job_id, 1), failed.encode())
+    assert "being cleaned" in actions._cleaning(job, 1, here.store.now())
+    offer(here, job, second)
+    assert actions._cleaning(job, 1, here.store.now()) == ""
+
+
+def test_the_reaper_deletes_losers_at_once_and_charges_the_attempt_for_none(here: Here) -> None:
+    job, _, second = raced(here)
+    assert here.reap(dry_run=True) == ["its attempt has its verdict"]
+    assert here.reap() == ["its attempt has its verdict"]
+    assert here.left() == [second], "whose hosts are cleaning"
+    assert here.store.read(names.gone(job.job_id, 1, 0)) is not None
+    times = attempts.times(here.store, job.job_id)[1]
+    assert (times.freed, times.refused) == (None, False)
+    offer(here, job, second)
+    assert here.reap() == []
+    assert here.left() == [second]
+
+
+def test_the_reaper_deletes_the_loser_of_a_race_that_goes_on(here: Here) -> None:
+    job, _, second = raced(here, has_ended=False)
+    assert here.reap() == ["another place has won the race of its attempt"]
+    assert here.left() == [second]
+    times = attempts.times(here.store, job.job_id)[1]
+    assert (times.freed, times.refused) == (None, False), "the attempt still has its hosts"
+
+
+def test_the_end_of_its_run_refuses_the_offer_of_the_winner(here: Here) -> None:
+    job, first, second = raced(here)
+    actions.release(job, 1)
+    assert releasing.release_run(here.store, here.backend, "airflow", "monday", writer="me", jobs=[job.job_id]) == 1
+    wait_left(here)
+    held = leases.read(here.store, second)
+    assert held is not None and held.lease.state == ENDED
+    assert leases.read(here.store, first) is None
