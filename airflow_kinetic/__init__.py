@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from airflow_kinetic.hooks.kinetic import KineticHook
     from airflow_kinetic.operators.kinetic import KineticTPUOperator
     from airflow_kinetic.operators.reap import KineticReapOperator
+    from airflow_kinetic.operators.release import KineticReleaseOperator
     from airflow_kinetic.sensors.kinetic import KineticJobSensor
     from airflow_kinetic.triggers.kinetic import KineticJobTrigger
 
@@ -24,12 +25,14 @@ _HOMES = {
     "KineticJobSensor": "sensors.kinetic",
     "KineticJobTrigger": "triggers.kinetic",
     "KineticReapOperator": "operators.reap",
+    "KineticReleaseOperator": "operators.release",
     "KineticTPUOperator": "operators.kinetic",
     "kinetic_task": "decorators.kinetic",
 }
 
 __all__ = [
-    "KineticHook", "KineticJobSensor", "KineticJobTrigger", "KineticReapOperator", "KineticTPUOperator", "kinetic_task",
+    "KineticHook", "KineticJobSensor", "KineticJobTrigger", "KineticReapOperator", "KineticReleaseOperator",
+    "KineticTPUOperator", "kinetic_task",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

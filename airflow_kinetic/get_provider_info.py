@@ -17,7 +17,7 @@ def get_provider_info() -> dict[str, Any]:
         "description": "Python training steps on TPUs, without a server, a cluster or an image build.",
         "integrations": [{"integration-name": _NAME, "tags": ["software"]}],
         "hooks": _modules("hooks"),
-        "operators": [*_modules("operators"), *_modules("operators", "reap")],
+        "operators": [*_modules("operators"), *_modules("operators", "reap"), *_modules("operators", "release")],
         "sensors": _modules("sensors"),
         "triggers": _modules("triggers"),
         "extra-links": [f"airflow_kinetic.links.kinetic.{name}" for name in _LINKS],

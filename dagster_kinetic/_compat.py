@@ -27,6 +27,10 @@ AS_RESOURCE = "dagster._core.definitions.resource_annotation:TreatAsResourcePara
 PIPES_ERROR = "dagster._core.errors:DagsterPipesExecutionError"
 LEFT_BY = "dagster._core.execution.plan.state:KnownExecutionState.build_resume_retry_reexecution"
 PLAN_OF_RUN = "dagster:DagsterInstance.get_execution_plan_snapshot"
+STEP_DEPS = "dagster._core.snap.execution_plan_snapshot:ExecutionPlanSnapshot.step_deps"
+STEPS_TO_RUN = "dagster._core.snap.execution_plan_snapshot:ExecutionPlanSnapshot.step_keys_to_execute"
+HANDLE = "dagster._core.execution.plan.step:ExecutionStep.node_handle"
+NODE = "dagster:JobDefinition.get_node"
 KNOWN_STATE = "dagster._core.snap.execution_plan_snapshot:ExecutionPlanSnapshot.initial_known_state"
 PARENT_STATE = "dagster._core.execution.plan.state:KnownExecutionState.parent_state"
 OF_ASSETS = "dagster:AssetExecutionContext.op_execution_context"
@@ -109,6 +113,9 @@ _SERVES: Mapping[str, tuple[str, ...]] = {  # what is lost, without any of these
     "a step goes by the name of its op": (STEP,),
     _WHOLE_NAME: (RESOLVING, MODULE_PATH, MODULE_NAME),
     "pages do not lead to the code of an asset": (REFERENCE,),
+    "the last step of a run leaves a warm slice, too, which the reaper sensor or its time ends": (
+        PLAN_OF_RUN, STEP_DEPS, STEPS_TO_RUN, HANDLE, NODE,
+    ),
 }  # fmt: skip
 PRIVATE: Mapping[str, str] = {
     where: "; ".join(lost for lost, wheres in _SERVES.items() if where in wheres)
@@ -267,6 +274,27 @@ def is_direct(context: Context) -> bool:
 def step_key(context: Context) -> str:
     step = _of(_step_of(context), STEP)
     return str(op_context(context).op_handle) if step is None else str(step.key)
+
+
+def is_last_with(context: Context, resource: str) -> bool:
+    """Return True if each other step of the run that requires the resource comes before this one, by the plan of the
+    run. A step of which there may be several, by dynamic outputs, is none of which this is known.
+    """
+    if is_direct(context) or not context.run.execution_plan_snapshot_id or _private(PLAN_OF_RUN) is None:
+        return False
+    plan = context.instance.get_execution_plan_snapshot(context.run.execution_plan_snapshot_id)
+    own, needed = step_key(context), _of(plan, STEP_DEPS)
+    handle, node_of = _of(_step_of(context), STEP, HANDLE), _of(op_context(context).job_def, NODE)
+    if needed is None or own not in needed or handle is None or node_of is None:
+        return False
+    before = {own}
+    found = [own]
+    while found:
+        found = [key for each in found for key in needed.get(each, ()) if key not in before]
+        before.update(found)
+    others = set(context.run.step_keys_to_execute or _of(plan, STEPS_TO_RUN) or needed) - before
+    handles = (type(handle).from_string(key.partition("[")[0]) for key in others)
+    return not any(resource in node_of(each).definition.required_resource_keys for each in handles)
 
 
 def execution_info(context: Context) -> Mapping[str, str]:

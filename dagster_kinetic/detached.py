@@ -155,6 +155,11 @@ class _Detached:
     def overridden_by(self, config: KineticRunConfig | None) -> _Detached:
         return _Detached(self._kinetic.overridden_by(config))
 
+    def of_only_call(self, key: str) -> _Detached:
+        """The same: the run that only submits is over long before the assets after it are made."""
+        del key
+        return self
+
     def run(
         self,
         function: Callable[..., Any],
@@ -195,6 +200,7 @@ class _Detached:
         from dagster_kinetic.step.step import (
             StepCall,
             left_if_interrupted,
+            origin_of,
             refuse_if_it_would_end_with_its_run,
             request_of,
             step_call_of,
@@ -208,8 +214,9 @@ class _Detached:
                 step_call = step_call_of(context, self._kinetic._call(context, None))
                 request = request_of(asked, step_call)
             else:
-                step_call = StepCall(ticket.run, ticket.step, ticket.partition, ticket.call)
-                request = asked.open(step_call.identity(here.deployment))
+                origin = origin_of(context)
+                step_call = StepCall(ticket.run, ticket.step, ticket.partition, ticket.call, origin=origin)
+                request = request_of(asked, step_call)
             found = Ticket(
                 "", _compat.asset_names(context), request.identity.run, step_call.step, step_call.partition,
                 step_call.call, store=here.store, deployment=here.deployment,

@@ -96,7 +96,7 @@ class PipesKineticClient(dg.PipesClient, TreatAsResourceParam):
         """The settings as they are here, where environment variables can be read."""
         with self._kinetic.process_config_and_initialize_cm() as made:  # it closes what Dagster opens for this
             assert isinstance(made, KineticResource)
-            return made.overridden_by(self._kinetic._launch)
+            return made.overridden_by(self._kinetic._launch).of_only_call(self._kinetic._only_call_of)
 
     def run(
         self,

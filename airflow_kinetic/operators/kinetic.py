@@ -57,6 +57,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     :param regions: regions of Google Cloud, by the same rule, in place of `zones` (templated)
     :param by: what decides among several choices: ``"order"``, ``"price"`` or ``"start"``; by default the connection's,
         else the order (templated)
+    :param keep: how long the slice stays warm for the next task with `keep`, such as ``"10m"``; ``"0s"`` takes a warm
+        slice and leaves none; by default the connection's (templated)
     :param name: the job's name; by default that of its function or script (templated)
     :param env: variables of the program, visible to all readers of the store: secrets go in `secrets` (templated)
     :param gcp_conn_id: the connection to Google Cloud, ``google_cloud_default`` if none is named. A job on this machine
@@ -83,7 +85,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     template_fields: Sequence[str] = (
         "op_args", "op_kwargs", "script", "accelerator", "name", "env", "zone", "zones", "project_id", "gcp_conn_id",
         "impersonation_chain", "store", "deployment", "cluster", "namespace", "output_dir", "partition_key",
-        "container_image", "labels", "profile", "capacity", "regions", "by",
+        "container_image", "labels", "profile", "capacity", "regions", "by", "keep",
     )  # fmt: skip
     template_fields_renderers: ClassVar[dict[str, str]] = {"op_args": "py", "op_kwargs": "py", "env": "json"}
     shallow_copy_attrs: Sequence[str] = ("python_callable",)
@@ -91,6 +93,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         KineticJobLink(), KineticLogLink(), KineticConsoleLink(), KineticCurvesLink(), KineticProfileLink(),
     )  # fmt: skip
     ui_color = "#e8f0fe"
+    runs_jobs: ClassVar[bool] = True  # by which a task knows whether it is the last of its kind
 
     def __init__(
         self,
@@ -118,6 +121,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         capacity: str | Sequence[str] | None = None,
         regions: str | Sequence[str] | None = None,
         by: str | None = None,
+        keep: float | str | None = None,
         backend: str | None = None,
         store: str | None = None,
         deployment: str | None = None,
@@ -138,6 +142,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         keras_backend: str | None = None,
         reshard: bool = False,
         global_batch: int = 0,
+        race: int = 1,
         processes: int | str | None = None,
         profile: Profile | int | str | None = None,
         partition_key: str | None = None,
@@ -168,7 +173,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self.spot = spot
         self.capacity = capacity
         self.regions = regions
-        self.by = by
+        self.by, self.keep = by, keep
         self.backend = backend
         self.store = store
         self.deployment = deployment
@@ -187,7 +192,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self.output_dir = output_dir
         self.distributed = distributed
         self.keras_backend, self.processes = keras_backend, processes
-        self.reshard, self.global_batch = reshard, global_batch
+        self.reshard, self.global_batch, self.race = reshard, global_batch, race
         self.profile = profile
         self.partition_key = partition_key
         self.labels = labels

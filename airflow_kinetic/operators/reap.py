@@ -17,7 +17,45 @@ if TYPE_CHECKING:
 DELETION_PATIENCE = 60.0
 
 
-class KineticReapOperator(BaseOperator):
+class AtPlace(BaseOperator):
+    """A task about all jobs of a deployment. Its parameters say where these are."""
+
+    template_fields: Sequence[str] = (
+        "store", "deployment", "cluster", "namespace", "project_id", "gcp_conn_id", "impersonation_chain",
+    )  # fmt: skip
+    ui_color = "#e8f0fe"
+
+    def __init__(
+        self,
+        *,
+        store: str | None = None,
+        deployment: str | None = None,
+        backend: str | None = None,
+        cluster: str | None = None,
+        namespace: str | None = None,
+        project_id: str | None = None,
+        gcp_conn_id: str = DEFAULT_CONNECTION,
+        impersonation_chain: str | Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.store = store
+        self.deployment = deployment
+        self.backend = backend
+        self.cluster = cluster
+        self.namespace = namespace
+        self.project_id = project_id
+        self.gcp_conn_id = gcp_conn_id
+        self.impersonation_chain = impersonation_chain
+
+    def location(self) -> JobLocation:
+        return JobLocation.resolve(
+            self.gcp_conn_id, self.impersonation_chain, store=self.store, deployment=self.deployment,
+            backend=self.backend, cluster=self.cluster, namespace=self.namespace, project=self.project_id,
+        )  # fmt: skip
+
+
+class KineticReapOperator(AtPlace):
     """Release slices whose job is over, past its deadline or unknown, in all zones, and records past their time.
 
     It never removes live slices within their deadline, or resources of others. Its value lists the removed ones. It
@@ -34,47 +72,18 @@ class KineticReapOperator(BaseOperator):
     :param impersonation_chain: the service account to act as, or a list that ends with it (templated)
     """
 
-    template_fields: Sequence[str] = (
-        "store", "deployment", "cluster", "namespace", "project_id", "gcp_conn_id", "impersonation_chain",
-    )  # fmt: skip
-    ui_color = "#e8f0fe"
-
-    def __init__(
-        self,
-        *,
-        dry_run: bool = False,
-        store: str | None = None,
-        deployment: str | None = None,
-        backend: str | None = None,
-        cluster: str | None = None,
-        namespace: str | None = None,
-        project_id: str | None = None,
-        gcp_conn_id: str = DEFAULT_CONNECTION,
-        impersonation_chain: str | Sequence[str] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, dry_run: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not isinstance(dry_run, bool):
             raise UsageError(f"dry_run is {dry_run!r}, and should be True or False")
         self.only_reports = dry_run  # the name is Airflow's own method's
-        self.store = store
-        self.deployment = deployment
-        self.backend = backend
-        self.cluster = cluster
-        self.namespace = namespace
-        self.project_id = project_id
-        self.gcp_conn_id = gcp_conn_id
-        self.impersonation_chain = impersonation_chain
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         from kinetic_orchestration.api.opening import place_of
         from kinetic_orchestration.jobs.cleanup import reaper
 
         del context
-        location = JobLocation.resolve(
-            self.gcp_conn_id, self.impersonation_chain, store=self.store, deployment=self.deployment,
-            backend=self.backend, cluster=self.cluster, namespace=self.namespace, project=self.project_id,
-        )  # fmt: skip
+        location = self.location()
         with location.with_credentials():
             # Without one of its own, on all backends on which jobs of the settings may be.
             named = {"backend": location.backend if self.backend else None}

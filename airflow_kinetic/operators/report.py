@@ -71,6 +71,10 @@ class TaskReport:
             )  # fmt: skip
         more = {"value": "" if value is None else uri_of_result(job, outcome), "profile": profile, "curves": curves}
         self.extend_outlet_events(outcome, metrics, more)
+        if job.plan().keep:
+            from kinetic_orchestration.jobs.cleanup import kept_slices
+
+            kept_slices.wait_until_offered(job, outcome.attempt)
         return value
 
     def _show_profile(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_kinetic.shared.location import JobLocation, listed
 from airflow_kinetic.shared.parameters.arguments import plain, untemplated, with_context
@@ -39,6 +39,8 @@ def draft_of(operator: KineticTPUOperator, context: Context) -> tuple[Draft, Job
         here = with_project(here, location.project)
     if location.is_google:
         spec = dataclasses.replace(spec, options=_with_extras(spec.options, operator, location))
+    if spec.options.keep is not None and not spec.options.retry.user and _is_last(context):  # none has its slice again
+        spec = dataclasses.replace(spec, options=dataclasses.replace(spec.options, keep="0s"))
     if location.cluster or location.namespace:  # the connection may have named them
         here = dataclasses.replace(here, cluster=location.cluster, namespace=location.namespace)
     drafted = draft(spec, here)  # what is refused there is refused before anything is written down
@@ -85,14 +87,43 @@ def _with_extras(options: Options, operator: KineticTPUOperator, location: JobLo
     traits = traits_of(location.backend)
     if options.zone or options.regions or getattr(cloud, "zones", ()) or traits is None or not traits.in_zones:
         extras.pop("regions", None)
-    if operator.by:
-        extras.pop("by", None)
+    for name in ("by", "keep"):
+        if getattr(operator, name) not in (None, ""):
+            extras.pop(name, None)
+    if not (traits is not None and traits.may_be_kept) or options.container_image or options.processes:
+        extras.pop("keep", None)  # which is meant for those of its tasks that can
     try:
         return check_options(dataclasses.replace(options, **extras)) if extras else options
     except UsageError as error:
         raise UsageError(
             f"the extra of the connection {location.gcp_conn_id!r} does not fit this task: {error}"
         ) from error
+
+
+def _is_last(context: Context) -> bool:
+    """Return True if each other task of the DAG that runs jobs is over when this one runs. Of a task of which there are
+    several, as it is mapped, this is not known.
+    """
+    task, dag = context.get("ti"), context.get("dag")
+    if task is None or dag is None or map_index(task) or task.task_id not in dag.task_dict:
+        return False
+    relatives = getattr(dag.task_dict[task.task_id], "get_flat_relative_ids", None)
+    if relatives is None:
+        return False
+    before = relatives(upstream=True) | {task.task_id}
+    others = (each for name, each in dag.task_dict.items() if name not in before)
+    return not any(map(runs_jobs, others)) and all(_waits_for_all(dag.task_dict[name]) for name in before)
+
+
+def _waits_for_all(task: Any) -> bool:
+    """Return True if a task begins only once all tasks before it are over, by its trigger rule."""
+    rule = str(getattr(task.trigger_rule, "value", task.trigger_rule))
+    return rule not in ("always", "one_done", "one_failed", "one_success")
+
+
+def runs_jobs(task: Any) -> bool:
+    """Return True for a task of a DAG that runs jobs, also if it is mapped."""
+    return bool(getattr(getattr(task, "operator_class", task), "runs_jobs", False))
 
 
 def _names_way(options: Options) -> bool:

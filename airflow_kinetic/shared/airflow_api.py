@@ -44,6 +44,10 @@ INTERNALS: Final = (
         "a copy of a task copies what its function captures",
     ),
     Internal(
+        "airflow.sdk.bases.operator", ("BaseOperator.get_flat_relative_ids",),
+        "the last task of a run leaves a warm slice, too, which `KineticReleaseOperator` or its time ends",
+    ),
+    Internal(
         "airflow.sdk.bases.operatorlink", ("BaseOperatorLink.xcom_key",),
         "links show where they lead only while Airflow keeps their XComs under names of its own",
     ),

@@ -113,10 +113,10 @@ class Connection(GoogleBaseHook):
 
     def buying(self) -> dict[str, Any]:
         """Return what the connection's extra says of how hardware is bought: `capacity` and `regions`, as lists or as
-        text with commas, and `by`.
+        text with commas, `by`, and for how long it is kept.
         """
-        found = {name: self._get_field(name) for name in ("capacity", "regions", "by")}
-        return {name: given for name, given in found.items() if given}
+        found = {name: self._get_field(name) for name in ("capacity", "regions", "by", "keep")}
+        return {name: given for name, given in found.items() if given or (name == "keep" and given == 0)}
 
     def project_of(self, given: str | None, otherwise: str) -> str:
         """The project to work in: the given one, the connection's, or the one in the settings. Never none."""

@@ -228,7 +228,7 @@ class KineticJobComponent(dg.Component, dg.Model, dg.Resolvable):
         )
         def job(context: dg.AssetExecutionContext, config: KineticRunConfig) -> Iterator[Any]:
             named = resource_of(context, {}, self.resource) if self.resource else self.kinetic
-            kinetic = (named or KineticResource()).overridden_by(config)
+            kinetic = (named or KineticResource()).overridden_by(config).of_only_call(self.resource or "")
             if self.function is not None:
                 yield from self._results_of(self.function, kinetic, context)
             else:

@@ -160,6 +160,7 @@ def as_step(
     def run(context: Any, kinetic: KineticResource, arguments: dict[str, Any]) -> Any:
         if launched:
             kinetic = kinetic.overridden_by(arguments.pop(CONFIG, None))
+        kinetic = kinetic.of_only_call(RESOURCE)
         if host:
             arguments[host] = HERE
         if by_schema:

@@ -61,6 +61,13 @@ def _as_config(kind: type[dg.Config], name: str, value: Any) -> Any:
     return str(value) if is_text and isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def with_text(given: Any, name: str) -> Any:
+    """Return the settings with a number of seconds as text, where a text may have a unit."""
+    value = given.get(name) if isinstance(given, Mapping) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return {**given, name: str(value)} if is_number else given
+
+
 class LimitsConfig(_Group):
     """Bounds of a job. A duration is a number of seconds, or has a unit: 90s, 15m, 2h, 1d."""
 
@@ -203,6 +210,7 @@ class KineticRunConfig(dg.Config):
     regions: list[str] = Field(default=[], description="Regions to look for capacity in, the first choice first.")
     zones: list[str] = Field(default=[], description="Where to look for capacity, the first choice first.")
     by: str | None = Field(default=None, description="What decides among several: order, price or start.")
+    keep: str | None = Field(default=None, description="How long the slice stays warm for the next job, such as 10m.")
     cluster: str | None = Field(default=None, description="Another cluster: a context of the kubeconfig, or of GKE.")
     namespace: str | None = Field(default=None, description="Another namespace of the cluster.")
     limits: LimitsConfig = Field(default=LimitsConfig(), description="Other bounds; those not named stay.")
@@ -214,7 +222,7 @@ class KineticRunConfig(dg.Config):
         refuse_unknown(cls.__name__, cls.model_fields, given)
         if isinstance(given, Mapping) and "accelerator" in given:
             given = {**given, "accelerator": _accelerator(given["accelerator"])}
-        made = make(given)
+        made = make(with_text(given, "keep"))
         if not is_open(given):
             asked = made.to_options()
             check_part({name: asked[name] for name in asked if name != "cloud"})
@@ -229,6 +237,7 @@ class KineticRunConfig(dg.Config):
             "capacity": self.capacity or None,
             "regions": self.regions or None,
             "by": self.by,
+            "keep": self.keep,
             "cloud": TpuVm(zones=tuple(self.zones)) if self.zones else None,
             "cluster": self.cluster,
             "namespace": self.namespace,

@@ -28,6 +28,7 @@ from dagster_kinetic.resource.config import (
     from_tag,
     is_open,
     refuse_unknown,
+    with_text,
 )
 from kinetic_orchestration.api.decorator import RemoteCallable
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
@@ -96,6 +97,9 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     regions: list[str] = Field(default=[], description="Regions to look for capacity in, instead of zones.")
     by: str = Field(default="order", description="What decides among several choices: order, price or start.")
+    keep: str | None = Field(
+        default=None, description="How long a job's slice stays warm for the next one with keep, such as 10m."
+    )
     cloud: TpuVmConfig = Field(default=TpuVmConfig(), description="What only Cloud TPU understands.")
     cluster: str | None = Field(default=None, description="The cluster: a context of the kubeconfig, or one of GKE.")
     namespace: str | None = Field(default=None, description="The namespace of the cluster.")
@@ -124,6 +128,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     _calls: dict[tuple[str, str, int], Iterator[int]] = PrivateAttr(default_factory=dict)
     _launch: KineticRunConfig | None = PrivateAttr(default=None)
+    _only_call_of: str = PrivateAttr(default="")  # the key of this resource, where a step makes one call alone
 
     @model_validator(mode="wrap")
     @classmethod
@@ -132,7 +137,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         refuse_unknown(cls.__name__, cls.model_fields, given)
         if isinstance(given, Mapping) and (own := _FIELDS.get(type(given.get("cloud")))):
             given = {**{name: value for name, value in given.items() if name != "cloud"}, own: given["cloud"]}
-        made = make(given)
+        made = make(with_text(given, "keep"))
         if made.max_concurrent < 1:
             raise UsageError(f"max_concurrent is {made.max_concurrent}: at least one job must be able to run")
         if not is_open(given):
@@ -297,6 +302,14 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         made._launch = config
         return made
 
+    def of_only_call(self, key: str) -> KineticResource:
+        """The same resource, for the only call of a step that requires it by this key: so it is known which step of a
+        run is the last one, which leaves no warm slice.
+        """
+        made = copy.copy(self)
+        made._only_call_of = key
+        return made
+
     def place(self) -> dict[str, str | None]:
         """Location arguments of this deployment's jobs, for `attach` and similar calls."""
         options = self._named(self._own())
@@ -345,13 +358,16 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             options = _overridden(options, launch)
         if not _compat.is_direct(context):
             options = replace(options, labels={**_labels_of(context), **(options.labels or {})})
+        may_be_last = self._only_call_of and not options.retry.user  # else it takes its own slice again
+        if options.keep is not None and may_be_last and _compat.is_last_with(context, self._only_call_of):
+            options = replace(options, keep="0s")
         return check_options(self._named(options))
 
     def _own(self) -> Options:
         """The options that this resource sets."""
         plain = (
             *("project", "store", "deployment", "backend", "cluster", "namespace", "spot", "requirements"),
-            *("container_image", "output_dir", "by"),
+            *("container_image", "output_dir", "by", "keep"),
         )
         several = ("capacity", "regions", "first_party", "capture_env_vars", "secrets", "labels")
         own = {name: value for name in (*plain, *several) if (value := getattr(self, name))}

@@ -12,6 +12,7 @@ import dagster as dg
 
 from dagster_kinetic.resource.kinetic_resource import resource_of
 from dagster_kinetic.sensors.branches import Branches, some
+from dagster_kinetic.step.ticket import WAITS
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.plan.messages import warn
 
@@ -27,7 +28,8 @@ def build_kinetic_reaper_sensor(
     branches: Callable[[], Iterable[str]] | None = None,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
-    """Find hosts that no job needs, in all zones, and old records, and remove them, as `ko reap` does.
+    """Find hosts that no job needs, in all zones, and old records, and remove them, as `ko reap` does; and release the
+    slices that runs of this instance have left warm and that are over.
 
     `branches` returns the names of the branch deployments that are open now, such as `dagster_plus_branches`. One that
     this sensor has seen open and that is no longer listed is closed: its jobs are cancelled, and its hosts removed.
@@ -37,7 +39,9 @@ def build_kinetic_reaper_sensor(
         places = resource_of(context, resources, resource_key).hardware_places()
         known = Branches.of(context.cursor)
         told = [_summary([each for place in places for each in _reaped(place)])]
-        context.log.info(told[0])
+        if count := _released(context.instance, places[0]):
+            told.append(f"released {count} warm {'slice' if count == 1 else 'slices'} of runs that are over")
+        context.log.info("; ".join(told))
         if branches is not None:
             known = known.seen(set(branches()), str(places[0]["deployment"] or ""))
             for branch in sorted(known.closing):
@@ -79,6 +83,23 @@ def _reaped(place: Mapping[str, str | None]) -> list[Reaped]:
 
     store, backend, here = place_of(**place)
     return reap(store, backend, here)
+
+
+def _released(instance: dg.DagsterInstance, place: Mapping[str, str | None]) -> int:
+    """Release the slices that runs have left which are over. What a detached asset's job has left is for the run that
+    goes on with it, and runs that this instance does not know are another's.
+    """
+    from kinetic_orchestration.jobs.cleanup import kept_slices
+    from kinetic_orchestration.plan.configuration import settings
+    from kinetic_orchestration.platforms.registry import open_store
+
+    def is_over(run: kept_slices.Run) -> bool:
+        orchestrator, _, name = run
+        found = instance.get_run_by_id(name) if orchestrator == "dagster" else None
+        return found is not None and found.is_finished and WAITS not in found.tags
+
+    here = settings.load(None, **place)
+    return kept_slices.release_runs(open_store(here.store, here.deployment), here, is_over)
 
 
 def _cancel_all(place: Mapping[str, str | None]) -> tuple[int, list[KineticError]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -50,6 +50,7 @@ class StepCall(NamedTuple):
     partition: str = ""
     call: str = ""  # "" for the first of the step, then its number, or the key that the user gave it
     resumes: tuple[str, ...] = ()  # the runs that this one resumes, the nearest first
+    origin: Mapping[str, str] = {}  # as `origin_of` names it
 
     def identity(self, deployment: str, run: str = "") -> Identity:
         index = f"{self.partition}#{self.call}" if self.call else self.partition
@@ -58,7 +59,7 @@ class StepCall(NamedTuple):
 
 def step_call_of(context: _compat.Context, call: str = "") -> StepCall:
     run, step, partition = _compat.run_id(context), _compat.step_key(context), _compat.partition_of(context)
-    return StepCall(run, step, partition, call, tuple(_ancestry(context.run, context.instance)))
+    return StepCall(run, step, partition, call, tuple(_ancestry(context.run, context.instance)), origin_of(context))
 
 
 def origin_of(context: _compat.Context) -> dict[str, str]:
@@ -82,7 +83,7 @@ class LeftJob(NamedTuple):
 def request_of(asked: Draft, step_call: StepCall) -> Request:
     """Open the request for the job of a resumed run, if it left one; else for this step's own."""
     deployment = asked.settings.deployment
-    own = asked.open(step_call.identity(deployment))
+    own = replace(asked, spec=replace(asked.spec, origin=step_call.origin)).open(step_call.identity(deployment))
     for run in step_call.resumes:
         left = own.of(step_call.identity(deployment, run))
         if find(left) is not None:
@@ -100,7 +101,7 @@ class Launching:
     troubles: list[KineticError] = field(default_factory=list)
 
     def launch(self, request: Request, claimed: Callable[[str], object] | None = None) -> Job:
-        self.request = request = replace(request, spec=replace(request.spec, origin=origin_of(self.context)))
+        self.request = request
         with _for_good(self.context):
             job = launch(request, claimed=claimed, say=self.context.log.info)
         self.handle = JobHandle(job)
@@ -152,6 +153,14 @@ def launch_in_step(asked: Draft, context: _compat.Context, call: str) -> Job:
         return launching.launch(request_of(asked, step_call_of(context, call)))
 
 
+def _wait_until_offered(context: _compat.Context, handle: JobHandle[Any], attempt: int) -> None:
+    """Wait a moment until the hosts of a job with `keep` offer their slice: then the next step of the run finds it."""
+    if handle._job.plan().keep and not _compat.is_direct(context):
+        from kinetic_orchestration.jobs.cleanup import kept_slices
+
+        kept_slices.wait_until_offered(handle._job, attempt)
+
+
 def run_in_step(
     spec: JobSpec,
     context: _compat.Context,
@@ -200,6 +209,7 @@ def run_in_step(
                 failure = narrator.failed(error, outcome)
                 raise failure from failure.__cause__
             narrator.end()
+            _wait_until_offered(context, handle, outcome.attempt)
             return value
     except JobCancelled as error:
         raise dg.Failure(str(error), metadata={"kinetic/job_id": error.job_id}, allow_retries=False) from None

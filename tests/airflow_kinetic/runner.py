@@ -1275,7 +1275,14 @@ def choices_of(
     told = [[one.accelerator, *(one.capacity or ()), *(one.regions or ())] for one in ways(found)]
     candidates = [] if plan is None else list(plan.choices) or [plan]
     planned = [[one.slice.name, one.spot, list(one.zones)] for one in candidates]
-    return {"ways": told, "by": found.by, "meant": list(spec.meant), "planned": planned, "planned_by": plan and plan.by}
+    return {
+        "ways": told,
+        "by": found.by,
+        "meant": list(spec.meant),
+        "planned": planned,
+        "planned_by": plan and plan.by,
+        "kept": plan and plan.keep,
+    }
 
 
 def stored_with_its_dag(chosen: list[dict[str, Any]]) -> dict[str, Any]:

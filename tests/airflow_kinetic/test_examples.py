@@ -22,6 +22,16 @@ def test_a_week_takes_one_of_the_slices_that_its_parameter_names(airflow: Airflo
 @pytest.mark.slow
 @pytest.mark.turn(3)
 @pytest.mark.timeout(900)
+def test_on_this_machine_a_task_that_would_ask_two_places_has_one(airflow: Airflow, home: Path) -> None:
+    done = airflow("run_dag", home, dag_id="race_airflow")
+    assert done["state"] == "success", done["log"][-5000:]
+    assert abs(done["xcoms"]["train/return_value"] - 3) < 0.01
+    assert "race= has no meaning on the local backend" in done["log"]
+
+
+@pytest.mark.slow
+@pytest.mark.turn(3)
+@pytest.mark.timeout(900)
 def test_keras_is_trained_evaluated_and_promoted_by_the_code_that_dagster_has_too(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="training_keras_weekly")
     assert done["state"] == "success", done["log"][-5000:]

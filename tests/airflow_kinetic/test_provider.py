@@ -142,13 +142,13 @@ PUBLIC = {
 # What its pages on operators, deferring, sensors, links, hooks and templates tell whoever writes one to use or override;
 # an operator's arguments, which its reference lists, count as such, too.
 PUBLIC_MEMBERS = {
-    "defer", "execute", "get_link", "log", "name", "on_kill", "operator_extra_links", "partial", "poke", "run",
-    "serialize", "template_fields", "template_fields_renderers", "ui_color",
+    "as_teardown", "defer", "execute", "get_link", "log", "name", "on_kill", "operator_extra_links", "partial", "poke",
+    "run", "serialize", "template_fields", "template_fields_renderers", "ui_color",
 }  # fmt: skip
 
 
-# What its page on templates tells of what a task's context has.
-PUBLIC_OF_THE_CONTEXT = {"dag_id", "fileloc", "map_index", "run_id", "task_id", "xcom_push"}
+# What its pages on templates, DAGs and XCom tell of what a task's context has.
+PUBLIC_OF_THE_CONTEXT = {"dag_id", "fileloc", "map_index", "run_id", "task_dict", "task_id", "xcom_pull", "xcom_push"}
 
 
 def test_every_name_of_airflows_inside_is_listed_and_there(airflow: Airflow, home: Path) -> None:

@@ -210,3 +210,20 @@ def test_what_cannot_be_is_refused_where_it_is_written(given: dict[str, Any], sa
 def test_a_variable_that_is_not_set_is_named() -> None:
     with pytest.raises(ValidationError, match="accelerator is the variable 'NOT_SET_HERE', which is not set"):
         KineticRunConfig(accelerator={"env": "NOT_SET_HERE"})
+
+
+# ---- the pipeline that a share and a budget mean -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("pipeline", "is_refused"), [("model", True), ("hosts", False), ("dagster", False)])
+def test_a_share_of_a_pipeline_means_the_asset_as_a_budget_does(
+    monkeypatch: pytest.MonkeyPatch, pipeline: str, is_refused: bool
+) -> None:
+    monkeypatch.setenv("KINETIC_DEPLOYMENT", f"share-of-{pipeline}")
+    monkeypatch.setenv("KINETIC_CHIPS", f"v5e=64,pipeline:{pipeline}=2")
+    asset = kinetic_asset(name="model", accelerator="v5e-4")(hosts)
+    result = dg.materialize([asset], resources={"kinetic": KineticResource()}, raise_on_error=False)
+    assert result.success is not is_refused
+    if is_refused:
+        [failure] = result.get_step_failure_events()
+        assert "takes 4 chips of the share pipeline:model=2, and so could never run" in str(failure.step_failure_data)

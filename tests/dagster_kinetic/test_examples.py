@@ -62,6 +62,18 @@ def test_a_week_takes_one_of_the_slices_that_it_may_run_on(tmp_path):
 
 
 @pytest.mark.slow
+def test_three_steps_of_a_run_say_that_they_share_a_slice(tmp_path):
+    said = run("warm_dagster.py", tmp_path)
+    assert re.search(r"result +a slope that is off by 0\.0\d", said), said[-2000:]
+
+
+@pytest.mark.slow
+def test_on_this_machine_a_step_that_would_ask_two_places_has_one(tmp_path):
+    said = run("race_dagster.py", tmp_path)
+    assert re.search(r"result +a slope of 3\.00, on the one place that was asked", said), said[-2000:]
+
+
+@pytest.mark.slow
 def test_a_sweep_promotes_the_best_and_shows_what_failed(tmp_path):
     said = run("dagster_sweep.py", tmp_path)
     assert re.search(r"result +a learning rate of 1, with a loss of 0\.", said), said[-2000:]

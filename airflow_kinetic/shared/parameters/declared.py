@@ -45,8 +45,9 @@ def options_of(given: Mapping[str, Any], zones: str | Sequence[str]) -> Options:
     for name in ("capacity", "regions"):
         if isinstance(same.get(name), (str, list, tuple)):
             same[name] = listed(same[name]) or None  # a template may have rendered it to a text
-    if not same.get("by"):
-        same.pop("by", None)
+    for name in ("by", "keep"):
+        if same.get(name) in (None, ""):
+            same.pop(name, None)
     return Options(**{**same, "project": given["project_id"], "cloud": cloud, "labels": given["labels"] or None})
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from airflow.sdk import Asset, dag, task
 from helper_of_dags import doubled
 
-from airflow_kinetic import KineticJobSensor, KineticTPUOperator, kinetic_task
+from airflow_kinetic import KineticJobSensor, KineticReleaseOperator, KineticTPUOperator, kinetic_task
 from kinetic_orchestration import Choice, Limits
 
 OFFSET = 100
@@ -172,6 +172,40 @@ def scaled(number: int, *, by: int) -> int:
 
 
 @dag(schedule=None)
+def keeps_slices_side_by_side():
+    """The mapped one and the failed one are not the last, nor is the first, nor one that does not wait for all: the
+    release is for those.
+    """
+    kept = {"accelerator": "cpu", "keep": "10m", "deferrable": False}
+
+    @task.kinetic(**kept)
+    def first() -> int:
+        return 1
+
+    @task.kinetic(**kept)
+    def each(number: int) -> int:
+        return number
+
+    @task.kinetic(**kept)
+    def fails(number: int) -> int:
+        raise ValueError(number)
+
+    @task.kinetic(**kept)
+    def never(number: int) -> int:
+        return number
+
+    @task.kinetic(**kept, trigger_rule="one_success")
+    def early() -> int:
+        return 0
+
+    began = first()
+    failed = never(fails(began))
+    others = [began >> each.expand(number=[1, 2]), failed]
+    last = [began, *others] >> early()
+    [*others, last] >> KineticReleaseOperator(task_id="release")
+
+
+@dag(schedule=None)
 def expands_whole_calls():
     KineticTPUOperator.partial(task_id="scale", python_callable=scaled, accelerator="cpu").expand_kwargs(
         [{"op_args": [2], "op_kwargs": {"by": 5}}, {"op_args": [3], "op_kwargs": {"by": 7}, "name": "larger"}]
@@ -306,6 +340,6 @@ for declare in (
     waits_on_a_worker, has_a_secret_and_a_cost_limit, waits_on_a_triggerer, is_mapped, fails, returns_more_than_json, is_retried,
     asks_for_its_task_instance, expands_whole_calls, runs_a_script, trains_in_the_cloud, chooses_in_the_cloud, makes_an_asset,
     is_out_of_time, is_given_no_json, senses, is_given_another_argument, runs_two_processes,
-    watches_by_its_id,
+    watches_by_its_id, keeps_slices_side_by_side,
 ):  # fmt: skip
     declare()

@@ -132,7 +132,8 @@ def test_an_op_and_a_direct_call_take_it_and_a_body_with_config_of_its_own_keeps
     assert old_style.op.config_schema.config_type.fields.keys() == {"epochs"}
     op = kinetic_op(accelerator="cpu", name="sized")(hosts)
     assert set(op.config_schema.config_type.fields) == {
-        "accelerator", "spot", "capacity", "regions", "zones", "by", "cluster", "namespace", "limits", "profile",
+        "accelerator", "spot", "capacity", "regions", "zones", "by", "keep", "cluster", "namespace", "limits",
+            "profile",
     }  # fmt: skip
     assert op(dg.build_op_context(resources=KINETIC, config={"accelerator": "v5e-16"})) == 4
     given = {"config": KineticRunConfig(accelerator="gpu", limits={"cost": 1}), "kinetic": KineticResource()}

@@ -1,0 +1,67 @@
+"""Shows three steps of one run that share a slice: it is requested once, and the next step finds it warm.
+
+`keep="10m"` on the resource is all of it: after its step the slice is cleaned and waits for ten minutes at most, the
+next step of the run takes it, and the last one leaves none. On this machine there is nothing to keep.
+
+    python example_pipelines/warm_dagster.py             one run, here and now
+    dagster dev -f example_pipelines/warm_dagster.py     the same in Dagster's own pages
+
+To change for a real slice: name a project and a bucket in place of `backend="local"`,
+    KineticResource(project="my-project", store="gs://my-bucket/kinetic", keep="10m", require_hardware=True)
+and set KINETIC_SIGNING_KEY, if steps run on several machines: by it they may take each other's slices.
+`ko slices` shows those that are kept, and `ko cost` what their idle time costs.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import dagster as dg
+
+from dagster_kinetic import KineticResource, build_kinetic_reaper_sensor, kinetic_asset
+
+
+@kinetic_asset(accelerator="v5e-4")
+def points() -> list[float]:
+    """Prepared on the hosts, which are near the bucket."""
+    import jax.numpy as jnp
+
+    return [float(x) for x in jnp.linspace(0.0, 1.0, 64)]
+
+
+@kinetic_asset(accelerator="v5e-4")
+def slope(points: list[float]) -> float:
+    """The slope of a line, learned on the slice that the step before has left."""
+    import jax
+    import jax.numpy as jnp
+
+    x = jnp.asarray(points)
+    step = jax.jit(lambda slope: slope - 0.5 * jax.grad(lambda s: jnp.mean((s * x - 3 * x) ** 2))(slope))
+    found = jnp.zeros(())
+    for _ in range(100):
+        found = step(found)
+    return float(found)
+
+
+@kinetic_asset(accelerator="v5e-4")
+def error(slope: float) -> float:
+    """How far the slope is off; the last step of the run, after which the slice is deleted."""
+    return abs(slope - 3)
+
+
+defs = dg.Definitions(
+    assets=[points, slope, error],
+    jobs=[dg.define_asset_job("trained")],
+    sensors=[build_kinetic_reaper_sensor()],  # releases what a run that failed has left, too
+    resources={"kinetic": KineticResource(backend="local", keep="10m")},
+)
+
+
+def main() -> None:
+    result = defs.resolve_job_def("trained").execute_in_process()
+    off = result.output_for_node("error")
+    print(f"\nresult   a slope that is off by {off:.3f}\nthe UI   dagster dev -f {sys.argv[0]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Slices that stay warm between the tasks of a run: where `keep` may be said, and which task leaves none."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.airflow_kinetic.conftest import Airflow
+
+pytestmark = pytest.mark.timeout(300)  # the first one starts Airflow
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"keep": "soon"}, "keep is 'soon'"),
+        ({"keep": "25h"}, "a slice is kept for 1d at most"),
+        ({"keep": "10m", "backend": "gke"}, "keep= is not possible on the gke backend: a pod ends with its program"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_kept_is_refused_while_the_dag_is_parsed(
+    airflow: Airflow, tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    assert re.search(told, airflow("declare", tmp_path / "home", options={"accelerator": "cpu", **options})["refused"])
+
+
+@pytest.mark.parametrize(
+    ("options", "extra", "kept"),
+    [
+        ({"keep": "{{ params.keep }}"}, {}, 90.0),
+        ({"keep": ""}, {}, None),
+        ({}, {"keep": "10m"}, 600.0),
+        ({}, {"keep": 0}, 0.0),
+        ({"keep": "5m"}, {"keep": "10m"}, 300.0),
+        ({"container_image": "ghcr.io/a/train:7"}, {"keep": "10m"}, None),
+    ],
+    ids=str,
+)
+def test_a_template_or_the_connection_may_say_it(
+    airflow: Airflow, tmp_path: Path, options: dict[str, Any], extra: dict[str, Any], kept: float | None
+) -> None:
+    done = airflow("choices_of", tmp_path / "home", options={"accelerator": "v5e-8", **options}, params={"keep": "90s"},
+                   extra={"project": "p", **extra}, environ={"KINETIC_STORE": "gs://b/p", "KINETIC_DEPLOYMENT": "d"})  # fmt: skip
+    assert done.get("kept", done) == kept
+
+
+def kept_by(home: Path) -> dict[str, float]:
+    """The seconds for which each task's slice is kept, by the specs in the store."""
+    specs = [json.loads(path.read_bytes()) for path in home.rglob("jobs/*/in/spec.json")]
+    return {f"{spec['origin']['task']}{spec['origin'].get('map index', '')}": spec["plan"]["keep"] for spec in specs}
+
+
+@pytest.mark.slow
+@pytest.mark.turn(1)
+@pytest.mark.timeout(900)
+def test_three_tasks_of_a_run_share_a_slice_of_which_the_last_leaves_none(airflow: Airflow, home: Path) -> None:
+    done = airflow("run_dag", home, dag_id="warm_airflow")
+    assert done["state"] == "success", done["log"][-5000:]
+    assert done["xcoms"]["evaluate/return_value"] < 0.1
+    assert done["xcoms"]["release/return_value"] == 0
+    assert kept_by(home) == {"prepare": 600.0, "train": 600.0, "evaluate": 0.0}
+
+
+@pytest.mark.slow
+@pytest.mark.turn(1)
+@pytest.mark.timeout(900)
+def test_of_tasks_side_by_side_none_is_the_last_and_the_release_runs_although_one_failed(
+    airflow: Airflow, home: Path
+) -> None:
+    done = airflow("run_dag", home, dag_id="keeps_slices_side_by_side")
+    assert done["state"] == "failed", done["log"][-5000:]
+    assert done["states"] == {
+        "first": "success", "each[0]": "success", "each[1]": "success", "fails": "failed", "never": "upstream_failed",
+        "early": "success", "release": "success",
+    }  # fmt: skip
+    assert kept_by(home) == dict.fromkeys(("first", "each0", "each1", "fails", "early"), 600.0)
