@@ -75,6 +75,8 @@ def simulate(session: nox.Session) -> None:
     session.run(*play, "--seeds", "250", "--compute", *session.posargs)
     session.run(*play, "--seeds", "150", "--groups", *session.posargs)
     session.run(*play, "--seeds", "200", "--shares", *session.posargs)
+    session.run(*play, "--seeds", "100", "--races", *session.posargs)
+    session.run(*play, "--seeds", "100", "--leases", *session.posargs)
 
 
 @nox.session

@@ -25,7 +25,9 @@ from tests.simulation.cluster_scenario import ClusterSchedule
 from tests.simulation.compute_scenario import ComputeSchedule
 from tests.simulation.edges import simulated_edges
 from tests.simulation.group_scenario import GroupSchedule
+from tests.simulation.lease_scenario import LeaseSchedule
 from tests.simulation.many import played_by
+from tests.simulation.race_scenario import RaceSchedule
 from tests.simulation.scenario import Failed, Schedule, command_of, play, trace_of
 from tests.simulation.share_scenario import ShareSchedule
 from tests.simulation.world import World
@@ -42,11 +44,13 @@ def main() -> int:
     parser.add_argument("--by-date", action="store_true", help="the first of them is today's, by UTC")
     parser.add_argument("--cloud", action="store_true", help="on the simulated Cloud TPU API")
     parser.add_argument("--candidates", action="store_true", help="on the same, jobs with a choice")
+    parser.add_argument("--races", action="store_true", help="on the same, jobs that ask several places at once")
     parser.add_argument("--compute", action="store_true", help="on the simulated Compute Engine")
     parser.add_argument("--groups", action="store_true", help="on the simulated Compute Engine, slices of TPUs")
     parser.add_argument("--cluster", action="store_true", help="on the simulated API of Kubernetes")
     parser.add_argument("--facts", action="store_true", help="jobs that share what they learn of capacity")
     parser.add_argument("--shares", action="store_true", help="of attempts that share chips")
+    parser.add_argument("--leases", action="store_true", help="of jobs that keep their slices warm for each other")
     parser.add_argument("--stop", action="store_true", help="at the first seed that breaks a promise")
     parser.add_argument(
         "--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one for each core"
@@ -62,7 +66,9 @@ def main() -> int:
         (arguments.groups, GroupSchedule),
         (arguments.cloud, CloudSchedule),
         (arguments.candidates, CandidateSchedule),
+        (arguments.races, RaceSchedule),
         (arguments.shares, ShareSchedule),
+        (arguments.leases, LeaseSchedule),
     )
     kind = next((kind for is_asked, kind in kinds if is_asked), Schedule)
     if arguments.seed is not None and len(arguments.seed) == 1:

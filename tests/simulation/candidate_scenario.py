@@ -29,13 +29,14 @@ class CandidateJudge(CloudJudge):
         super().__init__(world, ground, plan, identity)
         self.whole = plan
         self.options = {(number, zone) for number, one in enumerate(plan.choices) for zone in one.zones}
+        self.of = "", 0  # the attempt that is looked at
         self.chosen: dict[tuple[str, int], int] = {}
         self.made: dict[tuple[str, int], set[tuple[str, int]]] = {}  # where, and of how many hosts
 
     @contextmanager
     def _of(self, job: str, attempt: int) -> Iterator[None]:
         """Look with the plan of the attempt; of one without a place, with all zones of all candidates."""
-        choice, before = self.chosen.get((job, attempt)), self.plan
+        choice, before, self.of = self.chosen.get((job, attempt)), self.plan, (job, attempt)
         every = tuple(dict.fromkeys(zone for _, zone in sorted(self.options)))
         self.plan = replace(self.whole, zones=every) if choice is None else self.whole.at(choice)
         try:
@@ -60,11 +61,7 @@ class CandidateJudge(CloudJudge):
         """Check the option of this attempt against the messages of the last ones."""
         own = self._option(job, attempt)
         before, verdict = self._option(job, attempt - 1), self.verdicts[job, attempt - 1]
-        closed = set[tuple[int, str]]()
-        for number in range(1, attempt):
-            choice, zone = self._option(job, number)
-            said = self.verdicts[job, number].reason
-            closed |= {one for one in self.options if one[0] == choice and self._is_closed(said, zone, one[1])}
+        closed = self._closed(job, attempt)
         if own in closed:
             raise Violation(f"attempt {attempt} of {job} asks again where there is nothing for it: {own}")
         if verdict.cause in FREE and own[0] != before[0]:
@@ -82,6 +79,15 @@ class CandidateJudge(CloudJudge):
             row += 1
         if row > TWICE and len(self.options - closed) > 1:
             raise Violation(f"attempt {attempt} of {job} stays in {own} after {row} internal errors")
+
+    def _closed(self, job: str, attempt: int) -> set[tuple[int, str]]:
+        """Return where there is nothing for a job, as the attempts before this one were told."""
+        closed = set[tuple[int, str]]()
+        for number in range(1, attempt):
+            choice, zone = self._option(job, number)
+            said = self.verdicts[job, number].reason
+            closed |= {one for one in self.options if one[0] == choice and self._is_closed(said, zone, one[1])}
+        return closed
 
     def _option(self, job: str, attempt: int) -> tuple[int, str]:
         return self.chosen[job, attempt], self.zones[job, attempt]
@@ -101,8 +107,8 @@ class CandidateJudge(CloudJudge):
             raise Violation(f"attempt {attempt} of {job} was made in two places: {sorted(made)}")
 
     def _open_zones(self) -> list[str]:
-        """Other candidates are other zones, too."""
-        return [zone for _, zone in sorted(self.options)]
+        """Other candidates are other zones, too, unless the job was told that there is nothing for it."""
+        return [zone for _, zone in sorted(self.options - self._closed(*self.of))]
 
 
 class CandidateSchedule(CloudSchedule):

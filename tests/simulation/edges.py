@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import random
 import secrets
 import signal
@@ -16,11 +17,13 @@ from typing import Any
 
 from pytest import MonkeyPatch
 
+from kinetic_orchestration.capacity.races import backend as races
 from kinetic_orchestration.capacity.shares import line, records
-from kinetic_orchestration.host.attempt import opening, self_delete
+from kinetic_orchestration.host import host
+from kinetic_orchestration.host.attempt import idle, lease, opening, self_delete
 from kinetic_orchestration.host.machine import attestation, bootstrap, bucket_records
 from kinetic_orchestration.host.machine.pod import pod, start
-from kinetic_orchestration.host.machine.vm import gpus, member, network
+from kinetic_orchestration.host.machine.vm import cleaning, gpus, member, network, rearming
 from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.host.view import bucket, open_records, segments
 from kinetic_orchestration.jobs import job as jobs
@@ -29,6 +32,7 @@ from kinetic_orchestration.jobs.following import actions, drivers, follower, ver
 from kinetic_orchestration.jobs.watching import decode
 from kinetic_orchestration.jobs.watching import look as looking
 from kinetic_orchestration.jobs.watching.watchers import base, polling
+from kinetic_orchestration.plan.values import TRAITS, Traits
 from kinetic_orchestration.platforms.google.compute import client as compute
 from kinetic_orchestration.platforms.google.compute import request as inserts
 from kinetic_orchestration.platforms.google.tpu import request
@@ -78,9 +82,10 @@ def simulated_edges(worlds: list[World]) -> Iterator[None]:
         edges.setattr(secrets, "token_hex", token)
         edges.setattr(processes, "machine", life)
         edges.setattr(opening, "_free_ports", lambda _hosts: {})
-        for module in (bucket, segments, base, polling):
+        for module in (bucket, segments, base, polling, lease):
             edges.setattr(module, "threading", threads)
         _distant_edges(edges, worlds)
+        _kept_edges(edges, worlds)
         often = gc.get_threshold()
         gc.set_threshold(200_000, 20, 20)  # a world is one big cycle, and there are thousands
         try:
@@ -98,6 +103,55 @@ class _OneByOne:
 
     def result(self) -> list[Any]:
         return [self._act(thing) for thing in self._things]
+
+
+def _kept_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
+    """Replace what hosts of kept slices do with their machine: `KeptGround` has it."""
+    end_slice, machine_of = bootstrap.end_slice, opening.machine_of
+
+    def ground() -> Any:
+        return worlds[-1].distance.ground
+
+    def became(_program: str, words: list[str]) -> None:
+        raise ground().became(words[3:])
+
+    def end(resource: str, *args: Any, **how: Any) -> None:
+        if resource.startswith("kept/"):
+            ground().end_slice(how["taken"])
+        else:
+            end_slice(resource, *args, **how)
+
+    def machine(at: Any) -> Any:
+        return ground().machine_of(at) if at.resource.startswith("kept/") else machine_of(at)
+
+    system = SimpleNamespace(
+        path=os.path, utime=lambda _path: None, pipe=lambda: (0, 0), write=lambda _end, data: ground().told(data),
+        dup2=lambda *_: None, closerange=lambda *_: None, execv=became,
+    )  # fmt: skip
+    agent = SimpleNamespace(
+        metadata=lambda name: ground().metadata(name), fetch=lambda store, digest: ground().fetch(store, digest),
+        agent_arguments=lambda told, host: ground().words(told, host), Failed=bootstrap.Failed,
+        abort=lambda *args: ground().abort(*args),
+    )  # fmt: skip
+    edges.setitem(TRAITS, "kept", Traits(may_be_kept=True))
+    edges.setattr(idle, "SOON", 1.0)  # as of drivers.LONGEST_SLEEP
+    edges.setattr(idle, "LATER", 3.0)
+    edges.setattr(idle, "ARMED", 100.0)  # less than an attempt may take
+    edges.setattr(idle, "os", system)
+    edges.setattr(idle, "bootstrap", agent)
+    edges.setattr(idle, "signal", SimpleNamespace(SIGTERM=15, SIGINT=2, SIGHUP=1, SIG_DFL=0, signal=lambda *_: None))
+    edges.setattr(cleaning, "clean", lambda folder, marker: ground().clean(folder, marker))
+    edges.setattr(cleaning, "remember", lambda _folder: None)
+    edges.setattr(rearming, "rearm", lambda at, when: ground().rearm(at, when))
+    edges.setattr(bootstrap, "end_slice", end)
+
+    def chance() -> float:
+        drawn: float = worlds[-1].random.random()
+        return drawn
+
+    edges.setattr(lease, "random", SimpleNamespace(random=chance))
+    for module in (opening, host):
+        edges.setattr(module, "machine_of", machine)
 
 
 def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
@@ -170,6 +224,8 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     edges.setattr(prepare, "prepare", prepare_)
     for module in (reaper, kubernetes):
         edges.setattr(module, "side_by_side", lambda act, things, _threads: [act(thing) for thing in things])
+    # Each process has its own, and none of a world waits for another's.
+    edges.setattr(races, "_creations", SimpleNamespace(acquire=lambda timeout: True, release=lambda: None))
     edges.setattr(pod, "_is_known", lambda _name: True)
     edges.setattr(start, "echo", lambda _line: None)
     edges.setattr(Api, "_sent", sent)

@@ -24,7 +24,8 @@ SHARES = (
     "v5e=16", "total=16", "v5e=16,user:*=8", "total=32,user:*=16,user:ann=8", "v5e=16,v5p=8,total=40",
     "total=24,pipeline:*=16,pipeline:retrain=24", "v5e=16,total=28,user:*=16,user:bob/v5e=4",
 )  # fmt: skip
-HALF_LIFE, ENTRY = 86_400.0, 300.0  # as they are documented
+HALF_LIFE, ENTRY, PATIENCE = 86_400.0, 300.0, 3600.0  # as they are documented
+STRANGERS = 55  # who come until after the big one has to have had its turn; the job after them has one attempt
 DIES = 900.0  # seconds after its deadline in which the last host has ended itself
 SELF_DELETE = 200.0  # seconds after its verdict in which hosts end themselves
 LONGEST_LINE = 12 * 3600.0
@@ -251,7 +252,10 @@ class ShareSchedule(Schedule):
 
     def _flood(self) -> None:
         """Small ones come without end, and a big one, which is not to wait until they have ended."""
-        world, draw = self.world, self.world.random
+        draw = self.world.random
+        if draw.random() < 0.5:
+            self._strangers()
+            return
         self.shares = draw.choice(("v5e=16", "total=16", "v5e=16,user:*=16"))
         self.judge.shares = parse("the shares", self.shares)
         user = draw.choice(("ann", "bob"))
@@ -260,13 +264,33 @@ class ShareSchedule(Schedule):
             self._client(lambda task, want=want: self._follow(task, want), number * 75.0 * draw.uniform(0.8, 1.2))
         big = self._want("v5e", 16, 0, draw.choice((0.0, 600.0)), draw.choice(("ann", "bob")), "")
         self._client(lambda task: self._follow(task, big), 300.0)
+        self._has_its_turn(big, 300.0 + 1900.0, "a big one had its turn among small ones")
+
+    def _strangers(self) -> None:
+        """Small ones come without end, each of somebody who has used nothing; the big one's user has, just before."""
+        draw = self.world.random
+        self.shares = draw.choice(("v5e=16", "total=16", "v5e=16,user:*=16"))
+        self.judge.shares = parse("the shares", self.shares)
+        for number in range(STRANGERS):
+            want = self._want("v5e", 8, 0, 1200.0, f"u{number}", "")
+            came = 30.0 + number * 130.0 * draw.uniform(0.8, 1.2)
+            self._client(lambda task, want=want: self._follow(task, want), came)
+        before = self._want("v5e", 16, 0, 600.0, "ann", "")
+        self._client(lambda task: self._follow(task, before), 0.0)
+        big = self._want("v5e", 16, 0, draw.choice((0.0, 600.0)), "ann", "")
+        self._client(lambda task: self._follow(task, big), 300.0)
+        at_most = 300.0 + PATIENCE + 2900.0
+        self._has_its_turn(big, at_most, "a big one had its turn among small ones of users who had used nothing")
+
+    def _has_its_turn(self, big: Want, at_most: float, what: str) -> None:
+        world = self.world
 
         def judged() -> None:
             if big.key not in self.judge.had:
                 raise Violation(f"{big.key} waits for ever behind small ones")
-            world.reached.add("a big one had its turn among small ones")
+            world.reached.add(what)
 
-        world.at(world.now + 300.0 + 1900.0, judged)
+        world.at(world.now + at_most, judged)
         world.limits = (world.now + LONGEST_LINE, world.requests + 1_000_000)
 
     def _drawn(self, longest: float, priority: int) -> Want:

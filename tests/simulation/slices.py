@@ -14,6 +14,7 @@ from typing import Any
 
 from kinetic_orchestration.errors import TooBig
 from kinetic_orchestration.host import host
+from kinetic_orchestration.host.attempt import race
 from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.host.prepare.preparation import Preparation
 from kinetic_orchestration.host.view.files import FileView
@@ -92,6 +93,19 @@ class Box:
     def name(self) -> str:
         return f"{self.place.name}/{self.index}"
 
+    @property
+    def serves(self) -> tuple[str, int]:
+        """The job and the attempt that it is at work for."""
+        return self.place.job, self.place.attempt
+
+    def assignment(self) -> Assignment:
+        """What its agent is told."""
+        place = self.place
+        return Assignment(
+            "/simulated", place.job, place.attempt, self.index, place.hosts, place.spec_digest,
+            f"{place.intent.boot}/{self.index}", "/simulated", "/simulated", "", "A=b",
+        )  # fmt: skip
+
 
 class Place:
     def __init__(self, ground: Ground, fields: Mapping[str, Any], intent: Intent, spec_digest: str) -> None:
@@ -134,9 +148,12 @@ class Ground:
 
     # ---- hosts begin -------------------------------------------------------------------------------------
 
+    def box_of(self, place: Place, index: int) -> Box:
+        return Box(place, index)
+
     def make(self, place: Place, index: int) -> None:
         world = self.world
-        box = place.boxes[index] = Box(place, index)
+        box = place.boxes[index] = self.box_of(place, index)
         place.changed = world.now
         delay = world.random.uniform(0.02, 0.5)
         if self.cloud:
@@ -188,7 +205,7 @@ class Ground:
         return delay
 
     def _harm(self, box: Box, kind: str) -> None:
-        self.truth(box.place.job, box.place.attempt).harm.add(kind)
+        self.truth(*box.serves).harm.add(kind)
         self.world.note("harm", kind, box.name)
 
     def _befall(self, box: Box, kind: str) -> None:
@@ -297,13 +314,9 @@ class Ground:
 class SimulatedHost(host.Host):
     """The real agent, with the program, the log and the guard's processes simulated."""
 
-    def __init__(self, ground: Ground, box: Box) -> None:
-        place = box.place
-        at = Assignment(
-            "/simulated", place.job, place.attempt, box.index, place.hosts, place.spec_digest,
-            f"{place.intent.boot}/{box.index}", "/simulated", "/simulated", "", "A=b",
-        )  # fmt: skip
-        super().__init__(at, {}, view=FileView(ground.store, at, _Silence()))  # type: ignore[arg-type]
+    def __init__(self, ground: Ground, box: Box, private: dict[str, dict[str, str]] | None = None) -> None:
+        at = box.assignment()
+        super().__init__(at, private or {}, view=FileView(ground.store, at, _Silence()))  # type: ignore[arg-type]
         os.close(self.supervisor.wake_in)
         os.close(self.supervisor.wake_out)
         self.supervisor.ask_to_end = self._ask_to_end  # type: ignore[method-assign]
@@ -312,6 +325,9 @@ class SimulatedHost(host.Host):
         self.looked = 0.0
 
     def live(self) -> None:
+        if not race.may_run(self.at, self.records):
+            self.world.reached.add("a slice lost its race")
+            return
         if read_bounded(self.records, names.verdict(self.at.job, self.at.attempt)) is not None:
             self.world.reached.add("a host started after its attempt's verdict")
             return
@@ -507,7 +523,7 @@ class SimulatedBackend:
         }  # fmt: skip
 
     def submit(self, asked: Submission) -> str:
-        job_id, spec_digest, intent = asked.job_id, asked.spec_digest, asked.intent
+        job_id, intent = asked.job_id, asked.intent
         ground, world = self._ground, self._world
         world.request("submit", intent.placement["name"], Unreachable)
         truth = ground.truth(job_id, intent.attempt)
@@ -522,7 +538,7 @@ class SimulatedBackend:
         name = intent.placement["name"]
         place = ground.places.get(name)
         if place is None:
-            place = Place(ground, intent.placement, intent, spec_digest)
+            place = self._new_place(asked)
             if ground.cloud:
                 place.visible = world.now + world.random.choice((0.0, 0.0, 5.0, 30.0))
                 place.queued = place.visible + world.random.choice((0.0, 10.0, 60.0)) * world.random.random()
@@ -542,6 +558,9 @@ class SimulatedBackend:
                 world.request("launch", f"{name}/{index}", Unreachable)
         world.request("submit", name, Unreachable, done=True)
         return ""
+
+    def _new_place(self, asked: Submission) -> Place:
+        return Place(self._ground, asked.intent.placement, asked.intent, asked.spec_digest)
 
     def _check_submit(self, job_id: str, attempt: int) -> None:
         verdict = self._world.records.get(names.verdict(job_id, attempt))

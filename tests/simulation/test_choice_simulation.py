@@ -19,19 +19,16 @@ REACHED = {
 
 
 def test_a_zone_without_capacity_is_asked_by_one_at_a_time_and_found_again_when_it_has_some() -> None:
+    """120 jobs make few calls where nothing is free: each size is tried once in ten minutes, and by those that were on
+    their way when the first was refused."""
     reached = Counter[str]()
     for seed in range(SEEDS):
-        reached.update(play(seed).world.reached)
-    assert set(reached) == REACHED
-
-
-def test_120_jobs_make_few_calls_where_nothing_is_free() -> None:
-    """Each size is tried once in ten minutes, and by those that were on their way when the first was refused."""
-    for seed in range(SEEDS):
         deployment = play(seed)
+        reached.update(deployment.world.reached)
         dry = [ask for ask in deployment.asks if deployment.dry_from <= ask.began < deployment.dry_until]
         ages = (deployment.dry_until - deployment.dry_from) / choice_scenario.AGE
         assert len(dry) <= 2 * (ages + 1) + 8
+    assert set(reached) == REACHED
 
 
 def test_a_seed_is_one_execution() -> None:

@@ -13,6 +13,7 @@ MANY = 5_000
 # What a run of all seeds must have met at least once; a simulation that never gets there cannot fail.
 REACHED = """
 a big one had its turn among small ones
+a big one had its turn among small ones of users who had used nothing
 a retried write was refused although its first try had won
 a share was held whole
 a turn was freed at its deadline

@@ -225,7 +225,7 @@ class Machine:
         return Assignment(
             told["store"], self.job, self.attempt, self.index, self.hosts, told["spec"], f"{told['boot']}/{self.index}",
             "/simulated", "/simulated", "", "A=b", told["resource"], str(told["deadline"]),
-            slices=told.get("slices", 1), choice=told.get("choice", 0),
+            slices=told.get("slices", 1), choice=told.get("choice", 0), rival=told.get("rival", -1),
         )  # fmt: skip
 
     def _live(self, over: Event, clean: list[bool]) -> None:

@@ -132,7 +132,7 @@ class World:
             except Killed:
                 pass
             if task.process is task:
-                self._end_threads(task)
+                self.end_threads(task)
 
         task.greenlet = greenlet(run, self._hub)
         self.tasks.append(task)
@@ -168,7 +168,7 @@ class World:
             self.note("killed", task.name)
             task.dead = True
             self.at(self.now, task)  # so that it unwinds; whatever it tries on the way has no effect
-            self._end_threads(task)
+            self.end_threads(task)
             if self.current is not None and self.current.process is task:
                 raise Killed
 
@@ -186,7 +186,7 @@ class World:
             for task in held:
                 self.at(self.now, task)
 
-    def _end_threads(self, process: Task) -> None:
+    def end_threads(self, process: Task) -> None:
         for thread in process.threads:
             if not thread.dead and not thread.greenlet.dead:
                 thread.dead = True

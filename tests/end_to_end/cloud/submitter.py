@@ -24,6 +24,8 @@ import grpc  # noqa: F401
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.api import batch, handle
+from kinetic_orchestration.capacity.races import backend as races
+from kinetic_orchestration.capacity.warm import records as warm
 from kinetic_orchestration.jobs import job, launch, results, trust
 from kinetic_orchestration.jobs import request as resolved
 from kinetic_orchestration.jobs.cleanup import reaper
@@ -47,7 +49,7 @@ from tests.end_to_end.faults.submitter import at_line, die, fork
 MODULES = (
     resolved, launch, job, verdicts, actions, held_time, follower, logs, drivers, staging, identity, trust, results,
     handle, batch, cache, decode, look, poll, base, polling, registry, reaper, preflight, client, request, backend,
-    store, requests, vms, instances, pods, cluster, manifest,
+    store, requests, vms, instances, pods, cluster, manifest, races, warm,
 )  # fmt: skip
 FILES = {module.__file__ for module in MODULES}
 ROOT = Path(__file__).parents[3]
@@ -110,7 +112,7 @@ class Submitters:
 
 def submit(
     jobs: Any, key: str, marks: str, at: str = "", nth: int = 1, then: str = "die", go: str = "",
-    accelerator: str = "v5e-1",
+    accelerator: str = "v5e-1", race: int = 1, keep: str | None = None,
 ) -> Any:  # fmt: skip
     """Ask for the job of that key and wait for its value; `at` a function of the core, by its full name, something
     happens to this process."""
@@ -118,7 +120,8 @@ def submit(
     if at:
         module, _, name = at.rpartition(".")
         at_line(nth_call(module, name, nth), globals()[then], FILES)
-    return kinetic.run(accelerator=accelerator, key=key)(jobs.leaves_mark).run_async(marks).result(timeout=200)
+    options = kinetic.run(accelerator=accelerator, key=key, race=race, keep=keep)
+    return options(jobs.leaves_mark).run_async(marks).result(timeout=200)
 
 
 def submit_to(jobs: Any, key: str, marks: str, line: Line) -> Any:

@@ -15,6 +15,7 @@ from kinetic_orchestration.errors import BudgetExceeded
 from kinetic_orchestration.jobs.watching import spending
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing import Emulator
+from tests.end_to_end.cloud.conftest import ZONES
 from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.slow
@@ -102,14 +103,23 @@ def test_a_forecast_rests_on_past_runs_or_on_limits_and_says_which(
     done = [run(jobs.attempt) for _ in range(3)]
     assert [job.result(timeout=WITHIN) for job in done] == [1, 1, 1]
     costs = sorted(job.cost().usd for job in done)
+    for zone in ZONES:
+        priced.stockout(zone, "wait")
+    for _ in range(5):  # if they counted as runs for nothing, the median would be of them
+        waits = run(jobs.attempt)
+        waits.cancel()
+    assert waits.cost().usd == 0.0
     found = told(capsys, "cost", "--forecast", "attempt", "--cron", "0 0 1,2 * *")
     assert found["runs"] == 2
-    assert found["history"]["runs"] == 3 and found["history"]["prices"] == "KINETIC_PRICES"
+    assert (found["history"]["runs"], found["history"]["without_hosts"]) == (3, 5) and found["history"][
+        "prices"
+    ] == "KINETIC_PRICES"
     assert found["run_usd"]["median"] == pytest.approx(costs[1])
     assert found["run_usd"]["p90"] == pytest.approx(costs[1] + 0.8 * (costs[2] - costs[1]))
     assert found["month_usd"]["median"] == pytest.approx(2 * costs[1])
     assert main(["cost", "--forecast", "attempt", "--every", "1d"]) == codes.OK
     shown = capsys.readouterr().out
+    assert "5 more never had hosts, and are left out" in shown
     assert "3 runs of " in shown and "(median)" in shown and "(90th percentile)" in shown
     for words, said in (
         ([], "needs a schedule"), (["--every", "1d", "--cron", "0 3 * * *"], "needs a schedule"),

@@ -5,18 +5,22 @@ from __future__ import annotations
 import base64
 import http.server
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.cli import main
-from kinetic_orchestration.packaging import bundle
+from kinetic_orchestration.jobs.launch import launch
+from kinetic_orchestration.jobs.request import draft
 from kinetic_orchestration.packaging.requirements.resolution import find_uv
 from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.testing import Emulator
@@ -106,11 +110,15 @@ def drivers() -> list[str]:
     return [jax.version, *(name for name in ("libtpu", "jax_cuda12_plugin") if importlib.util.find_spec(name))]
 
 
-@pytest.fixture
-def for_chips(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lock for the chips themselves: processors that stand in for them get the plain builds, which are one for all."""
-    of = bundle._hosts_of
-    monkeypatch.setattr(bundle, "_hosts_of", lambda plan: replace(of(plan), emulated=False))
+def for_chips(function: Callable[..., Any], ways: Sequence[kinetic.Choice], requirements: Sequence[str]) -> Any:
+    """Launch a job whose environments are for the chips themselves: processors that stand in for them get the plain
+    builds, which are one for all."""
+    # The packages are empty: a GPU's host would name the platform to JAX, unless a variable does.
+    options = Options(ways, capture_env_vars=["JAX_PLATFORMS"], requirements=requirements, distributed=False)
+    spec = JobSpec(function.__name__, check_options(options), function)
+    asked = draft(spec)
+    plan = asked.plan.joined([replace(one, emulated=False) for one in asked.plan.each()])
+    return JobHandle(launch(replace(asked, plan=plan).open()))
 
 
 def staged_tools(*more: str) -> None:
@@ -149,7 +157,6 @@ def test_a_slice_without_a_package_index_works_from_the_store_alone(
 
 
 @pytest.mark.turn(4)
-@pytest.mark.usefixtures("for_chips")
 def test_a_choice_of_a_tpu_and_a_gpu_runs_with_the_builds_of_the_hardware_that_it_gets(
     cloud: Emulator, links: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,15 +168,15 @@ def test_a_choice_of_a_tpu_and_a_gpu_runs_with_the_builds_of_the_hardware_that_i
     monkeypatch.setenv("PIP_FIND_LINKS", links.as_uri())
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("KINETIC_BACKEND", raising=False)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setattr(places, "FIRST_WAIT", 0.5)
     staged_tools()
     ways = [
         kinetic.Choice("v6e-4", cloud=kinetic.TpuVm(zones=[ZONES[0]])),
         kinetic.Choice(kinetic.Gpu("l4"), cloud=kinetic.Compute(zones=[ZONES[1]])),
     ]
-    chosen = kinetic.run(accelerator=ways, requirements=["jax"])(drivers)
-    assert chosen() == ["0.10.2", "libtpu"]
+    assert for_chips(drivers, ways, ["jax"]).result(timeout=300) == ["0.10.2", "libtpu"]
     cloud.stockout(ZONES[0], "refuse")
-    job = chosen.run_async()
+    job = for_chips(drivers, ways, ["jax"])
     assert job.result(timeout=300) == ["0.10.2", "jax_cuda12_plugin"]
     assert [one["backend"] for one in placements(job)][-1] == "compute"

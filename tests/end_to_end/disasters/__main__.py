@@ -1,7 +1,9 @@
-"""`python -m tests.end_to_end.disasters --seed N --runs N [--backend B]`: two to four faults at once, real processes.
+"""`python -m tests.end_to_end.disasters --seed N --runs N [--backend B] [--races]`: two to four faults at once, real processes.
 
 B is `local`, `emulator` (of Cloud TPU), `compute` (the emulated Compute Engine), `kubernetes` (the emulated cluster) or `kubernetes-real` (a real control plane,
-whose pods are processes, too; it takes Go).
+whose pods are processes, too; it takes Go). On the emulator of Cloud TPU some jobs may take other hardware as well, and the chips of some are shared. There and on
+Compute Engine some runs are three jobs, one after the other, that keep their slice for each other, and with `--races` each
+attempt asks two places at once.
 
 What befalls a run, and when, is drawn from its seed alone and printed; how fast the machine is decides what is hit.
 Whatever happens, there is one result, it is one that the function returned, nothing is left, no attempt is said to have
@@ -40,6 +42,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--backend", choices=BACKENDS, default="local")
+    parser.add_argument("--races", action="store_true", help="each attempt asks two places at once")
     parser.add_argument("--busy", action="store_true", help="this machine has other work: a second more counts as none")
     arguments = parser.parse_args()
     broken, runs = 0, list[Told]()
@@ -49,9 +52,10 @@ def main() -> int:
         )
         home = open_ones.enter_context(own_disk(root / "disk"))
         for seed in range(arguments.seed, arguments.seed + arguments.runs):
-            print(f"seed {seed}: {schedule(seed, arguments.backend)}", flush=True)
+            print(f"seed {seed}: {schedule(seed, arguments.backend, races=arguments.races)}", flush=True)
+            tick = TICK_WHEN_BUSY if arguments.busy else TICK
             try:
-                runs.append(play(seed, arguments.backend, root, home, TICK_WHEN_BUSY if arguments.busy else TICK))
+                runs.append(play(seed, arguments.backend, root, home, tick, races=arguments.races))
                 print(f"  {runs[-1]}", flush=True)
             except Exception as error:
                 broken += 1

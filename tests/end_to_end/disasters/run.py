@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -22,7 +23,6 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import cli
 from kinetic_orchestration.errors import KineticError
-from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator
@@ -31,13 +31,18 @@ from tests.end_to_end.disasters import cluster, compute, work
 from tests.end_to_end.disasters.cluster import OnCluster
 from tests.end_to_end.disasters.compute import OnCompute
 from tests.end_to_end.disasters.schedule import (
+    ANOTHER,
     ANYWHERE,
     DISKS,
     FROZEN,
     LOCAL,
     ONE_DISK,
     PEOPLE,
+    QUOTA,
+    STEPS,
+    STOCKOUT,
     STORES,
+    WARM,
     Fault,
     Schedule,
     chosen,
@@ -45,7 +50,7 @@ from tests.end_to_end.disasters.schedule import (
     stands_still,
 )
 from tests.support.faults import nothing_left
-from tests.support.jobs import PROGRAM
+from tests.support.jobs import PROGRAM, placements
 from tests.support.leftovers import processes_of
 from tests.support.waits import wait_until
 
@@ -69,6 +74,7 @@ UNJUSTIFIED = ("JobFailed", "JobLost")  # of a job with so many retries; a store
 CANCELLED = "JobCancelled"
 FOLLOWS = 0.7  # seconds until somebody who was attached follows
 DISK = 96  # MiB of a local home whose disk may be full
+STOCKOUT_WAITS = 3.0  # from so many seconds on a zone without hardware has requests wait, instead of refusing them
 VM_DISK = 32  # MiB of a host's own, on the emulated cloud
 
 
@@ -84,10 +90,12 @@ class Told(NamedTuple):
     unmade: list[str]  # what this machine cannot do, and so hit nobody
     told: float = 0.0  # seconds of slices by the records,
     charged: float = 0.0  # and by the ledger
-    unwatched: float = 0.0  # seconds of them in which nobody may have looked
+    unwatched: float = 0.0  # seconds of them in which nobody may have looked,
+    idle: float = 0.0  # and in which kept slices served nobody
 
     def __str__(self) -> str:
-        bill = f", {self.told:.1f} s told, {self.charged:.1f} s charged for" if self.charged else ""
+        idle = f", of which {self.idle:.1f} s idle" if self.idle else ""
+        bill = f", {self.told:.1f} s told{idle}, {self.charged:.1f} s charged for" if self.charged else ""
         unmade = f"; COULD NOT BE MADE HERE: {', '.join(self.unmade)}" if self.unmade else ""
         return f"{self.attempts} attempts{bill}; hit: {', '.join(self.hit) or 'nothing'}{unmade}"
 
@@ -108,7 +116,14 @@ class Run:
         self.unmade: list[str] = []
 
     def submit(self) -> subprocess.Popen[bytes]:
-        words = self.key, self.marks, self.job, self._report(), RUNS, self.drawn.accelerator
+        words = (
+            self.key,
+            self.marks,
+            self.job,
+            self._report(),
+            RUNS,
+            ",".join((self.drawn.accelerator, *self.drawn.others)),
+        )
         return self._start("submit", *words, json.dumps(self.drawn.options))
 
     def follow(self) -> subprocess.Popen[bytes]:
@@ -307,6 +322,15 @@ class Run:
             cloud.storage.stop_server()
             self.unwatched += fault.lasts
             self._end_later(fault, cloud.storage.start_server)
+        elif what == STOCKOUT:
+            zone = chosen(ZONES, fault)
+            cloud.stockout(zone, "refuse" if fault.lasts < STOCKOUT_WAITS else "wait")
+            self._end_later(fault, lambda: cloud.restock(zone))
+        elif what == QUOTA:
+            limit = functools.partial(cloud.quota, generation="v5e", spot=self.drawn.ways[0] == "spot")
+            for zone in ZONES:
+                limit(zone, 0)
+                self._end_later(fault, functools.partial(limit, zone, None))
         elif what == "never boots":
             cloud.never_boots(int(fault.whom * len(self.drawn.skews)), times=1)
         elif what == "somebody deletes the slice":
@@ -344,11 +368,26 @@ class Run:
         job = kinetic.attach(reports[-1]["job"])
         if job.result(timeout=60) not in told:
             raise Broken(f"another result: {job.result()} and not {told}")
+        later = [self._check_step(reports, str(step)) for step in range(2, STEPS + 1) if self.drawn.keep]
         self._check_gone()
         self._check_causes(job)
-        found = self._check_counts(job, tick)
+        found = self._check_counts([job, *later], tick)
         self._check_gone()  # still: nobody has begun anew
         return found
+
+    def _check_step(self, reports: Sequence[dict[str, str]], step: str) -> Any:
+        """Check a later job of a run that keeps its slices, and return it."""
+        if f"value {step}" not in reports[-1]:
+            raise Broken(f"whoever asks for step {step} again hears nothing: {reports}: {self.said()}")
+        told = {report[f"value {step}"] for report in reports if f"value {step}" in report}
+        marks = self.marks.with_name(f"{self.marks.name}-{step}").read_text().split()
+        if len(told) != 1 or not told <= set(marks):
+            raise Broken(f"the results of step {step} are {reports}, of {marks}: {self.said()}")
+        job = kinetic.attach(reports[-1][f"job {step}"])
+        if job.result(timeout=60) not in told or job.peek().phase != "succeeded":
+            raise Broken(f"another result of step {step}: {job.result()} and not {told}, {job.peek().phase}")
+        self._check_causes(job)
+        return job
 
     def _check_cancelled(self, reports: Sequence[dict[str, str]]) -> Told:
         """Check a job that somebody has ended, which those who ask for it by its key hear, too."""
@@ -389,31 +428,35 @@ class Run:
             if told:
                 raise Broken(f"causes are not those of what befell it, {self.hit}: {told}: {self.said()}")
 
-    def _check_counts(self, job: Any, tick: float) -> Told:
-        cost, peek, shown = job.cost(), job.peek(), _status(job.job_id)
-        if cost.attempts != peek.attempts or shown["attempts"] != peek.attempts:
-            raise Broken(f"peek counts {peek.attempts} attempts, status {shown['attempts']}, and cost {cost.attempts}")
-        if abs(shown["held_seconds"] - cost.ready_seconds) > 0.01:
-            raise Broken(f"status says {shown['held_seconds']} s, and cost {cost.ready_seconds}")
-        if peek.phase != "succeeded":
-            raise Broken(f"a job that succeeded is in the phase {peek.phase!r}")
+    def _check_counts(self, jobs: Sequence[Any], tick: float) -> Told:
+        """Check the numbers of the jobs of the run, and return what it cost."""
+        costs = [_cost(job) for job in jobs]
+        if any(placement.get("choice") for job in jobs for placement in placements(job)):
+            self.hit.append(ANOTHER)
+        if any("lease" in placement for job in jobs for placement in placements(job)):
+            self.hit.append(WARM)
+        attempts = sum(cost.attempts for cost in costs)
         if self.cluster is not None:
             charged, slices = self.cluster.meter.seconds, self.cluster.meter.sets
             tick += TO_END
         elif self.on_compute is not None:
             charged, slices = self.on_compute.held()
         elif self.cloud is not None:
-            ledger = self.cloud.ledger
-            charged = ledger.chip_seconds() / accelerators.parse(self.drawn.accelerator).chips
-            slices = ledger.count("created", "node")
+            charged, most = held_slices(self.cloud)
+            slices = self.cloud.ledger.count("created", "node")
+            if self.drawn.share and most > self.drawn.share:
+                raise Broken(f"{most} chips were held at once, and {self.drawn.share} is the share: {self.said()}")
         else:
-            return Told(cost.attempts, self.hit, self.unmade)
+            return Told(attempts, self.hit, self.unmade)
         ticks = tick * slices
         undeleted = 0.0 if self.on_compute is None else self.on_compute.undeleted
         least, most = charged - ticks - undeleted, ALIKE[1] * charged + ticks + self.unwatched
-        if not least <= cost.ready_seconds <= most:
-            raise Broken(f"{cost.ready_seconds:.1f} s of slices are told, and {charged:.1f} s were charged for")
-        return Told(cost.attempts, self.hit, self.unmade, cost.ready_seconds, charged, self.unwatched)
+        idle = sum(cost.idle_seconds for cost in costs)
+        told = sum(cost.ready_seconds + cost.beside_seconds for cost in costs) + idle
+        if not least <= told <= most:
+            parts = [(cost.ready_seconds, cost.beside_seconds, cost.idle_seconds) for cost in costs]
+            raise Broken(f"{told:.1f} s of slices are told, {parts}, and {charged:.1f} s were charged for")
+        return Told(attempts, self.hit, self.unmade, told, charged, self.unwatched, idle)
 
     def said(self) -> str:
         return "\n".join(path.read_text("utf-8", "replace")[-2000:] for path in sorted(self.folder.glob("said-??")))
@@ -426,6 +469,31 @@ class Run:
                 one.kill()
                 one.wait()
         self.take_disks()
+
+
+def _cost(job: Any) -> Any:
+    """Return the cost of a job that succeeded, of which all who tell something tell the same."""
+    cost, peek, shown = job.cost(), job.peek(), _status(job.job_id)
+    if cost.attempts != peek.attempts or shown["attempts"] != peek.attempts:
+        raise Broken(f"peek counts {peek.attempts} attempts, status {shown['attempts']}, and cost {cost.attempts}")
+    if abs(shown["held_seconds"] - cost.ready_seconds) > 0.01:
+        raise Broken(f"status says {shown['held_seconds']} s, and cost {cost.ready_seconds}")
+    if peek.phase != "succeeded":
+        raise Broken(f"a job that succeeded is in the phase {peek.phase!r}")
+    return cost
+
+
+def held_slices(cloud: Emulator) -> tuple[float, int]:
+    """For how many seconds slices were READY, all together, and the most chips that were at once."""
+    began: dict[str, float] = {}
+    seconds, chips, most = 0.0, 0, 0
+    for entry in cloud.ledger.entries:
+        if entry.kind == "node" and entry.what == "ready":
+            began[entry.name], chips = entry.time, chips + entry.chips
+            most = max(most, chips)
+        elif entry.kind == "node" and entry.what == "idle":
+            seconds, chips = seconds + entry.time - began.pop(entry.name), chips - entry.chips
+    return seconds, most
 
 
 def _fill(filler: Path) -> None:
@@ -471,9 +539,11 @@ def own_disk(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def opened(seed: int, backend: str, root: Path, home: Path) -> Iterator[Run]:
+def opened(seed: int, backend: str, root: Path, home: Path, *, races: bool = False) -> Iterator[Run]:
     folder = Path(tempfile.mkdtemp(prefix=f"{backend}-{seed}-", dir=root))
     (folder / "pyproject.toml").touch()
+    # What changes while a later job of the run is submitted: else it would be sent with the project.
+    (folder / ".kineticignore").write_text("objects/\nsaid-*\nreport-*\nmarks*\njob\n")
     shutil.copy(work.__file__, folder / "work.py")
     with contextlib.ExitStack() as open_ones:
         cloud, environ = None, {}
@@ -489,12 +559,14 @@ def opened(seed: int, backend: str, root: Path, home: Path) -> Iterator[Run]:
         before = dict(os.environ)
         open_ones.callback(lambda: (os.environ.clear(), os.environ.update(before)))
         on_cluster = backend.startswith(CLUSTERS)
-        run = Run(schedule(seed, backend), folder, home, None if on_cluster else cloud)
+        run = Run(schedule(seed, backend, races=races), folder, home, None if on_cluster else cloud)
         if on_cluster:
             assert cloud is not None
             beside = Path(tempfile.mkdtemp(prefix=f"plane-{seed}-", dir=root))  # or it would be sent with the project
             opening = cluster.opened(backend, beside, run.drawn, cloud, run.do_later)
             run.cluster, environ = open_ones.enter_context(opening)
+        if run.drawn.share:
+            environ |= {"KINETIC_CHIPS": f"v5e={run.drawn.share}"}
         if run.drawn.disks and run.cloud is None and run.can_mount():
             environ[work.DISKS] = " ".join(map(str, run.drawn.disks))
         os.environ.update({"KINETIC_HOME": str(home), **environ})
@@ -502,9 +574,9 @@ def opened(seed: int, backend: str, root: Path, home: Path) -> Iterator[Run]:
         yield run
 
 
-def play(seed: int, backend: str, root: Path, home: Path, tick: float = TICK) -> Told:
+def play(seed: int, backend: str, root: Path, home: Path, tick: float = TICK, *, races: bool = False) -> Told:
     """Play one seed; returns what came of it."""
-    with opened(seed, backend, root, home) as run:
+    with opened(seed, backend, root, home, races=races) as run:
         run.play()
         return run.check(tick)
 

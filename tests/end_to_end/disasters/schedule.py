@@ -12,6 +12,7 @@ T = TypeVar("T")
 
 REAL = "-real"  # how the name of a backend ends that is the real thing, and not its emulator
 BACKENDS = ("local", "emulator", "compute", "kubernetes", f"kubernetes{REAL}")
+RACES = ("emulator", "compute")  # on which an attempt may ask several places at once
 ONE_DISK = "full disk of one host"  # of several; the others, and the store, have room
 PEOPLE = ("kill submitter", "freeze submitter", "second submitter", "attached follower")
 ANYWHERE = (*PEOPLE, "kill agent", "kill program", "freeze host")
@@ -22,6 +23,7 @@ CLOUD = (
     "preempt", "preempt with notice", "lose the answer of a create call", "lose the answer of a delete call",
     "bucket refuses", "bucket restarts", "never boots", "reboot", "somebody deletes the slice",
 )  # fmt: skip
+STOCKOUT, QUOTA = "stockout", "no quota"  # of which one more befalls jobs that may take something else
 COMPUTE = (
     "preempt", "preempt with notice", "host error", "maintenance", "somebody deletes the instance",
     "instances vanish", "reboot", "power off", "never boots", "never speaks", "drivers late", "fewer GPUs", "stockout",
@@ -51,6 +53,8 @@ KINDS = {
 }
 FREEZES = ("freeze submitter", "freeze host")
 LASTING = (*FREEZES, "lose node", "silence node", "suspend")
+ANOTHER = "another choice"  # of several, that an attempt took
+WARM = "a warm slice"  # that an attempt took
 FROZEN = "frozen follower"  # one that is attached, and soon stands still for a while
 LONG = (20.0, 40.0)  # seconds that some of them last
 GPU = "l4"  # on Compute Engine, of one host or of two,
@@ -62,6 +66,11 @@ SLICE = "v6e-16"  # of four linked ones on Compute Engine, which a group makes,
 TWO = "v4-8"  # of two, on Kubernetes alone,
 FOUR = "v5e-16"  # and of four
 HOSTS = 4
+OTHERS = ("v5e-1", "v5e-4", FOUR)  # that a job may take as well on Cloud TPU
+WAYS = (("spot", "on-demand"), ("on-demand", "spot"), ("spot",))
+KEEPING = ("emulator", "compute")  # backends on which a part of the runs keeps slices,
+KEEPS, KEEP = 0.3, "10s"  # how many of them, and for how long
+STEPS = 3  # jobs of such a run
 
 
 class Fault(NamedTuple):
@@ -89,6 +98,11 @@ class Schedule(NamedTuple):
     model: str = ""  # how VMs of Compute Engine are bought
     in_container: bool = False  # on these
     processes: int = 1  # on each of these
+    race: int = 1  # places that each attempt asks at once
+    others: tuple[str, ...] = ()  # accelerators that do as well on Cloud TPU,
+    ways: tuple[str, ...] = ()  # how one of them may be bought,
+    share: int = 0  # and the chips that the deployment may hold at once; 0: any number
+    keep: str = ""  # for which each of several jobs, one after the other, leaves its slice to the next
 
     @property
     def hosts(self) -> int:
@@ -105,13 +119,16 @@ class Schedule(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the options of Compute Engine, besides the accelerator."""
+        """Return the options of the jobs, besides the accelerator."""
+        found: dict[str, Any] = {"race": self.race} if self.race > 1 else {}
+        found |= {"keep": self.keep} if self.keep else {}
         if not self.model:
-            return {}
+            return found | ({"capacity": self.ways} if self.ways else {})
         hosts = {} if self.is_grouped else {"hosts": self.hosts}
         image = {"container_image": CONTAINER, "image": WITH_DOCKER} if self.in_container else {}
         processes = {"processes": "gpu"} if self.processes > 1 else {}
-        return {"spot": self.model == SPOT, "flex_start": self.model == FLEX_START, **hosts, **image, **processes}
+        flexible = self.model == FLEX_START
+        return {"spot": self.model == SPOT, "flex_start": flexible, **hosts, **image, **processes, **found}
 
     @property
     def disks(self) -> set[int]:
@@ -127,8 +144,12 @@ class Schedule(NamedTuple):
         clocks = f", clocks ahead by {', '.join(f'{skew:.0f}' for skew in self.skews)} s" if any(self.skews) else ""
         where = f"{' on spot' if self.is_spot else ''}{' in a queue' if self.in_queue else ''}"
         where += f" {self.model}, {self.hosts} hosts" if self.model else ""
+        where += f" in {self.race} places at once" if self.race > 1 else ""
         where += " in containers" if self.in_container else ""
         where += f" with {self.processes} processes each" if self.processes > 1 else ""
+        where += f" or {' or '.join(self.others)} by {' or '.join(self.ways)}" if self.others else ""
+        where += f", of {self.share} chips at once" if self.share else ""
+        where += f", each of {STEPS} jobs keeps its slice for {self.keep}" if self.keep else ""
         return f"{self.accelerator}{where}{clocks}, {begin}: {'; '.join(map(str, self.faults))}"
 
 
@@ -143,9 +164,38 @@ def _drawn(drawn: random.Random, kinds: Sequence[str]) -> Fault:
     return Fault(drawn.uniform(0.0, 4.0), drawn.choice(kinds), drawn.uniform(0.5, 3.0), drawn.random())
 
 
-def schedule(seed: int, backend: str) -> Schedule:
-    """Draw a run; the real thing gets the same as its emulator."""
-    backend = backend.removesuffix(REAL)
+def schedule(seed: int, backend: str, *, races: bool = False) -> Schedule:
+    """Draw a run; the real thing gets the same as its emulator. With `races`, each attempt asks two places at once."""
+    found = _schedule(seed, backend.removesuffix(REAL))
+    may_keep = backend in KEEPING and not (found.in_container or found.processes > 1 or found.share)
+    if may_keep and random.Random(f"{seed} {backend} stays warm").random() < KEEPS:  # apart: all else stays as it is
+        found = found._replace(keep=KEEP, faults=[fault._replace(at=STEPS * fault.at) for fault in found.faults])
+    return found._replace(race=2, share=2 * found.share) if races and backend in RACES else found
+
+
+def _with_capacity(found: Schedule, drawn: random.Random) -> Schedule:
+    """Let some jobs take other hardware as well, when there is none in one zone at the beginning or after a preemption,
+    or no quota of the first way, and let the chips of some be shared: there are enough for one attempt."""
+    if drawn.random() < 0.4:
+        other = drawn.choice([one for one in OTHERS if one != found.accelerator])
+        at = drawn.uniform(0.0, 3.0) if found.running else 0.0
+        ways = drawn.choice(WAYS)
+        more = [
+            Fault(
+                at,
+                STOCKOUT if len(ways) == 1 else drawn.choice((STOCKOUT, QUOTA)),
+                drawn.uniform(1.0, 4.0),
+                drawn.random(),
+            )
+        ]
+        more += [Fault(at + 0.2, "preempt", 1.0, drawn.random())] if found.running else []
+        found = found._replace(others=(other,), ways=ways, faults=sorted([*found.faults, *more]))
+    if drawn.random() < 0.4:
+        found = found._replace(share=max(int(one.partition("-")[2]) for one in (found.accelerator, *found.others)))
+    return found
+
+
+def _schedule(seed: int, backend: str) -> Schedule:
     drawn = random.Random(f"{seed} {backend}")
     faults = []
     for _ in range(drawn.randint(2, 4)):
@@ -171,6 +221,8 @@ def schedule(seed: int, backend: str) -> Schedule:
         more = _drawn(drawn, GROUPS)
         skews = tuple(drawn.uniform(-600.0, 600.0) if differ else 0.0 for _ in range(HOSTS))
         return found._replace(accelerator=SLICE, faults=sorted([*faults, more]), skews=skews)
+    if backend == "emulator":
+        return _with_capacity(found, random.Random(f"{seed} {backend} capacity"))
     if backend != "kubernetes":
         return found
     if several and drawn.random() < 0.6:

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.disasters.run import ALIKE_WHEN_BUSY, TICK_WHEN_BUSY, Told, play, ratio, were_made
-from tests.end_to_end.disasters.schedule import FROZEN, schedule
+from tests.end_to_end.disasters.schedule import ANOTHER, FROZEN, QUOTA, WARM, schedule
 
-SEEDS = (0, 1, 3, 4, 5, 6, 7, 8, 9, 12, 42)
+SEEDS = (0, 1, 3, 4, 5, 6, 7, 8, 9, 12, 31, 42, 69, 75)  # 3, 8, 12, 31, 69 and 75 keep their slices
+RACED = (0, 1, 4, 7, 8)  # of which 8 also keeps its slices
 
 
-def played(seed: int, home: Path, root: Path) -> Told:
-    return play(seed, "emulator", root, home, TICK_WHEN_BUSY)
+def played(seed: int, home: Path, root: Path, *, races: bool = False) -> Told:
+    return play(seed, "emulator", root, home, TICK_WHEN_BUSY, races=races)
 
 
 @pytest.mark.slow
@@ -25,6 +26,26 @@ def test_two_to_four_faults_at_once_leave_one_result_and_nothing_else_and_cost_w
     print(f"seed {seed}: {schedule(seed, 'emulator')}")
     whole[seed] = played(seed, own_home, tmp_path)
     print(whole[seed])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.turn(seed % 5)) for seed in RACED])
+def test_jobs_that_ask_two_places_at_once_leave_one_result_and_nothing_else_and_cost_what_both_were_charged_for(
+    seed: int, own_home: Path, tmp_path: Path
+) -> None:
+    print(f"seed {seed}: {schedule(seed, 'emulator', races=True)}")
+    print(played(seed, own_home, tmp_path, races=True))
+
+
+@pytest.mark.slow
+@pytest.mark.turn(3)
+@pytest.mark.timeout(300)
+def test_a_job_that_took_the_slice_of_the_one_before_was_among_them(
+    own_home: Path, tmp_path: Path, whole: dict[int, Told]
+) -> None:
+    told = whole[3] if 3 in whole else played(3, own_home, tmp_path)
+    assert WARM in told.hit
 
 
 @pytest.mark.slow
@@ -47,6 +68,19 @@ def test_full_disks_of_single_hosts_were_among_them(own_home: Path, tmp_path: Pa
         if seed not in whole and schedule(seed, "emulator").disks:
             whole[seed] = played(seed, own_home, tmp_path)
     were_made(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.turn(0)
+@pytest.mark.timeout(600)
+def test_a_job_that_took_another_choice_and_one_whose_chips_are_shared_were_among_them(
+    own_home: Path, tmp_path: Path, whole: dict[int, Told]
+) -> None:
+    drawn = {seed: schedule(seed, "emulator") for seed in SEEDS}
+    (seed,) = [seed for seed, one in drawn.items() if QUOTA in [fault.what for fault in one.faults]]
+    assert drawn[seed].share, "both at once"
+    told = whole[seed] if seed in whole else played(seed, own_home, tmp_path)
+    assert ANOTHER in told.hit
 
 
 @pytest.mark.slow

@@ -10,19 +10,24 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.disasters import __main__ as program
-from tests.end_to_end.disasters import work
+from tests.end_to_end.disasters import test_on_compute, test_on_emulator, work
 from tests.end_to_end.disasters.__main__ import main
 from tests.end_to_end.disasters.run import Told, play, were_made
 from tests.end_to_end.disasters.schedule import (
     BACKENDS,
     FROZEN,
     GROUPS,
+    KEEP,
+    KEEPING,
     KINDS,
     LASTING,
     LONG,
     MODELS,
+    QUOTA,
+    RACES,
     REAL,
     SHARED,
+    STOCKOUT,
     schedule,
 )
 
@@ -114,15 +119,33 @@ def test_a_seed_draws_the_same_faults_each_time_and_seeds_draw_all_there_are() -
     for backend in BACKENDS:
         drawn, kinds = [schedule(seed, backend) for seed in range(300)], KINDS[backend.removesuffix(REAL)]
         assert drawn == [schedule(seed, backend.removesuffix(REAL)) for seed in range(300)]
-        has_slices = backend == "compute"
-        assert {len(found.faults) for found in drawn} == {2, 3, 4, *([5] if has_slices else [])}
+        has_slices, has_choices = backend == "compute", backend == "emulator"
+        # One more of a slice or of processes that share a VM; of choices a lack, and a preemption by which it is met.
+        more = [5] if has_slices else [5, 6] if has_choices else []
+        assert {len(found.faults) for found in drawn} == {2, 3, 4, *more}
         faults = [fault for found in drawn for fault in found.faults]
-        assert {fault.what for fault in faults} == {*kinds, *((*GROUPS, *SHARED) if has_slices else ())}
+        assert {fault.what for fault in faults} == {
+            *kinds,
+            *((*GROUPS, *SHARED) if has_slices else ()),
+            *((STOCKOUT, QUOTA) if has_choices else ()),
+        }
         assert {fault.what for fault in faults if fault.lasts >= LONG[0]} == set(LASTING) & set(kinds)
         is_cluster = backend.startswith("kubernetes")
         hosts = {1, 2, 4} if is_cluster or has_slices else {1, 4}
         assert {found.hosts for found in drawn} == hosts
         assert len({found.accelerator for found in drawn}) == (3 if has_slices else len(hosts))
+        assert any(found.others for found in drawn) == any(found.share for found in drawn) == has_choices
+        assert {found.keep for found in drawn} == ({"", KEEP} if backend in KEEPING else {""})
+        races = [schedule(seed, backend, races=True) for seed in range(300)]
+        assert {found.race for found in races} == ({2} if backend in RACES else {1})
         assert {found.model for found in drawn} == (set(MODELS) if has_slices else {""})
         assert len({(found.is_spot, found.in_queue) for found in drawn}) == (4 if is_cluster else 1)
         assert any(len(set(found.skews)) == 4 for found in drawn) == (backend in ("emulator", "compute"))
+
+
+def test_each_turn_plays_jobs_that_keep_their_slices_and_jobs_that_race() -> None:
+    played = (("emulator", test_on_emulator), ("compute", test_on_compute))
+    keeping = {seed % 5 for seed in test_on_emulator.SEEDS if schedule(seed, "emulator").keep}
+    racing = {seed % 5 for _, of in played for seed in of.RACED}
+    assert keeping == racing == {*range(5)}
+    assert any(schedule(seed, backend, races=True).keep for backend, of in played for seed in of.RACED), "both at once"

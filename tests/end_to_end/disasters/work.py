@@ -1,5 +1,5 @@
 """A job's function, and who submits or follows it, run as a program from a small project of its own:
-`work.py submit KEY MARKS JOB REPORT SECONDS ACCELERATOR OPTIONS` (of Compute Engine, as JSON) or `work.py follow JOB REPORT`.
+`work.py submit KEY MARKS JOB REPORT SECONDS ACCELERATOR OPTIONS` (as JSON) or `work.py follow JOB REPORT`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from kinetic_orchestration.platforms.google.compute import states as compute
 from kinetic_orchestration.platforms.google.compute.verbs import memory
 from kinetic_orchestration.platforms.google.tpu import backend as tpu_vm
 from kinetic_orchestration.platforms.local import backend
+from kinetic_orchestration.platforms.shared import places
 
 # Of two hosts one loses its power, for 90 s, and the next attempt's never speaks: 215 s; and a process of a VM whose guard
 # and agent are killed is missed for 90 s, too.
@@ -29,6 +30,7 @@ NOT_AGAIN = "what a fault ended is not tried again"
 ANOTHER_JOB = "who asks again gets another job"
 ITS_OWN = "what a machine lacked is taken for the function's failure"
 DISKS = "DISASTERS_DISKS"  # the hosts on this machine that have a disk of their own, as `1 3`
+STEPS = 3  # jobs of one run that keeps slices, each after the one before: as `schedule.STEPS`
 DISK_OF_ONE = 16  # MiB of it
 
 
@@ -60,21 +62,28 @@ def submit(key: str, marks: str, job: str, report: str, seconds: str, accelerato
         retry = kinetic.Retry(user=0, infra=0, preemption=0)
     told: dict[str, str] = {}
     try:
-        run = kinetic.run(accelerator=accelerator, key=key, retry=retry, **_asked(json.loads(options)))
+        asked = _asked(json.loads(options))
+        run = kinetic.run(accelerator=accelerator, key=key, retry=retry, **asked)
         handle = run(lacks if os.environ.get(PLANTED) == ITS_OWN else work).run_async(marks, float(seconds))
         told = {"job": handle.job_id}
         _write(Path(job), handle.job_id)
         told["value"] = handle.result(timeout=SECONDS)
+        for step in map(str, range(2, STEPS + 1) if "keep" in asked else ()):
+            run = kinetic.run(accelerator=accelerator, key=f"{key}, step {step}", retry=retry, **asked)
+            handle = run(work).run_async(f"{marks}-{step}", float(seconds))
+            told[f"job {step}"] = handle.job_id
+            told[f"value {step}"] = handle.result(timeout=SECONDS)
     except Exception as error:
         told["error"] = f"{type(error).__name__}: {error}"
     _write(Path(report), json.dumps(told))
 
 
 def _asked(options: dict[str, Any]) -> dict[str, Any]:
-    if not options:
-        return {"limits": LIMITS}
+    if "flex_start" not in options:
+        return {"limits": LIMITS, **options}
     limits = FLEXIBLE if options["flex_start"] else LIMITS
-    own = {name: options.pop(name) for name in ("spot", "container_image", "processes") if name in options}
+    of_job = ("spot", "container_image", "processes", "race", "keep")
+    own = {name: options.pop(name) for name in of_job if name in options}
     return {"limits": limits, **own, "cloud": kinetic.Compute(**options)}
 
 
@@ -119,5 +128,6 @@ if __name__ == "__main__":
     # ones: as long, the limit would come first.
     lifecycle.SILENT_START = tpu_vm.SHOWN = compute.UNSHOWN = 8.0
     memory._MINUTE = 4.0  # after which the rates of an API begin anew
+    places.FIRST_WAIT = 2.0  # until what was out of stock everywhere is asked for again
     give_disks(list(map(int, os.environ.get(DISKS, "").split())))
     {"submit": submit, "follow": follow}[sys.argv[1]](*sys.argv[2:])

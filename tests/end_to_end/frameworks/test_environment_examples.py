@@ -59,12 +59,26 @@ def test_a_pipeline_of_dagster_goes_from_here_to_production_by_its_variables_alo
     assert not list(folder.iterdir()), "it left something in its folder"
 
 
-@pytest.mark.parametrize(
-    "name", ["environments_dagster.py", "environments_airflow.py", "capacity_dagster.py", "capacity_airflow.py"]
-)
-def test_an_example_says_what_it_shows_and_what_to_change_and_is_on_its_page(name: str) -> None:
+@pytest.mark.turn(4)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_step_asks_two_zones_at_once_runs_in_one_and_leaves_nothing(home: Path, tmp_path: Path) -> None:
+    with Emulator(zones=("us-east5-a", "us-west4-a"), python=sys.executable) as cloud:
+        told = said(tmp_path, str(EXAMPLES / "race_dagster.py"), **cloud.environ(backend="tpu-vm"))
+        assert re.search(
+            r"^result +a slope of 3\.00, on v5e-4 on-demand in \S+, which won against v5e-4 ", told, re.M
+        ), told
+        assert cloud.ledger.count("created", "queued resource") == 2
+        cloud.wait_until_empty(60)
+        cloud.ledger.assert_nothing_left()
+
+
+@pytest.mark.parametrize("topic", ["environments", "capacity", "race", "warm"])
+@pytest.mark.parametrize("orchestrator", ["dagster", "airflow"])
+def test_an_example_says_what_it_shows_and_what_to_change_and_is_on_its_page(topic: str, orchestrator: str) -> None:
+    name = f"{topic}_{orchestrator}.py"
     begin = (EXAMPLES / name).read_text(encoding="utf-8").partition('"""')[2].partition('"""')[0]
     assert begin.startswith("Shows ") and f"python example_pipelines/{name}" in begin
     assert re.search(r"(?i)for a real slice", begin)
-    text = page("docs/pipelines/" + name.partition("_")[2].replace(".py", ".md"))
+    text = page(f"docs/pipelines/{orchestrator}.md")
     assert f"({SOURCE}/blob/main/example_pipelines/{name})" in text

@@ -65,7 +65,11 @@ def test_the_provider_names_the_modules_and_classes_that_it_always_named() -> No
     kinds = ("hooks", "operators", "sensors", "triggers")
     assert {kind: [module for entry in info[kind] for module in entry["python-modules"]] for kind in kinds} == {
         "hooks": ["airflow_kinetic.hooks.kinetic"],
-        "operators": ["airflow_kinetic.operators.kinetic", "airflow_kinetic.operators.reap"],
+        "operators": [
+            "airflow_kinetic.operators.kinetic",
+            "airflow_kinetic.operators.reap",
+            "airflow_kinetic.operators.release",
+        ],
         "sensors": ["airflow_kinetic.sensors.kinetic"],
         "triggers": ["airflow_kinetic.triggers.kinetic"],
     }
@@ -89,8 +93,8 @@ def test_the_provider_names_the_modules_and_classes_that_it_always_named() -> No
 
 def test_the_public_names_of_each_package_are_there() -> None:
     assert set(airflow_kinetic.__all__) == {
-        "KineticHook", "KineticJobSensor", "KineticJobTrigger", "KineticReapOperator", "KineticTPUOperator",
-        "kinetic_task",
+        "KineticHook", "KineticJobSensor", "KineticJobTrigger", "KineticReapOperator", "KineticReleaseOperator",
+        "KineticTPUOperator", "kinetic_task",
     }  # fmt: skip
     assert set(dagster_kinetic.__all__) == {
         "HostContext", "KineticJobComponent", "KineticResource", "KineticRunConfig", "MapResult", "PipesKineticClient",
@@ -229,6 +233,7 @@ def test_a_serialised_dag_finds_the_classes_that_it_names(airflows_side: dict[st
         "airflow_kinetic.hooks.kinetic.KineticHook",
         "airflow_kinetic.operators.kinetic.KineticTPUOperator",
         "airflow_kinetic.operators.reap.KineticReapOperator",
+        "airflow_kinetic.operators.release.KineticReleaseOperator",
         "airflow_kinetic.sensors.kinetic.KineticJobSensor",
         "airflow_kinetic.triggers.kinetic.KineticJobTrigger",
     }

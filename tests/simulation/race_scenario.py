@@ -1,0 +1,181 @@
+"""One seed on the simulated cloud of a job whose attempts ask several places at once.
+
+As `candidate_scenario`, with one way in several zones or with several candidates. The judge knows each place of each
+attempt: only one may run the program, whoever dies at whatever moment; what has not won leaves no record of the
+attempt, is deleted by its own hosts or by whoever follows, and ends nothing that may still come.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from kinetic_orchestration.plan.identity import Identity
+from kinetic_orchestration.plan.values import Plan
+from kinetic_orchestration.platforms.google.tpu import states
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.wire import CLOSED, Verdict
+from tests.simulation import zones as api
+from tests.simulation.candidate_scenario import CandidateJudge, CandidateSchedule
+from tests.simulation.cloud import QueuedResource, TpuNode
+from tests.simulation.cloud_scenario import FREE, ZONES, CloudSchedule
+from tests.simulation.vms import CloudGround
+from tests.simulation.world import Violation, World
+
+OVER = (states.FAILED, states.SUSPENDING, states.SUSPENDED, states.DELETING)
+
+
+class Place(NamedTuple):
+    choice: int
+    zone: str
+
+
+class RaceJudge(CandidateJudge):
+    """Sees what is made in each place, and which of them speaks for its attempt."""
+
+    def __init__(self, world: World, ground: CloudGround, plan: Plan, identity: Identity) -> None:
+        super().__init__(world, ground, plan, identity)
+        if not plan.choices:
+            self.options = {(0, zone) for zone in plan.zones}
+        self.places: dict[tuple[str, int], list[Place]] = {}
+        self.asked: dict[tuple[str, int, int], QueuedResource] = {}
+
+    def winner(self, job: str, attempt: int) -> int | None:
+        record = self.world.records.get(names.won(job, attempt))
+        return None if record is None else int(json.loads(record.data)["rival"])
+
+    def _open_zones(self) -> list[str]:
+        """The zones of all candidates in which the project may have anything."""
+        known = self.ground.api.zones
+        zones = [zone for _, zone in sorted(self.options)]
+        closed = {zone.rsplit("-", 1)[0] for zone in zones if known[zone].weather == api.NEVER_REGION}
+        return [
+            zone for zone in zones if known[zone].weather not in api.LASTING and zone.rsplit("-", 1)[0] not in closed
+        ]
+
+    # ---- records
+
+    def on_write(self, name: str, data: bytes) -> None:
+        parts = name.split("/")
+        if name.endswith("/intent.json"):
+            self._on_places(parts[1], int(parts[4]), json.loads(data)["placement"])
+        elif name.endswith("/won.json"):
+            self._on_win(parts[1], int(parts[4]), json.loads(data)["rival"])
+        elif parts[0] == "beats" and parts[-1].isdecimal():
+            self._check_speaker(parts[1], int(parts[2]), name)
+        elif len(parts) > 3 and parts[2] == "out":
+            self._check_speaker(parts[1], int(parts[3]), name)
+        super().on_write(name, data)
+
+    def _on_places(self, job: str, attempt: int, placement: dict[str, Any]) -> None:
+        told = [placement, *placement.get("rivals", ())]
+        places = self.places[job, attempt] = [Place(one.get("choice", 0), one["zone"]) for one in told]
+        if len(places) > 1:
+            self.world.reached.add(f"{len(places)} places were asked at once")
+        if len(set(places)) < len(places) or len(places) > self.whole.race or not {*places} <= self.options:
+            raise Violation(f"attempt {attempt} of {job} asks {places}")
+
+    def _on_win(self, job: str, attempt: int, number: int) -> None:
+        """From now on the attempt is of this place."""
+        self.world.reached.add(f"place {number} won")
+        self.chosen[job, attempt], self.zones[job, attempt] = self.places[job, attempt][number]
+
+    def _check_speaker(self, job: str, attempt: int, name: str) -> None:
+        """No host writes a record of an attempt whose race its place has not won."""
+        current = self.world.current
+        machine = None if current is None else self.ground.machine_of.get(current.process)
+        if machine is None or "rival" not in machine.told:
+            return
+        if machine.told["rival"] != self.winner(job, attempt):
+            raise Violation(f"{machine.name} writes {name}, and has not won")
+
+    def _on_verdict(self, job: str, attempt: int, verdict: Verdict) -> None:
+        if verdict.kind != CLOSED:
+            self._check_speaker(job, attempt, "the verdict")
+        elif len(self.places.get((job, attempt), ())) > 1 and self._is_for_its_places(job, attempt, verdict):
+            self._check_all_failed(job, attempt, verdict)
+        super()._on_verdict(job, attempt, verdict)
+
+    def _is_for_its_places(self, job: str, attempt: int, verdict: Verdict) -> bool:
+        """Tell whether an attempt is closed for what has become of its places, which none has won."""
+        is_reaped = "nobody follows it" in verdict.reason and self.winner(job, attempt) is None
+        return verdict.cause in FREE or is_reaped
+
+    def _check_all_failed(self, job: str, attempt: int, verdict: Verdict) -> None:
+        """An attempt that is closed for want of hosts had no place that might still have given some."""
+        for number, place in enumerate(self.places[job, attempt]):
+            has_failed = names.lost(job, attempt, number) in self.world.records
+            asked = self.asked.get((job, attempt, number))
+            if not has_failed and (asked is None or (asked.state not in OVER and not asked.harmed)):
+                raise Violation(f"attempt {attempt} of {job} is closed ({verdict.reason}), and {place} may have hosts")
+        self.world.reached.add("a race was closed once all its places had failed")
+
+    def _check_zone(self, job: str, attempt: int) -> None:
+        """No place is asked again that has nothing for it; what each has said is in a record of its own."""
+        closed = set[tuple[int, str]]()
+        for number in range(1, attempt):
+            for rival, place in enumerate(self.places[job, number]):
+                record = self.world.records.get(names.lost(job, number, rival))
+                said = json.loads(record.data).get("reason", "") if record is not None else ""
+                closed |= {
+                    one for one in self.options if one[0] == place.choice and self._is_closed(said, place.zone, one[1])
+                }
+        again = closed & {tuple(place) for place in self.places[job, attempt]}
+        if self.verdicts[job, attempt - 1].cause not in FREE:  # where its hosts were, there is something
+            again -= {tuple(place) for place in self.places[job, attempt - 1]}
+        if again:
+            raise Violation(f"attempt {attempt} of {job} asks again where there is nothing for it: {again}")
+
+    # ---- slices
+
+    def may_create(self, queued: QueuedResource) -> None:
+        told = queued.told
+        job, attempt, number = told["job"], told["attempt"], told.get("rival", 0)
+        places = self.places.get((job, attempt), [])
+        if number >= len(places):
+            raise Violation(f"{queued.id} is made for place {number} of {places}")
+        self.asked.setdefault((job, attempt, number), queued)
+        own, task = places[number], self.world.current
+        before = self.zones[job, attempt], self.chosen[job, attempt]
+        self.zones[job, attempt], self.chosen[job, attempt] = own.zone, own.choice
+        self.made.pop((job, attempt), None)
+        try:
+            super().may_create(queued)
+        finally:
+            self.zones[job, attempt], self.chosen[job, attempt] = before
+        won = self.world.records.get(names.won(job, attempt))
+        if won is not None and self.winner(job, attempt) != number:
+            self.world.reached.add("a place was asked after its race")
+            if task is not None and won.updated < task.look_began:
+                raise Violation(f"{task.name} asks {own} for attempt {attempt} of {job}, whose race was over")
+
+    def may_delete(self, name: str, what: QueuedResource | TpuNode) -> None:
+        """What has not won may go at any time once another place has, or by itself; and what has failed."""
+        queued = what if isinstance(what, QueuedResource) else what.queued
+        task = self.world.current
+        if name not in self.foreign and queued is not None and task is not None and "rival" in queued.told:
+            job, attempt, number = queued.told["job"], queued.told["attempt"], queued.told["rival"]
+            won, machine = self.winner(job, attempt), self.ground.machine_of.get(task.process)
+            lost = names.lost(job, attempt, number) in self.world.records
+            if (won is not None and won != number) or (won is None and (machine is not None or lost)):
+                self._act(job)
+                self.world.reached.add("a loser deleted itself" if machine is not None else "a loser was released")
+                return
+        super().may_delete(name, what)
+
+
+class RaceSchedule(CandidateSchedule):
+    """Everything that one seed draws for a job whose attempts race."""
+
+    option = " --races"
+    kind_of_judge = RaceJudge
+
+    def _open(self, draw: Any) -> None:
+        if draw.random() < 0.5:
+            super()._open(draw)
+        else:
+            CloudSchedule._open(self, draw)
+            zones = tuple(draw.sample(ZONES, draw.choice((2, 3, 4))))
+            self.plan = replace(self.plan, zones=zones, cloud={})
+        self.plan = replace(self.plan, race=draw.choice((2, 2, 3)))
