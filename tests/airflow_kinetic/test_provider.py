@@ -148,7 +148,17 @@ PUBLIC_MEMBERS = {
 
 
 # What its pages on templates, DAGs and XCom tell of what a task's context has.
-PUBLIC_OF_THE_CONTEXT = {"dag_id", "fileloc", "map_index", "run_id", "task_dict", "task_id", "xcom_pull", "xcom_push"}
+PUBLIC_OF_THE_CONTEXT = {
+    "dag_id",
+    "fileloc",
+    "map_index",
+    "run_id",
+    "task_dict",
+    "task_id",
+    "trigger_rule",
+    "xcom_pull",
+    "xcom_push",
+}
 
 
 def test_every_name_of_airflows_inside_is_listed_and_there(airflow: Airflow, home: Path) -> None:

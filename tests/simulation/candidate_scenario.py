@@ -17,7 +17,8 @@ from kinetic_orchestration.plan.values import Candidate, Plan
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.wire import Verdict
 from tests.simulation.cloud import QueuedResource
-from tests.simulation.cloud_scenario import FREE, SLICES, TWICE, ZONES, CloudJudge, CloudSchedule
+from tests.simulation.cloud_scenario import SLICES, TWICE, ZONES, CloudJudge, CloudSchedule
+from tests.simulation.scenario import FREE
 from tests.simulation.vms import CloudGround
 from tests.simulation.world import Violation, World
 

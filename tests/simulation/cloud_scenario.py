@@ -47,14 +47,13 @@ from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.wire import Verdict
 from tests.simulation import zones as api
 from tests.simulation.cloud import Cloud, QueuedResource, SimulatedTpus, TpuNode
-from tests.simulation.scenario import BUDGETS, DAY, Judge, Schedule
+from tests.simulation.scenario import BUDGETS, DAY, FREE, Judge, Schedule
 from tests.simulation.vms import FATES, LATE, UNFOLLOWED, CloudGround, DistantStore
 from tests.simulation.world import Odds, Task, Violation, World
 from tests.simulation.zones import Zone
 
 ZONES = ("us-east5-a", "us-east5-b", "europe-west4-b", "us-west4-a")
 SLICES = [accelerators.parse(name) for name in ("v5e-4", "v5e-8", "v5e-16")]
-FREE = (wire.STOCKOUT, wire.QUOTA, wire.INTERNAL)
 FREE_HARM = {
     wire.STOCKOUT: {api.REFUSED, api.DRY, "expired"},
     wire.QUOTA: {api.QUOTAS, *api.LASTING},
@@ -293,12 +292,6 @@ class CloudJudge(Judge):
         causes = [self.verdicts[job, number].cause for number in range(1, attempt + 1)]
         left.subtract(BUDGETS[cause] for cause in causes if cause in BUDGETS)
         return left
-
-    def without_hosts_since(self, job: str, attempt: int) -> float:
-        """The time since which the job is known to have been waiting for hardware."""
-        while attempt > 1 and self.verdicts[job, attempt - 1].cause in FREE:
-            attempt -= 1
-        return self.intents.get((job, attempt), self.world.now)
 
     def _justified(self, job: str, attempt: int, verdict: Verdict) -> bool:  # noqa: PLR0911 - a table
         truth, world, limits = self.ground.truth(job, attempt), self.world, self.plan.limits

@@ -24,7 +24,6 @@ from kinetic_orchestration.protocol.wire import Verdict
 from tests.simulation import zones as api
 from tests.simulation.cloud_scenario import (
     DEPLOYMENT,
-    FREE,
     MOST,
     OURS,
     SLICES,
@@ -36,7 +35,7 @@ from tests.simulation.cloud_scenario import (
 from tests.simulation.cluster import Cluster, JobSet
 from tests.simulation.cluster import Odds as ClusterOdds
 from tests.simulation.pods import FATES, OF_A_NAMESPACE, OF_A_QUEUE, OOM, UNFOLLOWED, PodGround
-from tests.simulation.scenario import DAY
+from tests.simulation.scenario import DAY, FREE
 from tests.simulation.world import Task, Violation
 from tests.simulation.zones import Zone
 

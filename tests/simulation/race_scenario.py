@@ -19,7 +19,8 @@ from kinetic_orchestration.protocol.wire import CLOSED, Verdict
 from tests.simulation import zones as api
 from tests.simulation.candidate_scenario import CandidateJudge, CandidateSchedule
 from tests.simulation.cloud import QueuedResource, TpuNode
-from tests.simulation.cloud_scenario import FREE, ZONES, CloudSchedule
+from tests.simulation.cloud_scenario import ZONES, CloudSchedule
+from tests.simulation.scenario import FREE
 from tests.simulation.vms import CloudGround
 from tests.simulation.world import Violation, World
 

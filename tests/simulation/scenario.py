@@ -38,6 +38,8 @@ HEARD_WITHIN = 10.0  # of a beat: a host may look, and be held up before it writ
 # What a cause is counted under; all others end a job at once. Not the table of the code under test.
 BUDGETS = {wire.USER: "user", wire.PREEMPTION: "preemption", wire.INFRASTRUCTURE: "infra", wire.STALL: "infra"}
 
+FREE = (wire.STOCKOUT, wire.QUOTA, wire.INTERNAL)  # of attempts that never had hosts
+
 
 class Judge:
     """Sees every write, and says when a promise is broken."""
@@ -190,6 +192,12 @@ class Judge:
         if verdict.digest not in truth.values:
             raise Violation(f"{job} commits a value that its program did not return")
 
+    def without_hosts_since(self, job: str, attempt: int) -> float:
+        """The time since which the job is known to have been waiting for hardware."""
+        while attempt > 1 and self.verdicts[job, attempt - 1].cause in FREE:
+            attempt -= 1
+        return self.intents.get((job, attempt), self.world.now)
+
     def _justified(self, job: str, attempt: int, verdict: wire.Verdict) -> bool:  # noqa: PLR0911 - a table
         """Return True if the world did to this attempt what its verdict states."""
         truth, world, limits = self.ground.truth(job, attempt), self.world, self.plan.limits
@@ -212,7 +220,7 @@ class Judge:
         if cause == wire.DEADLINE:
             ages = [
                 (limits.total, world.now - self.created[job]),
-                (limits.provision, world.now - intent if intent is not None else 0.0),
+                (limits.provision, world.now - self.without_hosts_since(job, attempt)),
                 (limits.run, world.now - intent if intent is not None else 0.0),
             ]
             return any(limit and age > float(limit) for limit, age in ages)

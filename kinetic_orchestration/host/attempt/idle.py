@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from kinetic_orchestration.host.attempt import race
 from kinetic_orchestration.host.machine import bootstrap
@@ -24,11 +24,11 @@ from kinetic_orchestration.host.process.standby import Standby
 from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.records import leases
 from kinetic_orchestration.protocol.records.base import read_bounded, read_intact
-from kinetic_orchestration.protocol.wire.lease import CLAIMED, ENDED, FREE, OF_RUN, Lease, key_name
+from kinetic_orchestration.protocol.wire.lease import CLAIMED, ENDED, FREE, OF_RUN, Lease, key_name, own_place
 from kinetic_orchestration.protocol.wire.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from kinetic_orchestration.host.view.view import Records
     from kinetic_orchestration.protocol.assignment import Assignment
@@ -78,14 +78,6 @@ def stay(at: Assignment, *, whole: bool, goes_down: Callable[[], bool]) -> None:
             host.end(f"host {at.host} is not clean: {error}", told=True)
         except Exception as error:
             host.end(f"host {at.host} cannot be kept: {type(error).__name__}: {error}", told=True)
-
-
-def own_place(placement: Mapping[str, Any], rival: int) -> dict[str, Any]:
-    """Return the place of a slice, by the placement of the attempt that it was made for: of a race, the place of that
-    number, and nothing of the others; {} if there is none."""
-    places = (placement, *placement.get("rivals", ()))
-    own: Mapping[str, Any] = next((one for one in places if one.get("rival", -1) == rival), {})
-    return {name: value for name, value in own.items() if name not in ("lease", "rival", "rivals", "won")}
 
 
 class IdleHost:

@@ -18,6 +18,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.protocol.assignment import Assignment
+from kinetic_orchestration.protocol.system import copies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +46,7 @@ class Standby:
         os.set_inheritable(theirs.fileno(), True)
         command = [sys.executable, "-I", agent, STANDBY, str(theirs.fileno()), *at.words()]
         try:
-            self._pid = os.posix_spawn(sys.executable, command, dict(os.environ), setsid=True, setsigmask=[])
+            self._pid = os.posix_spawn(sys.executable, command, copies.environ(), setsid=True, setsigmask=[])
         except OSError:
             self._channel.close()
             raise

@@ -192,3 +192,11 @@ def _added(idle: tuple[Idle, ...], one: Idle) -> tuple[Idle, ...]:
         return (*idle, one)
     last = idle[-1]  # its length counts the seconds of both
     return (*idle[:-1], last._replace(ended=last.ended + one.ended - one.began))
+
+
+def own_place(placement: Mapping[str, Any], rival: int) -> dict[str, Any]:
+    """Return the place of a slice, by the placement of the attempt that it was made for: of a race, the place of that
+    number, and nothing of the others; {} if there is none."""
+    places = (placement, *placement.get("rivals", ()))
+    own: Mapping[str, Any] = next((one for one in places if one.get("rival", -1) == rival), {})
+    return {name: value for name, value in own.items() if name not in ("lease", "rival", "rivals", "won")}

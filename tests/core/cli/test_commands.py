@@ -299,7 +299,8 @@ def test_programs_read_jobs_as_json(ko: Ko, live: JobHandle[str]) -> None:
     assert job["job_id"] == live.job_id
     assert (job["state"], job["phase"], job["hosts"], job["attempts"]) == ("RUNNING", "running", 1, 1)
     assert job["progress"] == {"done": 2.0, "total": 5.0, "unit": "epoch", "rate": 0.0}
-    assert job["cost"] == {"usd": 0.0, "chip_hours": 0.0, "uncharged": True, "prices": ""}
+    races = {"seconds": 0, "usd": 0.0}
+    assert job["cost"] == {"usd": 0.0, "chip_hours": 0.0, "uncharged": True, "prices": "", "races": races}
 
 
 def test_the_beginning_of_an_id_is_enough(ko: Ko, home: Path) -> None:

@@ -244,7 +244,8 @@ def test_what_the_loser_has_cost_is_part_of_the_cost_and_told_apart(cloud: Emula
     winning = [node for node in both if f"/{job.zone}/" in node]
     assert len(winning) == 1
     (lost,) = (seconds for node, seconds in charged.items() if node not in winning)
-    assert 0.0 < lost - 1.0 < cost.beside_seconds < lost + 5.0
+    assert lost - 1.0 < cost.beside_seconds < lost + 5.0
+    assert cost.beside_seconds > 0.0
     assert cost.ready_seconds == pytest.approx(charged[winning[0]], abs=5.0)
     assert cost.usd is not None
     assert cost.beside_usd is not None

@@ -77,8 +77,7 @@ def test_a_job_that_took_another_choice_and_one_whose_chips_are_shared_were_amon
     own_home: Path, tmp_path: Path, whole: dict[int, Told]
 ) -> None:
     drawn = {seed: schedule(seed, "emulator") for seed in SEEDS}
-    (seed,) = [seed for seed, one in drawn.items() if QUOTA in [fault.what for fault in one.faults]]
-    assert drawn[seed].share, "both at once"
+    (seed,) = [seed for seed, one in drawn.items() if one.share and QUOTA in [fault.what for fault in one.faults]]
     told = whole[seed] if seed in whole else played(seed, own_home, tmp_path)
     assert ANOTHER in told.hit
 

@@ -183,7 +183,8 @@ def test_everything_of_an_attempt_says_whose_it_is() -> None:
     assert kept is not None
     for labels in (jobset["metadata"]["labels"], job_of(jobset)["template"]["metadata"]["labels"]):
         assert labels["team"] == "rank"
-        assert ownership.owned(labels) == ("production-eu", attempts.JOB, 1, CREATED + 30 * 3600, attempts.SPEC[:20])
+        owned = ownership.Owned("production-eu", attempts.JOB, 1, CREATED + 30 * 3600, attempts.SPEC[:20])
+        assert ownership.owned(labels) == owned
         assert labels[ownership.MARK] == kept["metadata"]["labels"][ownership.MARK]
 
 

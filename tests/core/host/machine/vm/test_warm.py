@@ -96,6 +96,7 @@ def test_a_place_that_has_not_won_a_race_is_deleted_and_never_offered(site: Site
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 def test_the_next_attempt_of_the_same_job_gets_the_slice_of_its_failed_one_and_its_verdict_is_sealed(
     site: Site,
 ) -> None:
@@ -124,6 +125,7 @@ def test_the_hosts_of_a_slice_follow_a_claim_together(site: Site) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 def test_the_next_attempt_is_charged_from_its_claim_on(site: Site) -> None:
     first = boot(shell(site, "echo first"))
     offered(first)
@@ -151,6 +153,7 @@ def _kill_agent(attempt: Attempt) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 @pytest.mark.parametrize(
     ("script", "task", "act", "cause"),
     [
@@ -175,6 +178,7 @@ def test_no_slice_is_offered_after_any_other_end(
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 def test_a_job_that_keeps_none_deletes_its_slice_also_one_that_it_has_taken(site: Site) -> None:
     first = boot(shell(site, "echo first"))
     offered(first)
@@ -241,6 +245,7 @@ def test_the_next_program_sees_a_clean_machine_and_what_is_shared(site: Site) ->
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 def test_a_machine_whose_programs_were_changed_is_deleted_and_its_lease_says_why(site: Site) -> None:
     mine = shell(site, 'echo "# mine" >> "${KINETIC_ROOT:?}/bin/tool"')
     attempt = boot(mine, machine={"programs": {"tool": "#!/bin/sh\nexit 0\n"}})
@@ -249,6 +254,7 @@ def test_a_machine_whose_programs_were_changed_is_deleted_and_its_lease_says_why
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 @pytest.mark.parametrize("path", ["etc/cron.d/mine", "run/systemd/transient/run-u1.service", "var/spool/cron/root"])
 def test_what_the_system_may_have_started_in_place_of_the_job_is_a_doubt(site: Site, path: str) -> None:
     attempt = boot(shell(site, f'cd "${{KINETIC_ROOT:?}}" && mkdir -p {path.rpartition("/")[0]} && touch {path}'))
@@ -259,6 +265,7 @@ def test_what_the_system_may_have_started_in_place_of_the_job_is_a_doubt(site: S
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 @pytest.mark.parametrize(
     ("listed", "offers"), [("echo GPU 0: L4", True), ("echo no devices; exit 9", False)], ids=["all GPUs", "none"]
 )
@@ -273,6 +280,7 @@ def test_a_machine_whose_gpus_do_not_answer_any_longer_is_a_doubt(site: Site, li
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 def test_a_machine_whose_disk_is_full_of_what_is_shared_is_deleted(site: Site) -> None:
     data = "${KINETIC_ROOT:?}/var/lib/kinetic/cache/data"
     fill = f'mkdir -p "{data}"; head -c 300000000 /dev/zero > "{data}/more"; true'
@@ -281,6 +289,7 @@ def test_a_machine_whose_disk_is_full_of_what_is_shared_is_deleted(site: Site) -
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 def test_a_disk_that_an_attempt_has_filled_is_emptied(site: Site) -> None:
     first = boot(shell(site, 'head -c 80000000 /dev/zero > "${KINETIC_ROOT:?}/tmp/more"; true'), machine={"disk": 64})
     offered(first)
@@ -291,6 +300,7 @@ def test_a_disk_that_an_attempt_has_filled_is_emptied(site: Site) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 def test_a_folder_that_leads_elsewhere_is_a_doubt_and_nothing_there_is_touched(site: Site, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -349,6 +359,7 @@ def test_a_slice_whose_guard_was_killed_while_idle_is_deleted_by_its_deadline(
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 def test_a_machine_that_is_taken_away_while_idle_ends_its_lease_first(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,6 +371,7 @@ def test_a_machine_that_is_taken_away_while_idle_ends_its_lease_first(
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 def test_a_client_ends_the_lease_of_a_slice_that_then_deletes_itself(site: Site) -> None:
     attempt = boot(shell(site, "echo first"))
     offered(attempt)
@@ -411,6 +423,7 @@ def shell_when_it_answers(site: Site, first: Attempt) -> Attempt:
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 def test_a_machine_that_was_restarted_while_idle_ends_its_slice(site: Site) -> None:
     attempt = boot(shell(site, "echo first"))
     offered(attempt)
@@ -419,6 +432,7 @@ def test_a_machine_that_was_restarted_while_idle_ends_its_slice(site: Site) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 def test_a_machine_that_was_restarted_under_a_claimed_attempt_ends_that_too(site: Site) -> None:
     first = boot(shell(site, "echo first"))
     offered(first)
@@ -432,6 +446,7 @@ def test_a_machine_that_was_restarted_under_a_claimed_attempt_ends_that_too(site
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 def test_a_machine_that_was_made_again_while_idle_ends_its_slice(site: Site) -> None:
     """As a group makes one anew, with an empty disk and the metadata of the first."""
     attempt = boot(shell(site, "echo first"))
@@ -473,6 +488,7 @@ def test_a_claim_of_another_epoch_than_the_next_is_refused(site: Site, epoch: in
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 def test_orders_that_are_for_another_slice_are_refused(site: Site) -> None:
     first = boot(shell(site, "echo first"))
     offered(first)
@@ -482,6 +498,7 @@ def test_orders_that_are_for_another_slice_are_refused(site: Site) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 def test_an_agent_that_is_not_there_ends_the_attempt_and_the_slice(site: Site) -> None:
     first = boot(shell(site, "echo first"))
     offered(first)
@@ -496,6 +513,7 @@ def test_an_agent_that_is_not_there_ends_the_attempt_and_the_slice(site: Site) -
 
 
 @pytest.mark.slow
+@pytest.mark.turn
 def test_a_lease_that_is_lost_stops_the_work_and_deletes_the_slice(site: Site) -> None:
     first = boot(shell(site, "echo first"))
     offered(first)
