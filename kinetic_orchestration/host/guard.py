@@ -113,7 +113,7 @@ def speak(host: Host, code: int, reason: str) -> None:
     from kinetic_orchestration.host.attempt import race
     from kinetic_orchestration.protocol import wire
 
-    if not race.has_won(host.at, host.records):
+    if not race.has_won(host.at, host.records, host.outcome.key):
         return
     if code == -signal.SIGTERM and host.machine.is_explained and not host.machine.notice():
         return

@@ -78,7 +78,7 @@ class Host:
     # ---- the whole life ----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        if not self.opening.begin():
+        if not self.opening.begin(self.outcome.key):
             return
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_term)

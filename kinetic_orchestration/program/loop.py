@@ -380,7 +380,7 @@ class Training:
         writer = f"{host.job_id.removeprefix('job-')[:16]}-{host.attempt}"
         store = open_checkpoints(f"{host.checkpoint_dir}/{self._name}", writer)
         agreement = Agreement(store, host.host_index, self._hosts)
-        self._checkpoints = Checkpoints(store, agreement, self._keep)
+        self._checkpoints = Checkpoints(store, agreement, self._keep, host.host_count)
         say = self._checkpoints.notes.append
         if buckets.in_bucket(store.place):
             store.near = open_near(self._tier, self._name, host.host_index, self._hosts, dict(host._tier), say)

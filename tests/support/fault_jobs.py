@@ -127,6 +127,20 @@ def fails_first() -> int:
     return attempt()
 
 
+def trains_and_fails_first() -> list[int]:
+    """Two trainings, with copies on the machine's disk and in its memory. Returns where the last attempt began."""
+    found = []
+    for where in ("disk", "memory"):
+        with kinetic.Training(every=5, name=where, tier=where) as training:  # type: ignore[arg-type]
+            state, begun = training.restore({"weights": "x" * 200_000})
+            for number in range(begun, 5):
+                training.step(number + 1, state)
+            found.append(begun)
+    if attempt() == 1:
+        raise ValueError("the learning rate is negative")
+    return found
+
+
 def last_one_fails(folder: str) -> None:
     """Host 3 fails when the others have ended well."""
     if index() == 3:

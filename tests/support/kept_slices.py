@@ -9,33 +9,40 @@ from kinetic_orchestration.capacity.warm.shape import shape_of
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.cleanup.reaper import reap
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.job import Job, open_job
+from kinetic_orchestration.jobs.following.verdicts import glimpse
+from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.trust import Trust
+from kinetic_orchestration.plan.values import Glimpse, Intent
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records import leases
 from kinetic_orchestration.protocol.wire.lease import CLAIMED, FREE, Lease
 from kinetic_orchestration.testing import Emulator
-from tests.support.on_cloud import STAGED, Place
-from tests.support.wire_tasks import in_spec
+from tests.support.on_cloud import Place
 
 ENDED_WELL = wire.Verdict(wire.COMMITTED, "host", 0.0)
 TRUST = Trust(everything=True, signing_key="a key that all processes have")
 
 
+def intent_of(job: Job, attempt: int = 1) -> Intent:
+    found = glimpse(job, attempt).intent
+    assert found is not None
+    return found
+
+
+def submit(job: Job, attempt: int = 1) -> str:
+    """Ask for the place that an attempt intends; return why it cannot be had."""
+    intent = intent_of(job, attempt)
+    return actions.submit(job, attempt, Glimpse(job.store.now(), intent), {})
+
+
 class Here(Place):
     """A deployment whose jobs keep their slices; what hosts write is written by hand."""
+
+    trust = TRUST
 
     def __init__(self, cloud: Emulator, zones: tuple[str, ...]) -> None:
         super().__init__(cloud, zones)
         self.plan = replace(self.plan, keep=600.0)
-        self.jobs = 0
-
-    def admit(self, **plan: Any) -> Job:
-        self.jobs += 1
-        job = f"job-{self.jobs:012d}"
-        fields = {"name": "train", "plan": replace(self.plan, **plan).to_json(), "task": in_spec()}
-        self.store.create(names.spec(job), wire.encode({**fields, "staged": STAGED.to_json()}))
-        return open_job(job, self.store, self.backend, TRUST)
 
     def kept(self, **plan: Any) -> tuple[Job, str]:
         """A job that ended well, and the name of its slice, whose labels say that it may go."""
@@ -61,6 +68,3 @@ class Here(Place):
     def reap(self, **how: Any) -> list[str]:
         found = reap(self.store, self.backend, self.settings, patience=60.0, **how)
         return [one.why for one in found if one.what == reaper.PLACEMENT]
-
-    def left(self) -> list[str]:
-        return [str(found["name"]).rpartition("/")[2] for found in self.cloud.queued_resources()]

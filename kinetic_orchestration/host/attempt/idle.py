@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING, NoReturn
 
 from kinetic_orchestration.host.attempt import race
 from kinetic_orchestration.host.machine import bootstrap
-from kinetic_orchestration.host.machine.vm import cleaning, gpus, rearming
+from kinetic_orchestration.host.machine.vm import gpus, rearming
+from kinetic_orchestration.host.machine.vm.kept import cleaning
+from kinetic_orchestration.host.machine.vm.kept.doubt import Unclean
+from kinetic_orchestration.host.prepare import tier
 from kinetic_orchestration.host.process.standby import Standby
 from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.records import leases
 from kinetic_orchestration.protocol.records.base import read_bounded, read_intact
-from kinetic_orchestration.protocol.wire.lease import CLAIMED, ENDED, FREE, OF_RUN, Lease, key_name, own_place
+from kinetic_orchestration.protocol.wire.lease import ARMED, CLAIMED, ENDED, FREE, OF_RUN, Lease, key_name, own_place
 from kinetic_orchestration.protocol.wire.task import Task
 
 if TYPE_CHECKING:
@@ -35,14 +38,15 @@ if TYPE_CHECKING:
 
 MARKS = 60.0  # seconds that host 0 waits for the others to be clean, after the verdict's grace
 OFFER = 60.0  # seconds beyond these that the others wait for the offer
-SOON, SOON_FOR, LATER = 0.1, 60.0, 1.0  # seconds between two looks, for how long, and between later ones
+# Seconds between two looks, and for how long: the next step of a pipeline follows at once, or after what lies between.
+LOOKS = ((0.04, 10.0), (0.1, 60.0))
+LATER = 1.0  # seconds between all others, and between two tries
 A_SECOND = 250  # looks of all hosts of a slice
 MARK_PACE = 0.25  # seconds between two listings of the marks
 FIRST_TURN = 30.0  # seconds that the others leave to host 0 to end a lease that nobody took
 TURN = 10.0
 SILENCE = 180.0  # seconds for which a store says nothing until a slice that cannot be claimed is deleted
 ENDING = 60.0  # seconds for which the end of a lease is tried, before the slice is deleted without it
-ARMED = 300.0  # seconds after the end of a lease at which the slice is deleted whatever has become of its hosts
 NOTICES = 5.0  # seconds between two questions whether this machine is being taken away
 LEAST = 1.0  # seconds for which a slice is worth an offer
 LONGEST_WHY = 1000  # characters
@@ -74,7 +78,7 @@ def stay(at: Assignment, *, whole: bool, goes_down: Callable[[], bool]) -> None:
             host.serve(whole=whole)
         except Over as over:
             host.end(str(over), told=over.told)
-        except (cleaning.Unclean, rearming.Unarmed) as error:
+        except (Unclean, rearming.Unarmed) as error:
             host.end(f"host {at.host} is not clean: {error}", told=True)
         except Exception as error:
             host.end(f"host {at.host} cannot be kept: {type(error).__name__}: {error}", told=True)
@@ -167,11 +171,12 @@ class IdleHost:
         return task, verdict
 
     def _clean(self, task: Task) -> None:
-        cleaning.clean(self._at.kept, self._at.marker)
+        _, in_memory = tier.roots(self._at.home)
+        cleaning.clean(self._at.kept, self._at.marker, shared=(in_memory,))
         if task.accelerator.kind == "gpu" and not task.emulated:
             found, said = gpus.listed(bootstrap.root())
             if found < task.devices:
-                raise cleaning.Unclean(f"nvidia-smi lists {found} of {task.devices} GPUs: {said}")
+                raise Unclean(f"nvidia-smi lists {found} of {task.devices} GPUs: {said}")
         self._mark("")
 
     def _mark(self, why: str) -> None:
@@ -266,8 +271,9 @@ class IdleHost:
                 raise Over("nobody took it in time", told=False)
             if not self._until and time.monotonic() - began > MARKS + OFFER:
                 raise Over("host 0 did not offer it in time")
-            soon = max(SOON, self._at.hosts / A_SECOND)
-            time.sleep(soon if time.monotonic() - began < SOON_FOR else LATER)
+            waited = time.monotonic() - began
+            pause = next((pause for pause, until in LOOKS if waited < until), LATER)
+            time.sleep(max(pause, self._at.hosts / A_SECOND) if pause < LATER else pause)
 
     def _stand_by(self) -> None:
         """Start the processes of the next attempt ahead, of the version of the agent that runs here. Where that fails,

@@ -29,7 +29,7 @@ def begin(at: Assignment, task: Task, records: Records) -> Watch | None:
     if at.epoch:
         return Watch(at, records)
     if at.processes == 1 and not task.image:
-        from kinetic_orchestration.host.machine.vm import cleaning
+        from kinetic_orchestration.host.machine.vm.kept import cleaning
 
         with contextlib.suppress(OSError):  # such a disk does not keep it
             cleaning.remember(at.kept)

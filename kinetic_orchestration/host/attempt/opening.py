@@ -79,11 +79,11 @@ class Opening:
         self._placed: Ahead[str] | None = None
         self._lease: Watch | None = None
 
-    def begin(self) -> bool:
+    def begin(self, key: str) -> bool:
         """Request the spec and the intent, concurrently where a read is a request. Returns False if nothing is to run:
-        the attempt has ended, or another place has won its race.
+        the attempt has ended, or another place has won its race. `key`: that of the attempt's seals; "" for none.
         """
-        if not race.may_run(self._at, self._view.records):
+        if not race.may_run(self._at, self._view.records, key):
             return False
         records = self._view.records
         in_background = records.parallel > 1

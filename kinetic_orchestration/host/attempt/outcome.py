@@ -27,7 +27,7 @@ class Outcome:
         """`key`: the key of the seal that authenticates the verdict; "" for none."""
         self.at = at
         self.verdict: wire.Verdict | None = None
-        self._key = key
+        self.key = key
         self._view = view
         self._machine = machine
         self._sending: Ahead[None] | None = None  # the value
@@ -44,8 +44,8 @@ class Outcome:
         """Write the verdict, unless there is one; then that one counts."""
         name = names.verdict(self.at.job, self.at.attempt)
         record = verdict.encode()
-        if self._key:
-            record = wire.summed(_sealed(self._key, record))
+        if self.key:
+            record = wire.summed(_sealed(self.key, record))
         records = self._view.records
         if records.create(name, record) is not None:
             self.verdict = verdict

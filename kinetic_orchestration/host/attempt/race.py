@@ -8,6 +8,7 @@ record that another could take for the winner's, and delete their own slice. Kno
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import time
 from typing import TYPE_CHECKING
@@ -27,16 +28,21 @@ SLOWEST_LOOK = 10.0
 EACH = 4  # looks, of which one also asks whether the attempt has ended
 
 
-def may_run(at: Assignment, records: Records) -> bool:
+def may_run(at: Assignment, records: Records, key: str = "") -> bool:
     """Return True if this host may go on: there is no race, or its place has won. The first act of a host.
 
     Host 0 claims the race. The others wait for it, and give up like those that have lost.
+
+    Args:
+        at: The host's assignment.
+        records: The records of its job.
+        key: The key of the seal that authenticates what hosts of the attempt decide; "" for none.
     """
     if at.rival < 0:
         return True
     name = names.won(at.job, at.attempt)
     if not at.host:
-        records.create(name, wire.encode({"rival": at.rival, "writer": f"{at.boot}/{at.rival}"}))
+        records.create(name, _claim(at, key))
     pause, looks, deadline = LOOK, 0, time.monotonic() + PATIENCE
     while (won := read_bounded(records, name)) is None and time.monotonic() < deadline:
         looks += 1
@@ -44,16 +50,18 @@ def may_run(at: Assignment, records: Records) -> bool:
             return False
         time.sleep(pause)
         pause = min(1.5 * pause, SLOWEST_LOOK)
-    if _names(won, at):  # also after an answer that was lost: no other place writes this number
+    if _names(won, at, key):  # also after an answer that was lost: no other place writes this number
         with contextlib.suppress(OSError), open(_mark(at), "wb"):  # for what this machine says after this process
             pass
         return True
     return False
 
 
-def has_won(at: Assignment, records: Records) -> bool:
+def has_won(at: Assignment, records: Records, key: str = "") -> bool:
     """Return True if this host speaks for its attempt: there is no race, or its place has won."""
-    return at.rival < 0 or os.path.exists(_mark(at)) or _names(read_bounded(records, names.won(at.job, at.attempt)), at)
+    if at.rival < 0 or os.path.exists(_mark(at)):
+        return True
+    return _names(read_bounded(records, names.won(at.job, at.attempt)), at, key)
 
 
 def is_out(at: Assignment) -> bool:
@@ -83,12 +91,28 @@ def _mark(at: Assignment) -> str:
     return os.path.join(at.run, f"won-{at.host}")
 
 
-def _names(won: bytes | None, at: Assignment) -> bool:
-    """Return True if the record says that this host's place has won. A damaged one has no winner."""
+def _claim(at: Assignment, key: str) -> bytes:
+    """Return the record that this host's place has won, sealed if there is a key."""
+    fields: dict[str, object] = {"rival": at.rival, "writer": f"{at.boot}/{at.rival}"}
+    return wire.encode({**fields, "seal": _seal_of(fields, key)} if key else fields)
+
+
+def _seal_of(fields: dict[str, object], key: str) -> str:
+    from kinetic_orchestration.host.machine import bootstrap
+
+    return bootstrap.sealed(key, bootstrap.gist({"wire": wire.WIRE, **fields}))
+
+
+def _names(won: bytes | None, at: Assignment, key: str) -> bool:
+    """Return True if the record says that this host's place has won. A damaged one, or one that has not the seal of the
+    attempt's hosts, has no winner."""
     try:
-        return won is not None and bool(wire.fields_of(won, wire.WON)["rival"] == at.rival)
+        fields = {} if won is None else wire.fields_of(won, wire.WON)
     except ValueError:
         return False
+    if key and not hmac.compare_digest(str(fields.pop("seal", "")).encode(), _seal_of(fields, key).encode()):
+        return False
+    return fields.get("rival") == at.rival
 
 
 def _tell(at: Assignment, name: Callable[[str, int, int], str], said: Callable[[float], dict[str, float]]) -> None:

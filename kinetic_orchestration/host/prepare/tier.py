@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DISK, MEMORY = "KINETIC_TIER_DISK", "KINETIC_TIER_MEMORY"
 SHARED = "KINETIC_TIER_SHARED"  # the machine has other jobs, and stays: nothing is kept there unless it is asked for
 BUDDIES, KEY = "KINETIC_TIER_BUDDIES", "KINETIC_TIER_KEY"
-SHM = "/dev/shm"
+SHM = "dev/shm"
 PURPOSE = b"kinetic: copies of checkpoints between hosts"
 
 IDENTITY = re.compile("[0-9a-f]{32}")
@@ -62,10 +62,12 @@ def key_of(checkpoint_dir: str) -> str:
 def roots(home: str) -> tuple[str, str]:
     """Return where the folders of all identities lie, on a machine's disk and in its memory.
 
-    Several machines may be emulated on one, so the second has a name that follows from the home.
+    Several homes may be on one machine, so the second has a name that follows from the home.
     """
+    from kinetic_orchestration.host.machine import bootstrap  # only hosts with a store in a bucket come here
+
     of_home = hashlib.sha256(os.path.abspath(home).encode()).hexdigest()[:16]
-    return os.path.join(home, "tier"), os.path.join(SHM, f"kinetic-tier-{of_home}")
+    return os.path.join(home, "tier"), os.path.join(bootstrap.root(), SHM, f"kinetic-tier-{of_home}")
 
 
 def keep_only(home: str, checkpoint_dir: str = "") -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from kinetic_orchestration.protocol import wire
 
 FOLDERS = "step-"
+COMMIT = "commit.json"
 _FOLDER = re.compile(r"step-(\d{12})-([\w.-]+)")
 SHOWN = 6  # differences, and then how many more there are
 
@@ -33,7 +34,7 @@ def report_name(of: str, host: int) -> str:
 
 
 def commit(of: str) -> str:
-    return f"{of}/commit.json"
+    return f"{of}/{COMMIT}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,12 @@ class Commit:
     more: Mapping[str, Any] = field(default_factory=dict)  # of the loop's driver: epoch, batch
     samples: int = 0  # that were trained on, in their one order for all hosts; known with a batch
     batch: int = 0  # samples of one step on all hosts together; 0: unknown
+    slice_hosts: int = 0  # hosts of the slice, if not all of them wrote it
+
+    @property
+    def is_of_part(self) -> bool:
+        """True if only a part of the slice's hosts wrote it."""
+        return self.slice_hosts > self.hosts
 
     def encode(self) -> bytes:
         leaves = {path: [leaf.dtype, list(leaf.shape)] for path, leaf in self.leaves.items()}
@@ -77,6 +84,8 @@ class Commit:
         fields = {name: getattr(self, name) for name in ("step", "folder", "hosts", "devices", "finite", "framework")}
         if self.batch:
             fields |= {"samples": self.samples, "batch": self.batch}
+        if self.is_of_part:
+            fields |= {"slice_hosts": self.slice_hosts}
         return wire.encode({**fields, "parts": parts, "leaves": leaves, "more": dict(self.more)})
 
     @classmethod
@@ -96,6 +105,7 @@ class Commit:
                 more=dict(found["more"]),
                 samples=int(found.get("samples", 0)),
                 batch=int(found.get("batch", 0)),
+                slice_hosts=int(found.get("slice_hosts", 0)),
             )
             if not 0 < len(told.parts) == told.hosts:
                 raise ValueError
@@ -116,6 +126,12 @@ class Folder:
     @property
     def committed(self) -> bool:
         return commit(self.folder) in self.sizes
+
+
+def is_commit(name: str) -> bool:
+    """Return True for the name of a commit's object, wherever the checkpoints of a training lie."""
+    folder, _, last = name.rpartition("/")
+    return last == COMMIT and bool(_FOLDER.fullmatch(folder.rpartition("/")[2]))
 
 
 def folders_of(entries: Iterable[tuple[str, int]]) -> list[Folder]:

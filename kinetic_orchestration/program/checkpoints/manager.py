@@ -45,10 +45,12 @@ class Snapshot:
 class Checkpoints:
     """The checkpoints of one training, as one of its hosts sees them."""
 
-    def __init__(self, store: CheckpointStore, agreement: Agreement, keep: int) -> None:
+    def __init__(self, store: CheckpointStore, agreement: Agreement, keep: int, slice_hosts: int = 0) -> None:
+        """`slice_hosts`: hosts of the slice, also those that do not train; 0 if that is not known."""
         self.store = store
         self.agreement = agreement
         self.keep = keep
+        self._slice_hosts = slice_hosts
         self.notes: list[str] = []  # notes for the user
         self._restored = 0  # how often that was asked for
         self._is_roomy = True  # until there was no room for one more than are kept, which is reported once
@@ -84,7 +86,7 @@ class Checkpoints:
                     raise NotWritten(why)
                 record = Commit(
                     snapshot.step, folder, hosts, snapshot.devices, tuple(every), snapshot.part.leaves, snapshot.finite,
-                    snapshot.framework, snapshot.more, snapshot.samples, snapshot.batch,
+                    snapshot.framework, snapshot.more, snapshot.samples, snapshot.batch, self._slice_hosts,
                 )  # fmt: skip
                 if not self.store.commit(record):
                     raise NotWritten(f"{folder} was committed before")

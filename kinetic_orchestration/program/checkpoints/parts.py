@@ -127,6 +127,7 @@ def _dtype(path: str, state: HostPart) -> str:
 Pieces = Mapping[str, list[tuple[str, Start, tuple[int, ...], int]]]
 """By the path of an array, what a part has of it: dtype, beginning and shape of each rectangle, and its offset."""
 
+HEADER = 8  # bytes of a header's length, before it
 HEAD = 64 << 10  # bytes that most headers fit into
 
 
@@ -154,7 +155,7 @@ def _of_header(header: bytes, begin: int) -> tuple[Pieces, Mapping[str, Any]]:
         for path, dtype, start, shape, at in kinetic["pieces"]:
             pieces.setdefault(path, []).append((dtype, tuple(start), tuple(shape), begin + at))
         return pieces, kinetic["plain"]
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise Torn(f"it is not a part of a checkpoint ({type(error).__name__})") from None
 
 
@@ -176,10 +177,14 @@ class Opened:
             size = os.fstat(self._file).st_size
             if size != told.size:
                 raise Torn(f"it has {size} bytes, and {told.size} were written")
+            if size < HEADER:
+                raise Torn("it is too short for a part of a checkpoint")
             if _digest(self._file, size) != told.digest:
                 raise Torn("its digest is not that of what was written")
-            length = int.from_bytes(os.pread(self._file, 8, 0), "little")
-            self._pieces, self.plain = _of_header(os.pread(self._file, length, 8), 8 + length)
+            length = int.from_bytes(os.pread(self._file, HEADER, 0), "little")
+            if length > size - HEADER:
+                raise Torn("its header is longer than it is")
+            self._pieces, self.plain = _of_header(os.pread(self._file, length, HEADER), HEADER + length)
         except BaseException:
             self.close()
             raise

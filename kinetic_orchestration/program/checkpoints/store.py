@@ -16,7 +16,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 from kinetic_orchestration.host.machine import buckets
 from kinetic_orchestration.host.prepare.tier import SCRATCH
@@ -27,6 +28,8 @@ from kinetic_orchestration.program.checkpoints.trees import HostPart
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.records.base import RecordsError, TooLarge
 from kinetic_orchestration.protocol.records.files import FileRecords
+
+T = TypeVar("T")
 
 SPARE = 64 << 20  # of this machine's disk, which is never filled to the brim
 TEMPORARY = ".tmp"
@@ -287,9 +290,22 @@ class BucketStore(CheckpointStore):
         super().close()
         self.records.close()
 
+    def _with_room(self, act: Callable[[], T], again: Callable[[], T]) -> T:
+        """Return what an act on this machine's disk returns; if that is full, the copies go, and another is tried."""
+        try:
+            return act()
+        except OSError as error:
+            if self.near is None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self.near.make_room()
+            return again()
+
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[str]:
-        folder = tempfile.mkdtemp(prefix=SCRATCH, dir=near.scratch_folder(self.near))
+        beside = near.scratch_folder(self.near)
+        folder = self._with_room(
+            lambda: tempfile.mkdtemp(prefix=SCRATCH, dir=beside), lambda: tempfile.mkdtemp(prefix=SCRATCH)
+        )
         try:
             yield folder
         finally:
@@ -314,7 +330,8 @@ class BucketStore(CheckpointStore):
         with self._scratch() as scratch:
             path = os.path.join(scratch, "part")
             try:
-                self.records.download(name, path, most=size)
+                fetch = partial(self.records.download, name, path, most=size)
+                self._with_room(fetch, fetch)
             except FileNotFoundError:
                 raise parts.Torn(f"{name} is missing") from None
             except TooLarge as error:

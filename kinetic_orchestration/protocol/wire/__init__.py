@@ -208,7 +208,7 @@ _PLACE = schema.Fields(
     },
 )
 PLACEMENT = schema.Fields({}, {**_PLACE.checks, "rivals": schema.many(_PLACE, schema.MOST_PLACES - 1)})
-WON = schema.Fields({"rival": schema.whole(0, schema.MOST_PLACES - 1)}, {"writer": schema.token})
+WON = schema.Fields({"rival": schema.whole(0, schema.MOST_PLACES - 1)}, {"writer": schema.token, "seal": schema.digest})
 INTENT = schema.Fields(
     {"attempt": schema.attempt, "boot": schema.token, "placement": PLACEMENT, "allowed": schema.seconds},
     {"affordable": schema.seconds, "before": schema.maybe(BEFORE), "writer": schema.token},

@@ -28,6 +28,7 @@ CLAIMED = "claimed"
 ENDED = "ended"
 OF_RUN = ("orchestrator", "dag", "run")  # of a job's origin, what tells a run: Airflow's DAGs have runs of one name
 
+ARMED = 300.0  # seconds after its end, unclaimed, at which its machines are deleted whatever has become of its hosts
 MOST_IDLE = 1000  # idle times that a lease remembers; later ones are added to the last
 LEASE = schema.Fields(
     {
@@ -132,6 +133,14 @@ class Lease(NamedTuple):
         """Return True if that attempt holds it."""
         return self.state == CLAIMED and (self.job, self.attempt) == (job, attempt)
 
+    def claim_of(self, job: str, attempt: int, epoch: int) -> float:
+        """Return when an attempt has claimed it in an epoch: the time for which it was idle before ended then. 0.0 if
+        the attempt has not, or that is not remembered."""
+        if not 0 < epoch <= min(self.epoch, len(self.idle), MOST_IDLE - 1):
+            return 0.0
+        after = self.idle[epoch] if epoch < len(self.idle) else self
+        return self.idle[epoch - 1].ended if (after.job, after.attempt) == (job, attempt) else 0.0
+
     def offered(self, *, until: float, writer: str, now: float) -> Lease:
         """Return it as free again, after the attempt that holds it."""
         return self._replace(state=FREE, until=until, writer=writer, since=now, orders="", seal="")
@@ -146,11 +155,13 @@ class Lease(NamedTuple):
             origin=origin, orders="", seal="", idle=idle,
         )  # fmt: skip
 
-    def ended(self, why: str, *, writer: str, now: float) -> Lease:
-        """Return it as ended, for good."""
+    def ended(self, why: str, *, writer: str, now: float, is_there: bool = False) -> Lease:
+        """Return it as ended, for good. `is_there`: its machines were seen just now; else they are taken to have ended
+        themselves in time."""
         idle = self.idle
         if self.state == FREE:
-            idle = _added(idle, Idle(self.since, max(self.since, now), self.job, self.attempt))
+            last = now if is_there else min(now, self.until + ARMED)
+            idle = _added(idle, Idle(self.since, max(self.since, last), self.job, self.attempt))
         return self._replace(state=ENDED, why=why, writer=writer, since=now, orders="", seal="", idle=idle)
 
     def with_orders(self, orders: Mapping[str, Any], key: str) -> Lease:

@@ -602,7 +602,7 @@ def small_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     place = tmp_path / "small"
     place.mkdir()
     made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=32m,mode=0700", "kinetic-test", str(place)], capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", "size=64m,mode=0700", "kinetic-test", str(place)], capture_output=True, text=True
     )
     if made.returncode:
         pytest.skip(f"no small file system can be mounted here: {made.stderr.strip()}")

@@ -6,13 +6,16 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import kinetic_orchestration as kinetic
 from kinetic_orchestration.program import loop
 
 MODULE = "training_jobs"
@@ -94,3 +97,30 @@ def _own_names() -> None:
     loop._named.clear()
     loop._finished.clear()
     assert "KINETIC_EVENTS" not in os.environ
+
+
+def on_a_small_disk(code: str, folder: Path, options: str = "size=2m") -> tuple[str, str]:
+    """Run a program, whose argument is a small disk that nobody else sees. Returns what it printed, and to its user."""
+    (folder / "disk").mkdir()
+    unshare = shutil.which("unshare")
+    if unshare is None or subprocess.run([unshare, "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("no mount namespaces here")
+    script = 'mount -t tmpfs -o "$4" tmpfs "$1/disk"; exec "$2" -c "$3" "$1/disk"'
+    done = subprocess.run(
+        [unshare, "-rm", "sh", "-ec", script, "sh", str(folder), sys.executable, code, options],
+        capture_output=True, text=True, timeout=60, env={**os.environ},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def train(until: int, **options: Any) -> int:
+    """Train to a step, and check the state. Returns the step at which it began."""
+    with kinetic.Training(**{"every": 5, "name": "t", "keep": 2, **options}) as training:
+        state, begun = training.restore({"w": np.zeros(100_000), "n": 0})
+        for number in range(begun, until):
+            state = {"w": state["w"] + number, "n": state["n"] + 1}
+            training.step(number + 1, state)
+        assert (state["w"] == sum(range(until))).all()
+        assert state["n"] == until
+    return begun

@@ -98,7 +98,7 @@ def test_a_fit_that_is_killed_in_mid_epoch_resumes_at_its_step_and_comes_to_the_
         pytest.param(
             {"per_execution": 4, "validate": True, "options": {"every": "0.2s", "keep": 1}}, marks=pytest.mark.turn(1)
         ),
-        pytest.param({"data": "generator", "options": {"every": 3, "stream": True}}, marks=pytest.mark.turn(3)),
+        pytest.param({"data": "generator", "options": {"every": 3, "stream": True}}, marks=pytest.mark.turn(5)),
         pytest.param({"data": "generator", "options": {"every": "epoch", "stream": True}}, marks=pytest.mark.turn(4)),
     ],
     ids=str,
@@ -152,7 +152,7 @@ def weights(file: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "two", [pytest.param("built", marks=pytest.mark.turn(2)), pytest.param("unbuilt", marks=pytest.mark.turn(1))]
+    "two", [pytest.param("built", marks=pytest.mark.turn(2)), pytest.param("unbuilt", marks=pytest.mark.turn(5))]
 )
 def test_every_optimizer_that_a_model_holds_is_kept_also_one_that_is_built_within_the_fit(
     host: Become, tmp_path: Path, two: str
@@ -207,7 +207,7 @@ def test_each_fit_of_a_program_has_its_own_checkpoints_and_one_that_ended_is_not
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(5)
 def test_a_fit_that_another_callback_ended_early_is_not_taken_up_again_and_more_epochs_go_on(host: Become) -> None:
     host()
     early = fit(stop=[1, 4])
@@ -291,7 +291,7 @@ def test_after_a_fit_that_had_ended_already_the_next_one_begins_where_it_is_told
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(5)
 def test_one_callback_with_a_name_in_two_fits_trains_both(moments: Moments) -> None:
     there, first, _ = moments
     assert first["twice"] == "2 2"

@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from kinetic_orchestration.plan.hardware.global_batch import GlobalBatch
 from kinetic_orchestration.program import loop
 from kinetic_orchestration.program.checkpoints import background, manager, trees
 from kinetic_orchestration.protocol import wire
-from tests.core.program.conftest import Host
+from tests.core.program.conftest import Host, on_a_small_disk
 from tests.support.bucket import unsummed
 
 Become = Callable[..., Host]
@@ -761,21 +760,6 @@ def test_a_disk_without_room_for_one_more_than_are_kept_keeps_the_newest(host: B
     assert out.split() == ["6", "7", "8"]
     assert err.count("there is no room for another checkpoint beside 3: the oldest of them was removed first") == 1
     assert "could not be written" not in err
-
-
-def on_a_small_disk(code: str, folder: Path) -> tuple[str, str]:
-    """Run it on a disk of two million bytes."""
-    (folder / "disk").mkdir()
-    unshare = shutil.which("unshare")
-    if unshare is None or subprocess.run([unshare, "-rm", "true"], capture_output=True).returncode:
-        pytest.skip("no mount namespaces here")
-    script = 'mount -t tmpfs -o size=2m tmpfs "$1/disk"; exec "$2" -c "$3" "$1/disk"'
-    done = subprocess.run(
-        [unshare, "-rm", "sh", "-ec", script, "sh", str(folder), sys.executable, code],
-        capture_output=True, text=True, timeout=60, env={**os.environ},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
 
 
 def test_a_sigterm_without_a_word_is_a_preemption(host: Become) -> None:

@@ -109,7 +109,7 @@ class Near:
                 port, numbers = int(said[0]), [int(number) for number in said[1]]
                 if other != self._host and 0 < port < 1 << 16:
                     self._peers[other] = self._addresses[other], port
-                    for number in numbers:
+                    for number in dict.fromkeys(numbers):
                         self._having.setdefault(number, []).append(other)
 
     def opened(self, number: int, told: Part) -> parts.Opened | None:
@@ -139,7 +139,7 @@ class Near:
     def _from_buddy(self, other: int, told: Part) -> parts.Opened | None:
         address, port = self._peers[other]
         try:
-            if self.folder is None or not self.folder.has_room(told.size):
+            if self.folder is None or not is_possible(told) or not self.folder.has_room(told.size):
                 return None
             with self.folder.scratch() as path:
                 buddies.fetch(address, port, self._key, told.digest, told.size, path)
@@ -216,6 +216,11 @@ class Near:
                 self._given.append({digest})
                 self.folder.take(path, digest)
                 self._forget()
+
+
+def is_possible(told: Part) -> bool:
+    """Return True unless a commit, which whoever can write to the bucket may have written, names what is no copy."""
+    return bool(places.COPY.fullmatch(told.digest)) and 0 < told.size < 1 << 8 * buddies.SIZE
 
 
 def _size(count: int) -> str:

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.protocol import names, wire
 from tests.support.faults import load_jobs
 from tests.support.on_vms import Attempt, Site
+
+KEY = "a key of this attempt"
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +20,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def records(attempt: Attempt) -> set[str]:
-    """What hosts and clients wrote of the attempt, below its job; beats, too."""
+    """Return the records that hosts and clients wrote of the attempt, below its job; beats, too."""
     store, job = attempt.site.records, attempt.job
     prefix = names.job(job)
     found = {entry.name.removeprefix(prefix) for entry in store.list(prefix)}
@@ -62,6 +65,22 @@ def test_a_damaged_record_has_no_winner(site: Site, jobs: Any) -> None:
     attempt.start(rival=0)
     attempt.gone()
     assert not [name for name in records(attempt) if "out/" in name or "verdict" in name]
+
+
+def test_with_a_key_only_what_hosts_have_sealed_has_a_winner(site: Site, jobs: Any) -> None:
+    """Whoever can write to the bucket cannot say who has won: not the place itself is run by such a word."""
+    forged = site.admit(jobs.attempt)
+    won(forged, 0)
+    forged.start(rival=0, key=KEY)
+    forged.gone()
+    assert not [name for name in records(forged) if "out/" in name or "verdict" in name]
+    attempt = site.admit(jobs.attempt).start(rival=0, key=KEY)
+    assert attempt.verdict().kind == wire.COMMITTED
+    record = site.records.read(names.won(attempt.job, attempt.number))
+    assert record is not None
+    fields = wire.fields_of(record.data, wire.WON)
+    assert fields["seal"] == bootstrap.sealed(KEY, bootstrap.gist(fields))
+    attempt.gone()
 
 
 def test_an_agent_that_cannot_be_fetched_ends_only_its_place_until_that_has_won(site: Site, jobs: Any) -> None:

@@ -70,7 +70,7 @@ def made(home: Path, *places: str) -> list[Path]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tier, "SHM", str(tmp_path / "shm"))
+    monkeypatch.setenv("KINETIC_ROOT", str(tmp_path / "root"))
     return tmp_path / "home"
 
 

@@ -29,7 +29,7 @@ from kinetic_orchestration.protocol.content.digest import plain_of_file
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.storage_server.server import StorageServer
 from tests.core.program.checkpoints.test_hosts import UNHURRIED, marks
-from tests.core.program.conftest import Host
+from tests.core.program.conftest import Host, train
 from tests.end_to_end.cloud.cases import nodes
 from tests.support.on_vms import constants
 from tests.support.waits import wait_until
@@ -59,17 +59,6 @@ def steps(address: str) -> list[int]:
         return sorted(one.step for one in found.folders() if one.committed)
     finally:
         found.close()
-
-
-def train(until: int, **options: Any) -> int:
-    with kinetic.Training(**{"every": 5, "name": "t", "keep": 2, **options}) as training:
-        state, begun = training.restore({"w": np.zeros(100_000), "n": 0})
-        for number in range(begun, until):
-            state = {"w": state["w"] + number, "n": state["n"] + 1}
-            training.step(number + 1, state)
-        assert (state["w"] == sum(range(until))).all()
-        assert state["n"] == until
-    return begun
 
 
 def written_by(hosts: int, store_: store.CheckpointStore) -> commits.Commit:

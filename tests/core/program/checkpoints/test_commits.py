@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kinetic_orchestration.program.checkpoints import commits
@@ -27,6 +29,22 @@ def listed(*folders: str, whole: bool = True) -> list[Folder]:
 
 def test_a_record_comes_back_as_it_was() -> None:
     assert Commit.decode(record(7).encode(), "commit.json") == record(7)
+    part = replace(record(7), slice_hosts=4)
+    assert Commit.decode(part.encode(), "commit.json") == part
+    assert (part.is_of_part, replace(part, slice_hosts=2).is_of_part, record(7).is_of_part) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        (f"checkpoints/key/training/{commits.commit(commits.folder(7, 'job-2'))}", True),
+        (f"checkpoints/key/training/{commits.folder(7, 'job-2')}/part-00000.json", False),
+        ("checkpoints/key/files/commit.json", False),
+        ("commit.json", False),
+    ],
+)
+def test_a_commit_is_known_by_its_name(name: str, is_one: bool) -> None:
+    assert commits.is_commit(name) == is_one
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b'{"wire":1}', b'{"wire":1,"step":"x"}', record(7).encode()[:-9]])

@@ -129,7 +129,7 @@ def test_jax_hosts_are_preempted_within_a_collective_and_the_next_attempt_goes_o
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(5)
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("unhurried")
 def test_keras_on_two_hosts_that_are_killed_and_preempted_comes_to_the_same_weights(jobs: Any, tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.program.checkpoints import parts, trees
-from kinetic_orchestration.program.checkpoints.commits import Leaf
+from kinetic_orchestration.program.checkpoints.commits import Leaf, Part
+from kinetic_orchestration.protocol.content.digest import of_bytes
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -264,7 +265,7 @@ print("seen")
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(5)
 def test_a_best_value_whose_file_is_not_on_this_host_is_none(tmp_path: Path) -> None:
     """Else a worse model would never be written, and there would be no file at all."""
     environ = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
@@ -313,6 +314,31 @@ def test_a_torn_part_is_not_believed(tmp_path: Path, harm: str) -> None:
     )
     with pytest.raises(parts.Torn):
         parts.Opened(str(path), told)
+
+
+def sized(header: bytes, length: int = -1) -> bytes:
+    return (len(header) if length < 0 else length).to_bytes(8, "little") + header
+
+
+DEEP = b"[" * 200_000
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"\xff" * 100, sized(b"{}", 1 << 62), sized(b"{}", 1 << 40), sized(DEEP),
+        sized(json.dumps({"__metadata__": {"kinetic": DEEP.decode()}}).encode()),
+    ],
+    ids=["empty", "garbage", "longest", "long", "deep", "deep within"],
+)  # fmt: skip
+def test_what_is_no_part_is_torn_though_a_commit_vouches_for_its_bytes(tmp_path: Path, data: bytes) -> None:
+    """As whoever can write to the bucket may have both: the checkpoint before it is taken."""
+    path = tmp_path / "part"
+    path.write_bytes(data)
+    with pytest.raises(parts.Torn):
+        parts.Opened(str(path), Part(len(data), of_bytes(data)))
+    with pytest.raises(parts.Torn):
+        parts.pieces_of(lambda start, end: data[start : min(end, len(data))])
 
 
 @pytest.mark.parametrize("seed", range(20))

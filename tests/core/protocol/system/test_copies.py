@@ -114,6 +114,8 @@ def test_a_look_at_one_item_is_none(line: str) -> None:
     assert not [*walks(ast.parse(line))]
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_no_code_of_ours_walks_over_them() -> None:
     found = []
     for package in ("kinetic_orchestration", "airflow_kinetic", "dagster_kinetic"):

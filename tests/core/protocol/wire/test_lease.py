@@ -9,7 +9,7 @@ import pytest
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.records import leases
 from kinetic_orchestration.protocol.records.files import FileRecords
-from kinetic_orchestration.protocol.wire.lease import CLAIMED, ENDED, FREE, MOST_IDLE, Idle, Lease
+from kinetic_orchestration.protocol.wire.lease import ARMED, CLAIMED, ENDED, FREE, MOST_IDLE, Idle, Lease
 
 KEY = "6b6579"
 FIRST = "job-aaaaaaaaaaaa", 1
@@ -99,3 +99,26 @@ def test_an_end_asks_whether_it_may_and_stays(tmp_path):
     held = leases.read(records, lease.slice)
     assert held is not None
     assert held.lease.why == "why"
+
+
+def test_it_tells_when_an_attempt_has_claimed_it_as_long_as_it_remembers():
+    again = claimed(free()).offered(until=200.0, writer="host-0", now=90.0)
+    third = again.claimed(*FIRST, deadline=500.0, origin={}, writer="client", now=120.0)
+    for lease in (third, third.ended("lost", writer="x", now=130.0), third.offered(until=300.0, writer="h", now=140.0)):
+        assert (lease.claim_of(*SECOND, 1), lease.claim_of(*FIRST, 2)) == (60.0, 120.0)
+    assert (
+        third.offered(until=300.0, writer="h", now=140.0).ended("", writer="h", now=150.0).claim_of(*FIRST, 2) == 120.0
+    )
+    assert (third.claim_of(*FIRST, 1), third.claim_of(*SECOND, 2), third.claim_of(*FIRST, 3)) == (0.0, 0.0, 0.0)
+    assert (free().claim_of(*FIRST, 0), free().claim_of(*FIRST, 1)) == (0.0, 0.0), (
+        "the one it was made for claims nothing"
+    )
+    full = third._replace(epoch=MOST_IDLE, idle=third.idle[:1] * MOST_IDLE)
+    assert full.claim_of(*FIRST, MOST_IDLE) == 0.0, "the last one is the sum of several"
+
+
+def test_a_slice_that_nobody_took_is_idle_no_longer_than_its_machines_can_be_there():
+    long_after = {"writer": "x", "now": 100.0 + ARMED + 50.0}
+    assert free().ended("released", **long_after).idle == (Idle(40.0, 100.0 + ARMED, *FIRST),)
+    assert free().ended("it is still there", **long_after, is_there=True).idle == (Idle(40.0, 150.0 + ARMED, *FIRST),)
+    assert free().ended("released", writer="x", now=99.0).idle == (Idle(40.0, 99.0, *FIRST),)

@@ -230,7 +230,7 @@ def test_a_store_that_is_away_for_longer_than_any_request_waits_loses_no_value(
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(5)
 def test_a_program_that_writes_more_than_the_store_takes_has_to_wait_and_loses_nothing(site: Site, jobs: Any) -> None:
     attempt = site.admit(jobs.flood, 24).start()
     bucket = site.bucket.removeprefix("gs://")

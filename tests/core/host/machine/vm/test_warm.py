@@ -113,7 +113,7 @@ def test_the_next_attempt_of_the_same_job_gets_the_slice_of_its_failed_one_and_i
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(5)
 def test_the_hosts_of_a_slice_follow_a_claim_together(site: Site) -> None:
     first = boot(shell(site, "echo first", accelerator="v5e-16"))
     offered(first)
@@ -200,10 +200,10 @@ def test_a_job_without_keep_knows_nothing_of_leases(site: Site) -> None:
 
 LEAVES = r"""
 cd "${KINETIC_ROOT:?}"
-mkdir -p dev/shm etc root/.config/gcloud tmp/mounted tmp/deep/er var/lib/kinetic/private
+mkdir -p dev/shm root/.config/gcloud tmp/mounted tmp/deep/er var/lib/kinetic/private
 mkdir -p var/lib/kinetic/cache/data/shared var/lib/kinetic/cache/other
 mount -t tmpfs mine tmp/mounted 2>/dev/null && touch tmp/mounted/there
-for file in tmp/left tmp/deep/er/left dev/shm/left root/.config/gcloud/credentials.db etc/ld.so.preload; do
+for file in tmp/left tmp/deep/er/left dev/shm/left root/.config/gcloud/credentials.db; do
   printf secret > "$file"
 done
 printf shared > var/lib/kinetic/cache/data/shared/data
@@ -380,7 +380,7 @@ def test_a_client_ends_the_lease_of_a_slice_that_then_deletes_itself(site: Site)
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(5)
 def test_a_store_that_is_silent_while_a_slice_is_idle_is_waited_for_with_a_bound(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -475,7 +475,7 @@ def test_a_claim_without_the_key_of_the_slice_is_refused_told_and_ends_it(site: 
 @pytest.mark.turn(0)
 @pytest.mark.parametrize("epoch", [1, 3])
 def test_a_claim_of_another_epoch_than_the_next_is_refused(site: Site, epoch: int) -> None:
-    """Of an earlier one: hosts have seen it. Of a later one: between the two somebody else had the slice."""
+    """Hosts have seen an earlier one; before a later one somebody else had the slice."""
     first = boot(shell(site, "echo first"))
     offered(first)
     second = shell(site, "echo second")
@@ -528,7 +528,7 @@ def test_a_lease_that_is_lost_stops_the_work_and_deletes_the_slice(site: Site) -
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(5)
 def test_each_time_has_a_deadline_of_its_own(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one's does not end the slice while it is free, nor does that of the lease end the next attempt."""
     constants(monkeypatch, idle, ARMED=0.0)

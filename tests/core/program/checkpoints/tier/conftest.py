@@ -22,7 +22,7 @@ def storage() -> Iterator[StorageServer]:
 
 
 class Place:
-    """Where a training stores its checkpoints, and what its machine has beside."""
+    """A bucket in which a training stores its checkpoints, and its machine."""
 
     def __init__(self, storage: StorageServer, address: str, home: Path) -> None:
         self.storage = storage

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import signal
@@ -19,26 +21,16 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import CheckpointError, UsageError
 from kinetic_orchestration.host.prepare import tier as places
 from kinetic_orchestration.program.checkpoints import background, commits, parts, store, trees
+from kinetic_orchestration.program.checkpoints.agreement import Agreement
 from kinetic_orchestration.program.checkpoints.commits import Leaf
 from kinetic_orchestration.program.checkpoints.store import open_checkpoints
-from kinetic_orchestration.program.checkpoints.tier import folder, near
+from kinetic_orchestration.program.checkpoints.tier import buddies, folder, near
 from kinetic_orchestration.protocol.content.digest import of_bytes
 from tests.core.program.checkpoints.tier.conftest import Place
+from tests.core.program.conftest import on_a_small_disk, train
 from tests.support.waits import wait_until
 
 Begin = Callable[[int], None]
-
-
-def train(until: int, **options: Any) -> int:
-    """Train to a step, and check the state. Returns the step at which it began."""
-    with kinetic.Training(**{"every": 5, "name": "t", "keep": 2, **options}) as training:
-        state, begun = training.restore({"w": np.zeros(100_000), "n": 0})
-        for number in range(begun, until):
-            state = {"w": state["w"] + number, "n": state["n"] + 1}
-            training.step(number + 1, state)
-        assert (state["w"] == sum(range(until))).all()
-        assert state["n"] == until
-    return begun
 
 
 def again(place: Place, begin: Begin, until: int, attempt: int = 2, **options: Any) -> tuple[int, list[str]]:
@@ -207,6 +199,63 @@ def test_a_full_disk_costs_the_copy_and_never_the_checkpoint(
     assert capfd.readouterr().err.count("there is no room in") == 1
     begun, fetched = again(place, begin, 24)
     assert (begun, set(fetched)) == (20, {"part-00000.safetensors"})
+
+
+FULL = """
+import os, pathlib, sys
+import kinetic_orchestration as kinetic
+disk = pathlib.Path(sys.argv[1])
+os.environ["KINETIC_TIER_DISK"] = f"{disk}/tier/key"
+
+def train(attempt, until, tier="auto", filled=()):
+    os.environ["KINETIC_ATTEMPT"] = str(attempt)
+    if 0 in filled:
+        fill()
+    with kinetic.Training(every=1, name="t", keep=3, tier=tier) as training:
+        state, begun = training.restore({"big": bytes(2_000_000)})
+        for number in range(begun, until):
+            if number in filled:
+                fill()
+            training.step(number + 1, {"big": bytes([number]) * 2_000_000})
+        print(begun, *sorted(one.step for one in training._checkpoints.store.committed()), flush=True)
+
+def with_files():
+    for number in range(1000):
+        (disk / os.urandom(8).hex()).touch()
+
+def with_bytes():
+    with (disk / "file").open("wb", buffering=0) as file:  # there is room for a folder, and for no part
+        try:
+            while file.write(bytes(1_000_000)):
+                pass
+        finally:
+            file.truncate(file.tell() - 200_000)
+
+def fill():
+    try:
+        HOW()
+    except OSError as error:
+        assert error.errno == 28, error
+    else:
+        raise AssertionError("the disk has room")
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "options", "trains", "began"),
+    [
+        ("with_files", "size=200m,nr_inodes=60", "train(1, 3, filled=[1, 2])", "0 1 2 3"),
+        ("with_bytes", "size=100m", "train(1, 3); train(2, 4, None); train(3, 4, filled=[0])", "4 2 3 4"),
+    ],
+    ids=["written", "fetched"],
+)
+def test_copies_make_room_on_a_disk_that_is_full(
+    place: Place, tmp_path: Path, how: str, options: str, trains: str, began: str
+) -> None:
+    out, err = on_a_small_disk(FULL.replace("HOW", how) + trains, tmp_path, options)
+    assert out.splitlines()[-1] == began
+    assert "could not be written" not in err
 
 
 def test_copies_make_room_for_a_checkpoint_that_has_none(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,6 +455,7 @@ class Hosts:
 
 
 SECRET = "ab" * 32
+HERE, KEY = "127.0.0.1", b"k" * 32
 
 
 @pytest.mark.slow
@@ -453,6 +503,28 @@ def test_a_host_whose_disk_cannot_be_used_keeps_no_other_waiting(place: Place) -
         hosts.kill()
     assert ["no copy of a checkpoint is kept on this machine" in one for one in told] == [False, True, False]
     assert [commit.step for commit in place.commits()] == [5]
+
+
+@pytest.mark.parametrize(("digest", "size"), [("\u00e9" * 64, 5), ("x" * 70, 5), ("ab" * 32, -5)])
+def test_a_commit_that_names_what_can_be_no_copy_asks_no_buddy(place: Place, digest: str, size: int) -> None:
+    """Whoever can write to the bucket may have written it, and that another host has such a copy."""
+    said = list[str]()
+    there = open_checkpoints(f"{place.address}/t", "0123456789abcdef-1")
+    record = commits.Commit(7, commits.folder(7, there.writer), 1, 0, (commits.Part(size, digest),), {})
+    with (
+        contextlib.closing(
+            near.Near(folder.Folder(str(place.root), "t", print), 0, [HERE] * 2, KEY, said.append)
+        ) as own,
+        contextlib.closing(
+            buddies.Listener(HERE, KEY, buddies.Files(lambda *_: None, contextlib.nullcontext))
+        ) as other,
+    ):
+        agreement = Agreement(there, 0, 2)
+        there.records.signal(f"{agreement._prefix}near/1", json.dumps([other.port, [0, 0]]).encode())
+        own.meet(agreement, "near", record)
+        assert own.opened(0, record.parts[0]) is None
+    there.close()
+    assert said == []
 
 
 def test_a_header_is_not_believed_where_the_copy_is_damaged(place: Place) -> None:

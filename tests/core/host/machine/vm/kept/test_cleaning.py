@@ -11,18 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.host.machine.vm import cleaning
+from kinetic_orchestration.host.machine.vm.kept import cleaning
+from kinetic_orchestration.host.machine.vm.kept.doubt import Unclean
 
 DO = """
 import sys
-from kinetic_orchestration.host.machine.vm import cleaning
-what, kept = sys.argv[1:]
+from kinetic_orchestration.host.machine.vm.kept import cleaning
+from kinetic_orchestration.host.machine.vm.kept.doubt import Unclean
+what, kept, *shared = sys.argv[1:]
+cleaning.STARTS = 0.5
 try:
-    cleaning.remember(kept) if what == "remember" else cleaning.clean(kept, "KINETIC_PLACEMENT=none")
-except cleaning.Unclean as unclean:
+    cleaning.remember(kept) if what == "remember" else cleaning.clean(kept, "KINETIC_PLACEMENT=none", shared)
+except Unclean as unclean:
     sys.exit(f"unclean: {unclean}")
 """
-HOLD = "import os, sys; os.open(sys.argv[1], os.O_RDWR | os.O_CREAT); print('held', flush=True); sys.stdin.read()"
+HOLD = """
+import fcntl, os, sys
+fcntl.flock(os.open(sys.argv[1], os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
 PLACES = ("dev/shm", "etc", "home", "root", "tmp", "usr/bin", "var/tmp")
 
 
@@ -56,9 +64,9 @@ class Ground:
             self._armed.communicate("")
             self._armed = None
 
-    def do(self, what: str, kept: Path | None = None) -> str:
+    def do(self, what: str, kept: Path | None = None, *shared: str) -> str:
         """Remember or clean, in a process of its own that has this root. Returns why it is unclean."""
-        command = [sys.executable, "-c", DO, what, str(kept or self.kept)]
+        command = [sys.executable, "-c", DO, what, str(kept or self.kept), *shared]
         environ = {**os.environ, "KINETIC_ROOT": str(self.root)}
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0 or done.stderr.startswith("unclean: "), done.stderr
@@ -100,13 +108,23 @@ def test_what_is_new_goes_and_all_else_stays_however_often(ground: Ground, outsi
     ground.remembered()
     before = ground.files()
     for _ in range(2):
-        ground.put("tmp/a/b/c", "etc/ld.so.preload", "root/.ssh/id", "home/you/file", "usr/bin/mine", "dev/shm/left")
+        ground.put("tmp/a/b/c", "root/.ssh/id", "home/me/file", "dev/shm/left")
         ground.put("tmp/of-system-too")
         (ground.root / "tmp" / "link").symlink_to(outside)
         (ground.root / "tmp" / "a" / "up").symlink_to(ground.root / "etc")
         assert ground.do("clean") == ""
         assert ground.files() == before
         assert ground.folders() == set(PLACES)
+
+
+def test_copies_of_checkpoints_in_memory_stay_and_nothing_that_only_begins_as_they_do(ground: Ground) -> None:
+    ground.remembered()
+    shared = str(ground.root / "dev/shm/kinetic-tier-1")
+    ground.put("dev/shm/kinetic-tier-1/a/t/slot-0/copy", "dev/shm/kinetic-tier-12/copy", "dev/shm/left")
+    assert ground.do("clean", None, shared) == ""
+    assert {path for path in ground.files() if path.startswith("dev")} == {"dev/shm/kinetic-tier-1/a/t/slot-0/copy"}
+    assert ground.do("clean") == ""
+    assert not {path for path in ground.files() if path.startswith("dev")}
 
 
 def test_a_place_that_was_not_there_before_is_a_doubt_and_stays(ground: Ground) -> None:
@@ -120,8 +138,10 @@ def test_a_place_that_the_baseline_lacks_is_a_doubt_and_stays(ground: Ground) ->
     ground.remembered()
     path = ground.kept / cleaning.BASELINE
     known = json.loads(path.read_text())
-    known["files"] = {one: facts for one, facts in known["files"].items() if not one.startswith("etc")}
-    del known["places"]["etc"]
+    places, facts, _ = known["files"]
+    for one in [one for one in facts if one.startswith("etc")]:
+        del facts[one]
+    del places["etc"]
     path.write_text(json.dumps(known))
     assert ground.do("clean") == "/etc was not there before"
     assert "etc/passwd" in ground.files()
@@ -189,9 +209,9 @@ def test_an_agent_with_another_home_remembers_nothing_and_cleans_nothing(ground:
 
 
 def test_this_very_machine_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the check alone, which changes nothing: no test ever cleans below another root than its own."""
+    """Only the check is called, which changes nothing: no test ever cleans below another root than its own."""
     monkeypatch.delenv("KINETIC_ROOT", raising=False)
-    with pytest.raises(cleaning.Unclean, match="no machine that a startup script of ours has made"):
+    with pytest.raises(Unclean, match="no machine that a startup script of ours has made"):
         cleaning._check_is_ours(str(tmp_path / "kept"))
 
 
