@@ -49,7 +49,7 @@ FIRST = (
     "airflow_kinetic/operators/test_tasks.py", "end_to_end/faults", "dagster_kinetic/sensors",
 )  # fmt: skip
 
-TURNS = 5  # of which the gate plays one for each number of commits: `turn` of pyproject.toml's markers
+TURNS = 6  # of which the gate plays one for each number of commits: `turn` of pyproject.toml's markers
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -14,6 +14,7 @@ from kinetic_orchestration.plan.declare.spec import (
     JobSpec,
     Options,
     check_arguments,
+    check_declared,
     check_function,
     check_options,
     name_of,
@@ -124,14 +125,17 @@ def run(options: Options) -> Decorate:
             it is released.
         keep: Time for which the slice stays after the job, clean, for the next job with `keep` and the same hardware;
             `"0s"` takes a warm slice and leaves none. By default the job does neither.
+        priority: Whole number; where chips are shared, jobs of a higher one have their turn first. By default the
+            setting.
 
     Returns:
         A decorator.
 
     Raises:
-        UsageError: An option is invalid, or two exclude each other.
+        UsageError: An option is invalid, two exclude each other, or the shares of `KINETIC_CHIPS` can never hold the
+            job.
     """
-    options = replace(check_options(options), labels=options.labels or None)
+    options = replace(check_declared(check_options(options)), labels=options.labels or None)
     if options.debug and options.spot:
         warn("debug=True on a spot slice: a preemption would end the session")
 

@@ -602,7 +602,9 @@ def check_terminal(settings: Settings) -> None:
 
 
 def run_to_end(job: Job, settings: Settings) -> Any:
-    """Run a job to its end: print all hosts' lines, print the cost, return the value. Ctrl-C cancels the job."""
+    """Run a job to its end: print all hosts' lines, print the cost, wait a moment until its slice is offered if that is
+    kept, return the value. Ctrl-C cancels the job.
+    """
     handle: JobHandle[Any] = announced(job, settings)
     try:
         outcome = handle._watch(Printer(handle.hosts, write, job_id=handle.job_id, changes=write_error))
@@ -624,6 +626,10 @@ def run_to_end(job: Job, settings: Settings) -> Any:
         say(f"what it cost is not known: {error}")
     else:
         say(f"{times(cost)}; {cost}")
+    if job.plan().keep:
+        from kinetic_orchestration.jobs.cleanup import kept_slices
+
+        kept_slices.wait_until_offered(job, outcome)
     return collect(job, outcome)
 
 

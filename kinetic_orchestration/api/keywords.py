@@ -45,9 +45,6 @@ class OfTask(TypedDict, total=False):
     labels: Mapping[str, str] | None
     regions: str | Sequence[str] | None
     capacity: str | Sequence[str] | None
-    reshard: bool
-    global_batch: int
-    race: int
     keep: float | str | None
 
 
@@ -58,6 +55,10 @@ class OfJob(OfTask, total=False):
     project: str | None
     debug: bool
     by: str
+    reshard: bool
+    global_batch: int
+    race: int
+    priority: int | None
 
 
 class OfCommand(OfJob, total=False):

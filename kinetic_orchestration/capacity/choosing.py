@@ -122,15 +122,28 @@ def anything(candidate: Candidate) -> str:
     return ""
 
 
-def of_hosts(hosts: int, plan: Plan, *, reshard: bool = False) -> Resumes:
-    """Return which candidates can resume the checkpoint of an attempt that ran on that number of hosts; all if its
-    program reshards."""
+def of_hosts(hosts: int, plan: Plan, *, devices: int = 0, is_part: bool = False, reshard: bool = False) -> Resumes:
+    """Return which candidates can resume a checkpoint.
+
+    Args:
+        hosts: Hosts that wrote it.
+        plan: The job's plan.
+        devices: Devices of all of them, if it can be resumed on as many only. A number that no candidate with these
+            hosts has is one that the program chose, and says nothing of slices.
+        is_part: They were not all hosts of their slice: any slice that has as many will do.
+        reshard: The program reshards: all candidates can.
+    """
+    counts = {one.hosts * one.devices for one in plan.each() if one.hosts == hosts}
 
     def resumes(candidate: Candidate) -> str:
-        own = replace(plan, choices=(candidate,)).at(0).hosts
-        if reshard or own == hosts:
+        own = replace(plan, choices=(candidate,)).at(0)
+        if reshard or (is_part and own.hosts >= hosts):
             return ""
-        return f"cannot resume the checkpoint: it has {_hosts(own)}, and {_hosts(hosts)} wrote it"
+        has, wrote = own.hosts, hosts
+        count = _hosts
+        if has == wrote and devices in counts:
+            has, wrote, count = own.hosts * own.devices, devices, _devices
+        return "" if has == wrote else f"cannot resume the checkpoint: it has {count(has)}, and {count(wrote)} wrote it"
 
     return resumes
 
@@ -299,7 +312,9 @@ class _View:
         for option in self.wished[: self.wished.index(chosen)]:
             judged = self.judged[option.key]
             if past is not None and option.name == before:
-                why = f"{_ended.get(past.cause, past.cause)} just now"
+                waited = option.is_queued and past.cause == wire.STOCKOUT  # which says nothing of what there is
+                ended = "no hosts in its time in the queue" if waited else _ended.get(past.cause, past.cause)
+                why = f"{ended} just now"
             elif option.name in placement.get("dropped", ()):
                 why = "refused for good"
             elif judged.behind:
@@ -391,6 +406,10 @@ def _spot(place: str, queue: str) -> str:
 
 def _hosts(count: int) -> str:
     return "1 host" if count == 1 else f"{count} hosts"
+
+
+def _devices(count: int) -> str:
+    return "1 device" if count == 1 else f"{count} devices"
 
 
 def option_of(placement: Mapping[str, Any]) -> str:

@@ -70,8 +70,8 @@ def keep(store: Store, data: bytes) -> PriceList:
     for _ in range(_TRIES):
         record = store.read(names.PRICES)
         theirs = _parsed(store, record.data) if record is not None else None
-        # Also after a swap that was answered by a refusal although it had won.
-        if theirs is not None and theirs.refreshed >= ours.refreshed:
+        # The same bytes are there after a swap that was answered by a refusal although it had won.
+        if theirs is not None and record is not None and (theirs.refreshed > ours.refreshed or record.data == data):
             ours = theirs
             break
         put = store.create(names.PRICES, data) if record is None else store.swap(names.PRICES, data, record.generation)

@@ -102,14 +102,26 @@ class Job:
 
     def _intent_in(self, record: Record, attempt: int) -> Intent:
         """Return an attempt's intent, with the place that has won its race. Raises Corrupt."""
-        return with_winner(self.store, self.job_id, intent_of(record, self.job_id, attempt, self.within))
+        intent = intent_of(record, self.job_id, attempt, self.within)
+        return with_winner(self.store, self.job_id, intent, self.believes)
+
+    @property
+    def is_sealed(self) -> bool:
+        """True if what the job's hosts and clients decide counts here only with the seal of its key's holder, and the
+        key is ours."""
+        return bool(self.signed) and not self.doubt and self.signed == self.trust.key_id
+
+    def believes(self, attempt: int, won: bytes) -> bool:
+        """Return True if a record of who has won the race of an attempt counts: with its hosts' seal, if the job is
+        signed and this process can check it."""
+        return not self.is_sealed or self.trust.has_sealed_win(self.store, self.job_id, attempt, won)
 
     def on(self, backend: Backend) -> Job:
         """Return the job with the backend that it runs on; an onlooker of that backend for a job in doubt."""
         if self.within is not None and self.within.race > 1 and not isinstance(backend, Races):
             from kinetic_orchestration.capacity.races.backend import Racing
 
-            backend = Racing(backend, self.store)
+            backend = Racing(backend, self.store, self.believes)
         return replace(self, backend=ReadOnlyBackend(backend) if self.doubt else backend)
 
 
@@ -190,6 +202,7 @@ def _policy_of(plan: Plan, created: float) -> lifecycle.Policy:
         silence=0.0 if plan.traits.agents_observed else lifecycle.SILENT_BEATS,
         affordable=plan.affordable,
         usd=float(limits.cost or 0.0),
+        keeps=plan.keep is not None and plan.traits.may_be_kept,
     )
 
 

@@ -65,6 +65,7 @@ UNHEARD = 120.0  # seconds without a report of charged hosts, after which users 
 SILENT_START = 900.0  # or without a first one: they may still wait for a place
 SILENT_CLAIM = 90.0  # those of a kept slice are there, and look for a claim each second
 DEADLINE_MARGIN = 60.0
+NONE_WARM = "no warm slice fits"
 MOST_NAMED = 3  # other choices that are named while an attempt waits
 
 
@@ -83,6 +84,7 @@ class Policy(NamedTuple):
     silence: float = 0.0  # seconds of silence after which hosts that exist count as lost; 0: never
     affordable: float = 0.0  # seconds of hosts, over all attempts, for which the limit of cost pays; 0: no limit
     usd: float = 0.0  # that limit
+    keeps: bool = False  # attempts take warm slices, if there are any
 
     def of(self, intent: Intent | None) -> Policy:
         """Return the limits of an attempt; before it has an intent, those of the job's first candidate."""
@@ -95,15 +97,18 @@ class Policy(NamedTuple):
         return self.hosts
 
     def named(self, intent: Intent | None, message: str, *, waits: bool = True) -> str:
-        """Return what is told of an attempt without hosts, with its hardware and its place if the job has a choice.
+        """Return what is told of an attempt without hosts, with its hardware and its place if the job has a choice; and
+        whether it takes a warm slice, if the job may.
 
         Args:
             intent: That of the attempt.
             message: What is told of it.
             waits: It may still get them: why it was chosen is told, and the other choices.
         """
-        del intent, waits
-        return message
+        if intent is None or not waits or not self.keeps:
+            return message
+        warm = intent.placement.get("why") if "lease" in intent.placement else NONE_WARM
+        return f"{message} ({warm})" if message and warm else message or str(warm or "")
 
 
 class Policies(Policy):
@@ -134,7 +139,9 @@ class Policies(Policy):
             return message
         places = intent.places if intent.races else (intent.placement,)
         told = " and ".join(map(self._placed, places))
-        told += f" ({why})" if waits and (why := intent.placement.get("why")) else ""
+        why = [str(intent.placement.get("why") or "")]
+        why += [NONE_WARM] if self.keeps and "lease" not in intent.placement else []
+        told += f" ({'; '.join(filter(None, why))})" if waits and any(why) else ""
         others = (*self.asked[intent.choice + 1 :], *self.asked[: intent.choice])
         told += f", else {', '.join(others[:MOST_NAMED])}{', …' if len(others) > MOST_NAMED else ''}" if waits else ""
         return f"{told}: {message}" if message else told
@@ -459,8 +466,9 @@ def must_wait(seen: Glimpse) -> bool:
 
 
 def _speechless(seen: Glimpse, policy: Policy) -> str:
-    """Return why no host can be alive on machines that exist; "" if one can."""
-    if not policy.silence or seen.observation.state != PRESENT:
+    """Return why no host can be alive on machines that exist; "" if one can. Places of a race that none has won are
+    given up one by one (`given_up`)."""
+    if not policy.silence or seen.observation.state != PRESENT or seen.places:
         return ""
     if any(beat is not None for beat in seen.beats):
         silence = min(age for beat, age in zip(seen.beats, seen.beat_ages, strict=True) if beat is not None)
@@ -469,19 +477,44 @@ def _speechless(seen: Glimpse, policy: Policy) -> str:
     if since and seen.now - since > _start_patience(seen):
         if _is_unserved(seen):
             return f"no host of this warm slice has followed its claim within {seen.now - since:.0f} s"
-        return f"the hosts have been there for {seen.now - since:.0f} s, and none of them has started its agent"
+        return _unstarted(seen.now - since)
     return ""
+
+
+def _unstarted(seconds: float) -> str:
+    return f"the hosts have been there for {seconds:.0f} s, and none of them has started its agent"
+
+
+def given_up(seen: Glimpse, policy: Policy) -> dict[int, tuple[str, str]]:
+    """Return the places of a race that cannot win it any more, each with its cause and its reason, while others may:
+    those that have failed, and those whose hosts are there and stay silent. They are released.
+
+    Hosts speak once their place has won. Where one does and no winner is believed, as after an upgrade of a client that
+    wants seals while hosts without them run, it is not known which place it is: none is silent then.
+    """
+    if seen.verdict is not None or seen.intent is None or not seen.intent.races or seen.observation.state == GONE:
+        return {}
+    found = {number: (cause, reason) for number, cause, reason in seen.observation.lost}
+    for number, since in seen.places if policy.silence and not any(seen.beats) else ():
+        if seen.now - since > SILENT_START:
+            found[number] = (wire.INFRASTRUCTURE, _unstarted(seen.now - since))
+    return found
 
 
 def _is_unserved(seen: Glimpse) -> bool:
     """Return True if the attempt's place is a kept slice, of which no host has ever spoken for it: they may have been
     dead before its claim, of which a client cannot know. As it has got no hosts, that is no failure of its own."""
-    return seen.intent is not None and "lease" in seen.intent.placement and not any(seen.beats)
+    return _is_kept(seen) and not any(seen.beats)
+
+
+def _is_kept(seen: Glimpse) -> bool:
+    """Return True if the attempt's place is a kept slice."""
+    return seen.intent is not None and "lease" in seen.intent.placement
 
 
 def _start_patience(seen: Glimpse) -> float:
     """Return for how many seconds a host's first sign is awaited, once its machine is there."""
-    return SILENT_CLAIM if seen.intent is not None and "lease" in seen.intent.placement else SILENT_START
+    return SILENT_CLAIM if _is_kept(seen) else SILENT_START
 
 
 def is_awaited(seen: Glimpse) -> bool:
@@ -552,7 +585,9 @@ def _mute(seen: Glimpse, policy: Policy) -> Close | None:
     patience = min(longest, policy.provision or longest)
     if silent and not unheard and _awaits_others(seen, policy) and seen.now - seen.since > patience:
         told = attempt_rules.unstarted(silent, patience)
-        return Close(wire.INFRASTRUCTURE, told, host=silent[0], unheard=silent)
+        # Of a kept slice they were dead before its claim, of which a client cannot know: no failure of the attempt.
+        cause = wire.INTERNAL if _is_kept(seen) else wire.INFRASTRUCTURE
+        return Close(cause, told, host=silent[0], unheard=silent)
     return None
 
 

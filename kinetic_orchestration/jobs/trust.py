@@ -238,6 +238,15 @@ class Trust:
         word = _word(self.key(role, store, job_id, attempt), gist(verdict.raw))
         return hmac.compare_digest(verdict.seal.encode(), word.encode())
 
+    def has_sealed_win(self, store: Store, job_id: str, attempt: int, won: bytes) -> bool:
+        """Return True if the record of who has won a race has the seal of the attempt's hosts."""
+        try:
+            seal = str(wire.fields_of(won, wire.WON).get("seal", ""))
+        except (wire.Unreadable, wire.Newer):
+            return False
+        word = _word(self.key(HOSTS, store, job_id, attempt), gist(won))
+        return hmac.compare_digest(seal.encode(), word.encode())
+
     # ---- specs ---------------------------------------------------------------------------------------------
 
     def sign(self, store: Store, job_id: str, digest: str) -> None:

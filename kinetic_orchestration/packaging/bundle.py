@@ -216,8 +216,11 @@ def _with_orchestrators(
 
 def _uv_ahead(settings: Settings) -> Ahead[None]:
     """Digest the uv of hosts beside all else: a digest leaves the interpreter to others."""
+    import sysconfig
+
     from kinetic_orchestration.packaging.requirements import tools
 
+    sysconfig.get_config_vars()  # of two threads that ask first, one has half of them: https://github.com/python/cpython/issues/92452
     return Ahead(tools.digest_own_uv, settings)
 
 

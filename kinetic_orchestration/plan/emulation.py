@@ -75,7 +75,8 @@ def _no_flex_start(options: Options) -> str:
     vms = f"VMs with backend='{COMPUTE}' do, and a cluster" if machines.serves(slice_) else "a cluster does"
     return (
         f"{slice_.name} does not come by flex-start on the {TPU_VM} backend, as the Cloud TPU API has none: {vms} with "
-        "backend='gke'. Or leave 'flex-start' out of capacity="
+        f"backend='gke'. Or leave 'flex-start' out of capacity=; in a list, Choice({slice_.name!r}, capacity=[…]) has "
+        "ways of its own"
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kinetic_orchestration.errors import ConflictingSettings, NoPlace, UsageError
+from kinetic_orchestration.errors import ConflictingSettings, NoPlace, Unsupported, UsageError
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration import cluster_names, resource_labels
 from kinetic_orchestration.plan.configuration.resource_labels import label
@@ -43,6 +43,7 @@ from kinetic_orchestration.plan.declare.spec import (
     refuse,
     region_of_subnetwork,
     slice_of,
+    unkept,
     way_of,
     zones_in,
 )
@@ -202,19 +203,21 @@ def _plan_of_one(spec: JobSpec, settings: Settings, environ: Mapping[str, str] |
         from kinetic_orchestration.plan.hardware.global_batch import check_divides  # which few jobs have
 
         check_divides(plan.global_batch, [(plan.asked, plan.hosts)])
-    return replace(plan, affordable=_affordable(plan, settings), turn=_turn(plan, settings, environ or {}))
+    turn = _turn(plan, options.priority, settings, environ or {})
+    return replace(plan, affordable=_affordable(plan, settings), turn=turn)
 
 
-def _turn(plan: Plan, settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
+def _turn(plan: Plan, own: int | None, settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return what the turn of a job depends on where chips are shared; nothing where they are not, or where a queue of
-    the cluster decides."""
+    the cluster decides. `own`: the priority of its options, if they say one."""
     if not settings.chips or not plan.purchase.chips or plan.cloud.get("queue"):
         return {}
     from kinetic_orchestration.plan.configuration import chip_shares  # which few deployments have
 
-    weight, user = chip_shares.weight(plan.slice, settings.listed), label(_owner(environ))
+    weight, user = chip_shares.weight(plan.slice, settings.prices, settings.listed).counts, label(_owner(environ))
     shares = chip_shares.text_of(settings.chips)
-    return {"shares": shares, "priority": settings.priority, "weight": weight, "user": user}
+    priority = settings.priority if own is None else own
+    return {"shares": shares, "priority": priority, "weight": weight, "user": user}
 
 
 def within_shares(plan: Plan, pipeline: str = "") -> Plan:
@@ -341,12 +344,8 @@ def _check_keep(options: Options, backend: str, traits: Traits) -> None:
         raise refuse("keep=", backend, PODS_END)
     if not traits.may_be_kept:
         raise refuse("keep=", backend, "its hosts cannot serve a second job; leave keep out")
-    if image_of(options):
-        why = "what a container leaves on its machine cannot be told from what was there before; leave one of them out"
-        raise refuse("keep= with container_image=", backend, why)
-    if processes_of(options, slice_of(options)) > 1:
-        why = "no agent of several on a machine can tell that the others have left it clean; leave one of them out"
-        raise refuse("keep= with processes=", backend, why)
+    if why := unkept(options):
+        raise Unsupported(why)
 
 
 def _check_processes(options: Options, backend: str, traits: Traits) -> None:
@@ -691,10 +690,11 @@ def _warn_of_secrets(spec: JobSpec) -> None:
         )
 
 
-def describe(plan: Plan, reason: str = "") -> str:
+def describe(plan: Plan, reason: str = "", asked: Sequence[str] = ()) -> str:
     """The dry run, as text for users.
 
-    reason: why the plan has its backend, if no option and no setting names one.
+    reason: why the plan has its backend, if no option and no setting names one. asked: the places that its first
+    attempt asks together.
     """
     why = [text for text in (_emulation(plan.hosts) if plan.stands_in else "", reason) if text]
     by = "by Secret Manager" if plan.traits.secret_service else "by pipe"
@@ -708,7 +708,9 @@ def describe(plan: Plan, reason: str = "") -> str:
     rows = [
         ("job", " ".join(plan.argv) if plan.argv else f"{plan.name}()"),
         *(_choices(plan) if plan.choices else where),
-        ("race", _race(plan)),
+        ("race", _race(plan, asked)),
+        ("keep", _keep(plan)),
+        ("priority", str(plan.turn.get("priority") or "")),
         ("image", plan.image),
         ("store", f"{plan.store}, deployment {plan.deployment}"),
         ("limits", ", ".join(_limits(plan)) or "none"),
@@ -752,10 +754,20 @@ def _choices(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "choices", f"{len(each)}, tried {_BY[plan.by]}"
 
 
-def _race(plan: Plan) -> str:
+def _race(plan: Plan, asked: Sequence[str]) -> str:
     if plan.race == 1:
         return ""
-    return f"{plan.race} places are asked at once; the first with hosts is kept, and the others are released"
+    now = f", now {' and '.join(asked)}" if asked else ""
+    return f"{plan.race} places are asked at once{now}; the first with hosts is kept, and the others are released"
+
+
+def _keep(plan: Plan) -> str:
+    if plan.keep is None or not any(one.traits.may_be_kept for one in plan.each()):
+        return ""
+    if not plan.keep:
+        return "it takes a warm slice, and leaves none"
+    next_ones = "the next job with keep= that wants the same hardware"
+    return f"it takes a warm slice, and its own stays warm for {duration(plan.keep)} after it, for {next_ones}"
 
 
 def _kind_of_places(plan: Plan) -> str:
@@ -793,9 +805,6 @@ def _exceptions(plan: Plan) -> Iterator[str]:
     """The non-default properties of a plan."""
     if plan.reshard:
         yield "restores checkpoints of other sizes"
-    if plan.keep is not None and plan.traits.may_be_kept:
-        kept = f"keeps its slice warm for {duration(plan.keep)}"
-        yield kept if plan.keep else "takes a warm slice, and leaves none"
     if not plan.distributed:
         yield "the hosts are not joined"
     if not plan.compile_cache:

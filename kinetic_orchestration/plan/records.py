@@ -259,7 +259,14 @@ SHARES = Fields(
         "epoch": schema.whole(0, 1 << 53),
         "shares": text(),
     },
-    {"firsts": table(line(schema.WORD), _row(schema.job_id, schema.attempt, schema.moment))},
+    {
+        "firsts": table(line(schema.WORD), _row(schema.job_id, schema.attempt, schema.moment)),
+        "hosts": many(_row(
+            schema.job_id, schema.attempt, schema.whole(1, schema.MOST_PLACES), flag,
+            schema.whole(0, schema.MOST_CHIPS), line(schema.WORD), line(schema.WORD),
+            schema.whole(0, schema.MOST_ATTEMPTS),
+        )),
+    },
 )  # fmt: skip
 
 

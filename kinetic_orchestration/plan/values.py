@@ -536,6 +536,8 @@ class Observation(NamedTuple):
         slices: How many slices are charged for now; 0 for all, if any.
         ending: True if all hosts that are left shut down, which is not charged for.
         lacks: True while a place of a race has not been asked.
+        there: Of a race that none has won, the numbers of the places whose hosts are all there.
+        lost: Of such a race, the places that have failed, each with its cause and its reason.
     """
 
     state: str
@@ -547,6 +549,8 @@ class Observation(NamedTuple):
     slices: int = 0  # of which there are hosts that are charged for now; 0: of all, if any
     ending: bool = False  # all hosts that are left shut down, and are charged for no longer
     lacks: bool = False  # a place of a race has not been asked yet
+    there: tuple[int, ...] = ()
+    lost: tuple[tuple[int, str, str], ...] = ()
 
     @property
     def costs(self) -> bool:
@@ -600,6 +604,7 @@ class Glimpse(NamedTuple):
     since: float = 0.0  # when this observer first saw all its hosts
     shown: float = 0.0  # when they were last
     charged: float = 0.0  # before which none of them can have been charged for, by all that was seen
+    places: tuple[tuple[int, float], ...] = ()  # of a race that none has won: when the hosts of each were first seen
 
 
 class Cursor(NamedTuple):

@@ -270,6 +270,10 @@ class Races(Protocol):
     def release_losers(self, placement: Mapping[str, Any]) -> Freed:
         """Release the places that have not won. May be called again."""
 
+    def give_up(self, intent: Intent, job_id: str, ended: Mapping[int, tuple[str, str]]) -> Freed:
+        """Release places that cannot win any more, by number with cause and reason, while others still may: nobody asks
+        them again. May be called again."""
+
 
 @runtime_checkable
 class KeepsBootLog(Protocol):

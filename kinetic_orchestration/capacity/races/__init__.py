@@ -8,17 +8,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from kinetic_orchestration.capacity.races.records import Believes
     from kinetic_orchestration.plan.values import Intent
     from kinetic_orchestration.platforms.store import Store
 
 
-def known(store: Store, job_id: str, intent: Intent) -> Intent:
-    """Return the intent of an attempt, with the place that has won its race as its own, if one has."""
+def known(store: Store, job_id: str, intent: Intent, believes: Believes | None = None) -> Intent:
+    """Return the intent of an attempt, with the place that has won its race as its own, if one has.
+
+    Args:
+        store: The store of the job.
+        job_id: The job.
+        intent: As it was written.
+        believes: Which records of who has won count; None for any, where nothing but what is told depends on it.
+    """
     if not intent.races:
         return intent
     from kinetic_orchestration.capacity.races import records, rules  # most jobs never do
 
-    winner = records.winner(store, job_id, intent.attempt)
+    winner = records.winner(store, job_id, intent.attempt, believes)
     return intent if winner is None else rules.decided(intent, winner)
 
 

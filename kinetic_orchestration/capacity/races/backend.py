@@ -29,6 +29,7 @@ MOST_REMEMBERED = 4096
 ME = secrets.token_hex(8)
 
 _charged: dict[str, float] = {}  # by the name of a place: since when it was seen to be charged for
+_given_up: dict[str, None] = {}  # places that are released although their hosts are there
 
 _creations = threading.BoundedSemaphore(CREATIONS)
 
@@ -45,8 +46,8 @@ os.register_at_fork(after_in_child=_after_fork)
 class Racing:
     """The backend of a job whose attempts race."""
 
-    def __init__(self, backend: Backend, store: Store) -> None:
-        self.inner, self._store = backend, store
+    def __init__(self, backend: Backend, store: Store, believes: records.Believes | None = None) -> None:
+        self.inner, self._store, self._believes = backend, store, believes
         self._recorded: set[tuple[str, str]] = set()  # of losers, so that it is not written again
         self.kind = f"races on {backend.kind}"
         self.charges, self.shared, self.parallel = backend.charges, backend.shared, backend.parallel
@@ -82,10 +83,13 @@ class Racing:
                 seen[number].state == ABSENT and any(one.state == PRESENT for one in seen.values())
             ):
                 continue
-            if records.winner(self._store, job_id, attempt) is not None:
+            if self._winner(job_id, attempt) is not None:
                 return ""
             try:
                 says.append(self._ask(_at(asked, places[number])))
+                if self._winner(job_id, attempt) not in (None, number):  # while it was asked
+                    self.inner.release(places[number])
+                    return ""
             except BackendError as error:
                 failed[number] = Failed(error.cause, str(error))
                 records.fail(self._store, job_id, attempt, number, failed[number], ME)
@@ -139,10 +143,12 @@ class Racing:
         job_id, attempt = _attempt_of(places[0])
         for place, one in zip(places, seen, strict=True):
             if one.costs and one.charged:
-                _charged.setdefault(str(place["name"]), one.charged)
-        while len(_charged) > MOST_REMEMBERED:
-            del _charged[next(iter(_charged))]
-        doubtful = [number for number, one in enumerate(seen) if one.state in (ABSENT, GONE) or rules.is_missing(one)]
+                _remember(_charged, str(place["name"]), one.charged)
+        doubtful = [
+            number
+            for number, one in enumerate(seen)
+            if one.state in (ABSENT, GONE) or rules.is_missing(one) or str(places[number]["name"]) in _given_up
+        ]
         return rules.joined(places, seen, records.failures(self._store, job_id, attempt, doubtful))
 
     def rate_limit(self, placement: Mapping[str, Any]) -> RateLimit | None:
@@ -174,14 +180,41 @@ class Racing:
         losers = list(placement["rivals"]) if placement.get("won") else []
         for place, seen in zip(losers, self.inner.observe(losers) if losers else (), strict=True):
             number = int(place.get("rival", 0))
-            if seen.state == GONE and self._is_new("lost", place):
-                records.fail(self._store, job_id, attempt, number, Failed(seen.cause, seen.message), ME)
+            if seen.state == GONE:
+                self._fail(place, job_id, attempt, Failed(seen.cause, seen.message))
             if seen.costs and seen.charged and self._is_new("held", place):
                 records.saw_held(self._store, job_id, attempt, number, seen.charged)
-            result.append(self.inner.release(place))
-            if result[-1] is Freed.DONE:
-                records.saw_gone(self._store, job_id, attempt, number)
+            result.append(self._freed(place, job_id, attempt))
         return rules.freed(result)
+
+    def give_up(self, intent: Intent, job_id: str, ended: Mapping[int, tuple[str, str]]) -> Freed:
+        """Release places that cannot win any more, unless one of the attempt has won. May be called again."""
+        if self._winner(job_id, intent.attempt) is not None:
+            return Freed.DONE
+        self.note_held(intent, job_id)
+        result, places = list[Freed](), intent.places
+        for number, why in ended.items():
+            self._fail(places[number], job_id, intent.attempt, Failed(*why))
+            _remember(_given_up, str(places[number]["name"]), None)
+            result.append(self._freed(places[number], job_id, intent.attempt))
+        return rules.freed(result)
+
+    def _winner(self, job_id: str, attempt: int) -> int | None:
+        return records.winner(self._store, job_id, attempt, self._believes)
+
+    def _fail(self, place: Mapping[str, Any], job_id: str, attempt: int, why: Failed) -> None:
+        """Record that a place has failed, before anything of it is released: else it would be asked again. Raises
+        StoreError."""
+        if ("lost", str(place["name"])) not in self._recorded:
+            records.fail(self._store, job_id, attempt, int(place.get("rival", 0)), why, ME)
+            self._recorded.add(("lost", str(place["name"])))
+
+    def _freed(self, place: Mapping[str, Any], job_id: str, attempt: int) -> Freed:
+        """Release a place of an attempt, and record once it is gone."""
+        freed = self.inner.release(place)
+        if freed is Freed.DONE:
+            records.saw_gone(self._store, job_id, attempt, int(place.get("rival", 0)))
+        return freed
 
     def _is_new(self, what: str, place: Mapping[str, Any]) -> bool:
         """Return True the first time that this process has something to record of a place."""
@@ -209,6 +242,13 @@ class _Together:
 @lru_cache(maxsize=256)
 def _together(limits: tuple[RateLimit, ...]) -> RateLimit:
     return _Together(limits)
+
+
+def _remember(known: dict[str, Any], name: str, value: Any) -> None:
+    """Remember something of a place, unless it is known, and forget what is known for longest."""
+    known.setdefault(name, value)
+    while len(known) > MOST_REMEMBERED:
+        del known[next(iter(known))]
 
 
 def _looked_at(placement: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -6,7 +6,7 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from kinetic_orchestration.capacity.races.rules import Failed
@@ -15,13 +15,17 @@ from kinetic_orchestration.plan.records import fields_of, verdict_at
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 
+Believes = Callable[[int, bytes], bool]  # of an attempt: does this record of who has won its race count?
 
-def winner(store: Store, job_id: str, attempt: int) -> int | None:
-    """Return the place that has won; None if none has. A damaged record names none, for hosts as well."""
+
+def winner(store: Store, job_id: str, attempt: int, believes: Believes | None = None) -> int | None:
+    """Return the place that has won; None if none has. A damaged record names none, for hosts as well, and neither does
+    one that is not to be believed. Whoever releases the others by it says what is: anybody may have written it."""
     name = names.won(job_id, attempt)
     record = store.read(name)
     try:
-        return None if record is None else int(fields_of(record.data, wire.WON, name)["rival"])
+        rival = None if record is None else int(fields_of(record.data, wire.WON, name)["rival"])
+        return rival if record is None or believes is None or believes(attempt, record.data) else None
     except Corrupt:
         return None
 
@@ -50,6 +54,19 @@ def saw_held(store: Store, job_id: str, attempt: int, number: int, since: float)
 
 
 def saw_gone(store: Store, job_id: str, attempt: int, number: int) -> None:
-    """Record that they are gone."""
+    """Record that they were seen to be gone. A host writes it, too, when it has asked for its deletion."""
     with suppress(StoreError):
-        store.create(names.gone(job_id, attempt, number), wire.encode({}))
+        store.create(names.gone(job_id, attempt, number), wire.encode({"seen": True}))
+
+
+def gone_since(store: Store, key: tuple[str, int], numbers: Iterable[int], patience: float) -> list[float]:
+    """Return when places of an attempt were gone, of those of which that is known: they were seen to be so, or their
+    hosts asked for their deletion so many seconds ago."""
+    found, now = [], store.now()
+    for record in store.read_all([names.gone(*key, number) for number in numbers]):
+        if record is None:
+            continue
+        with suppress(wire.Unreadable, wire.Newer):
+            if wire.decode(record.data).get("seen") is True or now - record.updated > patience:
+                found.append(record.updated)
+    return found

@@ -23,7 +23,6 @@ from kinetic_orchestration.plan.values import (
 )
 from kinetic_orchestration.protocol import wire
 
-ALLOWANCE = 300.0  # seconds of hosts for which the money of an attempt is kept back for each place that does not win
 # Of places that may still win, the state of the first kind that there is stands for the race.
 _BEST = (PRESENT, PARTIAL, PROVISIONING, QUEUED, UNKNOWN, ABSENT)
 # Of several releases, the result of all: what was kept keeps nothing waiting, and is not asked for again.
@@ -83,13 +82,16 @@ def joined(
     if not left:
         cause, reason = ended(places, lost)
         return Observation(GONE, reason, cause, charged=charged)
+    there = tuple(number for number in left if seen[number].state == PRESENT)
+    known = tuple((number, *lost[number]) for number in sorted(lost))
     best = min(left, key=lambda number: _rank(seen[number].state))
     found = seen[best]
     told = "; ".join(_told(places[number], seen[number]) for number in left)
     told += "".join(f"; {_failure(places[number], lost[number])}" for number in sorted(lost))
     asked_for = found.state != PRESENT and any(is_missing(seen[number]) for number in left)
     # How many of the slices there are is not known of a race: none of its programs runs yet.
-    return found._replace(message=told.removeprefix("; "), charged=charged, lacks=asked_for and found.state != ABSENT)
+    lacks = asked_for and found.state != ABSENT
+    return found._replace(message=told.removeprefix("; "), charged=charged, lacks=lacks, there=there, lost=known)
 
 
 def is_missing(seen: Observation) -> bool:
@@ -110,12 +112,19 @@ def freed(each: Iterable[Freed]) -> Freed:
     return min(each, key=_WORST.index, default=Freed.DONE)
 
 
-def affordable(seconds: float, places: int) -> float:
+def affordable(seconds: float, places: int, patience: float) -> float:
     """Return for how many seconds the hosts of a race may be held with money for so many of one place; 0: no limit.
 
-    What the others cost until they are released is kept back: a while of each, or its whole part of the money.
+    What the others cost until they are released is kept back: that of the patience with each, or its whole part of the
+    money.
+
+    Args:
+        seconds: For which the money pays, of one place.
+        places: That are asked.
+        patience: Seconds after which hosts that are there and say nothing are given up; those that speak have won, or
+            delete themselves at once.
     """
-    return max(seconds / places, seconds - ALLOWANCE * (places - 1)) if seconds > 0 else seconds
+    return max(seconds / places, seconds - patience * (places - 1)) if seconds > 0 else seconds
 
 
 def named(place: Mapping[str, Any]) -> str:

@@ -45,12 +45,15 @@ class Turn(NamedTuple):
         says: Its place in the line, and why it waits; "" if it does not.
         again: When it is worth while to ask again, by the store's clock.
         of: What the turn was given for: a process that asks may have wanted another choice of the job.
+        after: The slices that serve nobody and have the chips of this turn: it takes one of them, or none of them is
+            there when it has its hosts.
     """
 
     granted: bool
     says: str = ""
     again: float = 0.0
     of: Want | None = None
+    after: tuple[str, ...] = ()
 
 
 class Line:
@@ -76,6 +79,11 @@ class Line:
     def says(self) -> str:
         """Its place in the line and why it waits, as it was last known; "" if it has its turn."""
         return self._told.says
+
+    @property
+    def again(self) -> float:
+        """Return the time at which it is worth while to ask again, by the store's clock, as it was last known."""
+        return self._told.again
 
     @property
     def given(self) -> Want | None:
@@ -187,21 +195,26 @@ class Line:
         for key in back:
             book = rules.freed(book, key, ended.get(key, 0.0), now)
         due = sorted((one for one in book.grants if self._is_due(one, now)), key=self._last_checked)[:CHECKED]
-        seen = records.evidence(self._store, [grant.want.key for grant in due])
-        for grant in due:
-            key = grant.want.key
+        seen = records.evidence(self._store, [grant.want for grant in due])
+        for key in [one.want.key for one in due]:
+            grant = book.grant(key)
+            assert grant is not None  # only its own fate frees it
             self._checked[key] = now
             fate = rules.fate(grant, seen[key], now)
             if fate == rules.FREE:
-                book = rules.freed(book, key, seen[key].over, now)
+                since = max(seen[key].over, seen[key].changed) if seen[key].over else 0.0  # what was kept had it longer
+                book = rules.freed(book, key, since, now)
                 over |= {key} if seen[key].over else set()
             elif fate in (rules.MARK, rules.CLEAR):
                 marked = grant._replace(leaving=now if fate == rules.MARK else 0.0)
                 book = book._replace(grants=tuple(marked if one is grant else one for one in book.grants))
+            else:
+                book = rules.seen_of(book, grant, seen[key], now)
         return book, over
 
     def _is_due(self, grant: Grant, now: float) -> bool:
-        return bool(grant.leaving) or now - self._last_checked(grant) > CHECK
+        is_short = bool(grant.leaving or grant.kept)  # what follows is soon to be known
+        return is_short or now - self._last_checked(grant) > CHECK
 
     def _last_checked(self, grant: Grant) -> float:
         return self._checked.get(grant.want.key, grant.at)
@@ -244,7 +257,7 @@ def line_of(store: Store, plan: Plan, job_id: str, attempt: int, created: float,
     want = Want(
         job_id, attempt, plan.slice.generation, _chips(plan), float(turn["weight"]),
         int(turn.get("priority", 0)), longest, turn.get("user") or chip_shares.NOBODY, turn.get("pipeline", ""),
-        created, turn.get("alone", False),
+        created, turn.get("alone", False), plan.race, bool(plan.keep),
     )  # fmt: skip
     return Line(store, want, parse("the job's shares", turn["shares"]), created)
 
@@ -302,9 +315,24 @@ def give_back(store: Store, key: Key, *, ended: float = 0.0) -> None:
             records.write(store, rules.freed(found.book, key, ended or now, now), found.generation)
 
 
+def note_gone(store: Store, key: Key) -> None:
+    """Give back the chips of places of a race that are gone, of an attempt that goes on. If somebody has just written
+    the book, whoever decides next does so."""
+    with suppress(StoreError):
+        found, now = records.read(store), store.now()
+        grant = found.book.grant(key)
+        if grant is None or grant.leaving or now - found.updated <= 1.0:
+            return
+        book = rules.seen_of(found.book, grant, records.evidence(store, [grant.want])[key], now)
+        if book.grant(key) != grant:
+            records.write(store, book, found.generation)
+
+
 def _granted(book: Book, key: Key) -> Turn | None:
     grant = book.grant(key)
-    return Turn(True, of=grant.want) if grant is not None and not grant.leaving else None
+    if grant is None or grant.leaving:
+        return None
+    return Turn(True, of=grant.want, after=tuple(one.kept for one in book.grants if one.kept and one.yields == key))
 
 
 def _told_apart(book: Book) -> Book:

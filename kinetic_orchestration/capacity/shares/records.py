@@ -15,6 +15,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.capacity.shares.rules import (
+    RELEASED,
+    TAKEN,
     Book,
     Evidence,
     First,
@@ -31,11 +33,14 @@ from kinetic_orchestration.plan.configuration.chip_shares import parse
 from kinetic_orchestration.plan.records import SHARES, fields_of, reading
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, schema, wire
+from kinetic_orchestration.protocol.records import leases
 from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.schema import Wrong
 
 _KEY = schema.job_id
 _ALONE = "alone"  # at the end of the name of a call by itself
+_PLACES = "places-"  # of one that asks several
+_KEEPS = "keeps"  # of one whose slice may be kept
 
 
 class Read(NamedTuple):
@@ -72,7 +77,8 @@ class Listed(NamedTuple):
 def name_of(want: Want) -> str:
     """Return the name of an attempt's object."""
     wish = (want.generation, want.chips, f"{want.weight:g}", want.priority, f"{want.longest:.0f}", want.user)
-    end = (want.pipeline, f"{want.since:.3f}", *([_ALONE] if want.alone else ()))
+    more = (_ALONE * want.alone, f"{_PLACES}{want.places}" * (want.places > 1), _KEEPS * want.keeps)
+    end = (want.pipeline, f"{want.since:.3f}", *filter(None, more))
     return f"{names.wants(want.job, want.attempt)}{','.join(map(str, (*wish, *end)))}"
 
 
@@ -82,9 +88,13 @@ def _want_in(name: str) -> Want | None:
         job, attempt, wish = name.removeprefix(names.WANTS).split("/")
         generation, chips, weight, priority, longest, user, pipeline, since, *more = wish.split(",")
         numbers = float(weight), int(priority), float(longest)
-        want = Want(job, int(attempt), generation, int(chips), *numbers, user, pipeline, float(since), bool(more))
+        asked = [one.removeprefix(_PLACES) for one in more if one.startswith(_PLACES)]
+        want = Want(
+            job, int(attempt), generation, int(chips), *numbers, user, pipeline, float(since), _ALONE in more,
+            int(asked[0]) if asked else 1, _KEEPS in more,
+        )  # fmt: skip
         _KEY(job)
-        if more not in ([], [_ALONE]):
+        if name_of(want).split(",")[8:] != more or not 1 <= want.places <= schema.MOST_PLACES:
             return None
     except (ValueError, Wrong):
         return None
@@ -139,11 +149,12 @@ def leave(store: Store, key: Key) -> bool:
     return bool(found)
 
 
-def evidence(store: Store, keys: Sequence[Key]) -> dict[Key, Evidence]:
+def evidence(store: Store, wants: Sequence[Want]) -> dict[Key, Evidence]:
     """Return what the records of some attempts say of their turns. Intents are read before verdicts."""
+    keys = [want.key for want in wants]
     intents = store.read_all([names.intent(*key) for key in keys])
     verdicts = store.read_all([names.verdict(*key) for key in keys])
-    return {
+    found = {
         key: Evidence(
             begun=intent is not None,
             over=verdict.updated if verdict is not None else 0.0,
@@ -153,6 +164,43 @@ def evidence(store: Store, keys: Sequence[Key]) -> dict[Key, Evidence]:
         )
         for key, intent, verdict in zip(keys, intents, verdicts, strict=True)
     }
+    for want, intent in zip(wants, intents, strict=True):
+        if intent is not None and (want.places > 1 or (want.keeps and found[want.key].over)):
+            found[want.key] = _of_places(store, want, intent, found[want.key])
+    return found
+
+
+def _of_places(store: Store, want: Want, intent: Record, seen: Evidence) -> Evidence:
+    """Return the evidence with what is known of the places of an attempt: which are gone, and who has its slice."""
+    from kinetic_orchestration.capacity.races.records import gone_since, winner  # most jobs never do
+
+    try:
+        placement = wire.fields_of(intent.data, wire.INTENT)["placement"]
+    except (wire.Unreadable, wire.Newer):
+        return seen
+    places = [placement, *placement.get("rivals", ())]
+    won = winner(store, *want.key) if len(places) > 1 else None
+    gone = gone_since(store, want.key, [number for number in range(len(places)) if number != won], RELEASED)
+    back = len(gone) + max(0, want.places - len(places))
+    seen = seen._replace(back=back, since=max([intent.updated, *gone]))
+    if not seen.over or not want.keeps:
+        return seen
+    own = next((one for one in places if one.get("rival") == won), placement)
+    own_lease = placement.get("lease") or {}
+    return _of_lease(store, want.key, str(own_lease.get("slice") or own.get("name") or ""), seen)
+
+
+def _of_lease(store: Store, key: Key, slice_: str, seen: Evidence) -> Evidence:
+    try:
+        held = leases.read(store, slice_) if slice_ else None
+    except (wire.Unreadable, wire.Newer):
+        return seen
+    if held is None:
+        return seen
+    state = held.lease.state
+    if (held.lease.job, held.lease.attempt) != key:
+        state = TAKEN
+    return seen._replace(slice=slice_, lease=state, changed=held.updated)
 
 
 def ended(store: Store, keys: Sequence[Key]) -> dict[Key, float]:
@@ -234,19 +282,38 @@ def write(store: Store, book: Book, generation: int) -> Read | None:
     return found if found.book.writer == book.writer else None
 
 
+_NO_HOSTS = [1, False, 0, "", "", 0]  # the end of a row of one place that is not kept
 _WIDE = Want._fields.index("alone")  # a row has it at its end, and only if it is so
 
 
 def bytes_of(book: Book) -> bytes:
     """Return the book as a record."""
     fields = book._asdict() | {
-        "grants": [[*grant.want[:_WIDE], *grant[1:], *([True] if grant.want.alone else [])] for grant in book.grants],
+        "grants": [
+            [*grant.want[:_WIDE], grant.at, grant.token, grant.leaving, *([True] if grant.want.alone else [])]
+            for grant in book.grants
+        ],
+        "hosts": [row for row in map(_hosts_of, book.grants) if row[2:] != _NO_HOSTS],
         "uses": {whose: [round(use.used, 3), use.at] for whose, use in book.uses.items()},
         "reserved": [[*one[:4], list(one.dims), one.start] for one in book.reserved],
         "firsts": {whose: list(first) for whose, first in book.firsts.items()},
         "line": [list(one) for one in book.line],
     }
     return wire.encode(fields)
+
+
+def _hosts_of(grant: Grant) -> list[Any]:
+    """Return the part of a turn that is about several places, or a slice that is kept, as its row in the record."""
+    want, (job, attempt) = grant.want, grant.yields or ("", 0)
+    return [want.job, want.attempt, want.places, want.keeps, grant.back, grant.kept, job, attempt]
+
+
+def _with_hosts(grant: Grant, row: Sequence[Any] | None) -> Grant:
+    if row is None:
+        return grant
+    places, keeps, back, kept, job, attempt = row[2:]
+    want = grant.want._replace(places=max(1, places), keeps=keeps)
+    return grant._replace(want=want, back=min(back, want.chips - 1), kept=kept, yields=(job, attempt) if job else None)
 
 
 def book_of(data: bytes) -> Book:
@@ -263,10 +330,12 @@ def book_of(data: bytes) -> Book:
 
 def _book(fields: Mapping[str, Any]) -> Book:
     known = {name: value for name, value in fields.items() if name in Book._fields}
+    rows = {tuple(row[:2]): row for row in fields.get("hosts", ())}
     return Book(**{
         **known,
         "grants": tuple(
-            Grant(Want(*row[:_WIDE], *row[_WIDE + 3 :]), *row[_WIDE : _WIDE + 3]) for row in known["grants"]
+            _with_hosts(Grant(Want(*row[:_WIDE], *row[_WIDE + 3 :]), *row[_WIDE : _WIDE + 3]), rows.get(tuple(row[:2])))
+            for row in known["grants"]
         ),
         "uses": {whose: Use(*use) for whose, use in known["uses"].items()},
         "reserved": tuple(

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from kinetic_orchestration.plan.configuration.chip_shares import NOBODY, Bound, Share, bounds
+from kinetic_orchestration.protocol.wire import lease
 
 HALF_LIFE = 86_400.0  # seconds in which a use that is over comes to count for half
 ENTRY = 300.0  # seconds of use that a turn costs at once: else thousands pass before any of their use is seen
@@ -39,6 +40,8 @@ class Want(NamedTuple):
         pipeline: As a label; "" for none.
         since: When it came, by the store's clock.
         alone: It is a call by itself, in no pipeline of an orchestrator.
+        places: The places that it asks at once, of which its chips are those of all.
+        keeps: Its hosts may offer their slice to the next attempt.
     """
 
     job: str
@@ -52,6 +55,8 @@ class Want(NamedTuple):
     pipeline: str = ""
     since: float = 0.0
     alone: bool = False
+    places: int = 1
+    keeps: bool = False
 
     @property
     def key(self) -> Key:
@@ -80,12 +85,23 @@ class Grant(NamedTuple):
         token: Differs from that of every other turn.
         leaving: When it was announced that nobody seems to use it, from which moment on nothing may be begun with it;
             0 if it was not.
+        back: Of its chips, those that are given back: of places of its race that are gone.
+        kept: The slice that its hosts offer, or have offered, to the next attempt; "" if there is none.
+        yields: The attempt whose turn was given in spite of that slice: it takes it, or has it released first.
     """
 
     want: Want
     at: float
     token: str = ""
     leaving: float = 0.0
+    back: int = 0
+    kept: str = ""
+    yields: Key | None = None
+
+    @property
+    def holds(self) -> Want:
+        """Return the part that it holds of what it was given for."""
+        return self.want._replace(chips=self.want.chips - self.back) if self.back else self.want
 
     @property
     def ends(self) -> float:
@@ -184,6 +200,11 @@ class Evidence(NamedTuple):
         is_held: Its hosts could not be freed.
         is_done: The first of its hosts had nothing left to do.
         deadline: When its machines end themselves; 0 if they do not.
+        back: The places of its race that are known to be gone, or were never asked.
+        since: When the last of these was.
+        slice: The name of its slice.
+        lease: The state of that slice's lease: FREE, CLAIMED by itself, ENDED, TAKEN by another attempt; "" for none.
+        changed: When that became so.
     """
 
     begun: bool = False
@@ -191,6 +212,11 @@ class Evidence(NamedTuple):
     is_held: bool = False
     is_done: bool = False
     deadline: float = 0.0
+    back: int = 0
+    since: float = 0.0
+    slice: str = ""
+    lease: str = ""
+    changed: float = 0.0
 
 
 def believed(book: Book, now: float) -> Book:
@@ -209,6 +235,7 @@ def believed(book: Book, now: float) -> Book:
 
 
 KEEP, FREE, MARK, CLEAR = "keep", "free", "mark", "clear"
+TAKEN = "taken"  # a kept slice: by another attempt
 
 
 def fate(grant: Grant, seen: Evidence, now: float) -> str:
@@ -219,8 +246,7 @@ def fate(grant: Grant, seen: Evidence, now: float) -> str:
     marked: one of the two sees the other.
     """
     if seen.over:
-        gone = now - seen.over > (DONE if seen.is_done else RELEASED)
-        return FREE if gone and not seen.is_held else KEEP
+        return FREE if _is_gone(grant, seen, now) and not seen.is_held else KEEP
     if seen.begun:
         if seen.deadline and now > seen.deadline + EXPIRED:
             return FREE
@@ -228,6 +254,32 @@ def fate(grant: Grant, seen: Evidence, now: float) -> str:
     if grant.leaving:
         return FREE
     return MARK if now - grant.at > START else KEEP
+
+
+def _is_gone(grant: Grant, seen: Evidence, now: float) -> bool:
+    """Return True if nothing is left of an attempt that is over. A slice that was kept is its own until another attempt
+    has taken it, or until it has ended; a host that is done may still be about to offer it."""
+    if seen.lease == TAKEN:
+        return True
+    if seen.lease in (lease.FREE, lease.ENDED):
+        return seen.lease == lease.ENDED and now - seen.changed > RELEASED
+    return now - seen.over > (DONE if seen.is_done and not grant.want.keeps else RELEASED)
+
+
+def seen_of(book: Book, grant: Grant, seen: Evidence, now: float) -> Book:
+    """Return the book with what is known of the hosts of a turn that stays: what a race gives back, and what is kept.
+
+    Never less is held than one place, and what was given back once stays so.
+    """
+    back = min(seen.back, grant.want.places - 1) * (grant.want.chips // grant.want.places)
+    if back > grant.back:
+        book = settled(book, now)
+        used, at = book.uses[grant.want.whose]
+        too_much = _integral((back - grant.back) * grant.want.weight, now - max(seen.since, grant.at))
+        book = book._replace(uses={**book.uses, grant.want.whose: Use(max(0.0, used - too_much), at)})
+    kept = seen.slice if seen.over and seen.lease in (lease.FREE, lease.ENDED) else ""
+    changed = grant._replace(back=max(back, grant.back), kept=kept)
+    return book._replace(grants=tuple(changed if one is grant else one for one in book.grants))
 
 
 # ---- use -------------------------------------------------------------------------------------------------------
@@ -243,7 +295,7 @@ def settled(book: Book, now: float) -> Book:
     same turns are held."""
     rates = Counter[str]()
     for grant in book.grants:
-        rates[grant.want.whose] += grant.want.weighted  # type: ignore[assignment]
+        rates[grant.want.whose] += grant.holds.weighted  # type: ignore[assignment]
     uses = {}
     for whose in sorted({*book.uses, *rates}):
         before = book.uses.get(whose, Use(0.0, now))
@@ -269,9 +321,10 @@ def freed(book: Book, key: Key, ended: float, now: float) -> Book:
     now = max(now, ended)
     book = settled(book, now)
     used, at = book.uses[grant.want.whose]
-    too_much = _integral(grant.want.weighted, now - max(ended, grant.at)) if ended else 0.0
+    too_much = _integral(grant.holds.weighted, now - max(ended, grant.at)) if ended else 0.0
     uses = {**book.uses, grant.want.whose: Use(max(0.0, used - too_much), at)}
-    return book._replace(uses=uses, grants=tuple(one for one in book.grants if one is not grant))
+    left = [one._replace(yields=None) if one.yields == key else one for one in book.grants if one is not grant]
+    return book._replace(uses=uses, grants=tuple(left))
 
 
 # ---- the decision ----------------------------------------------------------------------------------------------
@@ -289,12 +342,28 @@ def standing(want: Want, shares: Sequence[Share]) -> float:
 
 
 def held(grants: Collection[Grant], shares: Sequence[Share]) -> Counter[str]:
-    """Return how much of each share is held, by the share's name."""
+    """Return how much of each share is held, by the share's name. Slices that are taken or released before another
+    attempt has its hosts, and these hosts, are never there together: the greater of both counts."""
     used = Counter[str]()
+    yielding: dict[Key, Counter[str]] = {grant.yields: Counter() for grant in grants if grant.yields}
     for grant in grants:
-        for bound in grant.want.bounds(shares):
-            used[bound.name] += bound.need  # type: ignore[assignment]
+        needs = {bound.name: bound.need for bound in grant.holds.bounds(shares)}
+        if grant.yields:
+            yielding[grant.yields].update(needs)
+        else:
+            used.update(needs)
+    for grant in grants:
+        before = yielding.pop(grant.want.key, None)
+        needs = {bound.name: bound.need for bound in grant.holds.bounds(shares)} if before else {}
+        for name, need in (before or {}).items():
+            used[name] += max(0, need - needs.get(name, 0))  # type: ignore[assignment]
+    for left in yielding.values():  # to one who has no turn
+        used.update(left)
     return used
+
+
+def _is_idle(grant: Grant) -> bool:
+    return bool(grant.kept) and not grant.yields
 
 
 def decide(book: Book, wants: Sequence[Want], shares: Sequence[Share], now: float, token: str) -> Book:
@@ -321,6 +390,7 @@ class _Round:
         self._book, self._shares, self._now, self._token = book, shares, now, token
         self._grants = list(book.grants)
         self._used = held(self._grants, shares)
+        self._idle = self._all_idle()
         self._uses = dict(book.uses)
         self._reserved = {(one.job, one.attempt): one for one in book.reserved if (one.job, one.attempt) in there}
         self._firsts: dict[str, First] = {}
@@ -367,7 +437,7 @@ class _Round:
         over = [bound for bound in bounds if self._used[bound.name] + bound.need > bound.most]
         before = [one for one in self._before(want) if {*one.dims} & {bound.name for bound in bounds}]
         late = [one for one in before if not (want.longest and self._now + want.longest <= one.start)]
-        if not over and not late:
+        if not late and (not over or self._makes_room(want, over)):
             self._grant(want, bounds)
             return
         if over and all(bound.need <= bound.most for bound in bounds):
@@ -387,11 +457,50 @@ class _Round:
         rank = own.rank if own is not None else (-want.priority, math.inf, want.key)
         return [one for one in self._reserved.values() if one.rank < rank]
 
+    def _makes_room(self, want: Want, over: Sequence[Bound]) -> bool:
+        """Have slices that serve nobody yield to an attempt, if that is enough: those first that it may be able to
+        take, then those that were given first."""
+        if not self._has_room(over, self._idle):  # nearly all who wait, so that they are not looked at one by one
+            return False
+        names, freed = {bound.name for bound in over}, Counter[str]()
+        idle = [(one, needs) for one in self._grants if _is_idle(one) and (needs := self._needs(one)).keys() & names]
+        idle.sort(
+            key=lambda one: ((one[0].holds.generation, one[0].holds.chips) != (want.generation, want.chips), one[0].at)
+        )
+        chosen = set[Key]()
+        for one, needs in idle:
+            chosen.add(one.want.key)
+            freed.update(needs)
+            if self._has_room(over, freed):
+                break
+        self._grants = [one._replace(yields=want.key) if one.want.key in chosen else one for one in self._grants]
+        self._idle = self._all_idle()
+        return True
+
+    def _has_room(self, over: Sequence[Bound], freed: Mapping[str, float]) -> bool:
+        """Return True if what lacks something fits once so much has yielded to it: the greater of both counts then."""
+        return all(
+            self._used[bound.name] + max(0, bound.need - freed.get(bound.name, 0)) <= bound.most for bound in over
+        )
+
+    def _needs(self, grant: Grant) -> dict[str, float]:
+        return {bound.name: bound.need for bound in grant.holds.bounds(self._shares)}
+
+    def _all_idle(self) -> Counter[str]:
+        """Return how much of each share is held by slices that serve nobody and yield to nobody yet."""
+        found = Counter[str]()
+        for grant in filter(_is_idle, self._grants):
+            found.update(self._needs(grant))
+        return found
+
     def _grant(self, want: Want, bounds: Sequence[Bound]) -> None:
         self._grants.append(Grant(want, self._now, f"{self._token}-{len(self._grants)}"))
         self._reserved.pop(want.key, None)
-        for bound in bounds:
-            self._used[bound.name] += bound.need  # type: ignore[assignment]
+        if any(one.yields == want.key for one in self._grants):
+            self._used = held(self._grants, self._shares)
+        else:
+            for bound in bounds:
+                self._used[bound.name] += bound.need  # type: ignore[assignment]
         used = self._uses.get(want.whose, Use(0.0, self._now)).used
         self._uses[want.whose] = Use(used + want.weighted * ENTRY, self._now)
 
@@ -412,7 +521,7 @@ class _Round:
         for grant in sorted(self._grants, key=lambda grant: grant.ends):
             if grant.ends == math.inf:
                 break
-            for bound in grant.want.bounds(self._shares):
+            for bound in grant.holds.bounds(self._shares):
                 if bound.name in names:
                     used[bound.name] -= bound.need  # type: ignore[assignment]
             if all(used[bound.name] + bound.need <= bound.most for bound in bounds):

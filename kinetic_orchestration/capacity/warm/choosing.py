@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.capacity.warm.shape import shape_of
@@ -68,7 +68,7 @@ def was_unserved(leases: Iterable[Held], past: Past | None, job_id: str, attempt
     return any((one.lease.job, one.lease.attempt) == before and one.lease.state != FREE for one in leases)
 
 
-def best(
+def fitting(
     leases: Iterable[Held],
     plan: Plan,
     within: Within,
@@ -79,12 +79,10 @@ def best(
     origin: Mapping[str, str],
     fits: Callable[[int], bool],
     lasts: Callable[[Plan], float],
-    has_key: Callable[[Lease], bool],
-) -> Warm | None:
-    """Return the slice to take, of those that are free; None if there is none that the attempt can take.
+) -> list[Warm]:
+    """Return the slices that are free and that the attempt can take, whoever may give them orders.
 
-    Those that the attempt's own run has left come first, then those that were offered last. Jobs that ask at the same
-    time begin with different ones.
+    Those that the attempt's own run has left come first, then those that were offered last.
 
     Args:
         leases: All that are known.
@@ -96,7 +94,6 @@ def best(
         origin: Its run, as an orchestrator names it.
         fits: Returns True if the attempt may be of the candidate of this number.
         lasts: Returns for how many seconds an attempt of it may hold its hosts; 0 for ever.
-        has_key: Returns True if this process can give orders to the slice.
     """
     shapes: dict[str, int] = {}
     for number, one in reversed(list(enumerate(plan.each()))):
@@ -109,13 +106,28 @@ def best(
         if choice is None or lease.state != FREE or now > lease.until - SPARE:
             continue
         longest = lasts(plan.at(choice))
-        if lease.last and now + longest > lease.last:
+        if lease.last and (not longest or now + longest > lease.last):
             continue
         warm = Warm(lease, choice, _why(lease, origin, now))
-        if _is_within(within, warm, job_id, attempt) and has_key(lease):
+        if _is_within(within, warm, job_id, attempt):
             found.append(warm)
-    own = [one for one in found if _is_of_run(one.lease, origin)]
-    first = sorted(own or found, key=lambda one: (-one.lease.since, one.lease.slice))
+    return sorted(found, key=lambda one: (not _is_of_run(one.lease, origin), -one.lease.since, one.lease.slice))
+
+
+def best(
+    found: Sequence[Warm], job_id: str, attempt: int, origin: Mapping[str, str], has_key: Callable[[Lease], bool]
+) -> Warm | None:
+    """Return the slice to take; None if there is none. Jobs that ask at the same time begin with different ones.
+
+    Args:
+        found: Those that fit.
+        job_id: The job.
+        attempt: Its attempt.
+        origin: Its run, as an orchestrator names it.
+        has_key: Returns True if this process can give orders to the slice.
+    """
+    obey = [one for one in found if has_key(one.lease)]
+    first = [one for one in obey if _is_of_run(one.lease, origin)] or obey
     turn = int(hashlib.sha256(f"{job_id}-{attempt}".encode()).hexdigest()[:8], 16)
     return first[turn % len(first)] if first else None
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.capacity.races.records import winner
 from kinetic_orchestration.capacity.races.rules import freed
+from kinetic_orchestration.capacity.shares.line import give_back
+from kinetic_orchestration.capacity.shares.rules import RELEASED
 from kinetic_orchestration.capacity.warm import records
 from kinetic_orchestration.capacity.warm.shape import shape_of
 from kinetic_orchestration.plan.values import Freed, Plan
@@ -37,6 +39,7 @@ class Use(NamedTuple):
         leaves: True if it ended so that its hosts may offer the slice.
         ended: When, by the store's time; 0.0 if it has not.
         writer: This process.
+        lost: True if its hosts are known to be gone.
     """
 
     job: str
@@ -46,6 +49,7 @@ class Use(NamedTuple):
     leaves: bool
     ended: float
     writer: str
+    lost: bool = False
 
     @property
     def may_be_offered(self) -> bool:
@@ -54,7 +58,7 @@ class Use(NamedTuple):
 
     def is_cleaning(self, now: float) -> bool:
         """Return True while its hosts may be about to offer the slice."""
-        return self.may_be_offered and now - self.ended < CLEANED
+        return self.may_be_offered and not self.lost and now - self.ended < CLEANED
 
     @property
     def name(self) -> str:
@@ -109,6 +113,8 @@ def free(store: Store, backend: Backend, use: Use) -> Freed:
 
 def _why(use: Use) -> str:
     """Return why the slice of an attempt is not kept, for `ko slices --all`."""
+    if use.lost:
+        return "its hosts were gone before they could offer it"
     if use.plan is not None and not use.plan.keep:
         return "its last job leaves none (keep is 0)"
     if not use.leaves:
@@ -188,6 +194,41 @@ def release_slice(store: Store, backend: Backend, name: str, why: str, *, writer
     return _release(store, backend, name, why, writer, lambda lease: force or lease.state != CLAIMED)
 
 
+def make_way(store: Store, backend: Backend, name: str, why: str, *, writer: str, opened: Container[str]) -> bool:
+    """Free a kept slice whose chips another attempt waits for. Returns True once they are free, or it serves a job
+    again. Raises StoreError.
+
+    Of a slice that this process cannot see gone, the chips are free as long after its lease has ended as its hosts may
+    take to delete it, if nobody says otherwise.
+
+    Args:
+        store: The store.
+        backend: The backend of the attempt that waits.
+        name: The slice.
+        why: As of `release_slice`.
+        writer: This process.
+        opened: The names of the platforms that the backend is of. A slice of another one is deleted by its hosts, which
+            see that its lease has ended.
+    """
+    record = store.read(names.lease(name))
+    if record is None:
+        return True
+    is_old = store.now() - record.updated > RELEASED
+    try:
+        lease = Lease.decode(record.data, names.lease(name))
+    except (wire.Unreadable, wire.Newer):  # its hosts cannot be claimed by it, and end
+        return is_old
+    if lease.state == CLAIMED:
+        return True
+    if lease.placement.get("backend") in opened:
+        freed = release_slice(store, backend, name, why, writer=writer)
+        return bool(freed) or (is_old and lease.state == ENDED)
+    if lease.state != ENDED:
+        leases.end(store, name, why, writer=writer, now=store.now(), may=lambda one: one.state != CLAIMED)
+        return False
+    return is_old
+
+
 def _release(store: Store, backend: Backend, name: str, why: str, writer: str, may: Callable[[Lease], bool]) -> Freed:
     try:
         has_ended = leases.end(store, name, why, writer=writer, now=store.now(), may=may)
@@ -201,7 +242,10 @@ def _release(store: Store, backend: Backend, name: str, why: str, writer: str, m
     placement = held.lease.placement
     if placement.get("name") != name or not backend.names_place(placement):
         return Freed.REFUSED  # a record alone leads nowhere that our settings do not name
-    return backend.release(placement)
+    found = backend.release(placement)
+    if found is Freed.DONE:  # where chips are shared, it had those of its last attempt
+        give_back(store, (held.lease.job, held.lease.attempt))
+    return found
 
 
 def release_run(

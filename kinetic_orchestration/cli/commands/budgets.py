@@ -219,7 +219,7 @@ def forecast(arguments: Namespace) -> int:
 
 def _schedule(arguments: Namespace) -> schedules.Every | schedules.Cron:
     if bool(arguments.every) == bool(arguments.cron):
-        raise UsageError('--forecast needs a schedule: either --every 1d or --cron "0 3 * * *"')
+        raise UsageError('--forecast needs one schedule: either --every 1d or --cron "0 3 * * *"')
     if arguments.job or arguments.by == "pipeline":
         raise UsageError("--forecast is of one pipeline: leave out the job and --by")
     if arguments.cron:

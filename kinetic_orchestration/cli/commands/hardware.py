@@ -177,6 +177,6 @@ def _refreshed(settings: Settings, is_shared: bool) -> tuple[Settings, int]:
     except KineticError as error:
         note(f"on this machine alone: others of the deployment have the list of before, as {error}")
         code = codes.ENVIRONMENT
-    for lack in incomplete(table.catalogue(), listed):
+    for lack in (*price_list.unmatched(known, listed, fetched.rates), *incomplete(table.catalogue(), listed)):
         note(lack)
     return replace(settings, listed=listed), code

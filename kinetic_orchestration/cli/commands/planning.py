@@ -12,8 +12,8 @@ import tempfile
 import traceback
 import warnings
 from argparse import Namespace
-from collections.abc import Sequence
-from contextlib import redirect_stdout, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -26,13 +26,14 @@ from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import dollars, note, show_checks, show_fields, show_json, show_table, working
 from kinetic_orchestration.cli.slice_drawing import draw
 from kinetic_orchestration.errors import KineticError, NotEmulated, UsageError
-from kinetic_orchestration.jobs import request
+from kinetic_orchestration.jobs import request, trust
+from kinetic_orchestration.jobs.following import placing
 from kinetic_orchestration.packaging.bundle import Bundle, package
 from kinetic_orchestration.packaging.requirements.locks import Environment
 from kinetic_orchestration.packaging.source.tree import Snapshot
 from kinetic_orchestration.plan import emulation, planner
-from kinetic_orchestration.plan.configuration import store_address
-from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.configuration import chip_shares, store_address
+from kinetic_orchestration.plan.configuration.settings import Settings, duration
 from kinetic_orchestration.plan.declare.backend_choice import by_rule, chosen
 from kinetic_orchestration.plan.declare.choices import ways
 from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm
@@ -56,44 +57,45 @@ _NUMBERED = re.compile(r"^(first|number \d+) in your order")
 
 
 def plan(arguments: Namespace) -> int:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
+    told: list[str] = []
+    with _heard(told):
         spec = spec_of(arguments)
         with working(f"packaging {spec.name}"):
             settings = request.settings_of(spec)
             planned, bundle, egress, reason = _dry_run(spec, settings)
             lines = _lines(planned, settings)
-    told = list(dict.fromkeys(str(entry.message) for entry in caught if issubclass(entry.category, UserWarning)))
+            kept = _kept(planned, settings)
+    asked = _asked_at_once(planned, lines)
     first = _first(planned, lines)
     backend = open_backend(first.backend, settings)
-    if arguments.admission and first.traits.options is not Kubernetes:
-        raise UsageError(
-            f"--admission asks a Kubernetes cluster, and this job would run on {first.backend}: leave it out"
-        )
+    if arguments.admission:
+        _check_admission(first)
     if arguments.json:
         found = _admission(backend, first) if arguments.admission else None
-        asked = {"admission": None if found is None else [finding._asdict() for finding in found]}
-        why = {"reason": reason or None, "choices": [line._asdict() for line in lines] or None}
-        show_json(_document(planned, bundle, told, files=arguments.files) | {"egress": egress or None} | asked | why)
+        show_json(_document(planned, bundle, told, files=arguments.files) | {
+            "egress": egress or None,
+            "admission": None if found is None else [finding._asdict() for finding in found],
+            "reason": reason or None, "choices": [line._asdict() for line in lines] or None,
+            "race": asked or None, "warm": _warm_document(kept),
+        })  # fmt: skip
         return _code(found or ())
-    print(planner.describe(planned, reason))
+    with _heard(told):
+        priced = in_force(settings) if backend.charges and planned.store == settings.store else settings
+    print(planner.describe(planned, reason, asked))
     if planned.choices:
-        _show_choices(planned, lines)
-    told_egress = [("egress     ", egress)] if egress else []
-    priced = in_force(settings) if backend.charges and planned.store == settings.store else settings
+        _show_choices(planned, lines, priced)
     prices = _prices(planned, priced) if backend.charges and not planned.choices else []
-    show_fields([*prices, *told_egress, *_contents(bundle, planned)])
+    more = [row for row in (("warm       ", _warm(planned, kept)), ("egress     ", egress)) if row[1]]
+    show_fields([*_shares(planned, priced), *prices, *more, *_contents(bundle, planned)])
     if call := backend.dry_run(first):
         print(f"\n{call}")
     if arguments.files and bundle.project is not None:
-        print()
-        for entry in bundle.project.entries:
-            print(f"  {entry.path}{f'  {size(entry.size)}' if entry.kind == FILE else ''}")
+        _show_files(bundle.project)
     print(f"\n{_drawing(first)}", end="")
     sys.stdout.flush()
     for text in told:
         note(f"warning: {text}")
-    if prices and (old := _staleness(planned, priced)):
+    if backend.charges and (old := _staleness(planned, priced)):
         note(old)
     if not arguments.admission:
         note("nothing was run or sent")
@@ -104,6 +106,29 @@ def plan(arguments: Namespace) -> int:
     sys.stdout.flush()
     note(f"nothing was run, and nothing is stored in {first.zones[0]}, which was asked")
     return _code(found)
+
+
+@contextmanager
+def _heard(told: list[str]) -> Iterator[None]:
+    """Add the warnings for users to a list that has each once, in place of showing them."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    said = [str(entry.message) for entry in caught if issubclass(entry.category, UserWarning)]
+    told.extend(text for text in dict.fromkeys(said) if text not in told)
+
+
+def _check_admission(planned: Plan) -> None:
+    if planned.traits.options is not Kubernetes:
+        raise UsageError(
+            f"--admission asks a Kubernetes cluster, and this job would run on {planned.backend}: leave it out"
+        )
+
+
+def _show_files(project: Snapshot) -> None:
+    print()
+    for entry in project.entries:
+        print(f"  {entry.path}{f'  {size(entry.size)}' if entry.kind == FILE else ''}")
 
 
 def _admission(backend: Backend, planned: Plan) -> list[Finding]:
@@ -273,6 +298,75 @@ def _lines(planned: Plan, settings: Settings) -> list[choosing.Line]:
     return choosing.table(planned, {}, 0.0)
 
 
+def _asked_at_once(planned: Plan, lines: Sequence[choosing.Line]) -> list[str]:
+    """Return the places that a first attempt would ask together now, as far as shares let it; none if it asks one."""
+    if planned.race == 1:
+        return []
+    if not lines:
+        return list(planner.places_of(planned)[: planned.race])
+    own = planned.at(lines[0].choice)
+    alike = [
+        line for line in lines
+        if line.state not in (choosing.UNFIT, choosing.REFUSED)
+        and (not own.turn or _size(planned.at(line.choice)) == _size(own))  # its turn is for places of one size
+    ]  # fmt: skip
+    return [f"{planned.at(one.choice).named} {one.way} in {one.place}" for one in alike[: planned.race]]
+
+
+def _size(plan: Plan) -> tuple[str, int]:
+    return plan.slice.generation, plan.purchase.chips
+
+
+def _kept(planned: Plan, settings: Settings) -> placing.Kept | None:
+    """Return the warm slices that a first attempt would find now; None if it takes none, or they cannot be read."""
+    if planned.keep is None or settings.store != planned.store or not any(_may_be_kept(planned)):
+        return None
+    with suppress(KineticError):  # as of a store that nobody here may read
+        return placing.kept_for(planned, open_store(planned.store, planned.deployment), trust.of(settings))
+    return None
+
+
+def _may_be_kept(planned: Plan) -> list[bool]:
+    return [one.traits.may_be_kept and not one.traits.share_machine for one in planned.each()]
+
+
+def _warm(planned: Plan, kept: placing.Kept | None) -> str:
+    """Say whether a warm slice fits now, and when it ends; "" for a job that takes none."""
+    if planned.keep is None or not any(_may_be_kept(planned)):
+        return ""
+    if kept is None:
+        return "not known: the deployment's store cannot be read here"
+    if not kept.obeys:
+        told = "none fits now, so hosts are requested"
+        if (count := len(kept.fit)) > 0:
+            obeys = "obeys the home that made it" if count == 1 else "obey the homes that made them"
+            told += f"; {count} would, and {obeys}: KINETIC_SIGNING_KEY is for all"
+        if kept.others:
+            told += f"; {kept.others} free {'is' if kept.others == 1 else 'are'} of others' shape, or elsewhere"
+        return told
+    first, more = kept.obeys[0], len(kept.obeys) - 1
+    lease, one = first.lease, planned.at(first.choice)
+    left = duration(max(1.0, round(lease.until - kept.now)))
+    also = f"; {more} more {'fits' if more == 1 else 'fit'}" if more else ""
+    where = lease.placement.get("zone", "")
+    return f"{lease.slice} fits now: {one.named} in {where}, {first.why}; it ends in {left}{also}"
+
+
+def _warm_document(kept: placing.Kept | None) -> dict[str, Any] | None:
+    if kept is None:
+        return None
+    fit = [
+        {
+            "slice": one.lease.slice,
+            "zone": one.lease.placement.get("zone"),
+            "until": one.lease.until,
+            "choice": one.choice,
+        }
+        for one in kept.obeys
+    ]
+    return {"fit": fit, "obey_others": len(kept.fit) - len(kept.obeys), "other": kept.others}
+
+
 def _first(planned: Plan, lines: Sequence[choosing.Line]) -> Plan:
     """Return the plan of a first attempt that would be made now."""
     if not lines:
@@ -281,19 +375,35 @@ def _first(planned: Plan, lines: Sequence[choosing.Line]) -> Plan:
     return replace(one, zones=tuple(sorted(one.zones, key=lambda zone: zone != lines[0].place)))
 
 
-def _show_choices(planned: Plan, lines: Sequence[choosing.Line]) -> None:
-    """Print the choices in the order in which they would be tried now, the zones of a region in one row."""
+def _show_choices(planned: Plan, lines: Sequence[choosing.Line], settings: Settings) -> None:
+    """Print the choices in the order in which they would be tried now, the zones of a region in one row. Which prices
+    stand in for others is marked."""
     print()
-    rows = []
+    rows, stand_ins = [], dict[str, None]()
     for (number, way, usd, _, region, _), alike in itertools.groupby(lines, _alike):
         each, one = list(alike), planned.at(number)
         zones = [line.place.removeprefix(f"{region}-") for line in each]
         where = f"{region}-{{{','.join(zones)}}}" if len(each) > 1 else each[0].place
         size = f"{one.slice.chips * one.slices} on {one.crew}" if one.slice.kind != "cpu" else one.crew
         cost = "-" if one.traits.share_machine else dollars(usd)
+        known = price(one.purchase, each[0].place, settings.prices, settings.listed)
+        if usd is not None and isinstance(known, Price) and known.stands_in:
+            cost, stand_ins[f"that {known.stands_in}"] = f"~{cost}", None
         rows.append((one.named, size, way, where or "this machine", cost, each[0].reason))
     show_table(("choice", "chips", "bought", "where", "an hour", "why"), rows, right=("an hour",))
+    if stand_ins:
+        note(f"~ marks a price that is not known. What stands in for it: {'; or '.join(stand_ins)}")
     print()
+
+
+def _shares(planned: Plan, settings: Settings) -> list[tuple[str, str]]:
+    """Return how many chips of v5e a chip counts for where chips are shared by what they cost, and why."""
+    told = []
+    for one in planned.each() if planned.turn or planned.choices else ():
+        counted = chip_shares.weight(one.slice, settings.prices, settings.listed)
+        if one.turn and any(not share.generation for share in settings.chips):
+            told.append(f"a chip of {one.slice.generation} counts as {counted.counts:g} {counted.by}")
+    return [("shares     ", "; ".join(dict.fromkeys(told)))] if told else []
 
 
 def _alike(line: choosing.Line) -> tuple[int, str, float | None, str, str, str]:
@@ -320,9 +430,12 @@ def _prices(planned: Plan, settings: Settings) -> list[tuple[str, str]]:
 
 
 def _staleness(planned: Plan, settings: Settings) -> str:
-    """Say that the list is old from which the plan has its price; "" if it is not, or the price is another's."""
-    known = price(planned.purchase, planned.zones[0] if planned.zones else "", settings.prices, settings.listed)
-    return staleness(settings.listed) if isinstance(known, Price) and known.date else ""
+    """Say that the list is old from which the plan has its prices; "" if it is not, or the prices are another's."""
+    for one in planned.each():
+        known = price(one.purchase, one.zones[0] if one.zones else "", settings.prices, settings.listed)
+        if isinstance(known, Price) and known.date:
+            return staleness(settings.listed)
+    return ""
 
 
 def _drawing(planned: Plan) -> str:

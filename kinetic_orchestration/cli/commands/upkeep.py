@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from itertools import groupby
@@ -27,7 +27,7 @@ from kinetic_orchestration.plan.hardware import cost as prices
 from kinetic_orchestration.plan.hardware.cost import Estimate
 from kinetic_orchestration.plan.hardware.price_list import staleness
 from kinetic_orchestration.plan.records import plan_of, spec_of
-from kinetic_orchestration.plan.values import Freed, Traits, traits_of
+from kinetic_orchestration.plan.values import ABSENT, GONE, WOUNDED, Freed, Observation, Traits, traits_of
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.system.parallel import side_by_side
@@ -197,12 +197,19 @@ def shares(arguments: Namespace) -> int:
     book = rules.settled(records.read(store).book, now)
     there = records.wants(store)  # what is not has been given back, or has left the line
     held = [grant for grant in book.grants if grant.want.key in there]
+    over = records.ended(store, [grant.want.key for grant in held if not grant.kept])
     line = [one for one in book.line if (one.job, one.attempt) in there and book.grant((one.job, one.attempt)) is None]
     in_force = book.shares or chip_shares.text_of(settings.chips)
     if arguments.json:
         show_json({
             "shares": in_force,
-            "held": [{**grant.want._asdict(), "held": now - grant.at} for grant in held],
+            "held": [
+                {
+                    **grant.holds._asdict(), "held": now - grant.at, **({"idle": grant.kept} if grant.kept else {}),
+                    **({"ended": now - over[grant.want.key]} if grant.want.key in over else {}),
+                }
+                for grant in held
+            ],
             "waiting": [one._asdict() for one in line],
             "behind": book.waiting - len(book.line),
             "used": {whose: use.used / 3600.0 for whose, use in book.uses.items()},
@@ -211,19 +218,32 @@ def shares(arguments: Namespace) -> int:
     if not in_force:
         note("no chips are shared here: KINETIC_CHIPS is not set, and no job was launched with it")
         return codes.OK
-    _show_shares(held, line, book, now)
+    _show_shares([(grant, _so_far(grant, over, now)) for grant in held], line, book)
     note(f"in force: {in_force}; recent use is in hours of chips that count as one v5e, halved each day")
     return codes.OK
 
 
-def _show_shares(held: Sequence[rules.Grant], line: Sequence[rules.Waiting], book: rules.Book, now: float) -> None:
+def _so_far(grant: rules.Grant, over: Mapping[tuple[str, int], float], now: float) -> str:
+    """Say for how long chips have been held, and by what if no job has them any more."""
+    said = f"for {age(now - grant.at)}"
+    if grant.kept:
+        return f"{said}, {grant.kept} is idle"
+    if (ended := over.get(grant.want.key)) is not None:
+        return f"{said}, its attempt ended {age(now - ended)} ago: free for who waits once its hosts are gone"
+    return said
+
+
+def _show_shares(held: Sequence[tuple[rules.Grant, str]], line: Sequence[rules.Waiting], book: rules.Book) -> None:
     def used(whose: str) -> str:
         return f"{book.uses[whose].used / 3600.0:,.1f}" if whose in book.uses else "0"
 
     rows = [
-        (want.job, want.whose, f"{want.chips} of {want.generation}", used(want.whose), f"for {age(now - at)}")
-        for want, at, *_ in held
-    ]
+        (
+            grant.want.job, grant.want.whose, f"{grant.holds.chips} of {grant.want.generation}",
+            used(grant.want.whose), so_far,
+        )
+        for grant, so_far in held
+    ]  # fmt: skip
     rows += [
         (one.job, one.whose, "waits", used(one.whose), f"place {number}, {one.why}")
         for number, one in enumerate(line, 1)
@@ -248,6 +268,21 @@ class _Kept(NamedTuple):
     idle: float
     usd: float | None
     uncharged: bool
+    seen: Observation | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """True if its lease has not ended, and its hosts are not there any more."""
+        return self.seen is not None and self.seen.state in (ABSENT, GONE)
+
+    @property
+    def said(self) -> str:
+        """Return the words that its row needs beside its state."""
+        if self.is_gone:
+            return "its hosts are gone" + ("; `ko release` ends its lease" if self.lease.state == FREE else "")
+        if self.seen is not None and self.seen.state == WOUNDED:
+            return f"it cannot serve any more ({self.seen.message})"
+        return self.lease.why
 
     @property
     def whose(self) -> str:
@@ -259,7 +294,9 @@ def slices(arguments: Namespace) -> int:
     store, _, settings = place_of(store=arguments.store, deployment=arguments.deployment)
     settings, now = in_force(settings, store), store.now()
     listed = [held.lease for held in kept_records.slices(store) if arguments.all or held.lease.state != ENDED]
+    seen = kept_slices.seen(settings, listed)
     found = side_by_side(lambda lease: _kept(store, settings, lease, now), listed, store.parallel)
+    found = [each._replace(seen=seen.get(each.lease.slice)) for each in found]
     if arguments.json:
         show_json({"slices": [_kept_record(each) for each in found]})
         return codes.OK
@@ -293,7 +330,7 @@ def _kept_row(kept: _Kept, now: float) -> tuple[str, ...]:
     lease = kept.lease
     for_ = f" for {age(now - lease.since)}" if lease.since else ""
     left = "" if lease.state == ENDED else f"in {age(lease.until - now)}" if lease.until > now else "now"
-    state = f"{lease.state}{for_}{f': {lease.why}' if lease.why else ''}"
+    state = f"{lease.state}{for_}{f': {kept.said}' if kept.said else ''}"
     cost = dollars(0.0 if kept.uncharged else kept.usd)
     where = str(lease.placement.get("zone") or lease.placement.get("backend", ""))
     return lease.slice, kept.hardware, where, state, kept.whose, left, age(kept.idle), cost, str(lease.epoch + 1)
@@ -306,7 +343,8 @@ def _kept_record(kept: _Kept) -> dict[str, Any]:
         "backend": lease.placement.get("backend"), "state": lease.state, "since": lease.since, "until": lease.until,
         "job": lease.job, "attempt": lease.attempt, "origin": dict(lease.origin), "served": lease.epoch + 1,
         "idle_seconds": kept.idle, "usd": 0.0 if kept.uncharged else kept.usd,
-        "would_have_cost_usd": kept.usd if kept.uncharged else None, "why": lease.why or None,
+        "would_have_cost_usd": kept.usd if kept.uncharged else None, "why": kept.said or None,
+        "last": lease.last or None, "gone": kept.is_gone if kept.seen is not None else None,
     }  # fmt: skip
 
 

@@ -6,25 +6,25 @@ The backend of each is opened by its lease's placement; `capacity.warm.releasing
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from kinetic_orchestration.capacity.races import known as with_winner
 from kinetic_orchestration.capacity.warm import records, releasing
-from kinetic_orchestration.errors import Corrupt, NewerWire, StoreError
+from kinetic_orchestration.errors import Corrupt, KineticError, NewerWire, StoreError
 from kinetic_orchestration.jobs.job import ME, Job
 from kinetic_orchestration.jobs.watching import attempts
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.records import intent_of
-from kinetic_orchestration.plan.values import Freed, traits_of
+from kinetic_orchestration.plan.values import UNKNOWN, Freed, Observation, Outcome, traits_of
 from kinetic_orchestration.platforms.registry import open_backend
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records import leases
 from kinetic_orchestration.protocol.wire.lease import ENDED, FREE, Lease
 
-PATIENCE = 15.0  # seconds for which a step waits until its slice is offered to the next one
+PATIENCE = 15.0  # seconds for which a step or a call waits until its slice is offered to the next one
 
 Run = tuple[str, ...]  # the values of `OF_RUN`
 
@@ -37,21 +37,41 @@ def release(store: Store, settings: Settings, lease: Lease, why: str) -> Freed:
     return releasing.release_slice(store, open_backend(named.pop(), settings), lease.slice, why, writer=ME)
 
 
-def wait_until_offered(job: Job, attempt: int, patience: float = PATIENCE) -> bool:
+def seen(settings: Settings, found: Sequence[Lease]) -> dict[str, Observation]:
+    """Return what is seen of slices whose leases have not ended, by name: their hosts may be gone, and no lease says
+    so. One that cannot be looked at is left out."""
+    named = _named(lease.placement for lease in found if lease.state != ENDED)
+    if not named:
+        return {}
+    with suppress(KineticError):
+        backend = open_backend("+".join(sorted(named)), settings)
+        wanted = [one for one in found if one.state != ENDED and backend.names_place(one.placement)]
+        each = backend.observe([one.placement for one in wanted]) if wanted else []
+        return {one.slice: it for one, it in zip(wanted, each, strict=True) if it.state != UNKNOWN}
+    return {}
+
+
+def wait_until_offered(job: Job, outcome: Outcome, patience: float = PATIENCE) -> bool:
     """Wait until the hosts of a job that has ended are clean and offer their slice, so that the next step finds it.
-    Returns True if they do; False if its plan keeps none, they do not, or not soon.
+    Returns True if they do; False if its plan keeps none, it ended so that they do not, or they do not soon.
     """
-    if not job.plan().keep:
+    if not (releasing.leaves(outcome.verdict, outcome.cause) and job.plan().keep):
         return False
     with suppress(StoreError, Corrupt, NewerWire, wire.Unreadable, wire.Newer):  # it is worth no step
         name = next((str(placement.get("name", "")) for placement in _placements(job.store, [job.job_id])), "")
-        until = time.monotonic() + patience
-        while name and time.monotonic() < until:
+        until = time.monotonic() + patience if name and _ended_within(job, outcome.attempt, patience) else 0.0
+        while time.monotonic() < until:
             held = leases.read(job.store, name)
-            if held is not None and not held.lease.is_of(job.job_id, attempt):
+            if held is not None and not held.lease.is_of(job.job_id, outcome.attempt):
                 return held.lease.state == FREE
             time.sleep(0.1)
     return False
+
+
+def _ended_within(job: Job, attempt: int, seconds: float) -> bool:
+    """Return True if an attempt has ended just now: what hosts of an older one did with their slice is done."""
+    verdict = job.store.read(names.verdict(job.job_id, attempt))
+    return verdict is not None and job.store.now() - verdict.updated < seconds
 
 
 def release_run(store: Store, settings: Settings, run: Run, jobs: Collection[str] = ()) -> int:

@@ -96,7 +96,7 @@ def ended(store: Store, placement: Mapping[str, Any], why: str) -> bool:
             return releasing.refuse_offers(store, use, why)
         if held.lease.state == ENDED:
             return True
-        return leases.write(store, held.lease.ended(why, writer=ME, now=store.now()), held)
+        return leases.write(store, held.lease.ended(why, writer=ME, now=store.now(), is_there=True), held)
     except Unreachable:
         raise
     except StoreError:  # without a lease, nobody but its own attempt has it

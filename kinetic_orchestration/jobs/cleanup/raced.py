@@ -1,4 +1,4 @@
-"""What the reaper knows of places of races: one that has lost goes alone, and its attempt goes on in another one."""
+"""Judges the places of races for the reaper: one that has lost goes alone, and its attempt goes on in another one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from kinetic_orchestration.capacity.races import has_lost, known
-from kinetic_orchestration.jobs.job import ME, Job
+from kinetic_orchestration.errors import JobNotFound, KineticError
+from kinetic_orchestration.jobs.job import ME, Job, open_job
+from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.jobs.watching import attempts
 from kinetic_orchestration.plan.records import fields_of, intent_of
 from kinetic_orchestration.plan.values import GONE
+from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
+
+LOST = "another place has won the race of its attempt"
 
 
 def goes_on(job: Job, placement: Mapping[str, Any], cause: str, reason: str) -> bool:
@@ -20,7 +25,8 @@ def goes_on(job: Job, placement: Mapping[str, Any], cause: str, reason: str) -> 
     record = job.store.read(names.intent(job.job_id, placement["attempt"]))
     if "rival" not in placement or cause in (wire.CANCELLED, wire.DEADLINE) or record is None:
         return False
-    intent = known(job.store, job.job_id, intent_of(record, job.job_id, placement["attempt"], job.within))
+    intent = intent_of(record, job.job_id, placement["attempt"], job.within)
+    intent = known(job.store, job.job_id, intent, job.believes)
     if not intent.races:
         return False
     from kinetic_orchestration.capacity.races import records  # most jobs never do
@@ -28,6 +34,23 @@ def goes_on(job: Job, placement: Mapping[str, Any], cause: str, reason: str) -> 
 
     records.fail(job.store, job.job_id, intent.attempt, placement["rival"], Failed(cause, reason), ME)
     return job.backend.observe([intent.placement])[0].state != GONE
+
+
+def is_proven(store: Store, backend: Backend, placement: Mapping[str, Any], believed: Trust) -> bool:
+    """Return True if a place goes that has lost its race: of a signed job only by the word of its hosts, as others may
+    write to the store, too. Without that it ends itself, or at its deadline. Where there is a key, nothing but a spec
+    that is believed says that a job is not signed: others may remove it, or write another."""
+    has_key = bool(believed.at(store).key_id)
+    try:
+        job = open_job(placement["job"], store, backend, believed)
+        won = store.read(names.won(job.job_id, placement["attempt"]))
+    except JobNotFound:
+        return not has_key
+    except KineticError:
+        return False
+    if not job.signed:
+        return not (has_key and job.doubt)
+    return job.is_sealed and won is not None and job.believes(placement["attempt"], won.data)
 
 
 def record_end(store: Store, placement: Mapping[str, Any], *, done: bool) -> None:

@@ -200,7 +200,7 @@ def _placements(
     for found, seen in zip(placements, backend.observe(placements) if placements else (), strict=True):
         placement, name, zone = found, _name_of(found), found.get("zone", "")
         try:
-            placement, why, cause = _judged(store, found, seen)
+            placement, why, cause = _judged(store, backend, believed, found, seen)
             waits = _waits(store, placement, seen) if settings is not None and not why else ""  # else it is unused
             if not why and not waits:
                 kept.append((placement, seen))
@@ -340,7 +340,7 @@ def _unwanted(store: Store, placement: Mapping[str, Any], seen: Observation) -> 
     if verdict is not None and store.read(names.intent(job, attempt + 1)) is not None:
         return "a later attempt has taken its place", ""
     if verdict is None and has_lost(store, placement):
-        return "another place has won the race of its attempt", ""
+        return raced.LOST, ""
     if verdict is not None or placement["age"] < UNCLAIMED:
         return "", ""
     if not expires and store.read(names.intent(job, attempt)) is None:
@@ -358,11 +358,15 @@ def _unwanted(store: Store, placement: Mapping[str, Any], seen: Observation) -> 
     return "", ""
 
 
-def _judged(store: Store, placement: dict[str, Any], seen: Observation) -> leased.Judgement:
+def _judged(
+    store: Store, backend: Backend, believed: trust.Trust, placement: dict[str, Any], seen: Observation
+) -> leased.Judgement:
     """Return the placement as that of the attempt whose it is by now, and as `_unwanted` why it should go."""
     if recorded.says_nothing(store, placement, seen, EXPIRED):
         return placement, "", ""
     why, cause = _unwanted(store, placement, seen)
+    if why == raced.LOST and not raced.is_proven(store, backend, placement, believed):
+        return placement, "", ""
     return leased.judged(store, placement, seen, why, cause, _unwanted) if why else (placement, "", "")
 
 

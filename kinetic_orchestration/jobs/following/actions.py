@@ -9,12 +9,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.capacity.races import known as with_winner
-from kinetic_orchestration.capacity.shares.line import give_back, is_covered
+from kinetic_orchestration.capacity.shares.line import give_back, is_covered, note_gone
 from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, KineticError, NoPlace, StoreError
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.following.held_time import held_before, last_of, may_last, promised, seen_held
 from kinetic_orchestration.jobs.following.placing import choose, given, join, learn_from_end, past_of, turn_of, warm
-from kinetic_orchestration.jobs.following.verdicts import check_seal, has_ended, is_sealed, lacks_key
+from kinetic_orchestration.jobs.following.verdicts import check_seal, has_ended, lacks_key
 from kinetic_orchestration.jobs.job import ME, Job, keep_damaged, missing, set_aside
 from kinetic_orchestration.jobs.trust import HOSTS
 from kinetic_orchestration.jobs.watching import attempts
@@ -22,6 +22,8 @@ from kinetic_orchestration.jobs.watching.decode import find_placement, read_inte
 from kinetic_orchestration.packaging.requirements import indexes
 from kinetic_orchestration.plan.records import fields_of, intent_of, plan_of, verdict_at, verdict_of
 from kinetic_orchestration.plan.values import (
+    ABSENT,
+    GONE,
     Before,
     Freed,
     Glimpse,
@@ -34,6 +36,7 @@ from kinetic_orchestration.platforms.backend import Backend, KeepsBootLog, Keeps
 from kinetic_orchestration.platforms.shared.places import WITHOUT_HOSTS
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.records import leases
 from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.wire.lease import OF_RUN
 
@@ -155,6 +158,10 @@ def intend(job: Job, attempt: int) -> Intent | None:
     return intent_of(record, job.job_id, attempt, job.within)
 
 
+def _with_winner(job: Job, intent: Intent) -> Intent:
+    return with_winner(job.store, job.job_id, intent, job.believes)
+
+
 def _cleaning(job: Job, before: int, now: float) -> str:
     """Return a sentence while the hosts of the attempt before clean their slice, which the next one may then take: that
     takes seconds, and other hosts minutes."""
@@ -162,7 +169,7 @@ def _cleaning(job: Job, before: int, now: float) -> str:
     if promised is None:
         return ""
     try:
-        intent = with_winner(job.store, job.job_id, intent_of(promised, job.job_id, before, job.within))
+        intent = _with_winner(job, intent_of(promised, job.job_id, before, job.within))
     except Corrupt:
         return ""
     from kinetic_orchestration.capacity.warm import releasing
@@ -170,7 +177,16 @@ def _cleaning(job: Job, before: int, now: float) -> str:
     use = _use_of(job, before, intent, intent.placement)
     if not use.may_be_offered or now - use.ended > OWN_PATIENCE or not releasing.is_undecided(job.store, use):
         return ""
+    if _is_lost(job.backend, intent.placement):  # as somebody has deleted it, or it was taken away
+        releasing.free_each(job.store, job.backend, use._replace(lost=True))
+        return ""
     return f"attempt {before + 1} waits for the slice of attempt {before}, which is being cleaned"
+
+
+def _is_lost(backend: Backend, placement: Mapping[str, Any]) -> bool:
+    """Return True if a slice that was there is seen to be gone; False also if it is too early to look again."""
+    limit = backend.rate_limit(placement)
+    return (limit is None or limit.take()) and backend.observe([placement])[0].state in (ABSENT, GONE)
 
 
 def _before_claims(job: Job, attempt: int, past: Past | None) -> Past | None:
@@ -195,9 +211,22 @@ def waits(job: Job, attempt: int, intent: Intent | None = None) -> str:
     """
     turn = turn_of(job, attempt, intent)
     if not turn.granted or intent is None or turn.of is None or is_covered(job.plan_of(attempt, intent), turn.of):
-        return turn.says
+        return turn.says or ("" if intent is None or not turn.after else _make_way(job, intent, turn.after))
     reason = f"its turn is for {turn.of.chips} chips of {turn.of.generation}, and another choice was to take it"
     return close(job, attempt, wire.INTERNAL, reason) or reason
+
+
+def _make_way(job: Job, intent: Intent, idle: Sequence[str]) -> str:
+    """Release the slices that serve nobody and have the chips of an attempt's turn, but for one that it takes. Returns
+    a sentence until none of them is there."""
+    from kinetic_orchestration.capacity.warm import releasing
+
+    own, why = intent.placement.get("lease", {}).get("slice"), f"{job.job_id} waits for its chips"
+    opened = {one.backend for one in job.plan().each()}
+    for name in idle:
+        if name != own and not releasing.make_way(job.store, job.backend, name, why, writer=ME, opened=opened):
+            return f"waiting for the chips of {name}, a warm slice that serves nobody and is being released"
+    return ""
 
 
 def _past(job: Job, attempt: int) -> tuple[Past | None, Before | None]:
@@ -209,7 +238,7 @@ def _past(job: Job, attempt: int) -> tuple[Past | None, Before | None]:
     verdict = verdict_of(ended.data, names.verdict(job.job_id, attempt))
     check_seal(job, attempt, verdict)
     try:
-        intent = with_winner(job.store, job.job_id, intent_of(intended, job.job_id, attempt, job.within))
+        intent = _with_winner(job, intent_of(intended, job.job_id, attempt, job.within))
         cause = lifecycle.classify(verdict)
     except Corrupt:  # then it is placed as a first one is, and all attempts are read again
         return None, None
@@ -220,9 +249,20 @@ def _past(job: Job, attempt: int) -> tuple[Past | None, Before | None]:
     if budget is None:  # what ends a job has no successor that could count on it
         return past, None
     ran = intent.before.ran
-    if budget != lifecycle.FREE or job.store.read(names.host(job.job_id, attempt, 0, "started.json")) is not None:
+    if budget != lifecycle.FREE or _had_hosts(job, intent):
         ran = (*ran, attempt)
     return past, Before(lifecycle.spend(intent.before.spent, budget), ran)
+
+
+def _had_hosts(job: Job, intent: Intent) -> bool:
+    """Return True if an attempt may have had hosts: one of them has begun, or it has claimed those of a kept slice."""
+    if job.store.read(names.host(job.job_id, intent.attempt, 0, "started.json")) is not None:
+        return True
+    if "lease" not in intent.placement:
+        return False
+    from kinetic_orchestration.capacity.warm.records import is_claimed
+
+    return is_claimed(job.store, intent.placement["lease"]["slice"], job.job_id, intent.attempt)
 
 
 def _refusal(job: Job, attempt: int) -> str:
@@ -272,7 +312,7 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
         staged = Staged.from_json(spec["staged"])
         staged = staged if intent.races else staged.at(intent.choice)
         secrets = {name: environ[name] for name in plan.secrets}
-        key = job.trust.key(HOSTS, job.store, job.job_id, attempt) if is_sealed(job) else ""
+        key = job.trust.key(HOSTS, job.store, job.job_id, attempt) if job.is_sealed else ""
         installer = indexes.uv_settings(environ) if plan.isolated and plan.traits.share_machine else {}
         is_warm = "lease" in intent.placement
         lease_key = job.trust.new_slice_key(job.store, job.job_id, attempt) if plan.keep and not is_warm else ""
@@ -313,6 +353,9 @@ def _claim(job: Job, asked: Submission, now: float) -> str:
         return _lacks_slice_key(job, asked, now, name)
     if lost:
         return close(job, attempt, wire.INTERNAL, f"the warm slice {name} was not to be had: {lost}")
+    with suppress(wire.Unreadable, wire.Newer):  # then whoever decides of turns finds out who has it
+        if job.shared and (held := leases.read(job.store, name)) is not None and held.lease.idle:
+            give_back(job.store, (held.lease.idle[-1].job, held.lease.idle[-1].attempt))
     return ""
 
 
@@ -334,7 +377,7 @@ def close(job: Job, attempt: int, cause: str, reason: str, *, host: int | None =
     if job.store.read(names.spec(job.job_id)) is None:  # forgotten, and its verdicts with it
         raise JobNotFound(missing(job.job_id, job.store))
     verdict = wire.Verdict(wire.CLOSED, ME, job.store.now(), cause=cause, host=host, reason=reason, unplaced=unplaced)
-    if is_sealed(job):
+    if job.is_sealed:
         verdict = job.trust.seal(job.store, job.job_id, attempt, verdict)
     job.store.create(names.verdict(job.job_id, attempt), verdict.encode())
     job.store.ring(job.job_id)
@@ -375,14 +418,27 @@ def release(job: Job, attempt: int, known: Intent | None = None) -> Freed:
         if placement is None:  # it is unknown what is left of it
             return Freed.REFUSED
     freed = _freed(job, attempt, intent, placement) if placement else Freed.DONE
-    if job.shared and freed:
+    if job.shared and freed and freed is not Freed.KEPT:  # what serves nobody still has its chips
         give_back(job.store, (job.job_id, attempt))
     return freed
 
 
 def release_losers(job: Job, intent: Intent) -> Freed:
     """Release the places that have not won the race of an attempt."""
-    return job.backend.release_losers(intent.placement) if isinstance(job.backend, Races) else Freed.DONE
+    freed = job.backend.release_losers(intent.placement) if isinstance(job.backend, Races) else Freed.DONE
+    return _noted(job, intent.attempt, freed)
+
+
+def _noted(job: Job, attempt: int, freed: Freed) -> Freed:
+    if job.shared and freed is Freed.DONE:
+        note_gone(job.store, (job.job_id, attempt))
+    return freed
+
+
+def give_up(job: Job, intent: Intent, ended: Mapping[int, tuple[str, str]]) -> Freed:
+    """Release the places of a race that cannot win it any more, with the cause and the reason of each."""
+    freed = job.backend.give_up(intent, job.job_id, ended) if isinstance(job.backend, Races) else Freed.DONE
+    return _noted(job, intent.attempt, freed)
 
 
 def _freed(job: Job, attempt: int, intent: Intent | None, placement: dict[str, Any]) -> Freed:

@@ -38,7 +38,7 @@ def follow(
                     on_step(follower)
                 if outcome is not None:
                     return outcome
-                look_at = time.monotonic() + watcher.sleep_seconds(restless=follower.restless)
+                look_at = time.monotonic() + watcher.sleep_seconds(restless=follower.restless, turn_at=follower.turn_at)
                 while (now := time.monotonic()) < look_at:
                     if (deadline is not None and now >= deadline) or (stop is not None and stop.is_set()):
                         return None
@@ -91,6 +91,6 @@ async def afollow(follower: Follower, emit: Emit | None = None, *, pause: float 
                     return outcome
                 if pause:
                     await asyncio.sleep(pause)
-                await wakeup.sleep(watcher.sleep_seconds(restless=follower.restless))
+                await wakeup.sleep(watcher.sleep_seconds(restless=follower.restless, turn_at=follower.turn_at))
         finally:
             watcher.unsubscribe(follower.job.job_id, follower)

@@ -13,7 +13,7 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.held_time import remember_held
 from kinetic_orchestration.jobs.following.logs import Emit, LogReader, sampled
 from kinetic_orchestration.jobs.following.placing import learn_from_rivals, learn_start
-from kinetic_orchestration.jobs.following.verdicts import conclude, glimpse, has_ended
+from kinetic_orchestration.jobs.following.verdicts import conclude, glimpse, has_ended, lacks_key
 from kinetic_orchestration.jobs.job import Job, authenticated
 from kinetic_orchestration.jobs.watching import attempts, live_index
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
@@ -39,6 +39,7 @@ EXPLAIN_PAUSE = 10.0  # seconds between two sentences that say why hosts are wai
 LATE = 2.0  # seconds after a verdict: a later release is recorded, because hosts cost until then
 RELEASE_PAUSE = 2.0  # before it is asked for again; doubled each time,
 LONGEST_PAUSE = 600.0  # up to this
+WON = (-1,)  # in place of numbers of places: all but the one that has won
 LONG_AGO = 60.0  # an attempt that ended before that may have been followed by many
 NONE_MEASURED: Mapping[int, float] = MappingProxyType({})
 
@@ -56,9 +57,14 @@ class PendingRelease(NamedTuple):
 
 
 class Losers(NamedTuple):
-    """The places that have not won the race of an attempt, and when they are released again; 0.0 if they are gone."""
+    """The places of an attempt that have not won its race, and when they are released again; 0.0 if they are gone.
+
+    Attributes:
+        of: Those that cannot win any more, by number, while others may; WON for all but the one that has won.
+    """
 
     attempt: int
+    of: tuple[int, ...]
     again: float
 
 
@@ -79,7 +85,7 @@ class Follower:
 
     def __init__(self, job: Job, cursor: Cursor | None = None) -> None:
         self.job = job if cursor is None else authenticated(job, cursor.spec, cursor.ended)
-        self.cache = AttemptCache(self.job.within)
+        self.cache = AttemptCache(self.job.within, self.job.believes)
         spec = "" if self.job.doubt else self.job.spec_digest
         self.cursor = (cursor or Cursor())._replace(spec=spec, ended=self.job.ended)
         self.ahead: tuple[int, ...] = ()  # the attempts to read next, if others are skipped
@@ -93,7 +99,7 @@ class Follower:
         self.foreseen: Outcome | None = None  # once it is final
         self.held = False  # the outcome, while its hosts cannot be freed
         self.waiting = ""
-        self.losers = Losers(0, 0.0)
+        self.losers = Losers(0, (), 0.0)
         self.explained = Explained("", 0.0)
         self.measured: Mapping[int, float] = NONE_MEASURED  # by host: the time of the newest sample that was emitted
         self.unreachable = 0.0  # since when the store has not answered
@@ -116,13 +122,13 @@ class Follower:
             remember_held(self.job, attempt, seen, self.cache)
             step = lifecycle.advance(self.cursor, seen, self.job.policy)
             over = step.outcome
+            if over is not None and emit is not None:  # its lines need not wait until its end is proven and its hosts
+                self._emit_logs(emit, attempt, seen, ends=False)  # are released
             ended = self.cursor.ended if over is None else conclude(self.job, over, seen.now - seen.verdict_age)
             self.foreseen = lifecycle.foreseen(self.cursor, seen, self.job.policy)
             moves = step.cursor.attempt != attempt
             if moves:
-                has_ended(self.job, following=step.cursor.attempt)  # then no other attempt follows
-            if moves and not self.ahead and (self.seen is None or seen.verdict_age > LONG_AGO):
-                self.ahead = attempts.ahead(self.job.store, self.job.job_id, attempt, all_with_hosts=emit is not None)
+                self._look_ahead(attempt, step.cursor.attempt, seen, all_with_hosts=emit is not None)
             self._release_again(seen)
             self._release_losers(seen)
             learn_start(self.job, seen, was=self.cursor.phase, now=step.cursor.phase)
@@ -148,6 +154,12 @@ class Follower:
             if not has_newer and (self.waiting or not any(isinstance(action, _GOES_ON) for action in step.actions)):
                 break
         return self.outcome
+
+    def _look_ahead(self, attempt: int, following: int, seen: Glimpse, *, all_with_hosts: bool) -> None:
+        """Find the attempts that have followed this one long since, if that may be."""
+        has_ended(self.job, following=following)  # then no other attempt follows
+        if not self.ahead and (self.seen is None or seen.verdict_age > LONG_AGO):
+            self.ahead = attempts.ahead(self.job.store, self.job.job_id, attempt, all_with_hosts=all_with_hosts)
 
     def _forget(self) -> None:
         """Remove the secrets of a job that has ended, and take the job off the roll, unless hosts of it may be left: in
@@ -190,6 +202,15 @@ class Follower:
             return True
         return bool(self.waiting) or (seen is not None and (lifecycle.must_wait(seen) or lifecycle.is_awaited(seen)))
 
+    @property
+    def turn_at(self) -> float:
+        """Return when the place in the line of an attempt that waits for its turn is worth a look, by the store's
+        clock; 0 of any other. Until then there is nothing else to wait for but that the job is cancelled, which rings.
+        """
+        line = self.job.lines.get(self.cursor.attempt)
+        waits = line is not None and line.says and self.seen is not None and self.seen.intent is None
+        return line.again if line is not None and waits else 0.0
+
     def _act(self, decided: tuple[lifecycle.Action, ...], attempt: int, seen: Glimpse, emit: Emit | None) -> None:
         try:
             for action in decided:
@@ -205,7 +226,7 @@ class Follower:
                     waiting = actions.perform(action, self.job, attempt, seen, copies.environ())
                 self._wait("queued", waiting, attempt, emit)
         finally:  # what was refused, or got no answer, may have been done
-            if decided:
+            if decided and not self.turn_at:
                 self.cache.invalidate(self.job.store.now())
             self.cache.observe_now = any(isinstance(action, lifecycle.Intend) for action in decided)
 
@@ -221,6 +242,8 @@ class Follower:
     def _wait(self, phase: str, why: str, attempt: int, emit: Emit | None) -> None:
         if why and why != self.waiting and emit is not None:
             emit(Change(phase, why, attempt))
+        if self.waiting and not why and attempt in self.job.lines:
+            watcher_of(self.job.store, self.job.backend).hurry()
         self.waiting = why
 
     def _release(
@@ -266,21 +289,29 @@ class Follower:
             self.cache.invalidate(self.job.store.now())
 
     def _release_losers(self, seen: Glimpse) -> None:
-        """Release the places that have not won the race of an attempt that goes on, until they are gone. Once it has
-        ended, all of its places are released."""
-        won = seen.intent if seen.intent is not None and seen.intent.placement.get("won") else None
-        if won is None or seen.verdict is not None or self.job.doubt:
+        """Release the places of a race that have not won it, or cannot any more, until they are gone. Once the attempt
+        has ended, all of its places are released."""
+        intent, attempt = seen.intent, self.cursor.attempt
+        is_over = seen.verdict is not None or lacks_key(self.job)  # by whom a record was written is not known then
+        if intent is None or "rivals" not in intent.placement or is_over or self.job.doubt:
             self.losers = self.losers._replace(again=0.0)
             return
-        if self.losers.attempt == won.attempt and (not self.losers.again or seen.now < self.losers.again):
+        ended = lifecycle.given_up(seen, self.job.policy.of(intent))
+        of = tuple(sorted(ended)) if intent.races else WON
+        if of == () or (self.losers[:2] != (attempt, of)):
+            self.losers = Losers(attempt, of, seen.now if of else 0.0)
+        if not self.losers.again or seen.now < self.losers.again:
             return
         try:
-            freed = actions.release_losers(self.job, won)
+            if intent.races:
+                freed = actions.give_up(self.job, intent, ended)
+            else:
+                freed = actions.release_losers(self.job, intent)
         except StoreError:
             freed = Freed.REFUSED
         self.cache.invalidate(self.job.store.now())
-        learn_from_rivals(self.job, won.attempt, won.placement)
-        self.losers = Losers(won.attempt, 0.0 if freed is Freed.DONE else seen.now + RELEASE_PAUSE)
+        learn_from_rivals(self.job, attempt, intent.placement)
+        self.losers = Losers(attempt, of, 0.0 if freed is Freed.DONE else seen.now + RELEASE_PAUSE)
 
     def _is_freed(self, attempt: int, seen: Glimpse, emit: Emit | None) -> bool:
         """Release the hosts of a job that has ended. Returns True once nothing is left to free or to wait for."""

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from kinetic_orchestration.errors import StoreError
+from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.job import ME, Job
 from kinetic_orchestration.jobs.watching import usage
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
@@ -82,7 +83,7 @@ def promised(job: Job, plan: Plan, placement: Mapping[str, Any], attempt: int, l
 
     rivals = [_at(plan, choice_in(place)) for place in placement["rivals"]]
     least = min([left, *(one.affordable - held_before(job, one, attempt) for one in rivals if one.affordable)])
-    seconds = affordable(least, 1 + len(rivals)) if left else 0.0
+    seconds = affordable(least, 1 + len(rivals), lifecycle.SILENT_START) if left else 0.0
     return max(longest(one, seconds) for one in (plan, *rivals)), seconds
 
 

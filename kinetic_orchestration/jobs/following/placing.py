@@ -22,17 +22,23 @@ from kinetic_orchestration.errors import StoreError
 from kinetic_orchestration.jobs.following.held_time import choice_in, longest
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.lifecycle import Policies
+from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.plan.planner import places_of
-from kinetic_orchestration.plan.records import intent_of, plan_of
+from kinetic_orchestration.plan.records import intent_of, plan_of, within
 from kinetic_orchestration.plan.values import Before, Candidate, Glimpse, Intent, Past, Plan
 from kinetic_orchestration.platforms.several import refusal_of
 from kinetic_orchestration.platforms.shared.places import WITHOUT_HOSTS, Refusal
+from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.program.checkpoints import commits
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.protocol.wire.lease import Lease, key_name
+from kinetic_orchestration.protocol.records.base import Entry
+from kinetic_orchestration.protocol.wire.lease import FREE, Lease, key_name
 
 if TYPE_CHECKING:
     from kinetic_orchestration.capacity.warm.choosing import Warm
 
+_NOT_YET = "job-000000000000"  # stands for one that has no id yet
+TRIES = 8  # commits that are read, until one can be
 ANY = "any"  # of turns: the candidate is not bound by one yet
 
 
@@ -151,7 +157,7 @@ def warm(
     """
     if not job.keeps or job.within is None:
         return None
-    from kinetic_orchestration.capacity.warm.choosing import MOST_LOST, best, lost_claims, was_unserved
+    from kinetic_orchestration.capacity.warm.choosing import MOST_LOST, best, fitting, lost_claims, was_unserved
     from kinetic_orchestration.capacity.warm.records import lately_offered
 
     if lost_claims(past) >= MOST_LOST:
@@ -168,16 +174,49 @@ def warm(
             return not resumes(plan.choices[number])
         return isinstance(turn, str) or line.is_covered(plan, turn)
 
-    found = best(
-        offered, plan, job.within, job.store.now(), job_id=job.job_id, attempt=attempt, origin=spec.get("origin", {}),
-        fits=fits, lasts=longest, has_key=lambda lease: has_key(job, lease),
+    origin = spec.get("origin", {})
+    fit = fitting(
+        offered, plan, job.within, job.store.now(), job_id=job.job_id, attempt=attempt, origin=origin,
+        fits=fits, lasts=longest,
     )  # fmt: skip
+    found = best(fit, job.job_id, attempt, origin, lambda lease: has_key(job.trust, job.store, lease))
     return None if found is None else Chosen(plan.at(found.choice), warm=found)
 
 
-def has_key(job: Job, lease: Lease) -> bool:
+class Kept(NamedTuple):
+    """The slices that are kept now, as the first attempt of a job would find them.
+
+    Attributes:
+        now: The store's time.
+        fit: Those that it can take, the first one first.
+        obeys: Of these, those to which this process can give orders.
+        others: How many are free besides: of other hardware, elsewhere, or about to end.
+    """
+
+    now: float
+    fit: tuple[Warm, ...]
+    obeys: tuple[Warm, ...]
+    others: int
+
+
+def kept_for(plan: Plan, store: Store, trust: Trust) -> Kept:
+    """Return the kept slices that a job which is not submitted yet would find now: one listing, and some reads. Raises
+    StoreError."""
+    from kinetic_orchestration.capacity.warm.choosing import fitting
+    from kinetic_orchestration.capacity.warm.records import lately_offered
+
+    offered, now = lately_offered(store), store.now()
+    free = [held for held in offered if held.lease.state == FREE and held.lease.until > now]
+    found = fitting(
+        free, plan, within(plan), now, job_id=_NOT_YET, attempt=1, origin={}, fits=lambda number: True, lasts=longest
+    )
+    obeys = tuple(one for one in found if has_key(trust.at(store), store, one.lease))
+    return Kept(now, tuple(found), obeys, len(free) - len(found))
+
+
+def has_key(trust: Trust, store: Store, lease: Lease) -> bool:
     """Return True if this process can give orders to a kept slice."""
-    key = job.trust.slice_key(job.store, lease.made_for, lease.made_at)
+    key = trust.slice_key(store, lease.made_for, lease.made_at)
     return bool(key) and lease.key in ("", key_name(key))
 
 
@@ -289,14 +328,25 @@ def lines(job: Job, newest: int) -> list[choosing.Line]:
 
 
 def _resumes(job: Job, plan: Plan, before: Before | None) -> choosing.Resumes:
-    """Return which candidates can go on from the job's checkpoint, if it has one by now."""
+    """Return which candidates can go on from the job's checkpoint, if there is one by now: of an attempt before this
+    one, or of an earlier job of the same key."""
+    if plan.reshard or len({(one.hosts, one.devices) for one in plan.each()}) == 1:
+        return choosing.anything
+    there = list(job.store.list(f"{names.checkpoint_dir(str(job.spec()['identity']))}/"))
+    if (wrote := _newest_commit(job, there)) is not None:
+        return choosing.of_hosts(wrote.hosts, plan, devices=wrote.devices, is_part=wrote.is_of_part)
     ran = before.ran if before is not None else ()
-    if not ran or len({one.hosts for one in plan.each()}) == 1:
-        return choosing.anything
-    prefix = names.checkpoint_dir(str(job.spec()["identity"]))
-    if next(iter(job.store.list(f"{prefix}/")), None) is None:
-        return choosing.anything
-    return choosing.of_hosts(job.plan_of(ran[-1]).hosts, plan, reshard=plan.reshard)
+    return choosing.of_hosts(job.plan_of(ran[-1]).hosts, plan) if there and ran else choosing.anything
+
+
+def _newest_commit(job: Job, there: Sequence[Entry]) -> commits.Commit | None:
+    """Return the newest checkpoint of a listing, as its hosts have committed it; None if none can be read, as where a
+    program stores its own. It only says what is worth a try: hosts check what they restore."""
+    for entry in sorted(filter(lambda one: commits.is_commit(one.name), there), key=lambda one: -one.updated)[:TRIES]:
+        with suppress(wire.Unreadable, wire.Newer, StoreError):
+            if (record := job.store.read(entry.name)) is not None:
+                return commits.Commit.decode(record.data, entry.name)
+    return None
 
 
 def learn_from_end(job: Job, plan: Plan, attempt: int, past: Past) -> None:

@@ -13,7 +13,7 @@ from kinetic_orchestration.plan.values import Cursor, Glimpse, Peek
 
 def snapshot(job: Job) -> Peek:
     """Return what a job's records say. Raises StoreError, and JobNotFound for a job that is gone."""
-    cursor, cache = Cursor(), AttemptCache(job.within)
+    cursor, cache = Cursor(), AttemptCache(job.within, job.believes)
     while True:
         seen = glimpse(job, cursor.attempt, cache)
         step = lifecycle.advance(cursor, seen, job.policy)

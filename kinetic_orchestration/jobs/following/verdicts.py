@@ -25,7 +25,7 @@ def glimpse(job: Job, attempt: int, cache: AttemptCache | None = None, poll: Pol
 
 def check_seal(job: Job, attempt: int, verdict: wire.Verdict) -> None:
     """Raise Corrupt if the verdict has to be signed and is not."""
-    if not is_sealed(job) or job.trust.has_sealed(job.store, job.job_id, attempt, verdict):
+    if not job.is_sealed or job.trust.has_sealed(job.store, job.job_id, attempt, verdict):
         return
     raise Corrupt(
         f"{names.verdict(job.job_id, attempt)} in {job.store.url} is not signed by who may have written it, and all "
@@ -34,14 +34,9 @@ def check_seal(job: Job, attempt: int, verdict: wire.Verdict) -> None:
     )
 
 
-def is_sealed(job: Job) -> bool:
-    """Tell whether a verdict of the job counts here only with the seal of its key's holder, and the key is ours."""
-    return bool(job.signed) and not job.doubt and job.signed == job.trust.key_id
-
-
 def lacks_key(job: Job) -> str:
     """Return why this process can neither start nor close an attempt of a signed job, or ""."""
-    if not job.signed or is_sealed(job):
+    if not job.signed or job.is_sealed:
         return ""
     if job.doubt:
         return job.doubt
@@ -57,7 +52,7 @@ def doubt_of_value(job: Job, outcome: Outcome) -> str:
     """
     if job.doubt or not job.trust.checks:
         return job.doubt
-    if is_sealed(job):
+    if job.is_sealed:
         return ""
     plan, verdict = job.plan_of(outcome.attempt), outcome.verdict
     if outcome.status is JobStatus.SUCCEEDED:
@@ -83,7 +78,7 @@ def conclude(job: Job, outcome: Outcome, at: float, *, remember: bool = True) ->
         return _conclude_damaged(job, outcome, remember=remember)
     if job.doubt or not job.trust.checks:
         return job.ended
-    found = _end_of(outcome, at)._replace(proven=is_sealed(job))
+    found = _end_of(outcome, at)._replace(proven=job.is_sealed)
     known = _known_end(job)
     if known is not None and known.is_other(found):
         if known.proven or not (found.proven or (not job.trust.everything and not doubt_of_value(job, outcome))):

@@ -17,7 +17,6 @@ from kinetic_orchestration.plan.records import cancel_of, verdict_at
 from kinetic_orchestration.plan.values import (
     ABSENT,
     GONE,
-    PRESENT,
     PROVISIONING,
     QUEUED,
     UNKNOWN,
@@ -100,13 +99,10 @@ def _look_with_few_requests(
         decided = cache.decide(store, job_id)
         if decided is not None and not decided.races:
             return _look_with_few_requests(store, backend, job_id, attempt, policy, cache, None)
+    if intent is not None and intent.races and observation.state != UNKNOWN:
+        cache.see_places(observation.there, now, costs=observation.charged > 0.0)
     cache.zone_skipped = found is NOT_OBSERVED_YET
-    if observation.state == PRESENT:
-        cache.present_since, cache.present_last = cache.present_since or now, now
-    if observation.charged and not cache.charged_since:
-        cache.charged_since = min(now, max(observation.charged, cache.absent_last))
-    elif not cache.charged_since and observation.state != UNKNOWN:
-        cache.absent_last = now
+    cache.see_hosts(observation, now)
     told = {signal.name: signal for signal in poll.signals.get(job_id, ())}
     beat_of = len(names.beats_of(job_id))
     promised = range(policy.of(intent).hosts if intent is not None else 0)
@@ -127,7 +123,10 @@ def _look_with_few_requests(
             return _look_with_few_requests(store, backend, job_id, attempt, policy, cache, None)
     done = sum(beat is not None and beat.state == wire.DONE for beat in beats)
     seen = _glimpse(job_id, attempt, now, intent, cache.verdict, cache.cancel, observation, beats, ages, done)
-    return seen._replace(since=cache.present_since, shown=cache.present_last, charged=cache.charged_since)
+    places = tuple(cache.places.items())
+    return seen._replace(
+        since=cache.present_since, shown=cache.present_last, charged=cache.charged_since, places=places
+    )
 
 
 def _may_have_won(poll: Poll, job_id: str, attempt: int, observation: Observation) -> bool:

@@ -12,6 +12,7 @@ clock:
   it was not freed at once, until it was, unless its hosts were shutting down already, which is not charged for; as
   long as that is refused, and no host has had itself deleted, until now. So if no client saw it, the result is more
   than was charged, and never less.
+  Of an attempt that has claimed a kept slice, from that claim on, whether its hosts have followed it or were dead.
 - **beside**: of an attempt that raced, the same of its other places: from the boot of their host 0, as it reported
   when it had lost, or from what a client saw, until they were gone. It is told apart, and counts for the cost alone.
 - **productive**: from the start of the program to its end on host 0, as its last record says; for a running one,
@@ -44,9 +45,8 @@ from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.schema import Fields
 from kinetic_orchestration.protocol.system.parallel import side_by_side
 from kinetic_orchestration.protocol.wire import Beat
-from kinetic_orchestration.protocol.wire.lease import FREE, Lease
+from kinetic_orchestration.protocol.wire.lease import ARMED, FREE, Lease
 
-IDLE_ALLOWANCE = 300.0  # seconds after which a machine that nobody claimed has ended itself in any case
 # In the order in which they come; all but the first are of the time that the hardware was held.
 PARTS = ("queue", "provision", "prepare", "restore", "compile", "steps", "redone", "checkpoint", "program", "teardown")
 
@@ -237,7 +237,7 @@ def idle_seconds(lease: Lease, now: float, after: tuple[str, int] | None = None)
         max(0.0, ended - began) for began, ended, job, attempt in lease.idle if after in (None, (job, attempt))
     )
     if _is_offered(lease, after):
-        seconds += max(0.0, min(now, lease.until + IDLE_ALLOWANCE) - lease.since)
+        seconds += max(0.0, min(now, lease.until + ARMED) - lease.since)
     return seconds
 
 
@@ -255,6 +255,8 @@ def _stay_of(
     if started is not None and intent.placement.get("won"):  # that may have been seen of another place
         seen = None
     since = []
+    if claimed := _claimed(store, job_id, number, intent):
+        since.append(claimed)
     if started is not None:
         since.append(started[1] - float(started[0].get("up", 0.0)))
     if seen is not None:
@@ -288,6 +290,18 @@ def _stay_of(
         trainings=last.get("spent") or {},
     )
     return Stay(number, zone, there - intent.created, ready, min(max(0.0, ran), ready), took)
+
+
+def _claimed(store: Store, job_id: str, number: int, intent: Intent) -> float:
+    """Return when an attempt has claimed the kept slice that is its place; 0.0 if it has not, or has none."""
+    lease = intent.placement.get("lease")
+    if not lease:
+        return 0.0
+    try:
+        held = leases.read(store, str(lease["slice"]))
+    except (wire.Unreadable, wire.Newer):  # a damaged record is ignored
+        return 0.0
+    return held.lease.claim_of(job_id, number, int(lease["epoch"])) if held is not None else 0.0
 
 
 def _beat(store: Store, job_id: str, number: int) -> Beat:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.hardware.accelerators import Slice, catalogue
-from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, ON_DEMAND, PriceList
+from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, PriceList
+from kinetic_orchestration.plan.hardware.prices import Price, Purchase, price
 
 UNIT = "v5e"  # the chip that counts as 1
 TOTAL = "total"
@@ -84,6 +86,22 @@ def parse(name: str, text: str) -> tuple[Share, ...]:
     return tuple(found.values())
 
 
+@functools.lru_cache(maxsize=8)  # each declared job asks for it
+def read(name: str, text: str) -> tuple[Share, ...]:
+    """Return the shares of a setting, as `parse` does. Raises UsageError also for a share that not even the smallest
+    slice fits in."""
+    found = parse(name, text)
+    for share in found:
+        least = min((one.chips for one in catalogue() if one.generation == share.generation), default=0)
+        if share.most < least:
+            raise UsageError(
+                f"{name} has {str(share)!r}, and the smallest slice of {share.generation} has {least} chip"
+                f"{'' if least == 1 else 's'}: no job could ever run in that share. Raise it to {least} or more, or "
+                "leave it out"
+            )
+    return found
+
+
 def _parsed(name: str, entry: str) -> Share:
     key, is_given, value = entry.rpartition("=")
     scope, has_scope, rest = key.strip().rpartition(":")
@@ -150,27 +168,41 @@ def bounds(
     return tuple(found)
 
 
-def weight(slice_: Slice, listed: PriceList = BUILT_IN) -> float:
-    """Return for how many chips of v5e one of a slice counts: by the list prices on demand in the first region of each;
-    if one is not known, by the peak of its bf16 operations, and if that is not known either, as 1.
+class Weight(NamedTuple):
+    """The number of chips of v5e that one chip counts for.
+
+    Attributes:
+        counts: The number.
+        by: What it is by, for users.
+    """
+
+    counts: float
+    by: str
+
+
+def weight(slice_: Slice, own: Mapping[str, float] | None = None, listed: PriceList = BUILT_IN) -> Weight:
+    """Return for how many chips of v5e one of a slice counts: by the prices on demand, each with its share of the
+    machine and its disks, where no zone is named; if one is not known, by the peak of its bf16 operations, and if that
+    is not known either, as 1.
 
     Args:
         slice_: The slice.
+        own: Prices from settings, which come first.
         listed: The price list.
     """
-    own, unit = _usd(slice_.generation, listed), _usd(UNIT, listed)
-    if own and unit:
-        return round(own / unit, 3)
-    peak = next(one.peak_bf16_tflops_per_chip for one in catalogue() if one.generation == UNIT)
-    return round(slice_.peak_bf16_tflops_per_chip / peak, 3) or 1.0
-
-
-def _usd(generation: str, listed: PriceList) -> float:
-    """Return the price of a chip alone; 0 if none is known."""
-    for region in listed.regions(generation)[:1]:
-        rate = listed.rate(generation, region, ON_DEMAND)
-        return rate.usd if rate is not None else 0.0
-    return 0.0
+    unit = next(one for one in catalogue() if one.generation == UNIT)
+    asked, of_unit = (price(Purchase(replace(one, spot=False)), None, own, listed) for one in (slice_, unit))
+    if (
+        isinstance(asked, Price)
+        and isinstance(of_unit, Price)
+        and asked.usd_per_chip_hour
+        and of_unit.usd_per_chip_hour
+    ):
+        return Weight(round(asked.usd_per_chip_hour / of_unit.usd_per_chip_hour, 3), "by its price on demand")
+    why = "as no price of it is known"
+    if by_peak := round(slice_.peak_bf16_tflops_per_chip / unit.peak_bf16_tflops_per_chip, 3):
+        return Weight(by_peak, f"by the peak of its bf16 operations, {why}")
+    return Weight(1.0, why)
 
 
 def refusal(name: str, shares: Sequence[Share], asked: str, job: Sequence[Bound]) -> str:
@@ -190,3 +222,17 @@ def refusal(name: str, shares: Sequence[Share], asked: str, job: Sequence[Bound]
                 f"fewer chips, or raise the share: {name}={text_of(shares)!r}"
             )
     return ""
+
+
+def never_of_deployment(shares: tuple[Share, ...], asked: str, generation: str, chips: int) -> str:
+    """Return why the deployment's own shares can never hold a job, as far as it takes no prices; "" if they may.
+
+    Args:
+        shares: All shares.
+        asked: The job's hardware, for users.
+        generation: That of its chips.
+        chips: How many it takes; 0 if they are not counted.
+    """
+    exact = (generation, TOTAL) if generation == UNIT else (generation,)
+    found = bounds(shares, generation, chips, 1.0, "", "")
+    return refusal("KINETIC_CHIPS", shares, asked, [bound for bound in found if bound.name in exact])

@@ -1,7 +1,9 @@
 """Schedules: how often something runs in a calendar month (UTC), by an interval or by five fields of cron. Pure.
 
-A line of cron is read strictly, as in the original: a field is `*`, a number, a range, a list or steps (`*/5`,
-`1-9/2`), months and days of the week may have their English names, and if both days are limited, either is enough.
+A line of cron is read as the schedulers of Dagster and Airflow read it, which is as croniter does: a field is `*`, a
+number, a range, also one around the end (`fri-mon`), a list or steps (`*/5`, `1-9/2`); months and days of the week may
+have their English names; an L is a month's last day, 5#2 its second Friday and L5 its last one. If both days are
+given, either is enough, also beside steps (`*/2`), which is not so in the original.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ NAMED: Mapping[str, str] = {
     "@midnight": "0 0 * * *",
     "@weekly": "0 0 * * 0",
     "@monthly": "0 0 1 * *",
+    "@quarterly": "0 0 1 */3 *",
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
 _MONTHS = {name.lower(): number for number, name in enumerate(calendar.month_abbr) if name}
+_LAST = 0  # of the days of a month
 _DAYS = {name: number for number, name in enumerate(("sun", "mon", "tue", "wed", "thu", "fri", "sat"))}
 
 
@@ -65,7 +69,8 @@ class Cron:
     days: frozenset[int]
     months: frozenset[int]
     weekdays: frozenset[int]
-    either_day: bool  # one of the days is enough, as both are limited
+    either_day: bool  # one of the days is enough, as both are given
+    numbered: frozenset[tuple[int, int]] = frozenset()  # the weekdays are the nth of a month; 0: the last
 
     def runs(self, month: str) -> float:
         """Return how often it runs in a month."""
@@ -76,7 +81,15 @@ class Cron:
         return float(days * len(self.hours) * len(self.minutes))
 
     def _on(self, day: date) -> bool:
-        by_month, by_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
+        last = _days(f"{day:%Y-%m}")
+        by_month = day.day in self.days or (_LAST in self.days and day.day == last)
+        by_week = day.isoweekday() % 7 in self.weekdays
+        if self.numbered:
+            number = (day.day - 1) // 7 + 1
+            is_last = day.day > last - 7
+            by_week = bool(
+                self.numbered & {(day.isoweekday() % 7, one) for one in (number, *((0,) if is_last else ()))}
+            )
         return by_month or by_week if self.either_day else by_month and by_week
 
 
@@ -95,30 +108,56 @@ def cron(name: str, line: str) -> Cron:
             f"{name} is {line!r}, which has {len(fields)} fields instead of five (minute, hour, day of the month, "
             'month, day of the week), as "0 3 * * *"'
         )
-    minutes, hours, days, months, weekdays = (
-        _values(name, line, text, field) for text, field in zip(fields, _FIELDS, strict=True)
+    minutes, hours, days, months = (
+        _values(name, line, text, field) for text, field in zip(fields[:4], _FIELDS[:4], strict=True)
     )
-    either = not (fields[2].startswith("*") or fields[4].startswith("*"))
+    either = not {fields[2], fields[4]} & {"*", "?"}
+    if numbered := _numbered(fields[4]):
+        if either:
+            raise UsageError(
+                f"{name} is {line!r}, which has a numbered day of the week beside days of the month: keep one"
+            )
+        return Cron(line, minutes, hours, days, months, frozenset(), False, numbered)
+    weekdays = _values(name, line, fields[4], _FIELDS[4])
     return Cron(line, minutes, hours, days, months, frozenset(day % 7 for day in weekdays), either)
+
+
+def _numbered(text: str) -> frozenset[tuple[int, int]]:
+    """Return the weekdays that are the nth or the last of a month; none if the field is of other days, or of none."""
+    found = set()
+    for part in text.lower().split(","):
+        day, _, nth = part.partition("#")
+        weekday = _number(day.removeprefix("l") if not nth else day, _FIELDS[4])
+        if weekday < 0 or not (nth in ("1", "2", "3", "4", "5") if "#" in part else day.startswith("l")):
+            return frozenset()
+        found.add((weekday % 7, int(nth or 0)))
+    return frozenset(found)
 
 
 def _values(name: str, line: str, text: str, field: _Field) -> frozenset[int]:
     found: set[int] = set()
+    whole = 6 if field.names is _DAYS else field.most
     for part in text.lower().split(","):
+        if part == "l" and field is _FIELDS[2]:
+            found.add(_LAST)
+            continue
         span, slash, step = part.partition("/")
         first, dash, last = span.partition("-")
-        if span == "*":
-            low, high = field.least, 6 if field.names is _DAYS else field.most
+        if span == "*" or (part == "?" and field in (_FIELDS[2], _FIELDS[4])):
+            low, high = field.least, whole
         else:
             low = _number(first, field)
             high = _number(last, field) if dash else field.most if slash else low
         width = int(step) if step.isascii() and step.isdecimal() else 0
-        if low < 0 or high < low or (slash and not width):
+        around = field.least <= high < low and not slash  # around the end
+        if low < 0 or (high < low and not around) or (slash and not width):
             raise UsageError(
                 f"{name} is {line!r}, whose {field.name} {text!r} is none: it goes from {field.least} to {field.most}, "
                 "as *, 3, 1-5, 1,15 or */10"
             )
-        found.update(range(low, high + 1, width or 1))
+        found.update(
+            [*range(low, whole + 1), *range(field.least, high + 1)] if around else range(low, high + 1, width or 1)
+        )
     return frozenset(found)
 
 

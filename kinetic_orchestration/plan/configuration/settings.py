@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kinetic_orchestration.plan.configuration.chip_shares import Share
     from kinetic_orchestration.plan.hardware.price_list import PriceList
 
+HIGHEST_PRIORITY = 999
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -118,7 +119,7 @@ def _chips(name: str, text: str) -> tuple[Share, ...]:
         return ()
     from kinetic_orchestration.plan.configuration import chip_shares  # as well
 
-    return chip_shares.parse(name, text)
+    return chip_shares.read(name, text)
 
 
 def _table(name: str, text: str) -> dict[str, str]:
@@ -360,6 +361,13 @@ def stated(name: str) -> str:
     """Return a setting from its variable or profile, as text; "" if neither has it."""
     values, sources = _resolved(copies.environ(), {})
     return "" if sources[name] == "default" else values[name]
+
+
+def variables(*names: str) -> dict[str, Any]:
+    """Return those of these settings that variables of this process have. Reads no file. Raises UsageError for a text
+    that is no such setting."""
+    environ, rows = copies.environ(), ((name, SETTINGS[name]) for name in names)
+    return {name: row.read(row.variable, text) for name, row in rows if (text := environ.get(row.variable))}
 
 
 def _resolved(environ: Mapping[str, str], arguments: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 WAYS: tuple[str, ...] = get_args(Model)
 ORDERS = ("order", "price", "start")
 MOST_CHOICES = 64
+# Options of how hardware is chosen, bought and held, and of what a program makes of another size. Whatever names
+# hardware takes them, in code and in configuration: a resource, run config, templates, a connection.
+OF_CAPACITY = ("capacity", "regions", "by", "race", "keep", "priority", "reshard", "global_batch")
 _REGION = r"[a-z]+-[a-z]+[0-9]+"
 
 
@@ -215,6 +218,15 @@ def accelerators_of(given: Any) -> Any:
     if isinstance(given, Mapping):
         return _of_mapping(given)
     return [accelerators_of(one) for one in given] if isinstance(given, list | tuple) else given
+
+
+def from_text(name: str, given: Any) -> Any:
+    """Return an option of `OF_CAPACITY` as `run` takes it, if configuration has it as text, as a template renders to.
+    What is no such text is returned as it is, to be refused."""
+    text = given.strip() if isinstance(given, str) else ""
+    if name in ("race", "global_batch", "priority") and re.fullmatch(r"[+-]?\d{1,18}", text):
+        return int(text)
+    return text.lower() == "true" if name == "reshard" and text.lower() in ("true", "false") else given
 
 
 def form_of(accelerator: Any) -> Any:

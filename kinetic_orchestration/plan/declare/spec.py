@@ -39,11 +39,15 @@ _REFERENCE = re.compile(
     r"(?:@[A-Za-z][A-Za-z0-9]*(?:[+._-][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,})?"
 )
 LONGEST_REFERENCE = 512
-_OF_CLUSTERS = ("kubernetes", "gke")
+_OF_CLUSTERS = ("kubernetes", "gke", "pathways")
 PODS_END = (
     "a pod ends with its program, and its node is the cluster's, which itself keeps it for a while after the last pod "
     "(GKE for about ten minutes); leave keep out"
 )
+CONTAINER_STAYS = (
+    "what a container leaves on its machine cannot be told from what was there before; leave one of them out"
+)
+AGENTS_APART = "no agent of several on a machine can tell that the others have left it clean; leave one of them out"
 QUEUE_DECIDES = "the queue of its cluster decides where an attempt runs. Leave race out, or name a backend of VMs"
 LONGEST_KEEP = 24 * 3600.0  # seconds for which an unclaimed slice is kept
 
@@ -90,6 +94,7 @@ class Options:
     global_batch: int = 0
     race: int = 1
     keep: float | str | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +131,34 @@ def check_options(options: Options) -> Options:
     for one in found:
         with naming(told(one), found):
             _check_one(one)
-            if len(found) > 1:
-                _check_software(one)
+            _check_software(one, alone=len(found) == 1)
     _check_regions(found)
     _check_global_batch(found)
     _check_race(found)
-    _check_clusters(found, keeps=check_keep(options.keep) is not None)
+    check_priority("priority", options.priority)
+    _check_held(found, keeps=check_keep(options.keep) is not None)
+    return options
+
+
+def check_declared(options: Options) -> Options:
+    """Return the options if the variables of this process for shares and budgets allow such a job.
+
+    What they cannot tell yet is judged when the job is launched: shares of a pipeline or a user, those that count chips
+    by what they cost, and settings of a profile.
+
+    Raises:
+        UsageError: A variable cannot be read, or its shares can never hold the job.
+    """
+    shares = settings.variables("budgets", "chips").get("chips")
+    if shares:
+        from kinetic_orchestration.plan.configuration import chip_shares  # which few deployments have
+
+        never = [
+            chip_shares.never_of_deployment(shares, told(one), slice_of(one).generation, chips_of(one))
+            for one in ways(options)
+        ]
+        if all(never):
+            raise UsageError("; ".join(dict.fromkeys(never)))
     return options
 
 
@@ -166,7 +193,12 @@ def _check_one(options: Options) -> None:
     _check_volumes(options.volumes)
     _check_conflicts(options)
     for entry in fields(Limits):
-        settings.seconds(f"limits.{entry.name}", getattr(options.limits, entry.name))
+        if entry.name != "cost":
+            settings.seconds(f"limits.{entry.name}", getattr(options.limits, entry.name))
+    if options.limits.cost is not None:
+        from kinetic_orchestration.plan.hardware.cost import check_usd  # which few jobs have
+
+        check_usd(options.limits.cost)
     for entry in fields(Retry):
         if getattr(options.retry, entry.name) < 0:
             raise UsageError(f"retry.{entry.name} is {getattr(options.retry, entry.name)}: it cannot be negative")
@@ -213,13 +245,15 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "reshard": (bool,),
 }
 
+_WORDS = {type(None): "None", bool: "True or False"}
+
 
 def _check_types(options: Options) -> None:
     for name, types in _TYPES.items():
         value = getattr(options, name)
         if not isinstance(value, types):
             known = (TpuVm, Compute, Kubernetes, type(None)) if name == "cloud" else types
-            wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in known)
+            wanted = " or ".join(_WORDS.get(kind, kind.__name__) for kind in known)
             raise UsageError(f"{name} is {value!r}, and should be {wanted}")
     for key, value in (options.labels or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
@@ -255,16 +289,42 @@ def _check_race(found: Sequence[Options]) -> None:
         )
 
 
-def _check_clusters(found: Sequence[Options], *, keeps: bool) -> None:
-    """Refuse what slices alone can do of a job that names Kubernetes."""
+def check_priority(name: str, given: Any) -> None:
+    """Raise UsageError unless a job may have this priority, which `name` has; None: it has that of the settings."""
+    if given is not None and (type(given) is not int or abs(given) > settings.HIGHEST_PRIORITY):
+        raise UsageError(
+            f"{name} is {given!r}: give a whole number from -{settings.HIGHEST_PRIORITY} to "
+            f"{settings.HIGHEST_PRIORITY}; jobs of a higher one have their turn first where chips are shared"
+        )
+
+
+def _check_held(found: Sequence[Options], *, keeps: bool) -> None:
+    """Refuse to keep a slice, or to ask several places, where that is not possible."""
     for one in found:
-        if isinstance(one.cloud, Kubernetes) or one.backend in _OF_CLUSTERS:
-            where = f"the {one.backend} backend" if one.backend in _OF_CLUSTERS else "Kubernetes"
-            with naming(told(one), found):
-                if keeps:
-                    raise Unsupported(f"keep= is not possible on {where}: {PODS_END}")
-                if one.race > 1:
-                    raise Unsupported(f"race={one.race} is not possible on {where}: {QUEUE_DECIDES}")
+        with naming(told(one), found):
+            if keeps and (why := unkept(one)):
+                raise Unsupported(why)
+            if one.race > 1 and (where := cluster_of(one)):
+                raise Unsupported(f"race={one.race} is not possible on {where}: {QUEUE_DECIDES}")
+
+
+def cluster_of(options: Options) -> str:
+    """Return what of the options names a cluster, for users; "" if nothing does."""
+    if options.backend in _OF_CLUSTERS:
+        return f"the {options.backend} backend"
+    return "Kubernetes" if isinstance(options.cloud, Kubernetes) else ""
+
+
+def unkept(options: Options) -> str:
+    """Return why the slice of a job of one way cannot be kept, by its options alone; "" if it may be. On this machine,
+    if it is named, there is nothing to keep."""
+    if where := cluster_of(options):
+        return f"keep= is not possible on {where}: {PODS_END}"
+    if options.backend != LOCAL and image_of(options):
+        return f"keep= with container_image= is not possible: {CONTAINER_STAYS}"
+    if options.backend != LOCAL and processes_of(options, slice_of(options)) > 1:
+        return f"keep= with processes= is not possible: {AGENTS_APART}"
+    return ""
 
 
 def check_keep(given: Any) -> float | None:
@@ -291,6 +351,14 @@ def hosts_of(options: Options) -> int:
     slice_, cloud = slice_of(options), options.cloud
     machines_of = cloud.hosts if isinstance(cloud, Kubernetes | Compute) and cloud.hosts > 1 else slice_.hosts
     return machines_of * processes_of(options, slice_) * (cloud.num_slices if cloud is not None else 1)
+
+
+def chips_of(options: Options) -> int:
+    """Return the chips that shares count for a job of one way: 0 on a CPU, and in a cluster, whose queue decides."""
+    slice_, cloud = slice_of(options), options.cloud
+    if slice_.kind == "cpu" or cluster_of(options):
+        return 0
+    return slice_.chips * (cloud.hosts if isinstance(cloud, Compute) else 1) * (cloud.num_slices if cloud else 1)
 
 
 def check_keras_backend(source: str, name: Any) -> None:
@@ -384,8 +452,9 @@ _OF_GPUS = re.compile(r"cuda|nvidia|nvcr\.io|rocm", re.IGNORECASE)
 _OF_TPUS = re.compile(r"(?<![a-z])(lib)?tpu(?![a-z])", re.IGNORECASE)
 
 
-def _check_software(options: Options) -> None:
-    """Refuse, for one of several choices, what is for another's kind of hardware by its name."""
+def _check_software(options: Options, *, alone: bool) -> None:
+    """Refuse what is for another kind of hardware by its name alone: an image for GPUs may be of a project that is
+    named by TPUs, as those of PyTorch/XLA are. `alone`: there is no other choice that it may be for."""
     slice_, cloud = slice_of(options), options.cloud
     if slice_.kind == "cpu":
         return
@@ -393,16 +462,17 @@ def _check_software(options: Options) -> None:
     given = {}
     if isinstance(cloud, TpuVm) and hardware == "GPUs":
         given[f"cloud=TpuVm(runtime_version={cloud.runtime_version!r})"] = cloud.runtime_version
-    other = _OF_TPUS if hardware == "GPUs" else _OF_GPUS
-    if isinstance(cloud, Compute) and other.search(cloud.image):
-        given[f"cloud=Compute(image={cloud.image!r})"] = cloud.image
-    if other.search(image_of(options)):
-        given[f"container_image={options.container_image!r}"] = image_of(options)
+    own, others = (_OF_GPUS, _OF_TPUS) if hardware == "GPUs" else (_OF_TPUS, _OF_GPUS)
+    images = {f"container_image={options.container_image!r}": image_of(options)}
+    if isinstance(cloud, Compute):
+        images[f"cloud=Compute(image={cloud.image!r})"] = cloud.image
+    given |= {said: image for said, image in images.items() if others.search(image) and not own.search(image)}
+    other = "TPUs" if hardware == "GPUs" else "GPUs"
+    instead = f"an accelerator with {other}" if alone else "it for the others alone, as in Choice('…', cloud=…)"
     for said, is_given in given.items():
         if is_given:
             raise ConflictingSettings(
-                f"{said} is for {'TPUs' if hardware == 'GPUs' else 'GPUs'}, and {slice_.name} has {hardware}: leave it "
-                f"out, or name it for the others alone, as in Choice('…', cloud=…)"
+                f"{said} is for {other}, and {slice_.name} has {hardware}: leave it out, or name {instead}"
             )
 
 

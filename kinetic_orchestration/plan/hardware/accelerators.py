@@ -12,6 +12,7 @@ This module does not know what is free, what this machine holds, or what anythin
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -351,6 +352,7 @@ def otherwise(slice: Slice) -> Slice | None:
     return replace(slice, hosts=hosts, chips_per_host=_OF_SEVERAL, accelerator_type="", api="gke")
 
 
+@functools.cache
 def catalogue() -> tuple[Slice, ...]:
     """Every slice that has a name, smallest first within its generation."""
     tpus = (tpu.slice(chips) for tpu in _TPUS.values() for chips in tpu.topologies)

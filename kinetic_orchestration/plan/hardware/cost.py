@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.hardware.accelerators import Slice
@@ -184,9 +184,13 @@ def _sum(parts: Sequence[Estimate]) -> float | None:
     return sum(prices) if len(prices) == len(parts) else None
 
 
-def check_usd(usd: float) -> None:
-    if not isinstance(usd, int | float) or math.isnan(usd):
-        raise UsageError(f"limits.cost is {usd!r}: give dollars, as a number")
+def check_usd(usd: Any) -> None:
+    """Raise UsageError unless a job may cost that."""
+    if isinstance(usd, bool) or not isinstance(usd, int | float) or math.isnan(usd):
+        raise UsageError(
+            f"limits.cost is {usd!r}: give US dollars, as list prices are, as a number such as 40; convert other "
+            "currencies"
+        )
     if usd <= 0:
         raise UsageError(f"limits.cost is {usd!r}: a job that may cost nothing cannot run; leave it out for no limit")
 

@@ -257,6 +257,26 @@ def staleness(listed: PriceList, at: datetime | None = None) -> str:
     return f"the list prices {what}, {days} days ago; to read today's from Google: {command('prices', '--refresh')}"
 
 
+def unmatched(before: PriceList, listed: PriceList, fetched: Iterable[Rate]) -> Iterator[str]:
+    """Yield which prices of before no row of what was read has renewed, and what becomes of them; for users.
+
+    Args:
+        before: The list before a refresh.
+        listed: The list after it.
+        fetched: What was read.
+    """
+    renewed = {(rate.generation, rate.region, rate.model) for rate in fetched}
+    regions: dict[tuple[str, str, str], list[str]] = {}
+    for rate in before.rates:
+        key = rate.generation, rate.region, rate.model
+        if key not in renewed:
+            stays = listed.rate(*key)
+            fate = f"that of {stays.date} stays" if stays is not None else "it is not known any more"
+            regions.setdefault((rate.generation, rate.model, fate), []).append(rate.region or "any region")
+    for (generation, model, fate), found in sorted(regions.items()):
+        yield f"no row has the price of {generation} in {', '.join(sorted(found))}, {model}: {fate}"
+
+
 def _now() -> datetime:
     from datetime import UTC, datetime
 

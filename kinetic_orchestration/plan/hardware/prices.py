@@ -79,6 +79,7 @@ class Price:
     region: str  # where it applies; "" for a price that names no region
     source: str  # how it is shown: what price this is, and how old
     date: str  # "" for a price from settings
+    stands_in: str = ""  # what it is in place of the one that is asked for, which is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +201,8 @@ def region_of(zone: str | None) -> str:
 def _in_a_cluster(found: Price | Unknown) -> Price | Unknown:
     if isinstance(found, Unknown) or not (found.region and found.date):  # of any region, or from settings
         return found
-    return replace(found, source=f"{found.source} for {found.region}, the dearest, as the cluster's is not known")
+    source = f"{found.source} for {found.region}, the dearest, as the cluster's is not known"
+    return replace(found, source=source, stands_in=_of_another(found.region))
 
 
 def _in(of: Purchase, found: str, region: str, listed: PriceList) -> Price | Unknown:
@@ -213,10 +215,17 @@ def _in(of: Purchase, found: str, region: str, listed: PriceList) -> Price | Unk
     rates = [(part, rate) for part, rate in parts if rate is not None]
     chips = rates[0][0].amount
     usd = sum(rate.usd * part.amount for part, rate in rates) / chips
-    source = _source([rate for part, rate in rates if not part.is_disk or of.model == ON_DEMAND], of.model, region)
+    told = [rate for part, rate in rates if not part.is_disk or of.model == ON_DEMAND]
+    source = _source(told, of.model, region)
+    elsewhere = region and told[0].region not in ("", region)
+    stands_in = _of_another(found) if elsewhere else "on demand" if any(one.model != of.model for one in told) else ""
     if beside := [part.words for part, _ in rates[1:]]:
         source += f", with {'its share of ' if chips > 1 else ''}{_joined(beside)}"
-    return Price(usd, found, source, min(rate.date for _, rate in rates))
+    return Price(usd, found, source, min(rate.date for _, rate in rates), stands_in)
+
+
+def _of_another(region: str) -> str:
+    return f"of {region}, the dearest"
 
 
 def _rates(of: Purchase, region: str, listed: PriceList) -> list[tuple[Part, Rate | None]]:

@@ -182,7 +182,7 @@ def test_methods_of_every_kind() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(5)
 def test_partials_callable_objects_lambdas_and_closures() -> None:
     offset = 100
     run = kinetic.run(accelerator="cpu")
@@ -592,7 +592,7 @@ def write_output(text: str) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(5)
 def test_outputs_lie_in_the_store_unless_a_folder_is_given(
     shared_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,10 @@ def test_a_request_waits_as_long_as_it_may_where_nothing_else_is_left() -> None:
     assert walk.ends(wire.STOCKOUT).choice == 1
     assert walk.ends(wire.QUOTA, Refusal(gone=(A,))).choice == 0
     assert walk.steps[-1].history()["patience"] == 0.0
+    walk = Walk(plan)
+    walk.begins()
+    said = walk.ends(wire.STOCKOUT).history()["why"]
+    assert said == f"v6e-16 flex-start in {A}: no hosts in its time in the queue just now", "a queue is no stockout"
     alone = choosing.first(plan, {}, NOW, resumes=lambda one: "" if one is flex else "cannot")
     assert alone.history()["patience"] == 0.0
 
@@ -316,6 +320,29 @@ def test_a_shape_that_cannot_resume_the_checkpoint_is_not_chosen_unless_the_prog
     assert walk.begins().choice == 1
     assert walk.ends(wire.PREEMPTION).choice == 1
     assert order(choosing.table(plan, {}, NOW, resumes=choosing.of_hosts(1, plan, reshard=True))) == [(0, A), (1, A)]
+
+
+def test_a_shape_with_as_many_hosts_and_other_devices_cannot_resume_what_depends_on_these() -> None:
+    """JAX lays arrays out over devices: a checkpoint of eight is refused by four."""
+    plan = choices.plan(candidate("v6e-4", zones=(A,)), candidate("v6e-8", zones=(A,)), candidate("v5e-8", zones=(A,)))
+    lines = choosing.table(plan, {}, NOW, resumes=choosing.of_hosts(1, plan, devices=8))
+    assert order(lines) == [(1, A), (2, A), (0, A)]
+    assert (lines[2].state, lines[2].reason) == (
+        UNFIT,
+        "cannot resume the checkpoint: it has 4 devices, and 8 devices wrote it",
+    )
+    for any_ in ({}, {"devices": 2}, {"devices": 8, "reshard": True}):  # a number of no choice is the program's own
+        lines = choosing.table(plan, {}, NOW, resumes=choosing.of_hosts(1, plan, **any_))
+        assert order(lines) == [(0, A), (1, A), (2, A)]
+
+
+def test_what_a_part_of_the_hosts_wrote_any_slice_with_as_many_resumes() -> None:
+    plan = choices.plan(
+        candidate("v6e-16", zones=(A,)), candidate("v6e-8", zones=(A,)), candidate("v6e-32", zones=(A,))
+    )
+    lines = choosing.table(plan, {}, NOW, resumes=choosing.of_hosts(2, plan, devices=8, is_part=True))
+    assert [(line.choice, line.state) for line in lines][2] == (1, UNFIT)
+    assert order(lines)[:2] == [(0, A), (2, A)]
 
 
 def test_if_no_choice_can_resume_it_each_says_why() -> None:

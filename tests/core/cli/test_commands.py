@@ -680,7 +680,7 @@ def test_what_runs_on_this_machine_foresees_nothing_unless_its_limits_do(ko: Ko,
     refused = ko("cost", "--forecast", "add", "--every", "1d")
     assert refused.code == 2 and "add has no run in the last 90d that was charged for" in refused.err
     for words, said in (
-        (["add"], "needs a schedule"), (["add", "--every", "1d", "--by", "pipeline"], "leave out the job"),
+        (["add"], "needs one schedule"), (["add", "--every", "1d", "--by", "pipeline"], "leave out the job"),
         (["add", "--cron", "61 * * * *"], "minute '61' is none"),
     ):  # fmt: skip
         refused = ko("cost", "--forecast", *words)
@@ -963,11 +963,11 @@ def test_a_choice_on_a_cluster_has_prices_and_is_refused_by_name(
     program = "import kinetic_orchestration as kinetic\n\n@kinetic.run(accelerator={})\ndef train():\n    pass\n"
     (tmp_path / "train.py").write_text(program.format("['v5e-8', 'v6e-8'], capacity=['spot', 'flex-start']"))
     shown = ko("plan", str(tmp_path / "train.py"))
-    assert re.search(r"^v5e-8 +8 on 1 host +spot +prod/default +\$[\d.]+ +first in your order$", shown.out, re.M), (
+    assert re.search(r"^v5e-8 +8 on 1 host +spot +prod/default +~\$[\d.]+ +first in your order$", shown.out, re.M), (
         shown.out
     )
     assert re.search(
-        r"^v6e-8 +8 on 1 host +flex-start +prod/default +\$[\d.]+ +number 4 in your order$", shown.out, re.M
+        r"^v6e-8 +8 on 1 host +flex-start +prod/default +~\$[\d.]+ +number 4 in your order$", shown.out, re.M
     )
     (tmp_path / "train.py").write_text(program.format("['v6e-8', 'v6e-16'], capacity=['spot', 'flex-start']"))
     refused = ko("plan", str(tmp_path / "train.py"))

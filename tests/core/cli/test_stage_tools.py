@@ -128,6 +128,8 @@ def test_a_machine_without_an_index_builds_from_what_was_staged(
     assert [tool["new"] for tool in json.loads(capsys.readouterr().out)["tools"]] == [False, False]
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_wheels_of_all_choices_are_staged_each_once(
     desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -613,6 +613,34 @@ def claimed(state: str, *beats: wire.Beat | None, there: float = 0.0, **fields: 
     return seen._replace(intent=seen.intent._replace(placement=placement))
 
 
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        (WATCHED._replace(keeps=True), "{}"),
+        (
+            lifecycle.Policies.joined(
+                [Policy(keeps=True), Policy(keeps=True)], ("v5e-8 spot", "v5e-4 spot"), NOW - 99.0
+            ),
+            "v5e-8 spot in us-east5-b ({}), else v5e-4 spot",
+        ),
+    ],
+)
+def test_while_it_waits_it_is_told_that_it_takes_a_warm_slice_or_that_none_fits(policy: Policy, told: str) -> None:
+    fresh = glimpse(QUEUED)
+    assert fresh.intent is not None
+    placement = {**fresh.intent.placement, "zone": "us-east5-b"}
+    fresh = fresh._replace(intent=fresh.intent._replace(placement=placement))
+    assert fresh.intent is not None
+    (change,) = advance(Cursor(), fresh, policy).changes
+    assert change.message == told.format("no warm slice fits")
+    why = "it is warm: its run has left it with job-1 3s ago"
+    leased = {**placement, "why": why, "lease": {"slice": "kinetic-1", "epoch": 1}}
+    (change,) = advance(Cursor(), fresh._replace(intent=fresh.intent._replace(placement=leased)), policy).changes
+    assert change.message == told.format(why)
+    assert "warm" not in advance(Cursor(), fresh, Policy()).changes[0].message, "a job without keep takes none"
+    assert policy.named(fresh.intent, "PROVISIONING", waits=False).endswith("PROVISIONING")
+
+
 def test_hosts_of_a_kept_slice_that_do_not_follow_its_claim_are_given_up_soon_and_not_counted() -> None:
     assert actions(claimed(PRESENT, there=lifecycle.SILENT_CLAIM - 1.0), WATCHED) == ()
     late = claimed(PRESENT, there=lifecycle.SILENT_CLAIM + 1.0)
@@ -622,12 +650,12 @@ def test_hosts_of_a_kept_slice_that_do_not_follow_its_claim_are_given_up_soon_an
     assert actions(glimpse(PRESENT, created=NOW - 1000.0, since=NOW - 91.0), WATCHED) == (), "fresh ones boot"
 
 
-def test_those_of_which_some_have_followed_it_are_a_failure_as_soon() -> None:
+def test_those_of_which_some_have_followed_it_are_given_up_as_soon_and_not_counted_either() -> None:
     policy = WATCHED._replace(hosts=2)
     assert actions(claimed(PRESENT, STARTING, None, there=lifecycle.SILENT_CLAIM - 1.0), policy) == ()
     (close,) = actions(claimed(PRESENT, STARTING, None, there=lifecycle.SILENT_CLAIM + 1.0), policy)
     assert isinstance(close, Close)
-    assert (close.cause, close.host, close.unheard) == (wire.INFRASTRUCTURE, 1, (1,))
+    assert (close.cause, close.host, close.unheard) == (wire.INTERNAL, 1, (1,))
 
 
 @pytest.mark.parametrize("state", [GONE, WOUNDED])
@@ -636,3 +664,38 @@ def test_a_kept_slice_that_is_gone_before_a_host_has_spoken_is_no_failure(state:
     assert isinstance(close, Close) and close.cause == wire.INTERNAL
     (close,) = actions(claimed(state, BEAT), WATCHED)
     assert isinstance(close, Close) and close.cause == wire.INFRASTRUCTURE
+
+
+def race(*there: int, since: float, lost: tuple[tuple[int, str, str], ...] = (), state: str = PRESENT) -> Glimpse:
+    """Two places of an undecided race, of which some have had their hosts since then."""
+    placement = {"zone": "a", "rival": 0, "rivals": [{"zone": "b", "rival": 1}]}
+    seen = Observation(state, there=there, lost=lost)
+    places = tuple((number, since) for number in there)
+    return Glimpse(
+        NOW, Intent(1, "boot", placement, 0.0, NOW - 5000.0), observation=seen, beats=(None,), beat_ages=(0.0,),
+        since=since, charged=since, places=places,
+    )  # fmt: skip
+
+
+def test_a_place_of_a_race_that_is_silent_is_given_up_alone_and_the_race_is_not_closed_for_it() -> None:
+    silent = race(0, since=NOW - lifecycle.SILENT_START - 1.0)
+    assert lifecycle.given_up(silent, Policy(silence=90.0)) == {
+        0: (wire.INFRASTRUCTURE, "the hosts have been there for 901 s, and none of them has started its agent")
+    }
+    assert not [one for one in advance(Cursor(), silent, Policy(silence=90.0)).actions if isinstance(one, Close)]
+    patient = race(0, since=NOW - lifecycle.SILENT_START + 1.0)
+    assert lifecycle.given_up(patient, Policy(silence=90.0)) == {}
+
+
+def test_no_place_of_a_race_is_given_up_for_its_silence_while_hosts_of_it_speak() -> None:
+    """They have won by a record that this process does not believe, as that of an agent that puts no seal on it."""
+    speaks = race(0, 1, since=NOW - lifecycle.SILENT_START - 1.0)._replace(beats=(BEAT,))
+    assert lifecycle.given_up(speaks, Policy(silence=90.0)) == {}
+
+
+def test_what_has_failed_of_a_race_is_given_up_while_another_place_may_win() -> None:
+    lost = ((1, wire.STOCKOUT, "none"),)
+    assert lifecycle.given_up(race(since=0.0, lost=lost, state=QUEUED), Policy(silence=90.0)) == {
+        1: (wire.STOCKOUT, "none")
+    }
+    assert lifecycle.given_up(race(since=0.0, lost=lost, state=GONE), Policy(silence=90.0)) == {}  # it is closed

@@ -10,8 +10,13 @@ from pathlib import Path
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.capacity.shares.line import Line, give_back
+from kinetic_orchestration.capacity.shares.rules import Want
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.protocol import names, wire
 from tests.support.waits import wait_until
 
 PATIENCE = 90.0
@@ -57,6 +62,29 @@ def test_a_job_waits_for_the_chips_of_another_says_its_place_and_runs_when_they_
     main(["shares", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["held"] == found["waiting"] == []
+
+
+@pytest.mark.usefixtures("shares")
+def test_chips_of_an_attempt_that_has_ended_are_not_told_as_those_of_a_job_that_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As of one whose process ended before its hosts were gone: its chips are given back by whoever waits next."""
+    found = settings.load()
+    store = open_store(found.store, found.deployment)
+    held, runs = (
+        Line(store, Want(f"job-{one}", 1, "v5e", 2, user="ann", since=store.now()), found.chips)
+        for one in ("000000000001", "000000000002")
+    )
+    wait_until(lambda: held.turn().granted and runs.turn().granted, PATIENCE)
+    store.create(names.verdict("job-000000000001", 1), wire.Verdict(wire.COMMITTED, "host", 0.0).encode())
+    assert main(["shares"]) == codes.OK
+    first, second = capsys.readouterr().out.splitlines()[1:]
+    assert "its attempt ended" in first and "free for who waits once its hosts are gone" in first
+    assert "ended" not in second
+    main(["shares", "--json"])
+    assert ["ended" in one for one in json.loads(capsys.readouterr().out)["held"]] == [True, False]
+    for line in (held, runs):
+        give_back(store, line.want.key)
 
 
 @pytest.mark.usefixtures("shares")

@@ -41,12 +41,6 @@ CLOSED = wire.Verdict(wire.CLOSED, "evil", 0.0, cause=wire.CONFIGURATION, reason
 CHANGES = ("Create", "Delete", "Add", "Update", "Destroy")
 
 
-@pytest.fixture(scope="module")
-def clouds() -> Iterator[Emulator]:
-    with Emulator(zones=ZONES, hosts=False, creates_per_minute=None) as cloud:
-        yield cloud
-
-
 class Here(Place):
     """The process that looks, the bucket, and what is there of others."""
 

@@ -33,6 +33,10 @@ class Subscriber(Protocol):
 
     cache: AttemptCache
 
+    @property
+    def turn_at(self) -> float:
+        """Return the store's time at which its attempt's place in a line is worth a look; 0 if it waits in none."""
+
 
 class Watcher(ABC):
     """Wakes the followers of one store's jobs. Its thread runs while a follower waits.
@@ -53,15 +57,21 @@ class Watcher(ABC):
         """True if no follower uses it."""
         return not self._waiting and not self._running
 
-    def sleep_seconds(self, *, restless: bool = False) -> float:
-        """Return how long a follower may sleep unless it is woken; a `restless` one waits for a moment to come."""
-        del restless  # steps cost no request here
+    def sleep_seconds(self, *, restless: bool = False, turn_at: float = 0.0) -> float:
+        """Return how long a follower may sleep unless it is woken; a `restless` one waits for a moment to come.
+
+        turn_at: that of the follower.
+        """
+        del restless, turn_at  # steps cost no request here
         return min(SLOWEST, max(PACE, self._followers / FOLLOWERS_PER_SECOND))
 
     def poll_for(self, job_id: str, cache: AttemptCache) -> tuple[Poll | None, bool]:
         """Return the poll for the next step of a follower, and whether there is a newer one, for another step."""
         del job_id, cache
         return None, False
+
+    def hurry(self) -> None:  # noqa: B027 - nothing by default
+        """Look again now: what a follower has just begun is soon worth a look."""
 
     def subscribe(self, job_id: str, follower: Subscriber, *, reads: bool) -> None:  # noqa: B027 - nothing by default
         """Poll for a follower too, by what its cache holds; `reads`: it reads the job's log. A bell needs none."""

@@ -31,6 +31,7 @@ POLLED_PER_SECOND = 40  # polled jobs of one process; ten times as many while a 
 READER_SECONDS = 25.0  # seconds between two notices to hosts that their log is read; longer for many jobs
 READERS_PER_SECOND = 4
 READERS_AT_ONCE = 20
+LINE_POLL_SECONDS = 15.0  # the most between two polls of jobs that wait in a line: so soon is a cancel heard of
 
 
 class PollingWatcher(Watcher):
@@ -48,21 +49,36 @@ class PollingWatcher(Watcher):
         self._never = threading.Event()
         self.poll: Poll | None = None  # the newest
 
-    def sleep_seconds(self, *, restless: bool = False) -> float:
-        """Return how long a follower may sleep. A step without news costs no request: it only serves time limits."""
+    def sleep_seconds(self, *, restless: bool = False, turn_at: float = 0.0) -> float:
+        """Return how long a follower may sleep. A step without news costs no request: it only serves time limits. One
+        that waits in a line for its turn has nothing else to wait for."""
+        if turn_at:
+            return max(PACE, turn_at - self._store.now())
         if restless:
             return super().sleep_seconds()
         return min(SLOWEST, max(UNREAD_POLL_SECONDS, self._followers / FOLLOWERS_PER_SECOND))
 
     def poll_interval(self) -> float:
         """Return the seconds between two polls: a hundredth of the wait so far, at most a second if a log is read, else
-        a few; longer for many jobs, because a listing grows with them.
+        a few; longer for many jobs, because a listing grows with them, and as long as all of them wait in a line.
         """
         waited = time.monotonic() - self._since
         steady, at_once = (
             (PACE, 10 * POLLED_PER_SECOND) if self._log_readers else (UNREAD_POLL_SECONDS, POLLED_PER_SECOND)
         )
-        return max(min(steady, max(POLL_MIN, waited / 100)), len(self._subscribers) / at_once)
+        usual = max(min(steady, max(POLL_MIN, waited / 100)), len(self._subscribers) / at_once)
+        return max(usual, min(LINE_POLL_SECONDS, self._in_line()))
+
+    def _in_line(self) -> float:
+        """Return for how many seconds nobody's turn is worth a look; 0 if a job does not wait for one."""
+        with self._lock:
+            turns = [follower.turn_at for followers in self._subscribers.values() for follower in followers]
+            waits = bool(turns) and all(turns) and self._waiting.keys() <= self._subscribers.keys()
+        return min(turns) - self._store.now() if waits else 0.0
+
+    def hurry(self) -> None:
+        self._since = time.monotonic()
+        self._joined.set()
 
     def poll_for(self, job_id: str, cache: AttemptCache) -> tuple[Poll | None, bool]:
         """Return the poll for a follower. One that was woken because its zone was observed gets that poll, however late
@@ -179,9 +195,10 @@ class PollingWatcher(Watcher):
     def _announce_readers(self, now: float) -> None:
         """Notify the hosts whose log is read, so that they send their lines sooner."""
         with self._lock:
-            due = [job for job, again in self._log_readers.items() if now > again][:READERS_AT_ONCE]
+            in_line = {job for job, some in self._subscribers.items() if all(one.turn_at for one in some)}
+            due = [job for job, again in self._log_readers.items() if now > again and job not in in_line]
             pause = max(READER_SECONDS, len(self._log_readers) / READERS_PER_SECOND)
-        for job in due:
+        for job in due[:READERS_AT_ONCE]:
             if not self._store.hint(names.eye(job), wire.open_eye(pause)):
                 return  # an unreachable store is tried again in the next poll: all followers wait for this one
             with self._lock:

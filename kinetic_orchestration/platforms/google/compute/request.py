@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kinetic_orchestration.errors import Unsupported
+from kinetic_orchestration.plan import planner
 from kinetic_orchestration.plan.configuration.settings import duration
 from kinetic_orchestration.plan.declare.cloud import reservation_of
 from kinetic_orchestration.plan.hardware import machines
@@ -34,7 +35,7 @@ from kinetic_orchestration.protocol import attempt_rules, names
 UNTIL = f"{ownership.OURS}until"  # the label that says until when a request waits: no answer of the API has that
 NOTICE = int(attempt_rules.SPOT_NOTICE)  # the API knows 0 and 120
 SPARE = 900.0  # seconds after the attempt's deadline, when the VM's own software should long have deleted it
-KEPT_RUN = 7 * 86400.0  # seconds for which a kept one may serve further attempts: flex-start's longest run
+NEXT_RUN = planner.RUN + planner.PROVISION + SPARE  # seconds of an attempt that has no limits of its own
 SHORTEST_RUN, LONGEST_RUN = 30, 120 * 86400  # seconds, by the API
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 
@@ -175,25 +176,39 @@ def vm(asked: Submission, orders: Mapping[str, Any], name: str = "") -> dict[str
     return found
 
 
-def run_seconds(intent: Intent, model: Model, *, kept: bool = False) -> int:
+def run_seconds(intent: Intent, model: Model, *, keep: float = 0.0) -> int:
     """The seconds after its start at which Google deletes a VM, whatever has become of us.
 
     They count from the start, so a VM that waited outlives the deadline of its attempt by as much. Its own software
-    keeps the deadline; this is for when that is dead. One that is `kept` may serve other attempts after its first.
+    keeps the deadline; this is for when that is dead.
+
+    A VM that may be kept (`keep`: for how many seconds) gets the time of one more attempt, as long as its first or as
+    one without limits of its own, whichever is longer. It is set once, so no claim can move it, and one that might go
+    beyond it is not made (`_last`). With less, the second step of a pipeline found no warm VM; with more, a VM whose
+    software is dead would cost more. Steps that end before their limits, as most do, share one VM for so long.
     """
     least, most = float(SHORTEST_RUN), float(LONGEST_RUN)
     if model == machines.FLEX_START:
         least, most = FLEX_START_RUN
-    after = KEPT_RUN if kept else 0.0
-    return int(max(least, min(most, intent.deadline - intent.created - intent.wait + SPARE + after)))
+    own = intent.deadline - intent.created - intent.wait
+    # The discovery document lets instances.setScheduling change it of a VM that is TERMINATED, and of no other.
+    after = keep + max(own, NEXT_RUN) if keep else 0.0
+    return int(max(least, min(most, own + SPARE + after)))
 
 
 def _last(asked: Submission) -> dict[str, float]:
-    """Return what the hosts of a slice that is kept have to know: when Google deletes it at the earliest."""
+    """Return what the hosts of a slice that is kept have to know: when Google deletes it at the earliest. Those of a
+    reservation for a time end with it, if that is sooner: when, no answer of the API says."""
     if not asked.lease_key:
         return {}
     intent = asked.intent
-    return {"last": intent.created + intent.wait + run_seconds(intent, model_of(asked.plan), kept=True) - SPARE}
+    run = run_seconds(intent, model_of(asked.plan), keep=_keep(asked))
+    return {"last": intent.created + intent.wait + run - SPARE}
+
+
+def _keep(asked: Submission) -> float:
+    """Return for how many seconds the VMs may be kept after the attempt."""
+    return asked.plan.keep or 0.0 if asked.lease_key else 0.0
 
 
 def _scheduling(asked: Submission, *, bound: bool) -> dict[str, Any]:
@@ -204,7 +219,7 @@ def _scheduling(asked: Submission, *, bound: bool) -> dict[str, Any]:
     xbill9/gemma4-dev. It is sent, since only the reservation's end would free what is left when all else is dead.
     """
     model = model_of(asked.plan)
-    run = run_seconds(asked.intent, model, kept=bool(asked.lease_key))
+    run = run_seconds(asked.intent, model, keep=_keep(asked))
     found: dict[str, Any] = {
         "provisioningModel": _BOUND if bound else _PROVISIONING[model],
         "onHostMaintenance": "TERMINATE",  # VMs with GPUs or TPUs are not moved

@@ -1,4 +1,4 @@
-"""What follows from the places of a race: pure."""
+"""The rules of races: what follows from the places of an attempt."""
 
 from __future__ import annotations
 
@@ -112,10 +112,11 @@ def test_the_worst_release_is_that_of_all() -> None:
 
 
 def test_money_is_kept_back_for_the_others_and_never_all_of_it() -> None:
-    assert rules.affordable(0.0, 2) == 0.0
-    assert rules.affordable(3600.0, 1) == 3600.0
-    assert rules.affordable(3600.0, 3) == 3000.0
-    assert rules.affordable(400.0, 2) == 200.0
+    assert rules.affordable(0.0, 2, 300.0) == 0.0
+    assert rules.affordable(3600.0, 1, 300.0) == 3600.0
+    assert rules.affordable(3600.0, 3, 300.0) == 3000.0
+    assert rules.affordable(3600.0, 3, 900.0) == 1800.0
+    assert rules.affordable(400.0, 2, 300.0) == 200.0
 
 
 def test_four_requests_are_made_at_a_time_and_the_next_one_says_that_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,3 +183,11 @@ def test_all_places_count_where_chips_are_shared() -> None:
     assert line.is_covered(raced, both)
     assert not line.is_covered(raced, one)
     assert line.is_exactly(raced, both)
+
+
+def test_it_is_told_whose_hosts_are_there_and_which_have_failed_and_why() -> None:
+    found = joined(Observation(PRESENT), Observation(GONE, "died", wire.PREEMPTION))
+    assert (found.there, found.lost) == ((0,), ((1, wire.PREEMPTION, "died"),))
+    assert (
+        joined(Observation(PRESENT), Observation(QUEUED), failed={0: Failed(wire.INFRASTRUCTURE, "silent")}).there == ()
+    )

@@ -184,3 +184,94 @@ def test_a_thousand_who_wait_are_decided_about_in_a_moment() -> None:
     book = decided(wants, "v5e=256,total=512,user:*=64")
     assert time.process_time() - began < 1.0
     assert (len(book.grants), book.waiting, len(book.line)) == (64, 936, rules.SHOWN)
+
+
+def test_chips_of_places_that_are_gone_are_given_back_and_never_those_of_the_last_one() -> None:
+    """Both count while they live, and no longer; the use of what is gone ends then."""
+    book = decided([want("a", 32, places=2)], "v5e=32")
+    (grant,) = book.grants
+    later = NOW + 100.0
+    gone = rules.seen_of(book, grant, Evidence(begun=True, back=1, since=NOW + 40.0), later)
+    assert gone.grants[0].holds.chips == 16
+    assert gone.grants[0].want == grant.want, "what was decided stays as it was"
+    most = rules.settled(book, later).uses["user:ann"].used
+    assert gone.uses["user:ann"].used == pytest.approx(most - 16 * 60.0, abs=2.0)
+    assert given(decided([want("b", 16)], "v5e=32", book, later)) == ["a"]
+    assert given(decided([want("b", 16)], "v5e=32", gone, later)) == ["a", "b"]
+    both = rules.seen_of(book, grant, Evidence(begun=True, back=2, since=later), later)
+    assert both.grants[0].holds.chips == 16, "one place lives"
+    again = rules.seen_of(gone, gone.grants[0], Evidence(begun=True, back=0, since=later), later)
+    assert again.grants[0].holds.chips == 16, "what was given back stays so"
+
+
+def kept(job: str, chips: int = 8, **fields: object) -> Grant:
+    return Grant(want(job, chips, keeps=True, **fields), NOW, f"t-{job}", kept=f"slice-{job}")
+
+
+def test_a_slice_that_serves_nobody_holds_its_chips_and_yields_to_who_waits() -> None:
+    idle = Book(grants=(kept("a"), kept("b")))
+    assert rules.held(idle.grants, parse("shares", "v5e=16")) == {"v5e": 16}
+    book = decided([want("c", 8)], "v5e=24", idle)
+    assert [one.yields for one in book.grants] == [None, None, None], "there is room for it"
+    book = decided([want("c", 8)], "v5e=16", idle)
+    assert [one.yields for one in book.grants] == [("job-c", 1), None, None]
+    assert rules.held(book.grants, parse("shares", "v5e=16")) == {"v5e": 16}
+    book = decided([want("d", 8)], "v5e=16", book)
+    assert [one.yields for one in book.grants] == [("job-c", 1), ("job-d", 1), None, None]
+    assert given(decided([want("e", 8)], "v5e=16", book)) == ["a", "b", "c", "d"], "nothing is left that yields"
+
+
+def test_more_than_one_yields_to_a_big_one_and_none_if_that_is_not_enough() -> None:
+    idle = Book(grants=(kept("a"), kept("b"), Grant(want("runs", 8), NOW, "t-r")))
+    book = decided([want("big", 16)], "v5e=24", idle)
+    assert [one.yields for one in book.grants[:3]] == [("job-big", 1), ("job-big", 1), None]
+    book = decided([want("big", 24)], "v5e=24", idle)
+    assert [one.yields for one in book.grants] == [None, None, None]
+
+
+def test_a_thousand_who_wait_are_decided_about_in_a_moment_beside_slices_that_are_not_enough_for_any_of_them() -> None:
+    """Whoever decides for all has to be done before others take its place, or nobody ever is."""
+    grants = [kept(f"{n:x}", 4) for n in range(64)] + [Grant(want(f"f{n:x}", 4), NOW, f"r{n}") for n in range(64)]
+    wants = [want(f"e{n:x}", 300, user=f"u{n % 20}", since=NOW + n) for n in range(1000)]
+    began = time.process_time()
+    book = decided(wants, "v5e=512,total=2000", Book(grants=tuple(grants)))
+    assert time.process_time() - began < 1.0
+    assert (len(book.grants), book.waiting) == (128, 1000)
+    assert not any(grant.yields for grant in book.grants)
+
+
+def test_what_yields_first_is_of_the_same_size_and_counts_again_once_the_other_gives_up() -> None:
+    idle = Book(grants=(kept("a", 16), kept("b", 8)))
+    book = decided([want("c", 8)], "v5e=24", idle)
+    assert [one.yields for one in book.grants[:2]] == [None, ("job-c", 1)]
+    left = rules.freed(book, ("job-c", 1), 0.0, NOW)
+    assert [one.yields for one in left.grants] == [None, None]
+    small = decided([want("d", 4)], "v5e=16", Book(grants=(kept("a", 16),)))
+    assert rules.held(small.grants, parse("shares", "v5e=16")) == {"v5e": 16}, "until it is gone, all of it is there"
+
+
+def test_a_kept_slice_is_its_holders_until_it_was_taken_or_has_ended_for_long() -> None:
+    grant = Grant(want("a", keeps=True), NOW)
+    over = Evidence(begun=True, over=NOW, is_done=True, slice="s")
+    at = NOW + 5000.0
+    assert fate(grant, over._replace(lease="free", changed=NOW + 30.0), at) == rules.KEEP
+    assert fate(grant, over._replace(lease=rules.TAKEN, changed=NOW + 30.0), NOW + 31.0) == rules.FREE
+    assert fate(grant, over._replace(lease="ended", changed=at - rules.RELEASED + 1.0), at) == rules.KEEP
+    assert fate(grant, over._replace(lease="ended", changed=at - rules.RELEASED - 1.0), at) == rules.FREE
+    assert fate(grant, over, NOW + rules.DONE + 1.0) == rules.KEEP, "its hosts may be about to offer it"
+    assert fate(Grant(want("a"), NOW), over, NOW + rules.DONE + 1.0) == rules.FREE
+    seen = rules.seen_of(Book(grants=(grant,)), grant, over._replace(lease="free"), at)
+    assert seen.grants[0].kept == "s"
+
+
+def test_what_is_kept_and_given_back_is_read_as_it_was_written() -> None:
+    book = Book(
+        grants=(
+            kept("a")._replace(yields=("job-c", 2)), Grant(want("b", 32, places=2, alone=True), NOW, "t", back=16),
+            Grant(want("d"), NOW, "t2"),
+        ),
+        shares="v5e=64",
+    )  # fmt: skip
+    assert records.book_of(records.bytes_of(book)).grants == book.grants
+    for one in (want("a", keeps=True), want("b", places=3, alone=True), want("c")):
+        assert records._want_in(records.name_of(one)) == one

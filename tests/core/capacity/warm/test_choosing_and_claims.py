@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.capacity.warm import records
-from kinetic_orchestration.capacity.warm.choosing import Warm, best, lost_claims
+from kinetic_orchestration.capacity.warm.choosing import Warm, best, fitting, lost_claims
 from kinetic_orchestration.capacity.warm.records import OTHER_KEY, Claim, claim, lately_offered, slices
 from kinetic_orchestration.capacity.warm.shape import shape_of
 from kinetic_orchestration.errors import Corrupt
@@ -61,7 +61,10 @@ def chosen(*found: Lease, plan: Plan = PLAN, **given: Any) -> Warm | None:
         "job_id": "job-ffffffffffff", "attempt": 1, "origin": {}, "fits": lambda number: True,
         "lasts": lambda one: 3600.0, "has_key": lambda lease: True,
     }  # fmt: skip
-    return best([Held(one, 1, one.since) for one in found], plan, within(plan), NOW, **{**known, **given})
+    known |= given
+    fits = {name: known[name] for name in ("job_id", "attempt", "origin", "fits", "lasts")}
+    fit = fitting([Held(one, 1, one.since) for one in found], plan, within(plan), NOW, **fits)
+    return best(fit, known["job_id"], known["attempt"], known["origin"], known["has_key"])
 
 
 def name_of(warm: Warm | None) -> str:
@@ -232,7 +235,7 @@ def test_a_claim_is_made_once_and_is_found_when_it_is_made_again(tmp_path: Path)
 
 
 def test_nobody_claims_with_a_key_that_another_home_has_made_for_the_same_slice(tmp_path: Path) -> None:
-    """Of two processes that submit an attempt at once each has made a key, and the slice was made with one of them."""
+    """Two processes that submit an attempt at once have each made a key, and the slice was made with one of them."""
     store = open_local(tmp_path, "test")
     one = offered(store, lease())
     assert claim(store, one.slice, 1, claim_of()._replace(key="ab" * 32)) == OTHER_KEY

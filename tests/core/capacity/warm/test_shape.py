@@ -45,8 +45,8 @@ def test_without_it_plan_and_task_are_what_they_were(tmp_path) -> None:
     task = rendered(plan, tmp_path)
     assert not {"keep", "shape"} & task.to_json().keys()
     assert (Task.from_json(task.to_json()).keep, task.shape) == (-1.0, "")
-    assert "keeps its slice warm for 10m" in planner.describe(plan_of(keep="10m"))
-    assert "takes a warm slice, and leaves none" in planner.describe(plan_of(keep="0s"))
+    assert "its own stays warm for 10m after it" in planner.describe(plan_of(keep="10m"))
+    assert "it takes a warm slice, and leaves none" in planner.describe(plan_of(keep="0s"))
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_pods_are_refused_by_name_and_with_the_reason() -> None:
 
 
 def test_a_container_and_several_processes_on_a_machine_are_refused() -> None:
-    with pytest.raises(Unsupported, match="keep= with container_image= is not possible on the tpu-vm backend"):
+    with pytest.raises(Unsupported, match="keep= with container_image= is not possible: what a container"):
         plan_of(keep="10m", container_image="ghcr.io/a/train:7")
     vms = {"accelerator": "h100x8", "backend": "compute", "cloud": Compute(zones=["us-central1-a"])}
-    with pytest.raises(Unsupported, match="keep= with processes= is not possible on the compute backend"):
+    with pytest.raises(Unsupported, match="keep= with processes= is not possible: no agent of several"):
         plan_of(keep="10m", processes="gpu", **vms)
     assert plan_of(keep="10m", **vms).keep == 600.0
 

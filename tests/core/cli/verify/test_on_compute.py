@@ -183,6 +183,8 @@ def test_a_slice_has_to_be_heard_whole_made_by_one_group_and_gone() -> None:
     assert _judged(SLICE, **{**well, "said": many, "hosts": 16, "wanted": 16}) == []
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_the_doctors_step_checks_what_is_asked_for(home: Path, tmp_path: Path) -> None:
     """Not a small sample of the platform: what is asked for may be in no zone while that is there."""
     with recorded.emulated(zones=ZONES, hosts=False) as cloud:

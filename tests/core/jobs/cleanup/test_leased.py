@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kinetic_orchestration.capacity.warm import releasing
 from kinetic_orchestration.capacity.warm.records import slices
-from kinetic_orchestration.jobs.cleanup import leased, reaper
+from kinetic_orchestration.jobs.cleanup import leased
 from kinetic_orchestration.jobs.cleanup.reaper import reap
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.job import ME
 from kinetic_orchestration.plan.values import Freed
-from kinetic_orchestration.platforms.google.rest import retries
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records import leases
 from kinetic_orchestration.protocol.wire.lease import ENDED
-from kinetic_orchestration.testing import Emulator
 from tests.support.kept_slices import ENDED_WELL, Here
-from tests.support.on_cloud import enter_deployment
 
 ZONES = ("us-east5-a", "us-east5-b")
-OLD = 600.0
 
-
-@pytest.fixture(scope="module")
-def clouds() -> Iterator[Emulator]:
-    with Emulator(zones=ZONES, hosts=False, creates_per_minute=None) as cloud:
-        yield cloud
-
-
-@pytest.fixture
-def here(
-    clouds: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[Here]:
-    enter_deployment(clouds, monkeypatch, request)
-    monkeypatch.setattr(retries, "CLIENT_SECONDS", 0.2)
-    monkeypatch.setattr(reaper, "AGAIN", 0.05)
-    for patience in ("SETTLED", "UNCLAIMED"):
-        monkeypatch.setattr(reaper, patience, -OLD)
-    yield Here(clouds, ZONES)
-    clouds.sweep()
-    clouds.wait_until_empty()
+pytestmark = pytest.mark.usefixtures("nothing_is_young")
 
 
 def test_hosts_that_are_cleaning_are_left_at_it_and_then_their_offer_is_refused_first(

@@ -24,11 +24,9 @@ from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.cleanup.reaper import reap
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.job import Job, open_job
-from kinetic_orchestration.jobs.trust import Trust
+from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.platforms import registry
-from kinetic_orchestration.platforms.google.rest import retries
 from kinetic_orchestration.platforms.google.tpu.backend import TpuVmBackend
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import open_local
@@ -38,8 +36,7 @@ from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator
 from tests.support.bucket import Bucket
-from tests.support.on_cloud import STAGED, Place, enter_deployment
-from tests.support.wire_tasks import in_spec
+from tests.support.on_cloud import Place, enter_deployment
 
 DAY = 86400.0
 
@@ -166,7 +163,7 @@ def test_a_placement_whose_attempt_has_its_verdict_is_released(home: Path) -> No
     assert not Path(placement["run"]).exists()
 
 
-@pytest.mark.turn(3)
+@pytest.mark.turn(5)
 @pytest.mark.slow
 def test_a_job_ends_with_its_owner_if_that_was_asked(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -200,25 +197,11 @@ ZONES = ("us-east5-a", "us-east5-b", "europe-west4-a")
 OLD = 1e6  # seconds, for a limit of patience that is over at once when it is taken from zero
 
 
-@pytest.fixture(scope="module")
-def clouds() -> Iterator[Emulator]:
-    with Emulator(zones=ZONES, hosts=False, creates_per_minute=None) as cloud:
-        yield cloud
-
-
 class Here(Place):
     """A submitter that is killed between any two of these lines."""
 
     def __init__(self, cloud: Emulator) -> None:
         super().__init__(cloud, ZONES)
-        self.made = 0
-
-    def admit(self, **plan: Any) -> Job:
-        self.made += 1
-        job = f"job-{self.made:012d}"
-        fields = {"name": "train", "plan": replace(self.plan, **plan).to_json(), "task": in_spec()}
-        self.store.create(names.spec(job), wire.encode({**fields, "staged": STAGED.to_json()}))
-        return open_job(job, self.store, self.backend, Trust(everything=True))
 
     def submit(self, job: Job, attempt: int = 1, *, deadline: float | None = None, zone: str = ZONES[0]) -> str:
         """The intent and the create call; the name of what is there then."""
@@ -231,20 +214,17 @@ class Here(Place):
     def reap(self, *, dry_run: bool = False, patience: float = 60.0) -> list[reaper.Reaped]:
         return reap(self.store, self.backend, self.settings, dry_run=dry_run, patience=patience)
 
-    def left(self) -> list[str]:
-        return [str(found["name"]).rpartition("/")[2] for found in self.cloud.queued_resources()]
-
 
 @pytest.fixture
 def here(
-    clouds: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    clouds: Emulator,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    nothing_is_young: None,
 ) -> Iterator[Here]:
     """A deployment of its own, whose records and resources need not be old to be so."""
     enter_deployment(clouds, monkeypatch, request)
-    monkeypatch.setattr(retries, "CLIENT_SECONDS", 0.2)
-    monkeypatch.setattr(reaper, "AGAIN", 0.05)
-    for patience in ("SETTLED", "UNCLAIMED"):
-        monkeypatch.setattr(reaper, patience, -OLD)
     yield Here(clouds)
     clouds.clear_faults()
     for pattern in ("*",):

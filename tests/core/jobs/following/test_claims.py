@@ -2,51 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
+from kinetic_orchestration.capacity.warm import releasing
+from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.verdicts import glimpse
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
-from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, Freed, Glimpse, Intent
+from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, Freed, Retry
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records import leases
-from kinetic_orchestration.protocol.wire.lease import CLAIMED, FREE
-from kinetic_orchestration.testing import Emulator
-from tests.support.kept_slices import TRUST, Here
-from tests.support.on_cloud import enter_deployment
+from kinetic_orchestration.protocol.wire.lease import CLAIMED, ENDED, FREE
+from tests.support.kept_slices import TRUST, Here, intent_of, submit
 
 ZONES = ("us-east5-a", "us-east5-b")
-
-
-@pytest.fixture(scope="module")
-def clouds() -> Iterator[Emulator]:
-    with Emulator(zones=ZONES, hosts=False, creates_per_minute=None) as cloud:
-        yield cloud
-
-
-@pytest.fixture
-def here(
-    clouds: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[Here]:
-    enter_deployment(clouds, monkeypatch, request)
-    yield Here(clouds, ZONES)
-    clouds.sweep()
-    clouds.wait_until_empty()
-
-
-def intent_of(job: Job, attempt: int = 1) -> Intent:
-    found = glimpse(job, attempt).intent
-    assert found is not None
-    return found
-
-
-def submit(job: Job, attempt: int = 1) -> str:
-    intent = intent_of(job, attempt)
-    return actions.submit(job, attempt, Glimpse(job.store.now(), intent), {})
 
 
 def verdict_of(job: Job, attempt: int = 1) -> wire.Verdict | None:
@@ -156,3 +126,72 @@ def test_a_slice_of_an_attempt_that_ended_badly_is_ended_first_and_then_deleted(
     held = leases.read(here.store, name)
     assert held is not None and held.lease.state != CLAIMED
     here.cloud.wait_until(lambda: not here.left())
+
+
+def test_a_retry_does_not_wait_for_a_slice_that_somebody_has_deleted(here: Here) -> None:
+    job = here.admit(retry=Retry(user=1))
+    actions.intend(job, 1)
+    name = here.make(job.job_id, 1)
+    failed = wire.Verdict(wire.ABORTED, "host", here.store.now(), cause=wire.USER, host=0, reason="no")
+    here.store.create(names.verdict(job.job_id, 1), failed.encode())
+
+    def intends() -> str:
+        return actions.perform(lifecycle.Intend(), job, 2, glimpse(job, 2), {})
+
+    assert "being cleaned" in intends()
+    assert here.store.read(names.intent(job.job_id, 2)) is None
+    placement = here.backend.place(here.plan, job.job_id, 1)
+    here.cloud.wait_until(lambda: here.backend.release(placement) is Freed.DONE)
+    here.cloud.wait_until(lambda: not intends(), 20.0)
+    assert "lease" not in intent_of(job, 2).placement
+    held = leases.read(here.store, name)
+    assert held is not None
+    assert (held.lease.state, held.lease.why) == (ENDED, "its hosts were gone before they could offer it")
+
+
+def makes_way(here: Here, name: str) -> bool:
+    opened = {here.plan.backend}
+    return releasing.make_way(here.store, here.backend, name, "chips", writer="me", opened=opened)
+
+
+def test_a_slice_of_another_platform_makes_way_by_its_hosts_and_no_call_of_this_one_names_it(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never above the share, and never stuck: nobody here sees it gone, and nobody else may be there to decide."""
+    first, name = here.kept()
+    lease = here.lease(first, name)
+    here.lease(first, name, placement={**lease.placement, "backend": "compute"})
+    assert [makes_way(here, name) for _ in range(2)] == [False, False]
+    held = leases.read(here.store, name)
+    assert held is not None
+    assert (held.lease.state, held.lease.why) == (ENDED, "chips")
+    assert here.left() == [name]
+    monkeypatch.setattr(releasing, "RELEASED", -1.0)
+    assert makes_way(here, name)
+    assert here.left() == [name]
+
+
+def test_a_slice_that_cannot_be_released_here_keeps_nobody_waiting_for_ever(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, name = here.kept()
+    lease = here.lease(first, name)
+    here.lease(first, name, placement={**lease.placement, "project": "another"})
+    assert [makes_way(here, name) for _ in range(2)] == [False, False]
+    monkeypatch.setattr(releasing, "RELEASED", -1.0)
+    assert makes_way(here, name)
+
+
+def test_a_damaged_lease_keeps_nobody_waiting_for_ever_either(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.store.put(names.lease("kinetic-a-b-1"), b"no lease")
+    assert not makes_way(here, "kinetic-a-b-1")
+    monkeypatch.setattr(releasing, "RELEASED", -1.0)
+    assert makes_way(here, "kinetic-a-b-1")
+    assert makes_way(here, "kinetic-none-b-1"), "there is none"
+
+
+def test_a_slice_that_serves_a_job_again_has_the_chips_of_that(here: Here) -> None:
+    first, name = here.kept()
+    here.claimed(first, name, by=here.admit())
+    assert makes_way(here, name)
+    assert here.left() == [name]

@@ -2,58 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
 from kinetic_orchestration.capacity.races.backend import Racing
 from kinetic_orchestration.capacity.warm import releasing
-from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.verdicts import glimpse
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.watching import attempts
-from kinetic_orchestration.plan.values import Freed, Glimpse, Intent
-from kinetic_orchestration.platforms.google.rest import retries
+from kinetic_orchestration.plan.values import Freed
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records import leases
 from kinetic_orchestration.protocol.wire.lease import ENDED, Lease
-from kinetic_orchestration.testing import Emulator
-from tests.support.kept_slices import ENDED_WELL, TRUST, Here
-from tests.support.on_cloud import enter_deployment
+from tests.support.kept_slices import ENDED_WELL, TRUST, Here, intent_of, submit
 
 ZONES = ("us-east5-a", "us-east5-b")
 
-
-@pytest.fixture(scope="module")
-def clouds() -> Iterator[Emulator]:
-    with Emulator(zones=ZONES, hosts=False, creates_per_minute=None) as cloud:
-        yield cloud
-
-
-@pytest.fixture
-def here(
-    clouds: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[Here]:
-    enter_deployment(clouds, monkeypatch, request)
-    monkeypatch.setattr(retries, "CLIENT_SECONDS", 0.2)
-    monkeypatch.setattr(reaper, "AGAIN", 0.05)
-    for patience in ("SETTLED", "UNCLAIMED"):
-        monkeypatch.setattr(reaper, patience, -600.0)
-    yield Here(clouds, ZONES)
-    clouds.sweep()
-    clouds.wait_until_empty()
-
-
-def intent_of(job: Job, attempt: int = 1) -> Intent:
-    found = glimpse(job, attempt).intent
-    assert found is not None
-    return found
-
-
-def submit(job: Job, attempt: int = 1) -> str:
-    return actions.submit(job, attempt, Glimpse(job.store.now(), intent_of(job, attempt)), {})
+pytestmark = pytest.mark.usefixtures("nothing_is_young")
 
 
 def raced(here: Here, winner: int | None = 1, *, has_ended: bool = True) -> tuple[Job, str, str]:
@@ -185,6 +151,16 @@ def test_the_reaper_deletes_the_loser_of_a_race_that_goes_on(here: Here) -> None
     assert here.left() == [second]
     times = attempts.times(here.store, job.job_id)[1]
     assert (times.freed, times.refused) == (None, False), "the attempt still has its hosts"
+
+
+def test_with_a_signing_key_no_place_goes_by_a_winner_of_a_job_whose_spec_nobody_vouches_for(here: Here) -> None:
+    """Whoever writes to the bucket may write who has won, and remove or replace the spec that says who signs it."""
+    job, first, second = raced(here, has_ended=False)
+    here.settings = replace(here.settings, signing_key="a key that others do not have")
+    assert here.reap() == []
+    here.store.delete(names.spec(job.job_id))
+    assert here.reap() == []
+    assert here.left() == [first, second]
 
 
 def test_the_end_of_its_run_refuses_the_offer_of_the_winner(here: Here) -> None:

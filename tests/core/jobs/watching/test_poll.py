@@ -194,7 +194,7 @@ class OfOneJob:
 
     def __init__(self, place: Place, number: int) -> None:
         self.job_id = f"job-{number:012d}"
-        self.cache = AttemptCache()
+        self.cache, self.turn_at = AttemptCache(), 0.0
         self.cache.intent = Intent(1, "boot", place.backend.place(place.plan, self.job_id, 1), 0.0, place.store.now())
 
 
@@ -320,6 +320,24 @@ def test_whom_nobody_wakes_later_looks_at_once_and_takes_no_look_away(paced: Cal
     watcher.unsubscribe(jobs[0].job_id, jobs[0])
     alone = functools.partial(look, place.store, place.backend, jobs[0].job_id, 1, Policy(), cache=jobs[0].cache)
     assert alone(poll=watcher.poll).observation.state == ABSENT, "as it is woken no more"
+
+
+def test_jobs_that_all_wait_in_a_line_are_polled_and_stepped_no_sooner_than_their_turns_are_worth_a_look(
+    paced: Callable[..., Place],
+) -> None:
+    place = paced(per_second=1.0, at_once=1)
+    first, back = (OfOneJob(place, number) for number in (1, 2))
+    watcher, now = PollingWatcher(place.store, place.backend), place.store.now()
+    for job in (first, back):
+        watcher.subscribe(job.job_id, job, reads=True)
+    assert watcher.poll_interval() <= 1.0
+    first.turn_at, back.turn_at = now + 1000.0, now + 2000.0
+    assert watcher.poll_interval() == 15.0, "a cancel is heard of by then"
+    assert watcher.sleep_seconds(restless=True, turn_at=first.turn_at) == pytest.approx(1000.0, abs=60.0)
+    first.turn_at = 0.0  # it has its turn
+    assert watcher.poll_interval() <= 1.0
+    watcher.unsubscribe(first.job_id, first)
+    assert watcher.poll_interval() == 15.0
 
 
 def test_each_follower_of_a_job_is_woken_and_sees_the_look_that_woke_it_though_a_scene_after_it_left_its_zone_out(

@@ -14,7 +14,9 @@ MONTHS = ("2026-02", "2026-11", "2026-12", "2028-02")
 LINES = (
     "0 3 * * *", "*/15 * * * *", "0 0 1 * *", "30 6,18 * * 1-5", "0 12 * * sun", "0 12 * * 7", "5 4 31 * *",
     "0 0 1,15 * 5", "7-59/13 */6 * * *", "0 9 * feb,DEC mon-fri", "0 0 13 * fri", "0 0 29 2 *", "59 23 * * 0,6",
-    "10/20 5 * * *", "@daily", "@hourly", "@weekly", "@monthly",
+    "10/20 5 * * *", "@daily", "@hourly", "@weekly", "@monthly", "0 0 */2 * MON", "0 0 1 * */2", "0 0 */2 * */2",
+    "0 0 13 * 0-6", "0 0 ? * MON", "0 0 13 * ?", "0 0 L * *", "0 0 L,15 * *", "0 0 L * MON", "0 0 * * 5#2", "0 0 * * fri#1,1#3",
+    "0 0 * * L5", "0 0 * * 0#5", "0 22-2 * * *", "0 0 * * fri-mon", "0 0 28-3 * *", "0 0 1 nov-feb *",
 )  # fmt: skip
 
 
@@ -43,7 +45,10 @@ def test_a_line_of_cron_runs_as_often_as_croniter_says(line: str) -> None:
         ("0 0 0 * *", "day of the month '0'"),
         ("0 0 * 13 *", "month '13'"),
         ("0 0 * * 8", "day of the week '8'"),
-        ("0 0 * * fri-mon", "day of the week 'fri-mon'"),
+        ("0 22-2/2 * * *", "hour '22-2/2'"),
+        ("0 0 * * 5#2,1", "day of the week '5#2,1'"),
+        ("0 0 * * 5#6", "day of the week '5#6'"),
+        ("0 0 13 * 5#2", "a numbered day of the week beside days of the month"),
         ("*/0 * * * *", "minute '\\*/0'"),
         ("1,,2 * * * *", "minute '1,,2'"),
         ("1- * * * *", "minute '1-'"),
@@ -51,12 +56,18 @@ def test_a_line_of_cron_runs_as_often_as_croniter_says(line: str) -> None:
         ("a * * * *", "minute 'a'"),
         ("٣ * * * *", "minute"),
         ("@reboot", "has 1 fields"),
-        ("0 0 L * *", "day of the month 'l'|day of the month 'L'"),
+        ("0 L * * *", "hour 'L'"),
+        ("0 ? * * *", "hour '\\?'"),
     ],
 )
 def test_what_is_no_line_of_cron_is_refused_with_the_field(line: str, said: str) -> None:
     with pytest.raises(UsageError, match=f"--cron is .*({said})"):
         schedules.cron("--cron", line)
+
+
+def test_the_presets_are_those_of_airflow() -> None:
+    presets = pytest.importorskip("airflow.timetables._cron").cron_presets
+    assert presets.items() <= schedules.NAMED.items()
 
 
 def test_an_interval_runs_as_often_as_it_fits_into_the_month() -> None:

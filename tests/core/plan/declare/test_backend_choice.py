@@ -117,7 +117,7 @@ def test_what_a_resource_says_of_any_vms_is_taken_by_those_of_compute_engine(opt
 @pytest.mark.parametrize("other", [{"reservation": "r"}, {"runtime_version": "x"}, {"num_slices": 2}])
 def test_what_means_something_else_on_cloud_tpu_is_not_taken_by_vms(other: dict[str, Any], home: Path) -> None:
     cloud = TpuVm(**other)
-    with pytest.raises(UsageError, match="l4 is no TPU"):
+    with pytest.raises(UsageError, match=r"l4 (is no TPU|has GPUs)"):
         planned(home, Options("l4", cloud=cloud))
     with pytest.raises(UsageError, match=r"cloud=TpuVm\(…\) has options of tpu-vm, and this job runs on compute"):
         planned(home, Options("v6e-8", backend="compute", cloud=cloud))

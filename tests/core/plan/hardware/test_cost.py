@@ -39,11 +39,11 @@ from kinetic_orchestration.plan.hardware.cost import (
 from kinetic_orchestration.plan.hardware.price_list import PRICES
 from kinetic_orchestration.plan.hardware.prices import Price, Purchase, dearest, price
 from kinetic_orchestration.plan.planner import describe, make_plan
-from kinetic_orchestration.plan.values import PRESENT, Change, Event, Limits, Plan, Retry
+from kinetic_orchestration.plan.values import PRESENT, Change, Event, Limits, Plan, Retry, Spent
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import LocalStore, open_local
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.protocol.wire.lease import FREE, Lease
+from kinetic_orchestration.protocol.wire.lease import ARMED, FREE, Lease
 from kinetic_orchestration.testing import Emulator
 from tests.support.wire_tasks import in_spec
 
@@ -362,10 +362,43 @@ def test_a_slice_that_is_offered_is_idle_until_now_but_no_longer_than_its_machin
     assert stay.is_offered and stay.idle == pytest.approx(480, abs=60)
     records.store.put(names.lease(lease.slice), lease._replace(until=NOW + now - 400).encode())
     (stay,) = usage.stays(records.store, records.job, kept=True)
-    assert stay.idle == pytest.approx(80 + usage.IDLE_ALLOWANCE, abs=0.01)
+    assert stay.idle == pytest.approx(80 + ARMED, abs=0.01)
     records.store.put(names.lease(lease.slice), b"{")
     (stay,) = usage.stays(records.store, records.job, kept=True)
     assert (stay.idle, stay.is_offered) == (0, False), "a damaged lease is ignored"
+
+
+def test_a_claimed_slice_is_charged_from_its_claim_to_whoever_claimed_it_also_if_its_hosts_are_dead(
+    records: Records,
+) -> None:
+    other = "job-ffffffffffff"
+    name = names.slice_of("gs://b/p", "prod", other, 1)
+
+    def intend(attempt: int, at: float, epoch: int, ran: tuple[int, ...]) -> None:
+        placement = {
+            "backend": "tpu-vm", "zone": ZONE, "name": name, "lease": {"slice": name, "epoch": epoch}
+        }  # fmt: skip
+        before = {"spent": Spent(moved=attempt - 1), "ran": list(ran)}
+        fields = {"attempt": attempt, "boot": "b", "placement": placement, "allowed": 0.0, "before": before}
+        records.write(names.intent(records.job, attempt), at, **fields)
+
+    intend(1, 100, 1, ())  # lost: another job was faster
+    records.judge(1, 110, wire.CLOSED, wire.INTERNAL)
+    intend(2, 200, 2, ())
+    lease = lease_of(records, 1, 50, slice=name, job=other, made_for=other)
+    lease = lease.claimed("job-eeeeeeeeeeee", 1, deadline=NOW + 9000, origin={}, writer="w", now=NOW + 105)
+    lease = lease.offered(until=NOW + 900, writer="w", now=NOW + 150)
+    lease = lease.claimed(records.job, 2, deadline=NOW + 9000, origin={}, writer="w", now=NOW + 210)
+    records.store.put(names.lease(name), lease.encode())
+    records.judge(2, 300, wire.CLOSED, wire.INTERNAL)  # no host has followed
+    records.store.put(names.lease(name), lease.ended("unserved", writer="w", now=NOW + 301).encode())
+    lost, unserved = records.stays()
+    assert (lost.ready, lost.queued) == (0, 10)
+    assert (unserved.ready, unserved.queued) == (90, 10)
+    records.start(2, 215, up=3)
+    assert records.stays()[1].ready == 90, "the seconds until its hosts have followed are paid for, too"
+    intend(3, 400, 3, (2,))
+    assert [stay.ready for stay in records.stays()] == [0, 90, 0]
 
 
 def test_an_attempt_that_never_had_hosts_only_queued(records: Records) -> None:
@@ -499,7 +532,7 @@ def test_a_cost_limit_bounds_what_the_hosts_are_told(tmp_path: Path) -> None:
     [
         (10, "v2-4", "", "KINETIC_PRICES=v2"),
         (0, "v5p-8", "", "a job that may cost nothing cannot run"),
-        ("10", "v5p-8", "", "limits.cost is '10': give dollars, as a number"),
+        ("10", "v5p-8", "", "limits.cost is '10': give US dollars, as list prices are, as a number"),
         (10, "v5p-8", "v5p=0", "costs nothing by KINETIC_PRICES"),
     ],
 )
@@ -604,7 +637,7 @@ def _trains() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(5)
 def test_goodput_counts_steps_that_were_not_done_again_and_tells_what_the_rest_went_to(home: Path) -> None:
     job = _trains.run_async()
     assert job.result(timeout=100) == 20
@@ -663,7 +696,7 @@ def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
 
 
 @pytest.mark.slow  # starts an emulated cloud
-@pytest.mark.turn(1)
+@pytest.mark.turn(5)
 def test_a_slice_whose_host_never_boots_costs_what_it_is_ready_says_so_and_ends_at_the_cost_limit(
     cloud: Emulator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,7 +57,7 @@ def test_a_batch_that_a_slice_cannot_divide_is_refused_when_the_options_are_writ
     for wrong in (-1, True, 2.5, "32"):
         with pytest.raises(UsageError, match="give the samples of one step on all hosts together"):
             check_options(Options(global_batch=wrong))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="reshard is 1, and should be bool"):
+    with pytest.raises(UsageError, match="reshard is 1, and should be True or False"):
         check_options(Options(reshard=1))  # type: ignore[arg-type]
 
 

@@ -497,6 +497,23 @@ def test_a_refresh_names_rows_of_machines_in_new_words_and_what_has_no_price_for
     assert "no price of h100 in us-east5, as the list has none of a3 core, a3 memory and local-ssd there" in err
 
 
+def test_a_refresh_names_the_prices_of_which_it_found_no_row_and_what_becomes_of_them(
+    cloud: Emulator, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows are reported when none matches: also what a list has had, and has no longer."""
+    gone = "TpuV6e running in Sao Paulo"
+    cloud.neighbours.skus = [*skus(), sku(gone, 3.1, ["southamerica-east1"])]
+    _, err = shown(capsys, "--refresh")
+    assert "no row has the price of v6e in asia-northeast1, on demand: that of 2026-08 stays" in err
+    assert "no row has the price of v6e in us-east1, on demand: that of 2024-12-23 stays" in err
+    assert "southamerica-east1" not in err
+    cloud.neighbours.skus = skus()
+    _, err = shown(capsys, "--refresh")
+    assert "no row has the price of v6e in southamerica-east1, on demand: it is not known any more" in err
+    told = json.loads(shown(capsys, "--json")[0])
+    assert not [row for row in told["prices"] if row["region"] == "southamerica-east1"]
+
+
 @pytest.mark.parametrize(
     "text",
     [

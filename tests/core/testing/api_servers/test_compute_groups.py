@@ -157,6 +157,8 @@ def test_google_s_client_sees_why_a_group_waits(google: Google, cloud: Emulator)
     google.done(google.groups.delete_unary(**google.in_zone, instance_group_manager="ko-w"))
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_google_s_client_makes_a_group_of_a_region_with_a_global_template(google: Google) -> None:
     google.parts()
     template = google.sent("InstanceTemplate", template_body())

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.fast
 
 STAGED = Staged(None, "", "", (), (), (), (), None, "", agent="a" * 64)
 SPEC = "5" * 64
-HOUR = 3600.0
+HOUR, DAY = 3600.0, 86400.0
 ZONE = "us-central1-a"
 IN_ZONE = f"projects/ours/zones/{ZONE}"
 
@@ -119,16 +119,34 @@ def test_every_body_is_what_googles_discovery_document_says(name: str) -> None:
 def test_a_vm_that_is_kept_may_run_longer_and_its_hosts_know_until_when(name: str) -> None:
     intent = intent_of(CASES[name])
     (plain,) = render(CASES[name], intent)
-    asked = Submission(CASES[name], STAGED, "job-0123456789ab", SPEC, intent, {}, lease_key="5e" * 32)
-    (kept,) = request.render(asked)
+    keeps = replace(CASES[name], keep=600.0)
+    (kept,) = request.render(Submission(keeps, STAGED, "job-0123456789ab", SPEC, intent, {}, lease_key="5e" * 32))
+    own = intent.deadline - intent.created - intent.wait
     more = int(kept["scheduling"]["maxRunDuration"]["seconds"]) - int(plain["scheduling"]["maxRunDuration"]["seconds"])
-    assert more == request.KEPT_RUN
+    assert more == 600.0 + max(own, request.NEXT_RUN), "one more attempt, and not as long as the API allows"
     told, before = ({one["key"]: one["value"] for one in body["metadata"]["items"]} for body in (kept, plain))
     orders = json.loads(told["kinetic"])
     assert orders["lease_key"] == "5e" * 32
     run = int(kept["scheduling"]["maxRunDuration"]["seconds"])
     assert orders["last"] == intent.created + run - request.SPARE
     assert not {"lease_key", "last"} & json.loads(before["kinetic"]).keys()
+
+
+@pytest.mark.parametrize(
+    ("model", "own", "run"),
+    [
+        (machines.ON_DEMAND, HOUR, HOUR + 600.0 + request.SPARE + request.NEXT_RUN),  # the next may have no limits
+        (machines.ON_DEMAND, 10 * DAY, 20 * DAY + 600.0 + request.SPARE),  # and is as long as this one
+        (machines.ON_DEMAND, 119 * DAY, request.LONGEST_RUN),
+        (machines.FLEX_START, 6 * DAY, 7 * DAY),
+    ],
+)
+def test_a_vm_that_may_be_kept_lives_as_long_as_one_more_attempt_takes_and_no_longer(
+    model: machines.Model, own: float, run: float
+) -> None:
+    intent = intent_of(CASES["l4"])._replace(deadline=intent_of(CASES["l4"]).created + own)
+    assert request.run_seconds(intent, model, keep=600.0) == run
+    assert request.run_seconds(intent, model) == min(own + request.SPARE, run)
 
 
 def test_a_disk_of_a_type_and_a_size_that_are_named_is_asked_for() -> None:
