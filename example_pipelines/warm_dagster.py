@@ -1,7 +1,8 @@
 """Shows three steps of one run that share a slice: it is requested once, and the next step finds it warm.
 
 `keep="10m"` on the resource is all of it: after its step the slice is cleaned and waits for ten minutes at most, the
-next step of the run takes it, and the last one leaves none. On this machine there is nothing to keep.
+next step of the run takes it, and the last one leaves none. A step that fails by its own code goes on there, from the
+copy of its checkpoint that the machine has. On this machine there is nothing to keep.
 
     python example_pipelines/warm_dagster.py             one run, here and now
     dagster dev -f example_pipelines/warm_dagster.py     the same in Dagster's own pages
@@ -19,6 +20,7 @@ import sys
 import dagster as dg
 
 from dagster_kinetic import KineticResource, build_kinetic_reaper_sensor, kinetic_asset
+from kinetic_orchestration import Retry, Training
 
 
 @kinetic_asset(accelerator="v5e-4")
@@ -29,7 +31,7 @@ def points() -> list[float]:
     return [float(x) for x in jnp.linspace(0.0, 1.0, 64)]
 
 
-@kinetic_asset(accelerator="v5e-4")
+@kinetic_asset(accelerator="v5e-4", retry=Retry(user=1))
 def slope(points: list[float]) -> float:
     """The slope of a line, learned on the slice that the step before has left."""
     import jax
@@ -37,15 +39,18 @@ def slope(points: list[float]) -> float:
 
     x = jnp.asarray(points)
     step = jax.jit(lambda slope: slope - 0.5 * jax.grad(lambda s: jnp.mean((s * x - 3 * x) ** 2))(slope))
-    found = jnp.zeros(())
-    for _ in range(100):
+    training = Training(every=20, total=100)
+    found, done = training.restore(jnp.zeros(()))
+    for number in range(done, 100):
         found = step(found)
+        training.step(number + 1, found, off=abs(found - 3))
+    training.finish(found)
     return float(found)
 
 
 @kinetic_asset(accelerator="v5e-4")
 def error(slope: float) -> float:
-    """How far the slope is off; the last step of the run, after which the slice is deleted."""
+    """Return by how much the slope is off; the last step of the run, after which the slice is deleted."""
     return abs(slope - 3)
 
 

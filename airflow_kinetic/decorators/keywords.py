@@ -29,4 +29,8 @@ class KineticOptions(OfTask, total=False):
     wait: bool
     zones: str | Sequence[str]
     by: str | None
+    race: int | str | None
+    priority: int | str | None
+    reshard: bool | str | None
+    global_batch: int | str | None
     partition_key: str | None

@@ -27,7 +27,7 @@ from airflow_kinetic.links.kinetic import (
 from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
 from airflow_kinetic.shared.parameters.declared import check, declared_with
-from kinetic_orchestration.plan.declare.choices import Choice, form_of
+from kinetic_orchestration.plan.declare.choices import OF_CAPACITY, Choice, form_of
 from kinetic_orchestration.plan.declare.cloud import CloudOptions, refuse_gone
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
@@ -57,8 +57,14 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     :param regions: regions of Google Cloud, by the same rule, in place of `zones` (templated)
     :param by: what decides among several choices: ``"order"``, ``"price"`` or ``"start"``; by default the connection's,
         else the order (templated)
+    :param race: how many places are asked at once, 2 or 3; by default the connection's, else one (templated)
     :param keep: how long the slice stays warm for the next task with `keep`, such as ``"10m"``; ``"0s"`` takes a warm
         slice and leaves none; by default the connection's (templated)
+    :param priority: where chips are shared, jobs of a higher one have their turn first; by default the connection's,
+        else as set for Airflow (templated)
+    :param reshard: an attempt may go on from a checkpoint of another number of hosts or devices; by default the
+        connection's (templated)
+    :param global_batch: samples of one step on all hosts together; by default the connection's (templated)
     :param name: the job's name; by default that of its function or script (templated)
     :param env: variables of the program, visible to all readers of the store: secrets go in `secrets` (templated)
     :param gcp_conn_id: the connection to Google Cloud, ``google_cloud_default`` if none is named. A job on this machine
@@ -85,7 +91,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     template_fields: Sequence[str] = (
         "op_args", "op_kwargs", "script", "accelerator", "name", "env", "zone", "zones", "project_id", "gcp_conn_id",
         "impersonation_chain", "store", "deployment", "cluster", "namespace", "output_dir", "partition_key",
-        "container_image", "labels", "profile", "capacity", "regions", "by", "keep",
+        "container_image", "labels", "profile", *OF_CAPACITY,
     )  # fmt: skip
     template_fields_renderers: ClassVar[dict[str, str]] = {"op_args": "py", "op_kwargs": "py", "env": "json"}
     shallow_copy_attrs: Sequence[str] = ("python_callable",)
@@ -121,7 +127,11 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         capacity: str | Sequence[str] | None = None,
         regions: str | Sequence[str] | None = None,
         by: str | None = None,
+        race: int | str | None = None,
         keep: float | str | None = None,
+        priority: int | str | None = None,
+        reshard: bool | str | None = None,
+        global_batch: int | str | None = None,
         backend: str | None = None,
         store: str | None = None,
         deployment: str | None = None,
@@ -140,9 +150,6 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         output_dir: str | None = None,
         distributed: bool | None = None,
         keras_backend: str | None = None,
-        reshard: bool = False,
-        global_batch: int = 0,
-        race: int = 1,
         processes: int | str | None = None,
         profile: Profile | int | str | None = None,
         partition_key: str | None = None,
@@ -173,7 +180,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self.spot = spot
         self.capacity = capacity
         self.regions = regions
-        self.by, self.keep = by, keep
+        self.by, self.race, self.keep = by, race, keep
+        self.priority, self.reshard, self.global_batch = priority, reshard, global_batch
         self.backend = backend
         self.store = store
         self.deployment = deployment
@@ -192,7 +200,6 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self.output_dir = output_dir
         self.distributed = distributed
         self.keras_backend, self.processes = keras_backend, processes
-        self.reshard, self.global_batch, self.race = reshard, global_batch, race
         self.profile = profile
         self.partition_key = partition_key
         self.labels = labels

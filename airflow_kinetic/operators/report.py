@@ -62,7 +62,11 @@ class TaskReport:
         if operator.do_xcom_push and job.plan().choices:  # the last attempt may have taken another one
             self._context["ti"].xcom_push(key=WHERE_KEY, value=job.plan_of(outcome.attempt).where)
         profile, curves = self._show_profile(), self.show_curves()
-        value, whole = value_for_xcom(job, outcome, xcom_limit())
+        try:
+            value, whole = value_for_xcom(job, outcome, xcom_limit())
+        except Exception:
+            self._wait_until_offered(outcome)  # the next try may begin at once
+            raise
         if not whole:
             operator.multiple_outputs = False  # one URI, regardless of the function's annotation
             self._log.info(
@@ -71,11 +75,15 @@ class TaskReport:
             )  # fmt: skip
         more = {"value": "" if value is None else uri_of_result(job, outcome), "profile": profile, "curves": curves}
         self.extend_outlet_events(outcome, metrics, more)
-        if job.plan().keep:
+        self._wait_until_offered(outcome)
+        return value
+
+    def _wait_until_offered(self, outcome: Outcome) -> None:
+        """Wait a moment until the hosts of a job with `keep` offer their slice, so that the next task finds it."""
+        if self._job.plan().keep:
             from kinetic_orchestration.jobs.cleanup import kept_slices
 
-            kept_slices.wait_until_offered(job, outcome.attempt)
-        return value
+            kept_slices.wait_until_offered(self._job, outcome)
 
     def _show_profile(self) -> str:
         """Log and link the location of the profile, and return it; "" if there is none."""

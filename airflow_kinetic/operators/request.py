@@ -16,9 +16,9 @@ from kinetic_orchestration.jobs.request import Draft, draft, settings_of
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration.settings import with_project
 from kinetic_orchestration.plan.declare.backend_choice import KINETIC_BACKENDS
-from kinetic_orchestration.plan.declare.choices import ways
+from kinetic_orchestration.plan.declare.choices import OF_CAPACITY, ways
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options, name_of, slice_of
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options, name_of, slice_of, unkept
 from kinetic_orchestration.plan.values import traits_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def spec_of(operator: KineticTPUOperator, context: Context) -> JobSpec:
 
 
 def _with_extras(options: Options, operator: KineticTPUOperator, location: JobLocation) -> Options:
-    """Return the options with how, where and by which rule hardware is bought by the connection's extra, where the
+    """Return the options with what the connection's extra says of how hardware is chosen, bought and held, where the
     task does not say it itself.
     """
     from airflow_kinetic.shared.connection import Connection
@@ -87,11 +87,13 @@ def _with_extras(options: Options, operator: KineticTPUOperator, location: JobLo
     traits = traits_of(location.backend)
     if options.zone or options.regions or getattr(cloud, "zones", ()) or traits is None or not traits.in_zones:
         extras.pop("regions", None)
-    for name in ("by", "keep"):
+    for name in set(OF_CAPACITY) - {"capacity", "regions"}:
         if getattr(operator, name) not in (None, ""):
             extras.pop(name, None)
-    if not (traits is not None and traits.may_be_kept) or options.container_image or options.processes:
+    if not (traits is not None and traits.may_be_kept) or any(map(unkept, ways(options))):
         extras.pop("keep", None)  # which is meant for those of its tasks that can
+    if not (traits is not None and traits.races):
+        extras.pop("race", None)  # as well
     try:
         return check_options(dataclasses.replace(options, **extras)) if extras else options
     except UsageError as error:

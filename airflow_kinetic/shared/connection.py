@@ -19,6 +19,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
 from kinetic_orchestration.errors import CredentialsError, UsageError
+from kinetic_orchestration.plan.declare.choices import OF_CAPACITY, from_text
 from kinetic_orchestration.platforms.google import credentials
 
 try:
@@ -112,11 +113,11 @@ class Connection(GoogleBaseHook):
         return str(self._get_field(name) or "")
 
     def buying(self) -> dict[str, Any]:
-        """Return what the connection's extra says of how hardware is bought: `capacity` and `regions`, as lists or as
-        text with commas, `by`, and for how long it is kept.
+        """Return what the connection's extra says of `OF_CAPACITY`, as `run` takes it: how hardware is chosen, bought
+        and held. Lists may be text with commas.
         """
-        found = {name: self._get_field(name) for name in ("capacity", "regions", "by", "keep")}
-        return {name: given for name, given in found.items() if given or (name == "keep" and given == 0)}
+        found = {name: from_text(name, self._get_field(name)) for name in OF_CAPACITY}
+        return {name: given for name, given in found.items() if given or (name in ("keep", "priority") and given == 0)}
 
     def project_of(self, given: str | None, otherwise: str) -> str:
         """The project to work in: the given one, the connection's, or the one in the settings. Never none."""

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from kinetic_orchestration.errors import KineticError, UsageError
 from kinetic_orchestration.plan.declare import profile
-from kinetic_orchestration.plan.declare.choices import accelerators_of, form_of, non_default
+from kinetic_orchestration.plan.declare.choices import OF_CAPACITY, accelerators_of, form_of, non_default
 from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm, refuse_gone
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
@@ -76,6 +76,19 @@ class LimitsConfig(_Group):
     total: str | None = Field(default=None, description="All attempts together.")
     stall: str | None = Field(default=None, description="Without progress.")
     cost: float | None = Field(default=None, description="Dollars, over all attempts.")
+
+    @field_validator("cost", mode="before")
+    @classmethod
+    def _dollars(cls, cost: Any) -> Any:
+        """Refuse an amount in a text, such as one of another currency, with what to write."""
+        if isinstance(cost, str):
+            try:
+                return float(cost)
+            except ValueError:
+                from kinetic_orchestration.plan.hardware.cost import check_usd
+
+                check_usd(cost)
+        return cost
 
     def to_core(self) -> Limits:
         return Limits(**_given(self))
@@ -210,7 +223,11 @@ class KineticRunConfig(dg.Config):
     regions: list[str] = Field(default=[], description="Regions to look for capacity in, the first choice first.")
     zones: list[str] = Field(default=[], description="Where to look for capacity, the first choice first.")
     by: str | None = Field(default=None, description="What decides among several: order, price or start.")
+    race: int | None = Field(default=None, description="How many places are asked at once.")
     keep: str | None = Field(default=None, description="How long the slice stays warm for the next job, such as 10m.")
+    priority: int | None = Field(default=None, description="Jobs of a higher one have their turn first.")
+    reshard: bool | None = Field(default=None, description="Whether it goes on from checkpoints of other sizes.")
+    global_batch: int | None = Field(default=None, description="Samples of one step on all hosts together.")
     cluster: str | None = Field(default=None, description="Another cluster: a context of the kubeconfig, or of GKE.")
     namespace: str | None = Field(default=None, description="Another namespace of the cluster.")
     limits: LimitsConfig = Field(default=LimitsConfig(), description="Other bounds; those not named stay.")
@@ -234,10 +251,7 @@ class KineticRunConfig(dg.Config):
         asked = {
             "accelerator": accelerators_of(self.accelerator),
             "spot": self.spot,
-            "capacity": self.capacity or None,
-            "regions": self.regions or None,
-            "by": self.by,
-            "keep": self.keep,
+            **{name: value for name in OF_CAPACITY if (value := getattr(self, name)) != []},
             "cloud": TpuVm(zones=tuple(self.zones)) if self.zones else None,
             "cluster": self.cluster,
             "namespace": self.namespace,

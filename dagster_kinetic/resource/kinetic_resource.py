@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import difflib
 import itertools
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
@@ -34,16 +34,19 @@ from kinetic_orchestration.api.decorator import RemoteCallable
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.plan.configuration import settings, store_address
 from kinetic_orchestration.plan.declare.backend_choice import asked_backend
-from kinetic_orchestration.plan.declare.choices import Choice, non_default
+from kinetic_orchestration.plan.declare.choices import OF_CAPACITY, Choice, non_default, ways
 from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kubernetes, TpuVm, as_compute
 from kinetic_orchestration.plan.declare.spec import (
     OPTION_NAMES,
     JobSpec,
     Options,
+    check_declared,
     check_function,
     check_options,
     check_part,
+    cluster_of,
     name_of,
+    unkept,
 )
 from kinetic_orchestration.plan.emulation import kinetics_own
 
@@ -97,9 +100,17 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     regions: list[str] = Field(default=[], description="Regions to look for capacity in, instead of zones.")
     by: str = Field(default="order", description="What decides among several choices: order, price or start.")
+    race: int = Field(
+        default=1, description="How many places are asked at once, of which the first with hosts is kept."
+    )
     keep: str | None = Field(
         default=None, description="How long a job's slice stays warm for the next one with keep, such as 10m."
     )
+    priority: int | None = Field(
+        default=None, description="Where chips are shared, jobs of a higher one have their turn first."
+    )
+    reshard: bool = Field(default=False, description="Go on from checkpoints of another number of hosts or devices.")
+    global_batch: int = Field(default=0, description="Samples of one step on all hosts together, on every slice.")
     cloud: TpuVmConfig = Field(default=TpuVmConfig(), description="What only Cloud TPU understands.")
     cluster: str | None = Field(default=None, description="The cluster: a context of the kubeconfig, or one of GKE.")
     namespace: str | None = Field(default=None, description="The namespace of the cluster.")
@@ -354,8 +365,10 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def _options(self, given: Mapping[str, Any], context: _compat.Context = None) -> Options:
         """Complete options: the given ones, completed by this resource's and overridden by those of the launch."""
         options = _laid_over(self._own(), given)
-        for launch in (*_tagged(context), self._launch):
+        launches = [each for each in (*_tagged(context), self._launch) if each is not None]
+        for launch in launches:
             options = _overridden(options, launch)
+        options = _without_unfit(options, {*given, *(name for each in launches for name in each.to_options())})
         if not _compat.is_direct(context):
             options = replace(options, labels={**_labels_of(context), **(options.labels or {})})
         may_be_last = self._only_call_of and not options.retry.user  # else it takes its own slice again
@@ -367,10 +380,10 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """The options that this resource sets."""
         plain = (
             *("project", "store", "deployment", "backend", "cluster", "namespace", "spot", "requirements"),
-            *("container_image", "output_dir", "by", "keep"),
+            *("container_image", "output_dir", *OF_CAPACITY),
         )
-        several = ("capacity", "regions", "first_party", "capture_env_vars", "secrets", "labels")
-        own = {name: value for name in (*plain, *several) if (value := getattr(self, name))}
+        several = ("first_party", "capture_env_vars", "secrets", "labels")
+        own = {name: value for name in (*plain, *several) if (value := getattr(self, name)) or value == 0}
         groups: dict[str, Any] = {name: getattr(self, name).to_core() for name in _GROUPS}
         if (asked := self.profile.to_core()) is not None:
             own["profile"] = asked
@@ -445,7 +458,7 @@ def options_of(accelerator: Accelerator | None, given: Mapping[str, Any], decora
             "say which accelerator the function runs on, such as accelerator='v5e-8'; 'cpu' is one host without any. "
             "`kinetic-orchestration accelerators` lists them all"
         )
-    return check_options(replace(decorated or _SILENT, **given))
+    return check_declared(check_options(replace(decorated or _SILENT, **given)))
 
 
 def _laid_over(options: Options, given: Mapping[str, Any]) -> Options:
@@ -505,9 +518,17 @@ def _tagged(context: _compat.Context) -> Iterator[KineticRunConfig]:
             yield from_tag(tags[TAG], whose)
 
 
-def _overridden(options: Options, launch: KineticRunConfig | None) -> Options:
-    if launch is None:
-        return options
+def _without_unfit(options: Options, said: Collection[str]) -> Options:
+    """Return the options without `keep` and `race` where such a job cannot have them, unless the job or its launch has
+    said them: a resource means them for those of its jobs that can."""
+    if options.keep is not None and "keep" not in said and any(map(unkept, ways(options))):
+        options = replace(options, keep=None)
+    if options.race > 1 and "race" not in said and any(map(cluster_of, ways(options))):
+        options = replace(options, race=1)
+    return options
+
+
+def _overridden(options: Options, launch: KineticRunConfig) -> Options:
     asked = launch.to_options()
     if "accelerator" in asked and isinstance(options.cloud, TpuVm):  # which may have named it in Cloud TPU's own way
         options = replace(options, cloud=replace(options.cloud, accelerator_type=""))

@@ -19,6 +19,9 @@ from kinetic_orchestration.plan.messages import warn
 if TYPE_CHECKING:
     from kinetic_orchestration.jobs.cleanup.reaper import Reaped
 
+PARENT, WILL_RETRY = "dagster/parent_run_id", "dagster/will_retry"  # tags of Dagster's own
+_MOST_CHILDREN = 20  # re-executions of a run that are looked at, the newest first
+
 
 def build_kinetic_reaper_sensor(
     name: str = "kinetic_reaper",
@@ -87,7 +90,8 @@ def _reaped(place: Mapping[str, str | None]) -> list[Reaped]:
 
 def _released(instance: dg.DagsterInstance, place: Mapping[str, str | None]) -> int:
     """Release the slices that runs have left which are over. What a detached asset's job has left is for the run that
-    goes on with it, and runs that this instance does not know are another's.
+    goes on with it, as is what a run has left that is executed again now; runs that this instance does not know are
+    another's.
     """
     from kinetic_orchestration.jobs.cleanup import kept_slices
     from kinetic_orchestration.plan.configuration import settings
@@ -96,10 +100,16 @@ def _released(instance: dg.DagsterInstance, place: Mapping[str, str | None]) -> 
     def is_over(run: kept_slices.Run) -> bool:
         orchestrator, _, name = run
         found = instance.get_run_by_id(name) if orchestrator == "dagster" else None
-        return found is not None and found.is_finished and WAITS not in found.tags
+        return found is not None and found.is_finished and WAITS not in found.tags and not _goes_on(instance, found)
 
     here = settings.load(None, **place)
     return kept_slices.release_runs(open_store(here.store, here.deployment), here, is_over)
+
+
+def _goes_on(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Return True if a run that has ended is executed again now, or is about to be by its retry policy."""
+    children = instance.get_runs(dg.RunsFilter(tags={PARENT: run.run_id}), limit=_MOST_CHILDREN)
+    return any(not child.is_finished for child in children) or (not children and run.tags.get(WILL_RETRY) == "true")
 
 
 def _cancel_all(place: Mapping[str, str | None]) -> tuple[int, list[KineticError]]:

@@ -35,6 +35,7 @@ from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.identity import Identity
+from kinetic_orchestration.plan.values import Outcome
 from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
 
 LONGEST_ANCESTRY = 64
@@ -153,12 +154,14 @@ def launch_in_step(asked: Draft, context: _compat.Context, call: str) -> Job:
         return launching.launch(request_of(asked, step_call_of(context, call)))
 
 
-def _wait_until_offered(context: _compat.Context, handle: JobHandle[Any], attempt: int) -> None:
-    """Wait a moment until the hosts of a job with `keep` offer their slice: then the next step of the run finds it."""
+def _wait_until_offered(context: _compat.Context, handle: JobHandle[Any], outcome: Outcome) -> None:
+    """Wait a moment until the hosts of a job with `keep` offer their slice: then the next step of the run finds it, and
+    so does the next try of a step that has failed by its own code.
+    """
     if handle._job.plan().keep and not _compat.is_direct(context):
         from kinetic_orchestration.jobs.cleanup import kept_slices
 
-        kept_slices.wait_until_offered(handle._job, attempt)
+        kept_slices.wait_until_offered(handle._job, outcome)
 
 
 def run_in_step(
@@ -207,9 +210,10 @@ def run_in_step(
                 raise
             except Exception as error:
                 failure = narrator.failed(error, outcome)
+                _wait_until_offered(context, handle, outcome)
                 raise failure from failure.__cause__
             narrator.end()
-            _wait_until_offered(context, handle, outcome.attempt)
+            _wait_until_offered(context, handle, outcome)
             return value
     except JobCancelled as error:
         raise dg.Failure(str(error), metadata={"kinetic/job_id": error.job_id}, allow_retries=False) from None

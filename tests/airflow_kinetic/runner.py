@@ -222,6 +222,65 @@ def declare(options: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def declare_each(rows: list[tuple[dict[str, Any], dict[str, str]]]) -> dict[str, Any]:
+    """The error that a DAG file gets for the options of each row while it is parsed with these variables, by each way to
+    declare a task."""
+    from airflow.sdk import DAG
+
+    from airflow_kinetic import KineticTPUOperator, kinetic_task
+
+    ways: dict[str, Callable[..., Any]] = {
+        "operator": lambda **given: KineticTPUOperator(task_id="t", python_callable=print, **given),
+        "decorator": lambda **given: kinetic_task(**given)(counts)(1),
+        "mapped": lambda **given: KineticTPUOperator.partial(task_id="t", python_callable=print, **given).expand(
+            op_args=[["a"], ["b"]]
+        ),
+    }
+    found: dict[str, list[str | None]] = {name: [] for name in ways}
+    for options, environ in rows:
+        os.environ.update(environ)
+        for name, declared in ways.items():
+            try:
+                with DAG("declared", schedule=None):
+                    declared(**options)
+                found[name].append(None)
+            except ValueError as error:
+                found[name].append(f"{type(error).__name__}: {error}")
+        for variable in environ:
+            del os.environ[variable]
+    return found
+
+
+def options_by_each_way(given: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """The options of a job by what a task, its templates, its decorator or its connection says. `others`: what else."""
+    import dataclasses
+
+    from airflow.sdk import DAG
+
+    from airflow_kinetic import kinetic_task
+    from airflow_kinetic.operators.request import draft_of, spec_of
+
+    templates = {name: f"{{{{ params.{name} }}}}" for name in given}
+    found: dict[str, Any] = {}
+    for way, options, native in (
+        ("the task", given, False), ("templates", templates, False), ("native templates", templates, True),
+        ("the decorator", given, False), ("the connection", {}, False),
+    ):  # fmt: skip
+        with DAG("says", schedule=None, render_template_as_native_obj=native):
+            if way == "the decorator":
+                task = kinetic_task(**{**others, **options})(counts)(1).operator
+            else:
+                task = task_of(says_and_waits, op_args=["no marker"], **{**others, **options})
+        task.render_template_fields({"params": given})
+        extra = {"is_anonymous": True, "project": "p", **(given if way == "the connection" else {})}
+        connection = {"conn_type": "google_cloud_platform", "extra": extra}
+        os.environ["AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT"] = json.dumps(connection)
+        spec = draft_of(task, {})[0].spec if way == "the connection" else spec_of(task, {})
+        made = dataclasses.asdict(spec.options)
+        found[way] = {name: made[name] for name in given}
+    return found
+
+
 def declare_mapped(
     ways: list[str],
     options: dict[str, Any] | None = None,
@@ -1735,6 +1794,8 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
         sensor_out_of_time,
         poked_while_its_store_is_away,
         rendered_zones,
+        declare_each,
+        options_by_each_way,
         choices_of,
         stored_with_its_dag,
         rendered_arguments,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tests.airflow_kinetic.conftest import Airflow
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(5)
 @pytest.mark.timeout(900)
 def test_a_week_takes_one_of_the_slices_that_its_parameter_names(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="capacity_airflow", conf={"slices": ["v5e-8", "v5e-4"]})
@@ -20,13 +21,25 @@ def test_a_week_takes_one_of_the_slices_that_its_parameter_names(airflow: Airflo
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(5)
 @pytest.mark.timeout(900)
 def test_on_this_machine_a_task_that_would_ask_two_places_has_one(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="race_airflow")
     assert done["state"] == "success", done["log"][-5000:]
     assert abs(done["xcoms"]["train/return_value"] - 3) < 0.01
     assert "race= has no meaning on the local backend" in done["log"]
+
+
+@pytest.mark.slow
+@pytest.mark.turn(5)
+@pytest.mark.timeout(900)
+def test_tasks_share_chips_each_with_its_own_priority(airflow: Airflow, home: Path) -> None:
+    done = airflow("run_dag", home, dag_id="shared_airflow", environ={"KINETIC_CHIPS": "v5e=8"})
+    assert done["state"] == "success", done["log"][-5000:]
+    assert abs(done["xcoms"]["nightly/return_value"] - 3) < 0.01
+    assert {f"trial[{number}]" for number in range(3)} < done["states"].keys()
+    turns = [json.loads(path.read_bytes())["plan"]["turn"] for path in home.rglob("jobs/*/in/spec.json")]
+    assert sorted(turn["priority"] for turn in turns) == [-10, -10, -10, 10]
 
 
 @pytest.mark.slow

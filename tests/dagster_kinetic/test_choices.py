@@ -1,6 +1,8 @@
 """Several accelerators, regions and ways of buying, wherever Dagster takes the options of a job."""
 
 import json
+import threading
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -21,6 +23,7 @@ from dagster_kinetic.resource.config import TAG
 from kinetic_orchestration import Choice, Compute, Limits, TpuVm
 from kinetic_orchestration.errors import KineticError, NotEmulated, UsageError
 from kinetic_orchestration.plan.declare.spec import Options
+from tests.support.waits import wait_until
 
 pytestmark = [
     pytest.mark.usefixtures("shared_home"),
@@ -227,3 +230,45 @@ def test_a_share_of_a_pipeline_means_the_asset_as_a_budget_does(
     if is_refused:
         [failure] = result.get_step_failure_events()
         assert "takes 4 chips of the share pipeline:model=2, and so could never run" in str(failure.step_failure_data)
+
+
+@kinetic.run(accelerator="v5e-4")
+def holds(path: str) -> None:
+    import os
+    import time
+
+    while not os.path.exists(path):
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_step_that_waits_for_its_share_of_chips_tells_its_place_in_the_line_in_its_run(
+    instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waiting is not a failure and says its place in the line."""
+    monkeypatch.setenv("KINETIC_DEPLOYMENT", "waits-in-line")
+    monkeypatch.setenv("KINETIC_CHIPS", "v5e=4")
+    job = holds.run_async(str(tmp_path / "go"))
+
+    def told() -> list[str]:
+        return [
+            entry.message or entry.user_message
+            for run in instance.get_runs()
+            for entry in instance.all_logs(run.run_id)
+        ]
+
+    def make_room() -> None:
+        wait_until(lambda: any("in line" in text for text in told()), "its place in the line", within=100.0)
+        (tmp_path / "go").touch()
+        job.result(timeout=60.0)
+
+    thread = threading.Thread(target=make_room)
+    thread.start()
+    asset = kinetic_asset(name="model", accelerator="v5e-4")(hosts)
+    try:
+        result = dg.materialize([asset], resources={"kinetic": KineticResource()}, instance=instance)
+    finally:
+        (tmp_path / "go").touch()
+        thread.join()
+    assert result.success
+    assert any("queued: 1st in line for 4 of v5e=4 chips (4 in use)" in text for text in told())

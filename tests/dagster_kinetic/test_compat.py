@@ -194,7 +194,7 @@ def test_without_captured_logs_the_lines_are_in_the_steps_own(instance, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(5)
 @pytest.mark.parametrize("where", [_compat.LEFT_BY, _compat.PLAN_OF_RUN, _compat.KNOWN_STATE])
 def test_without_the_state_of_a_parent_a_run_by_from_failure_begins_anew(instance, monkeypatch, where) -> None:
     job = dg.Definitions(

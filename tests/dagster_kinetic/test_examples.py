@@ -68,6 +68,12 @@ def test_three_steps_of_a_run_say_that_they_share_a_slice(tmp_path):
 
 
 @pytest.mark.slow
+def test_steps_share_chips_of_which_the_third_at_once_waits_for_its_turn(tmp_path):
+    said = run("shared_dagster.py", tmp_path)
+    assert re.search(r"result +a slope of 3\.00, and trials: \{'0\.1': 3\.0, '0\.3': 3\.0, ", said), said[-2000:]
+
+
+@pytest.mark.slow
 def test_on_this_machine_a_step_that_would_ask_two_places_has_one(tmp_path):
     said = run("race_dagster.py", tmp_path)
     assert re.search(r"result +a slope of 3\.00, on the one place that was asked", said), said[-2000:]

@@ -647,7 +647,7 @@ work.execute_in_process(raise_on_error=False)
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(5)
 def test_the_program_ends_with_its_run(script, tmp_path):
     """A run of its own, outside of any instance: nobody could come back for its job."""
     script(

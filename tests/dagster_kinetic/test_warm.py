@@ -18,14 +18,17 @@ from dagster_kinetic import (
     kinetic_op,
 )
 from dagster_kinetic.resource.config import TAG
+from dagster_kinetic.step.ticket import WAITS
 from kinetic_orchestration import Kubernetes, Retry
 from kinetic_orchestration.api.opening import place_of
 from kinetic_orchestration.capacity.warm.records import slices
 from kinetic_orchestration.errors import KineticError, Unsupported
 from kinetic_orchestration.plan.declare.spec import Options
-from kinetic_orchestration.protocol.wire.lease import FREE
+from kinetic_orchestration.protocol.wire.lease import ENDED, FREE
 from kinetic_orchestration.testing import Emulator
 from tests.dagster_kinetic.test_choices import component
+from tests.support.kept_slices import Here
+from tests.support.on_cloud import enter_deployment
 from tests.support.waits import wait_until
 
 pytestmark = [
@@ -140,6 +143,8 @@ def test_of_a_part_of_the_assets_the_last_one_of_the_run_leaves_none(launched: A
     assert found == {"prepared": 600.0, "trained": 0.0}
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_of_steps_side_by_side_none_is_known_to_be_the_last(launched: Any) -> None:
     found = launched(prepared, trained, evaluated, compared)
     assert found == dict.fromkeys(("prepared", "trained", "evaluated", "compared"), 600.0)
@@ -150,6 +155,8 @@ def test_a_step_whose_job_tries_again_keeps_its_own_slice_for_that(launched: Any
     assert launched(again) == {"hosts": 600.0}
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_steps_of_dynamic_outputs_and_calls_in_a_step_of_ones_own_are_none_of_which_it_is_known(home: Path) -> None:
     @dg.op(out=dg.DynamicOut())
     def rates() -> Iterator[dg.DynamicOutput[int]]:
@@ -197,7 +204,7 @@ def broken(second: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(5)
 @pytest.mark.timeout(900)
 def test_three_steps_request_one_slice_which_goes_with_the_last_one(tpu_cloud: Emulator, new_instance: Any) -> None:
     with new_instance() as instance:
@@ -209,7 +216,7 @@ def test_three_steps_request_one_slice_which_goes_with_the_last_one(tpu_cloud: E
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(5)
 @pytest.mark.timeout(900)
 def test_what_a_run_that_failed_has_left_is_released_by_the_reaper_sensor(
     tpu_cloud: Emulator, new_instance: Any
@@ -234,3 +241,155 @@ def test_what_a_run_that_failed_has_left_is_released_by_the_reaper_sensor(
 
 def made_of_the_broken(broken: int) -> int:
     return broken
+
+
+class Once(dg.Config):
+    """`mark`: a file that the first try of the step leaves, which fails then."""
+
+    mark: str
+
+
+@kinetic_op(**SMALL)
+def begun() -> int:
+    return 1
+
+
+@kinetic_op(**SMALL)
+def fails_once(begun: int, config: Once) -> int:
+    if not Path(config.mark).exists():
+        Path(config.mark).touch()
+        raise ValueError("on purpose")
+    return begun + 1
+
+
+@kinetic_op(**SMALL)
+def ended(number: int) -> int:
+    return number + 1
+
+
+@dg.job(resource_defs={"kinetic": KineticResource()})
+def retried() -> None:
+    ended(fails_once(begun()))
+
+
+@pytest.mark.slow
+@pytest.mark.turn(2)
+@pytest.mark.timeout(900)
+def test_a_re_execution_from_failure_goes_on_with_the_slice_that_the_failed_step_has_left(
+    tpu_cloud: Emulator, new_instance: Any, tmp_path: Path
+) -> None:
+    config = {"ops": {"fails_once": {"config": {"mark": str(tmp_path / "mark")}}}}
+    before = tpu_cloud.ledger.count("created", "node")
+    with new_instance() as instance:
+        job = dg.reconstructable(the_retried)
+        with dg.execute_job(job, instance, run_config=config) as failed:
+            assert not failed.success
+        assert [held.lease.state for held in now_kept()] == [FREE], "the step that failed has waited for the offer"
+        again = dg.ReexecutionOptions.from_failure(failed.run_id, instance)
+        with dg.execute_job(job, instance, run_config=config, reexecution_options=again) as found:
+            assert found.success
+            assert found.output_for_node("ended") == 3
+    tpu_cloud.wait_until_empty(60)
+    assert tpu_cloud.ledger.count("created", "node") == before + 1, "of both runs together"
+    tpu_cloud.ledger.assert_nothing_left()
+
+
+def the_retried() -> dg.JobDefinition:
+    return retried
+
+
+@dg.op(required_resource_keys={"kinetic"}, out=dg.Out(is_required=False))
+def both(context: dg.OpExecutionContext, begun: int) -> Iterator[dg.Output[int]]:
+    """Two jobs at once, of which one finds the slice of the step before; and no output, so that the last is skipped."""
+    found = context.resources.kinetic.map(together, [1, 2], max_concurrent=2, **SMALL)
+    assert [each.value for each in found] == [1, 2]
+    if begun == 0:
+        yield dg.Output(begun)
+
+
+def together(number: int) -> int:
+    return number
+
+
+@dg.job(resource_defs={"kinetic": KineticResource()})
+def side_by_side() -> None:
+    ended(both(begun()))
+
+
+@pytest.mark.slow
+@pytest.mark.turn(2)
+@pytest.mark.timeout(900)
+def test_jobs_at_once_have_a_slice_each_which_the_sensor_releases_if_the_last_step_is_skipped(
+    tpu_cloud: Emulator, new_instance: Any
+) -> None:
+    before = tpu_cloud.ledger.count("created", "node")
+    with new_instance() as instance:
+        result = side_by_side.execute_in_process(instance=instance)
+        assert result.success
+        wait_until(lambda: [held.lease.state for held in now_kept()] == [FREE, FREE], "two offers", within=60.0)
+        assert tpu_cloud.ledger.count("created", "node") == before + 2
+        context = dg.build_sensor_context(instance=instance, resources={"kinetic": KineticResource()})
+        told = build_kinetic_reaper_sensor().evaluate_tick(context)
+        assert "released 2 warm slices of runs that are over" in str(told.skip_message)
+    tpu_cloud.wait_until_empty(60)
+    tpu_cloud.ledger.assert_nothing_left()
+
+
+def now_kept() -> list[Any]:
+    """The slices of this deployment that are not gone."""
+    return [held for held in slices(place_of()[0]) if held.lease.state != ENDED]
+
+
+# ---- which runs are over -----------------------------------------------------------------------------------
+
+
+ALL = dg.DagsterRunStatus
+RUNS = {
+    "it failed": (ALL.FAILURE, {}, None, True),
+    "it was cancelled": (ALL.CANCELED, {}, None, True),
+    "it succeeded": (ALL.SUCCESS, {}, None, True),
+    "it is cancelled just now": (ALL.CANCELING, {}, None, False),
+    "it goes on": (ALL.STARTED, {}, None, False),
+    "it is executed again now": (ALL.FAILURE, {}, ALL.STARTED, False),
+    "that waits": (ALL.CANCELED, {}, ALL.NOT_STARTED, False),
+    "that is over as well": (ALL.FAILURE, {}, ALL.SUCCESS, True),
+    "its policy will have it tried again": (ALL.FAILURE, {"dagster/will_retry": "true"}, None, False),
+    "and has": (ALL.FAILURE, {"dagster/will_retry": "true"}, ALL.FAILURE, True),
+    "it has submitted a detached asset": (ALL.SUCCESS, {WAITS: "train"}, None, False),
+}
+
+
+@pytest.fixture(scope="module")
+def without_hosts() -> Iterator[Emulator]:
+    with Emulator(zones=("us-east5-a", "us-east5-b"), hosts=False, creates_per_minute=None) as cloud:
+        yield cloud
+
+
+@pytest.mark.parametrize(("status", "tags", "child", "is_over"), RUNS.values(), ids=RUNS)
+def test_the_sensor_releases_what_runs_have_left_that_are_over_and_are_not_executed_again(
+    without_hosts: Emulator,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    instance: dg.DagsterInstance,
+    status: dg.DagsterRunStatus,
+    tags: dict[str, str],
+    child: dg.DagsterRunStatus | None,
+    is_over: bool,
+) -> None:
+    enter_deployment(without_hosts, monkeypatch, request)
+    here = Here(without_hosts, ("us-east5-a", "us-east5-b"))
+    run = instance.create_run_for_job(side_by_side, status=status, tags=tags)
+    if child is not None:
+        parent = {"dagster/parent_run_id": run.run_id, "dagster/root_run_id": run.run_id}
+        instance.create_run_for_job(
+            side_by_side, status=child, tags=parent, parent_run_id=run.run_id, root_run_id=run.run_id
+        )
+    job, name = here.kept()
+    here.lease(job, name, origin={"orchestrator": "dagster", "run": run.run_id})
+    context = dg.build_sensor_context(instance=instance, resources={"kinetic": KineticResource()})
+    told = str(build_kinetic_reaper_sensor().evaluate_tick(context).skip_message)
+    assert ("released 1 warm slice" in told) is is_over, told
+    if not is_over:
+        assert here.left() == [name]
+        without_hosts.sweep()
+    without_hosts.wait_until_empty()

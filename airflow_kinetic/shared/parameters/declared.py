@@ -14,12 +14,19 @@ from typing import Any, Final
 from airflow_kinetic.shared.location import listed
 from airflow_kinetic.shared.parameters.arguments import is_final, untemplated
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
-from kinetic_orchestration.plan.declare.choices import non_default
+from kinetic_orchestration.plan.declare.choices import OF_CAPACITY, from_text, non_default
 from kinetic_orchestration.plan.declare.cloud import Compute, TpuVm
-from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, Options, check_function, check_options, check_part
+from kinetic_orchestration.plan.declare.spec import (
+    OPTION_NAMES,
+    Options,
+    check_declared,
+    check_function,
+    check_options,
+    check_part,
+)
 
 UNKNOWN: Final = object()  # what another task gives, or is another one for each index
-FLAGS = ("deferrable", "durable", "cancel_on_kill", "get_logs", "wait", "reshard")
+FLAGS = ("deferrable", "durable", "cancel_on_kill", "get_logs", "wait")
 ON_CLEAR = ("rerun", "adopt")
 
 
@@ -45,9 +52,11 @@ def options_of(given: Mapping[str, Any], zones: str | Sequence[str]) -> Options:
     for name in ("capacity", "regions"):
         if isinstance(same.get(name), (str, list, tuple)):
             same[name] = listed(same[name]) or None  # a template may have rendered it to a text
-    for name in ("by", "keep"):
+    for name in OF_CAPACITY:
         if same.get(name) in (None, ""):
             same.pop(name, None)
+        else:
+            same[name] = from_text(name, same[name])
     return Options(**{**same, "project": given["project_id"], "cloud": cloud, "labels": given["labels"] or None})
 
 
@@ -87,7 +96,7 @@ def check(given: Mapping[str, Any], templated: Collection[str]) -> None:
     if "accelerator" in unknown:
         check_part({name: value for name, value in non_default(options).items() if name != "accelerator"})
     else:
-        check_options(options)
+        check_declared(check_options(options))
 
 
 def _check_together(given: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
-from airflow.sdk import Asset, dag, task
+from airflow.sdk import Asset, dag, get_current_context, task
 from helper_of_dags import doubled
 
 from airflow_kinetic import KineticJobSensor, KineticReleaseOperator, KineticTPUOperator, kinetic_task
@@ -206,6 +206,36 @@ def keeps_slices_side_by_side():
 
 
 @dag(schedule=None)
+def shares_a_slice_in_the_cloud():
+    """Its second task fails once, and its last one is skipped unless the run's conf says otherwise."""
+    kept = {"accelerator": "v5e-1", "keep": "10m", "requirements": [], "deferrable": True}
+
+    @task.kinetic(**kept)
+    def first() -> int:
+        return 1
+
+    @task.kinetic(**kept, retries=1, retry_delay=timedelta(0))
+    def again(number: int, marker: str) -> int:
+        path = Path(marker)
+        if not path.exists():
+            path.touch()
+            raise RuntimeError("only the first time")
+        return number + 1
+
+    @task.short_circuit
+    def goes_on() -> bool:
+        return bool(get_current_context()["dag_run"].conf["last"])
+
+    @task.kinetic(**kept)
+    def last(number: int) -> int:
+        return number + 1
+
+    tried = again(first(), "{{ dag_run.conf['marker'] }}")
+    ended = last(tried)
+    tried >> goes_on() >> ended >> KineticReleaseOperator(task_id="release")
+
+
+@dag(schedule=None)
 def expands_whole_calls():
     KineticTPUOperator.partial(task_id="scale", python_callable=scaled, accelerator="cpu").expand_kwargs(
         [{"op_args": [2], "op_kwargs": {"by": 5}}, {"op_args": [3], "op_kwargs": {"by": 7}, "name": "larger"}]
@@ -340,6 +370,6 @@ for declare in (
     waits_on_a_worker, has_a_secret_and_a_cost_limit, waits_on_a_triggerer, is_mapped, fails, returns_more_than_json, is_retried,
     asks_for_its_task_instance, expands_whole_calls, runs_a_script, trains_in_the_cloud, chooses_in_the_cloud, makes_an_asset,
     is_out_of_time, is_given_no_json, senses, is_given_another_argument, runs_two_processes,
-    watches_by_its_id, keeps_slices_side_by_side,
+    watches_by_its_id, keeps_slices_side_by_side, shares_a_slice_in_the_cloud,
 ):  # fmt: skip
     declare()

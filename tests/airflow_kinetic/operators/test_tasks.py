@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.capacity.shares import records
 from tests.airflow_kinetic.conftest import Airflow
+from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.timeout(300)  # the first one starts Airflow
 
@@ -38,6 +41,40 @@ def test_a_task_on_this_machine_takes_what_is_said_of_money_and_secrets_for_the_
 
 def test_a_task_may_ask_for_several_processes(airflow: Airflow, home: Path) -> None:
     assert airflow("run_dag", home, dag_id="runs_two_processes")["xcoms"]["train/return_value"] == 2
+
+
+@kinetic.run(accelerator="v5e-4")
+def holds(path: str) -> None:
+    import os
+    import time
+
+    while not os.path.exists(path):
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.turn(2)
+def test_a_task_that_waits_for_its_share_of_chips_tells_its_place_in_the_line_in_its_log(
+    airflow: Airflow, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waiting is not a failure and says its place in the line: while the task is deferred, too."""
+    monkeypatch.setenv("KINETIC_CHIPS", "v5e=16")
+    job = holds.run_async(str(tmp_path / "go"))
+
+    def make_room() -> None:
+        wait_until(lambda: records.read(job._job.store).book.line, "the task to wait", within=200.0)
+        (tmp_path / "go").touch()
+        job.result(timeout=60.0)
+
+    thread = threading.Thread(target=make_room)
+    thread.start()
+    try:
+        done = airflow("run_dag", home, environ={"KINETIC_CHIPS": "v5e=16"}, dag_id="waits_on_a_triggerer")
+    finally:
+        (tmp_path / "go").touch()
+        thread.join()
+    assert done["states"] == {"train": "success", "after": "success"}
+    assert "queued: 1st in line for 16 of v5e=16 chips (4 in use)" in done["log"]
 
 
 def test_a_deferred_task_shows_the_lines_of_all_hosts_and_hands_its_value_on(airflow: Airflow, home: Path) -> None:
@@ -76,7 +113,7 @@ def test_fields_that_hold_nothing_are_no_fields_of_a_run(airflow: Airflow, home:
     assert done["shown"] == {
         "op_args": ["monday"], "zone": "us-west4-a", "accelerator": "cpu", "gcp_conn_id": "google_cloud_default"
     }  # fmt: skip
-    assert len(done["all"]) == 24, "while the DAG is parsed all of them may be templates"
+    assert len(done["all"]) == 28, "while the DAG is parsed all of them may be templates"
 
 
 def test_a_mapped_task_is_one_job_for_each_index(airflow: Airflow, home: Path) -> None:

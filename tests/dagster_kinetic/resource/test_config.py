@@ -18,6 +18,7 @@ from dagster_kinetic import (
 from dagster_kinetic.resource.config import TAG
 from kinetic_orchestration import Kubernetes, Limits, TpuVm, attach
 from kinetic_orchestration.errors import KineticError, UsageError
+from kinetic_orchestration.plan.declare.choices import OF_CAPACITY
 from kinetic_orchestration.plan.declare.spec import Options
 from tests.dagster_kinetic.stored import made_of
 
@@ -132,8 +133,7 @@ def test_an_op_and_a_direct_call_take_it_and_a_body_with_config_of_its_own_keeps
     assert old_style.op.config_schema.config_type.fields.keys() == {"epochs"}
     op = kinetic_op(accelerator="cpu", name="sized")(hosts)
     assert set(op.config_schema.config_type.fields) == {
-        "accelerator", "spot", "capacity", "regions", "zones", "by", "keep", "cluster", "namespace", "limits",
-            "profile",
+        *OF_CAPACITY, "accelerator", "spot", "zones", "cluster", "namespace", "limits", "profile"
     }  # fmt: skip
     assert op(dg.build_op_context(resources=KINETIC, config={"accelerator": "v5e-16"})) == 4
     given = {"config": KineticRunConfig(accelerator="gpu", limits={"cost": 1}), "kinetic": KineticResource()}

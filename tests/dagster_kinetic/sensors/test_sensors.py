@@ -343,7 +343,7 @@ def test_a_cancelled_job_is_a_failed_run_that_says_so(instance, gate):
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(5)
 def test_many_jobs_are_looked_at_in_one_tick_and_those_that_ended_are_finished(instance, gate, monkeypatch):
     monkeypatch.setattr(completion, "PAGE", 2)
     days = dg.StaticPartitionsDefinition([f"d{number}" for number in range(5)])

@@ -200,7 +200,7 @@ def test_keywords_that_dagster_does_not_show_are_taken():
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(5)
 def test_what_a_config_schema_allows_reaches_the_body():
     @kinetic_asset(accelerator="cpu", config_schema={"rate": float, "steps": dg.Field(int, default_value=3)})
     def trained(host, config):

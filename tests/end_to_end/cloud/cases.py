@@ -6,7 +6,13 @@ from typing import Any
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.handle import JobHandle
+from kinetic_orchestration.capacity.warm.records import slices
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.platforms.registry import open_backend, open_store
+from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol.wire.lease import FREE, Lease
 from kinetic_orchestration.testing import Emulator
+from tests.support.waits import wait_until
 
 FOUR_HOSTS = "v5e-16"
 
@@ -27,3 +33,20 @@ def vm(cloud: Emulator, job: JobHandle[Any], host: int = 0) -> Any:
     found = cloud.vms(node)[host]
     assert found is not None
     return found
+
+
+def here() -> tuple[Store, Any]:
+    """Return the store and the backend of this process's deployment."""
+    found = settings.load()
+    return open_store(found.store, found.deployment), open_backend("tpu-vm", found)
+
+
+def leases() -> list[Lease]:
+    """Return the leases of all slices that were kept."""
+    return [held.lease for held in slices(here()[0])]
+
+
+def free(count: int = 1) -> Lease:
+    """Wait until so many slices are offered; return the newest."""
+    wait_until(lambda: [one.state for one in leases()].count(FREE) == count, lambda: str(leases()), within=90.0)
+    return max((one for one in leases() if one.state == FREE), key=lambda one: one.since)

@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
+from kinetic_orchestration.capacity.warm import releasing
+from kinetic_orchestration.capacity.warm.records import slices
+from kinetic_orchestration.jobs.job import ME
 from kinetic_orchestration.testing import Emulator
+from tests.end_to_end.cloud.cases import here
 from tests.support.faults import load_jobs
 
 ZONES = ("us-west4-a", "us-central1-a", "europe-west4-b")
@@ -42,3 +46,12 @@ def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
         emulated.storage.heal()
         emulated.wait_until_empty(GONE_WITHIN)
         emulated.ledger.assert_nothing_left()
+
+
+@pytest.fixture
+def nothing_kept(cloud: Emulator) -> Iterator[None]:
+    """Release what a test has left warm, as its user would."""
+    yield
+    store, backend = here()
+    for held in slices(store):
+        releasing.release_slice(store, backend, held.lease.slice, "the test is over", writer=ME, force=True)

@@ -122,7 +122,7 @@ def test_a_forecast_rests_on_past_runs_or_on_limits_and_says_which(
     assert "5 more never had hosts, and are left out" in shown
     assert "3 runs of " in shown and "(median)" in shown and "(90th percentile)" in shown
     for words, said in (
-        ([], "needs a schedule"), (["--every", "1d", "--cron", "0 3 * * *"], "needs a schedule"),
+        ([], "needs one schedule"), (["--every", "1d", "--cron", "0 3 * * *"], "needs one schedule"),
         (["--every", "0"], "no interval"), (["--cron", "0 3 * *"], "4 fields"),
     ):  # fmt: skip
         assert main(["cost", "--forecast", "attempt", *words]) == codes.USAGE

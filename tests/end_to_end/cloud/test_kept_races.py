@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,15 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.handle import JobHandle
-from kinetic_orchestration.capacity.warm import releasing
-from kinetic_orchestration.capacity.warm.records import slices
 from kinetic_orchestration.errors import JobError
 from kinetic_orchestration.jobs.cleanup import kept_slices, reaper
-from kinetic_orchestration.jobs.job import ME
 from kinetic_orchestration.jobs.watching import usage
 from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.platforms.shared import places
-from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.protocol.wire.lease import CLAIMED, ENDED, FREE, Lease
+from kinetic_orchestration.protocol.wire.lease import CLAIMED, ENDED, FREE
 from kinetic_orchestration.testing import Emulator
+from tests.end_to_end.cloud.cases import free, here, leases
 from tests.end_to_end.cloud.conftest import ZONES
 from tests.support.jobs import placements, verdicts, wait_running
 from tests.support.waits import wait_until
@@ -32,19 +27,10 @@ WITHIN = 150.0
 
 
 @pytest.fixture(autouse=True)
-def _hurry(cloud: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing waits between two places, and what a test has left warm is released as its user would."""
+def _hurry(nothing_kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits between two places."""
     monkeypatch.setattr(places, "FIRST_WAIT", 0.5)
     monkeypatch.setattr(places, "PAUSE", 0.2)
-    yield
-    store, backend = here()
-    for held in slices(store):
-        releasing.release_slice(store, backend, held.lease.slice, "the test is over", writer=ME, force=True)
-
-
-def here() -> tuple[Store, Any]:
-    found = settings.load()
-    return open_store(found.store, found.deployment), open_backend("tpu-vm", found)
 
 
 def run(function: Any, *arguments: Any, **options: Any) -> JobHandle[Any]:
@@ -52,16 +38,6 @@ def run(function: Any, *arguments: Any, **options: Any) -> JobHandle[Any]:
     cloud = kinetic.TpuVm(zones=list(ZONES[:2]))
     asked = {"accelerator": "v5e-1", "race": 2, "keep": "10m", "cloud": cloud, **options}
     return kinetic.run(**asked)(function).run_async(*arguments)
-
-
-def leases() -> list[Lease]:
-    return [held.lease for held in slices(here()[0])]
-
-
-def free() -> Lease:
-    """Wait until the one slice that there is is offered."""
-    wait_until(lambda: [one.state for one in leases()] == [FREE], lambda: str(leases()), within=90.0)
-    return leases()[0]
 
 
 def won_by_the_second(cloud: Emulator, function: Any, *arguments: Any, **options: Any) -> JobHandle[Any]:
@@ -104,6 +80,8 @@ def test_the_next_job_takes_the_slice_that_the_second_place_of_a_race_has_left(c
     cloud.wait_until_empty(90)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_retry_takes_what_its_own_race_has_left(cloud: Emulator, jobs: Any) -> None:
     job = won_by_the_second(cloud, jobs.fails_first, keep="10m", retry=kinetic.Retry(user=1))
     assert job.result(timeout=WITHIN) == 2
@@ -113,6 +91,8 @@ def test_a_retry_takes_what_its_own_race_has_left(cloud: Emulator, jobs: Any) ->
     assert cloud.ledger.count("created", "queued resource") == 2
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_the_reaper_alone_deletes_the_loser_and_leaves_what_is_kept(
     cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +116,8 @@ def test_the_reaper_alone_deletes_the_loser_and_leaves_what_is_kept(
     cloud.wait_until_empty(90)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_nothing_of_the_race_deletes_what_serves_another_job_by_now(cloud: Emulator, jobs: Any, tmp_path: Path) -> None:
     first = won_by_the_second(cloud, jobs.index)
     assert first.result(timeout=WITHIN) == 0
@@ -154,6 +136,8 @@ def test_nothing_of_the_race_deletes_what_serves_another_job_by_now(cloud: Emula
     cloud.wait_until_empty(90)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_cancel_while_it_runs_on_a_kept_slice_of_a_race_leaves_nothing(
     cloud: Emulator, jobs: Any, tmp_path: Path
 ) -> None:
@@ -169,6 +153,8 @@ def test_a_cancel_while_it_runs_on_a_kept_slice_of_a_race_leaves_nothing(
     assert [one.state for one in leases()] == [ENDED]
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_the_end_of_a_run_releases_what_its_race_has_left_or_is_about_to(cloud: Emulator, jobs: Any) -> None:
     job = won_by_the_second(cloud, jobs.index)
     assert job.result(timeout=WITHIN) == 0

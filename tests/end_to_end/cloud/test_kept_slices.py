@@ -1,4 +1,4 @@
-"""What people see of slices that stay warm: `ko slices`, `ko release`, and who pays for the time that they wait."""
+"""The commands for slices that stay warm: `ko slices`, `ko release`, and who pays for the time that they wait."""
 
 from __future__ import annotations
 
@@ -43,6 +43,13 @@ def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str
     return code, out, err
 
 
+def idle_of_month(capsys: pytest.CaptureFixture[str]) -> float:
+    """Return for how long slices of the only pipeline were kept idle, as the months' costs say."""
+    pipelines = told(capsys, "cost", "--by", "pipeline")["pipelines"]
+    (idle,) = [float(each["idle_seconds"]) for each in pipelines if each["pipeline"] != "total"]
+    return idle
+
+
 def test_a_kept_slice_is_listed_released_and_paid_for_by_whoever_left_it(
     cloud: Emulator, jobs: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,10 +65,7 @@ def test_a_kept_slice_is_listed_released_and_paid_for_by_whoever_left_it(
     (kept,) = told(capsys, "slices")["slices"]
     assert (kept["state"], kept["served"], kept["job"], kept["backend"]) == ("free", 1, job.job_id, "tpu-vm")
     assert kept["usd"] == 0 and kept["would_have_cost_usd"] is not None, "an emulated cloud costs nothing"
-    (row_of_month,) = [
-        each for each in told(capsys, "cost", "--by", "pipeline")["pipelines"] if each["pipeline"] != "total"
-    ]
-    assert row_of_month["idle_seconds"] > 0
+    cloud.wait_until(lambda: idle_of_month(capsys) > 0, 60.0, "a second of the store, in which it was idle")
 
     code, _, err = shown(capsys, "release", name)
     assert (code in (0, 4), "deleted" in err) == (True, True), err
@@ -94,3 +98,21 @@ def test_a_slice_that_a_job_has_is_not_released(
     second.result(timeout=WITHIN)
     cloud.wait_until_empty(60)
     assert lease_of(job).state == "ended", "keep='0s' takes a warm slice and leaves none"
+
+
+def test_a_slice_that_somebody_has_deleted_is_not_told_as_one_that_waits(
+    cloud: Emulator, jobs: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = run(jobs.hardware, keep="10m")
+    assert job.result(timeout=WITHIN) == (1, 1)
+    name = free(job).slice
+    (kept,) = told(capsys, "slices")["slices"]
+    assert (kept["gone"], kept["last"], kept["why"]) == (False, None, None), "no TPU tells when it is taken away"
+    cloud.sweep()
+    cloud.wait_until_empty(60)
+    (kept,) = told(capsys, "slices")["slices"]
+    assert kept["gone"] is True and kept["state"] in ("free", "ended")
+    assert "its hosts are gone; `ko release` ends its lease" in shown(capsys, "slices")[1]
+    code, _, err = shown(capsys, "release", name)
+    assert (code, "deleted" in err) == (0, True), err
+    assert told(capsys, "slices") == {"slices": []}

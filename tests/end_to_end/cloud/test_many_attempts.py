@@ -95,7 +95,7 @@ def test_coming_back_to_a_job_costs_the_same_however_often_it_was_refused(cloud:
     assert (outcome.attempt, outcome.attempts) == (MANY + 1, 1)
 
 
-@pytest.mark.turn(1)
+@pytest.mark.turn(5)
 def test_what_a_job_cost_is_told_by_those_attempts_that_had_hosts(cloud: Emulator, jobs: Any) -> None:
     job = refused(cloud, jobs.attempt)
     assert job.result(timeout=WITHIN) == 1

@@ -16,7 +16,9 @@ from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.capacity import records as facts
 from kinetic_orchestration.capacity.facts import GOT, STOCKOUT
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.jobs import lifecycle, trust
 from kinetic_orchestration.jobs.cleanup import reaper
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Change, Event
 from kinetic_orchestration.platforms.registry import open_backend, open_store
@@ -110,6 +112,8 @@ def test_of_two_that_have_their_hosts_at_once_one_runs_the_program_and_the_other
     cloud.wait_until_empty(60)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_one_that_is_ready_after_the_other_runs_deletes_itself_though_nobody_follows(
     cloud: Emulator, jobs: Any, tmp_path: Path
 ) -> None:
@@ -127,6 +131,8 @@ def test_one_that_is_ready_after_the_other_runs_deletes_itself_though_nobody_fol
     cloud.wait_until_empty(60)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_place_that_refuses_is_not_asked_again_and_the_other_goes_on(
     cloud: Emulator, jobs: Any, tmp_path: Path
 ) -> None:
@@ -144,6 +150,8 @@ def test_a_place_that_refuses_is_not_asked_again_and_the_other_goes_on(
     cloud.wait_until_empty(60)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_an_attempt_ends_once_all_its_places_have_refused_with_the_answer_of_each(cloud: Emulator, jobs: Any) -> None:
     for zone in ZONES[:2]:
         cloud.stockout(zone, "refuse")
@@ -169,6 +177,8 @@ def test_a_cancel_withdraws_both_that_wait(cloud: Emulator, jobs: Any) -> None:
     cloud.wait_until_empty(60)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_what_only_one_place_has_is_no_race(cloud: Emulator, jobs: Any) -> None:
     with pytest.raises(UsageError, match=f"one place to ask, {ZONES[0]}"):
         run(jobs.attempt, zones=ZONES[:1])
@@ -177,6 +187,8 @@ def test_what_only_one_place_has_is_no_race(cloud: Emulator, jobs: Any) -> None:
 RACES = "kinetic_orchestration.capacity.races.backend"
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @pytest.mark.parametrize(
     ("at", "nth"),
     [
@@ -199,6 +211,8 @@ def test_a_submitter_of_a_race_is_killed_and_the_next_one_goes_on(
     cloud.wait_until_empty(60)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_race_of_four_hosts_each_is_won_by_one_slice(cloud: Emulator, jobs: Any) -> None:
     job = run(jobs.writes_lines, 3, accelerator="v5e-16")
     assert job.result(timeout=150) == 3
@@ -207,6 +221,8 @@ def test_a_race_of_four_hosts_each_is_won_by_one_slice(cloud: Emulator, jobs: An
     cloud.wait_until_empty(100)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_the_reaper_alone_deletes_a_loser_that_waits(cloud: Emulator, jobs: Any, tmp_path: Path) -> None:
     cloud.stockout(ZONES[0], "wait")
     job = run(jobs.until, str(tmp_path / "go"))
@@ -225,6 +241,8 @@ def test_the_reaper_alone_deletes_a_loser_that_waits(cloud: Emulator, jobs: Any,
     cloud.wait_until_empty(60)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_what_the_loser_has_cost_is_part_of_the_cost_and_told_apart(cloud: Emulator, jobs: Any, tmp_path: Path) -> None:
     """Both get their hosts, and that which loses is deleted as soon as it knows."""
 
@@ -254,10 +272,65 @@ def test_what_the_loser_has_cost_is_part_of_the_cost_and_told_apart(cloud: Emula
     record = job._job.store.read(names.intent(job.job_id, 1))
     assert record is not None
     whole = job._job.plan().affordable
-    assert wire.decode(record.data)["affordable"] == pytest.approx(whole - 300.0, abs=1.0)
+    assert wire.decode(record.data)["affordable"] == pytest.approx(whole - lifecycle.SILENT_START, abs=1.0)
     cloud.wait_until_empty(60)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
+def test_a_place_whose_hosts_stay_silent_is_released_alone_and_the_other_wins(
+    cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine of the first never boots; the second has no hosts before that has been given up."""
+    cloud.never_boots(0)
+    cloud.stockout(ZONES[1], "wait")
+    monkeypatch.setattr(lifecycle, "SILENT_START", 2.0)
+    job = run(jobs.attempt)
+    with following(job):
+        wait_until(lambda: requested(cloud, job) == [ZONES[1]], "the silent one is released", within=60, pause=0.2)
+        lost = job._job.store.read(names.lost(job.job_id, 1, 0))
+        assert lost is not None
+        assert wire.Verdict.decode(lost.data).cause == wire.INFRASTRUCTURE
+        assert "none of them has started its agent" in wire.Verdict.decode(lost.data).reason
+        monkeypatch.setattr(lifecycle, "SILENT_START", 900.0)
+        cloud.restock(ZONES[1])
+    assert job.result(timeout=100) == 1
+    assert winner(job) == 1
+    assert [one.kind for one in verdicts(job)] == [wire.COMMITTED]
+    cloud.wait_until_empty(60)
+
+
+@pytest.mark.slow
+@pytest.mark.turn
+def test_with_a_signing_key_a_forged_winner_is_not_believed_and_what_runs_stays(
+    cloud: Emulator, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody who can write to the bucket says that the other place has won: nobody releases the one that runs."""
+    monkeypatch.setenv("KINETIC_SIGNING_KEY", "a key that several processes have")
+    cloud.stockout(ZONES[0], "wait")
+    job = run(jobs.until, str(tmp_path / "go"))
+    wait_running(job)
+    store, name = job._job.store, names.won(job.job_id, 1)
+    true = store.read(name)
+    assert true is not None
+    store.put(name, wire.encode({"rival": 0, "writer": "somebody"}))
+    here = settings.load()
+    reaped = list(reaper._placements(store, job._job.backend, dry_run=False, believed=trust.of(here)))
+    assert [one for one in reaped if "won the race" in one.why] == []
+    follower = Follower(job._job)
+    for _ in range(3):
+        assert follower.step() is None
+    assert requested(cloud, job) == sorted(ZONES[:2])  # neither is known to have lost
+    store.put(name, true.data)
+    with following(job):
+        wait_until(lambda: requested(cloud, job) == [ZONES[1]], "the loser is released", pause=0.2)
+        (tmp_path / "go").touch()
+    assert job.result(timeout=60) == 1
+    cloud.wait_until_empty(60)
+
+
+@pytest.mark.slow
+@pytest.mark.turn
 def test_two_choices_of_two_services_race(cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The TPU waits, so the VM with a GPU has the job; everything that is told is of that one."""
     monkeypatch.delenv("KINETIC_BACKEND", raising=False)
@@ -275,6 +348,8 @@ def test_two_choices_of_two_services_race(cloud: Emulator, jobs: Any, monkeypatc
     cloud.wait_until_empty(60)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_forged_rival_leads_nowhere(cloud: Emulator, jobs: Any) -> None:
     job = run(jobs.attempt)
     (placement,) = placements(job)
@@ -294,6 +369,8 @@ def test_a_forged_rival_leads_nowhere(cloud: Emulator, jobs: Any) -> None:
     cloud.wait_until_empty(60)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_what_each_place_has_met_is_learned(cloud: Emulator, jobs: Any, tmp_path: Path) -> None:
     """One has nothing, which its queued resource says later; the other has hosts."""
     cloud.stockout(ZONES[0], "fail")

@@ -7,15 +7,14 @@ import hashlib
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.capacity.shares import records as shares
 from kinetic_orchestration.capacity.warm import releasing
-from kinetic_orchestration.capacity.warm.records import slices
 from kinetic_orchestration.errors import JobError
 from kinetic_orchestration.host.process.standby import NAME
 from kinetic_orchestration.jobs import lifecycle
@@ -25,13 +24,11 @@ from kinetic_orchestration.jobs.job import ME
 from kinetic_orchestration.jobs.watching import usage
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Freed
-from kinetic_orchestration.platforms.registry import open_backend, open_store
-from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.protocol.wire.lease import CLAIMED, ENDED, FREE, Lease
 from kinetic_orchestration.testing import Emulator
-from tests.end_to_end.cloud.cases import run
+from tests.end_to_end.cloud.cases import free, here, leases, run
 from tests.end_to_end.cloud.conftest import ZONES
 from tests.support.faults import KILLED
 from tests.support.jobs import placements, verdicts, wait_running
@@ -40,30 +37,7 @@ from tests.support.waits import wait_until
 WITHIN = 150.0
 CLAIM = "kinetic_orchestration.jobs.following.actions._claim"  # after the intent, before the claim
 
-
-@pytest.fixture(autouse=True)
-def _nothing_kept(cloud: Emulator) -> Iterator[None]:
-    """Release what a test has left warm, as its user would."""
-    yield
-    store, backend = here()
-    for held in slices(store):
-        releasing.release_slice(store, backend, held.lease.slice, "the test is over", writer=ME, force=True)
-
-
-def here() -> tuple[Store, Any]:
-    found = settings.load()
-    return open_store(found.store, found.deployment), open_backend("tpu-vm", found)
-
-
-def leases() -> list[Lease]:
-    """Those of all slices that were kept."""
-    return [held.lease for held in slices(here()[0])]
-
-
-def free(count: int = 1) -> Lease:
-    """Wait until so many slices are offered; return the newest."""
-    wait_until(lambda: [one.state for one in leases()].count(FREE) == count, lambda: str(leases()), within=90.0)
-    return max((one for one in leases() if one.state == FREE), key=lambda one: one.since)
+pytestmark = pytest.mark.usefixtures("nothing_kept")
 
 
 def release(lease: Lease, *, force: bool = False) -> Freed:
@@ -71,7 +45,7 @@ def release(lease: Lease, *, force: bool = False) -> Freed:
 
 
 def made(cloud: Emulator) -> int:
-    """How many slices were ever created."""
+    """Return the number of slices that were ever created."""
     return cloud.ledger.count("created", "queued resource")
 
 
@@ -109,6 +83,17 @@ def test_the_second_of_two_jobs_takes_the_slice_of_the_first(cloud: Emulator, jo
     cloud.wait_until_empty(60)
 
 
+def test_a_call_that_is_waited_for_returns_when_the_next_one_finds_its_slice(cloud: Emulator, jobs: Any) -> None:
+    kept, last = (kinetic.run(accelerator="v5e-1", keep=keep) for keep in ("10m", "0s"))
+    assert kept(jobs.hardware)() == (1, 1)
+    with pytest.raises(ValueError, match="the learning rate is negative"):
+        kept(jobs.fails_first)()
+    assert last(jobs.index)() == 0
+    assert made(cloud) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_job_that_may_race_takes_the_slice_of_the_place_that_won(cloud: Emulator, jobs: Any) -> None:
     lease = leave(jobs, race=2)
     asked = made(cloud)
@@ -119,6 +104,8 @@ def test_a_job_that_may_race_takes_the_slice_of_the_place_that_won(cloud: Emulat
     assert made(cloud) == asked
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_job_without_keep_neither_takes_nor_leaves_a_slice_and_one_of_no_time_takes_one(
     cloud: Emulator, jobs: Any
 ) -> None:
@@ -132,6 +119,8 @@ def test_a_job_without_keep_neither_takes_nor_leaves_a_slice_and_one_of_no_time_
     cloud.wait_until_empty(60)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_retry_takes_the_slice_that_its_failed_attempt_has_left(cloud: Emulator, jobs: Any) -> None:
     job = run(jobs.fails_first, keep="10m", retry=kinetic.Retry(user=1))
     assert job.result(timeout=WITHIN) == 2
@@ -139,6 +128,33 @@ def test_a_retry_takes_the_slice_that_its_failed_attempt_has_left(cloud: Emulato
     assert [one.cause for one in verdicts(job)] == ["user", ""]
 
 
+@pytest.mark.slow
+@pytest.mark.turn(0)
+def test_a_training_goes_on_from_the_copies_on_a_kept_slice_which_the_next_job_does_not_find(
+    cloud: Emulator, jobs: Any
+) -> None:
+    job = run(jobs.trains_and_fails_first, keep="10m", retry=kinetic.Retry(user=1))
+    assert job.result(timeout=WITHIN) == [5, 5]
+    for where in ("disk", "memory"):
+        assert f"{where}: restored the checkpoint of step 5: 0.2 MB from this machine, in " in (job.logs() or "")
+    free()
+    assert len(copies(cloud)) == 2
+    assert run(jobs.index, keep="10m").result(timeout=WITHIN) == 0
+    assert made(cloud) == 1
+    assert copies(cloud) == []
+
+
+def copies(cloud: Emulator) -> list[Path]:
+    """The copies of checkpoints on the disk, and in the memory, of the only machine that there is."""
+    (node,) = cloud.nodes()
+    (machine,) = cloud.vms(str(node["name"]))
+    assert machine is not None
+    kept = [*machine.root.glob("var/lib/kinetic/tier/*/*/slot-*/*"), *machine.root.glob("dev/shm/*/*/*/slot-*/*")]
+    return [path for path in kept if len(path.name) == 64]
+
+
+@pytest.mark.slow
+@pytest.mark.turn
 @pytest.mark.parametrize(
     ("at", "attempts"),
     [
@@ -161,6 +177,8 @@ def test_a_submitter_is_killed_and_the_next_one_goes_on_with_the_slice(
     assert free().epoch == 1
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_of_two_that_want_one_slice_the_second_gets_fresh_hardware(
     cloud: Emulator, jobs: Any, submitters: Any, tmp_path: Path
 ) -> None:
@@ -202,6 +220,8 @@ def test_two_processes_that_ask_at_once_have_one_slice_each(
     assert [one.epoch for one in leases() if one.slice == lease.slice] == [1]
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_slice_whose_lease_ends_at_the_moment_of_the_claim_is_followed_by_fresh_hardware(
     cloud: Emulator, jobs: Any, submitters: Any, tmp_path: Path
 ) -> None:
@@ -214,6 +234,8 @@ def test_a_slice_whose_lease_ends_at_the_moment_of_the_claim_is_followed_by_fres
     assert len(marks.read_text().split()) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_nothing_of_the_first_job_deletes_the_slice_that_serves_the_second(
     cloud: Emulator, jobs: Any, tmp_path: Path
 ) -> None:
@@ -235,6 +257,8 @@ def test_nothing_of_the_first_job_deletes_the_slice_that_serves_the_second(
     assert made(cloud) == 1 and len(verdicts(second)) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_slice_that_is_released_by_force_ends_the_work_and_the_job_goes_on_elsewhere(
     cloud: Emulator, jobs: Any, tmp_path: Path
 ) -> None:
@@ -259,6 +283,8 @@ def test_a_cancelled_job_leaves_nothing_also_after_a_claim(cloud: Emulator, jobs
     assert [one.state for one in leases()] == [ENDED]
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_process_without_the_key_leaves_a_slice_alone_and_the_signing_key_opens_it_to_all(
     cloud: Emulator, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +304,8 @@ def test_a_process_without_the_key_leaves_a_slice_alone_and_the_signing_key_open
     assert made(cloud) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_the_hosts_of_a_taken_slice_get_the_secrets_of_their_new_job(
     cloud: Emulator, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +317,8 @@ def test_the_hosts_of_a_taken_slice_get_the_secrets_of_their_new_job(
     assert made(cloud) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @pytest.mark.parametrize(
     "other",
     [
@@ -308,6 +338,8 @@ def test_what_is_not_exactly_wanted_is_not_taken(cloud: Emulator, jobs: Any, oth
     assert [(one.slice, one.state) for one in leases()] == [(lease.slice, FREE)]
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_warm_slice_of_any_choice_comes_before_all_that_would_be_created(cloud: Emulator, jobs: Any) -> None:
     lease = leave(jobs, accelerator="v5e-1")
     job = kinetic.run(accelerator=["v5e-4", "v5e-1"], keep="0s")(jobs.hardware).run_async()
@@ -334,6 +366,8 @@ def test_what_was_idle_is_not_charged_to_the_job_that_comes_next(cloud: Emulator
     assert made(cloud) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_spot_slice_that_is_taken_away_while_it_is_idle_is_followed_by_fresh_hardware(
     cloud: Emulator, jobs: Any
 ) -> None:
@@ -348,16 +382,49 @@ def test_a_spot_slice_that_is_taken_away_while_it_is_idle_is_followed_by_fresh_h
     ] == lease.slice
 
 
-def test_where_chips_are_shared_an_idle_slice_takes_no_turn(
+def most_at_once(cloud: Emulator) -> int:
+    """The most slices that were ever there at the same time."""
+    there = most = 0
+    for entry in cloud.ledger.entries:
+        if entry.kind == "node":
+            there += (entry.what == "created") - (entry.what == "deleted")
+            most = max(most, there)
+    return most
+
+
+@pytest.mark.slow
+@pytest.mark.turn
+def test_where_chips_are_shared_an_idle_slice_has_those_of_its_job_until_the_next_takes_it(
     cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KINETIC_CHIPS", "v5e=1")
-    leave(jobs)
+    lease = leave(jobs)
+    (grant,) = shares.read(here()[0]).book.grants
+    assert grant.want.key == (lease.job, 1)
     job = run(jobs.index, keep="0s")
     assert job.result(timeout=WITHIN) == 0
     assert made(cloud) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.turn
+def test_an_idle_slice_is_released_before_a_job_has_its_chips_that_cannot_take_it(
+    cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slices that are kept never exceed a share."""
+    monkeypatch.setenv("KINETIC_CHIPS", "v5e=1")
+    lease = leave(jobs)
+    job = run(jobs.index)
+    assert job.result(timeout=WITHIN) == 0
+    assert (made(cloud), most_at_once(cloud)) == (2, 1)
+    (ended,) = leases()
+    assert (ended.slice, ended.state, ended.why) == (lease.slice, ENDED, f"{job.job_id} waits for its chips")
+    assert (lease.job, 1) not in shares.wants(here()[0])
+    cloud.wait_until_empty(60)
+
+
+@pytest.mark.slow
+@pytest.mark.turn
 def test_the_end_of_a_run_releases_what_its_steps_have_left(cloud: Emulator, jobs: Any) -> None:
     """Also what hosts are still cleaning, so that it has no lease yet."""
     job = run(jobs.index, keep="10m")
@@ -379,6 +446,8 @@ def standing_by(cloud: Emulator) -> list[processes.Process]:
     return [one for one in standing if one.parent not in {other.pid for other in standing}]
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_the_processes_of_the_next_attempt_stand_by_and_are_the_ones_that_run_it(cloud: Emulator, jobs: Any) -> None:
     lease = leave(jobs)
     wait_until(lambda: len(standing_by(cloud)) == 1, lambda: "nothing stands by", within=60.0)
@@ -393,6 +462,8 @@ def test_the_processes_of_the_next_attempt_stand_by_and_are_the_ones_that_run_it
     assert not standing_by(cloud)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_machine_whose_processes_were_ended_while_they_stood_by_starts_others(cloud: Emulator, jobs: Any) -> None:
     leave(jobs)
     wait_until(lambda: len(standing_by(cloud)) == 1, lambda: "nothing stands by", within=60.0)
@@ -403,6 +474,8 @@ def test_a_machine_whose_processes_were_ended_while_they_stood_by_starts_others(
     assert free().epoch == 1
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_slice_that_nobody_takes_leaves_no_process_that_stands_by(cloud: Emulator, jobs: Any) -> None:
     lease = leave(jobs)
     wait_until(lambda: len(standing_by(cloud)) == 1, lambda: "nothing stands by", within=60.0)
@@ -411,6 +484,8 @@ def test_a_slice_that_nobody_takes_leaves_no_process_that_stands_by(cloud: Emula
     cloud.wait_until_empty(60)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @pytest.mark.parametrize("killed", ["", "kinetic-guard"], ids=["all of its processes", "its guard"])
 def test_a_slice_whose_hosts_died_while_it_was_free_is_given_up_soon_after_its_claim(
     cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch, killed: str
@@ -431,6 +506,8 @@ def test_a_slice_whose_hosts_died_while_it_was_free_is_given_up_soon_after_its_c
     assert (lost.cause, kept.cause) == (wire.INTERNAL, "")
     assert "no host of this warm slice has followed its claim" in lost.reason
     assert job.attempts() == 1, "as its user counts them"
+    claim, own = usage.stays(here()[0], job.job_id)
+    assert claim.ready >= 4.0 and own.ready > 0.0, "whoever has claimed it pays for it, also for nothing"
     (ended,) = [one for one in leases() if one.slice == first["name"]]
     assert (ended.state, ended.job) == (ENDED, job.job_id)
     wait_until(lambda: not any(ended.slice in str(found["name"]) for found in cloud.queued_resources()))

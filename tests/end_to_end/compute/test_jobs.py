@@ -150,6 +150,8 @@ def test_a_job_on_a_reservation_for_a_time_runs_in_its_zone_and_ends_with_it(
     assert where(job) == [ZONES[2]]
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_reservation_that_nobody_may_read_says_by_its_refusal_how_its_vms_are_asked_for(
     cloud: Emulator, jobs: Any
 ) -> None:
@@ -209,7 +211,7 @@ def test_f07_an_internal_error_that_stays_moves_to_the_next_zone(cloud: Emulator
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(5)
 def test_f08_waiting_and_then_a_state_that_nobody_knows(cloud: Emulator, jobs: Any) -> None:
     cloud.compute.stockout(ZONES[0])
     job = run(jobs.attempt, cloud=kinetic.Compute(flex_start=True), limits=kinetic.Limits(run=3600))
@@ -392,7 +394,7 @@ def test_f31_whoever_ends_the_vm_of_a_running_job_ends_it_and_is_named(
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(5)
 def test_f31_whoever_deleted_the_vm_is_named_also_if_nobody_followed_the_job_then(
     cloud: Emulator, jobs: Any, tmp_path: Path
 ) -> None:

@@ -33,6 +33,8 @@ def test_a_vm_of_the_second_zone_runs_while_the_first_has_none(cloud: Emulator, 
     assert [one.kind for one in verdicts(job)] == [wire.COMMITTED]
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @pytest.mark.parametrize(
     ("accelerator", "hosts"), [("l4", 1), ("v6e-16", 4)], ids=["one VM each", "a group of four each"]
 )
@@ -50,6 +52,8 @@ def test_both_have_their_hosts_and_one_program_runs(
     assert [one.kind for one in verdicts(job)] == [wire.COMMITTED]
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @pytest.mark.filterwarnings("ignore:the 2 hosts of l4 are joined over plain TCP")
 def test_several_hosts_with_gpus_race(cloud: Emulator, jobs: Any) -> None:
     options = kinetic.Compute(zones=list(TWO_ZONES), hosts=2)
@@ -58,6 +62,8 @@ def test_several_hosts_with_gpus_race(cloud: Emulator, jobs: Any) -> None:
     assert len(started(job)) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_cancel_withdraws_both(cloud: Emulator, jobs: Any, tmp_path: Path) -> None:
     job = run(jobs.until, str(tmp_path / "never"), race=2, cloud=kinetic.Compute(zones=list(TWO_ZONES)))
     wait_running(job)

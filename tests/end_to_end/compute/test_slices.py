@@ -66,6 +66,8 @@ def test_a_vm_of_eight_chips_is_one_host_whether_its_metadata_tell_of_them_or_no
     assert kinds == {"instance", "disk"}
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_whoever_comes_back_while_the_vms_shut_down_changes_nothing_of_what_the_job_is_said_to_have_cost(
     cloud: Emulator, jobs: Any
 ) -> None:

@@ -62,6 +62,8 @@ def reap(**changes: Any) -> list[reaper.Reaped]:
     return reaper.reap(store, backend, settings.load(**changes), patience=10.0)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_an_attempt_that_is_over_is_charged_for_no_longer_though_the_next_one_is_freed_late(
     cloud: Emulator, jobs: Any, hosts_break: Break, tmp_path: Path
 ) -> None:

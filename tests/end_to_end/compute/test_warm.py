@@ -63,6 +63,8 @@ def test_the_next_job_takes_the_vms_of_the_one_before(
     free_rest(cloud)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_vm_that_has_won_a_race_in_the_second_zone_is_kept_and_taken_by_its_own_name(
     cloud: Emulator, jobs: Any
 ) -> None:
@@ -79,6 +81,8 @@ def test_a_vm_that_has_won_a_race_in_the_second_zone_is_kept_and_taken_by_its_ow
     free_rest(cloud)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_kept_vm_that_nobody_takes_deletes_itself_and_the_ledger_counts_it_until_then(
     cloud: Emulator, jobs: Any
 ) -> None:
@@ -93,6 +97,8 @@ def test_a_kept_vm_that_nobody_takes_deletes_itself_and_the_ledger_counts_it_unt
     assert idle >= 2.0 and deleted.time - created.time > idle
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_kept_vm_that_is_preempted_while_idle_is_free_no_longer(cloud: Emulator, jobs: Any) -> None:
     job = run(jobs.attempt, keep="10m", spot=True)
     assert job.result(timeout=WITHIN) == 1

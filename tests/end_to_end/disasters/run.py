@@ -484,7 +484,7 @@ def _cost(job: Any) -> Any:
 
 
 def held_slices(cloud: Emulator) -> tuple[float, int]:
-    """For how many seconds slices were READY, all together, and the most chips that were at once."""
+    """Return the seconds that slices were READY, all together, and the most chips that were at once."""
     began: dict[str, float] = {}
     seconds, chips, most = 0.0, 0, 0
     for entry in cloud.ledger.entries:

@@ -67,7 +67,7 @@ def test_a_follower_that_stood_still_was_among_them(own_home: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(5)
 @pytest.mark.timeout(300)
 def test_where_nothing_can_be_mounted_each_fault_that_could_not_be_made_is_told_and_counted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

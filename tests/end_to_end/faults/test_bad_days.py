@@ -160,7 +160,7 @@ def test_a_forked_process_owns_its_jobs_itself(home: Path, tmp_path: Path) -> No
         ({"limits": {"run": 3}}, "limits is {'run': 3}, and should be Limits"),
         ({"retry": kinetic.Retry(user=1.5)}, "retry.user is 1.5: it is a whole number"),  # type: ignore[arg-type]
         ({"labels": {1: 2}}, "labels maps text to text, not 1 to 2"),
-        ({"spot": "yes"}, "spot is 'yes', and should be bool"),
+        ({"spot": "yes"}, "spot is 'yes', and should be True or False"),
     ],
 )
 def test_an_option_of_the_wrong_type_is_refused_when_decorating(options: dict[str, object], message: str) -> None:

@@ -134,6 +134,8 @@ def test_a_success_that_becomes_a_preemption_is_not_run_again() -> None:
     assert not begun(job, 2)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @pytest.mark.parametrize("do", [remove_attempts, remove_all, count_up, forge], ids=lambda do: do.__name__)
 def test_a_success_is_not_asked_for_anew_whatever_is_removed(do: Callable[[JobHandle[Any]], None]) -> None:
     key = f"anew {do.__name__}"
@@ -158,6 +160,8 @@ def test_a_process_that_has_seen_nothing_does_not_begin_a_generation_after_one_t
     refused(lambda: ask(plain, "counted up"), "generation 1 .* has not failed")
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_failure_stays_one_and_may_be_asked_for_anew() -> None:
     job = ask(failing, "stays a failure")
     assert follow(Follower(job._job), timeout=60) is not None
@@ -176,6 +180,8 @@ def test_records_that_went_by_themselves_are_no_change(monkeypatch: pytest.Monke
     assert succeeded(key="went by itself").result() == plain()
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_handle_takes_along_what_was_seen(elsewhere: Callable[[], None]) -> None:
     job = succeeded()
     travelled = pickle.dumps(job)
@@ -198,6 +204,8 @@ def test_a_cursor_takes_along_what_was_seen(elsewhere: Callable[[], None]) -> No
     assert not begun(job, 2)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_process_remembers_though_its_home_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETIC_HOME", str(tmp_path))
     (tmp_path / "trust").write_text("no folder")
@@ -257,6 +265,8 @@ FALSE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @pytest.mark.parametrize("false", FALSE)
 def test_a_false_end_that_was_seen_yields_to_the_proven_one_and_that_to_none(
     false: str, proving: Callable[..., bytes]
@@ -284,6 +294,8 @@ def test_a_value_that_was_collected_is_proven_from_then_on(proving: Callable[...
     assert not pickle.loads(pickle.dumps(job))._job.ended.endswith("proven")  # whoever is handed it has seen no proof
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_false_end_of_an_earlier_attempt_yields_too(proving: Callable[..., bytes]) -> None:
     job = ended_unseen(_kills_its_agent_and_returns_a_tuple)
     proving(job, 2)
@@ -316,6 +328,8 @@ def _kills_its_agent_and_returns_a_tuple() -> tuple[str]:
 # ---- signed verdicts -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @signing
 @pytest.mark.parametrize("function", [plain, nothing, pickled], ids=lambda function: function.__name__)
 def test_a_signed_verdict_is_believed_wherever_the_key_is(function: Any, elsewhere: Callable[[], None]) -> None:
@@ -339,6 +353,8 @@ def _kills_its_agent() -> str:
     return os.environ["KINETIC_ATTEMPT"]
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @signing
 def test_a_signed_failure_comes_back_as_itself(elsewhere: Callable[[], None]) -> None:
     job = ask(failing)
@@ -402,6 +418,8 @@ def test_no_other_verdict_counts_where_the_key_is(forged: str, seal: str, elsewh
     assert not begun(job, 2)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @signing
 def test_a_signed_job_whose_signature_is_taken_away_is_believed_in_nothing(elsewhere: Callable[[], None]) -> None:
     job = succeeded(key="stripped")
@@ -436,6 +454,8 @@ def _word(key: str, record: bytes) -> str:
     return bootstrap.sealed(key, trust.gist(record))
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @signing
 @pytest.mark.parametrize("what", ["job", "attempt", "deployment", "store", "role"])
 def test_a_key_is_for_one_thing_alone(what: str) -> None:
@@ -467,6 +487,8 @@ def test_the_signature_of_a_spec_is_none_in_another_deployment(elsewhere: Callab
     assert "not signed" in open_job(job.job_id, theirs, job.backend, believed).doubt
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @signing
 def test_a_client_signs_what_it_closes(elsewhere: Callable[[], None]) -> None:
     job = admitted(plain, trust.of(settings.load()))
@@ -492,6 +514,8 @@ def test_whoever_lacks_the_key_neither_starts_nor_closes_an_attempt(monkeypatch:
     assert JobHandle(signed).status() is JobStatus.CANCELLED  # by who has it
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @signing
 def test_the_key_of_hosts_is_in_no_record_and_in_no_command_line(shared_home: Path, tmp_path: Path) -> None:
     words = tmp_path / "words"
@@ -553,6 +577,8 @@ def test_an_exception_given_as_the_value_is_no_success(monkeypatch: pytest.Monke
             job.result()
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_value_given_as_the_exception_is_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     job = ask(_returns_an_error)
     outcome = follow(Follower(job._job), timeout=60)
@@ -641,6 +667,8 @@ def test_removed_records_of_an_attempt_give_no_money_back(monkeypatch: pytest.Mo
     assert actions.intend(job, 2) is not None and left(job, 2) == pytest.approx(400.0, abs=5.0)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_what_this_process_saw_of_an_attempts_hosts_is_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cloud reported them while they existed: no record of theirs need be left."""
     job, counting = limited(1000.0, monkeypatch)
@@ -670,6 +698,8 @@ def test_of_a_job_in_doubt_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch
     assert job.trust.memory_of(job.store, job.job_id).read_bytes() == before
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_no_record_tells_of_more_than_the_plan_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     job, _ = limited(1000.0, monkeypatch)
     ended_after(job, 1, 1e7)
@@ -693,6 +723,8 @@ def test_another_process_of_the_same_home_knows_what_was_seen(monkeypatch: pytes
 # ---- digests ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_the_digests_of_a_large_files_chunks_are_no_file_with_its_digest() -> None:
     large = os.urandom(digest.CHUNK) + b"the rest"
     parts = [large[: digest.CHUNK], large[digest.CHUNK :]]

@@ -117,6 +117,8 @@ def test_spec(trap: bucket.Trap, tmp_path: Path) -> None:
         assert job.job_id not in [handle.job_id for handle in all_jobs()]
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @client
 @pytest.mark.parametrize("data", [*GARBAGE, b'{"wire":1,"plan":{"slice":7},"task":{}}'])
 def test_a_spec_that_is_garbage(data: bytes) -> None:
@@ -138,6 +140,8 @@ def test_a_spec_with_absurd_hosts(hosts: Any) -> None:
         open_job(job.job_id, job.store, job.backend)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @client
 def test_an_identity_that_leads_to_a_foreign_spec(trap: bucket.Trap, tmp_path: Path) -> None:
     """The attacker has written a whole job of theirs and points a user's key to it."""
@@ -176,6 +180,8 @@ def test_an_identity_that_is_garbage(generation: Any) -> None:
     assert kept.data == written
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @client
 def test_an_intent_that_names_what_is_not_the_jobs(tmp_path: Path) -> None:
     job = ended(seven)
@@ -217,6 +223,8 @@ def test_an_intent_that_leads_out_of_the_plan() -> None:
             read(**change)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @client
 @pytest.mark.parametrize("data", GARBAGE)
 @pytest.mark.parametrize("name", [names.intent, names.verdict])
@@ -248,6 +256,8 @@ def test_a_verdict_with_a_foreign_value(trap: bucket.Trap, tmp_path: Path) -> No
         JobHandle(job).result()
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @client
 def test_a_value_that_is_not_the_verdicts() -> None:
     job = ended(seven)
@@ -277,6 +287,8 @@ def test_a_verdict_with_a_foreign_exception(trap: bucket.Trap, tmp_path: Path) -
         JobHandle(job).result()
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @client
 @pytest.mark.parametrize(
     "changes",
@@ -318,6 +330,8 @@ def test_beats_rings_and_cancels_that_are_garbage(data: bytes) -> None:
         assert "cancel" in str(error)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @client
 def test_log_segments() -> None:
     """Shown as they are; they are never more than bytes."""
@@ -356,6 +370,8 @@ def test_what_the_store_remembers_of_a_project(data: bytes, tmp_path: Path) -> N
     assert len(set(sent)) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 @client
 @pytest.mark.parametrize("data", GARBAGE)
 def test_group_records(data: bytes) -> None:
@@ -408,6 +424,8 @@ def test_a_host_refuses_another_spec(site: Site, trap: bucket.Trap) -> None:
     assert f"{names.spec(attempt.job)} is not the one that was submitted" in refusal(attempt)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_host_refuses_another_payload(site: Site, trap: bucket.Trap, tmp_path: Path) -> None:
     attempt = site.admit(seven)
     record = site.records.read(names.spec(attempt.job))
@@ -446,6 +464,8 @@ def test_a_host_refuses_another_tree_and_other_packs(site: Site, trap: bucket.Tr
     assert "it was changed after it was sent" in refusal(attempt)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_host_refuses_another_agent(site: Site, trap: bucket.Trap) -> None:
     import io
     import zipfile
@@ -467,6 +487,8 @@ def test_a_host_refuses_another_lock(site: Site) -> None:
     assert f"the lock {digest} is not in the store, or its bytes differed" in refusal(attempt)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_host_refuses_another_tool(site: Site, tmp_path: Path) -> None:
     digest = "a" * 64
     site.records.put(names.tool(digest), b"#!/bin/sh\ntouch sprung\n")
@@ -495,6 +517,8 @@ def test_a_host_fetches_no_more_than_its_spec_and_its_tree_say(site: Site, tmp_p
     assert not list((tmp_path / "blobs").iterdir())
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_tools_and_wheels_of_which_nobody_knows_the_size_have_a_bound(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -520,6 +544,8 @@ def test_a_host_lives_on_with_garbage_in_the_records_of_others(site: Site) -> No
     attempt.gone()
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_a_file_without_a_digest_is_not_unpickled(trap: bucket.Trap, tmp_path: Path) -> None:
     trap.payload(tmp_path / "evil")
     with pytest.raises(payload.Tampered):
