@@ -38,7 +38,7 @@ def tests(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """Run the slow tests: frameworks, whole orchestrators, faults on real processes.
 
-    With TURN=0 to 4, which chooses a fifth of the longest, they take about twelve minutes on two cores.
+    With TURN=0 to 5, which chooses a sixth of the longest, they take about twelve minutes on two cores.
     """
     pytest(session, "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "slow and not offline")
 
@@ -69,14 +69,14 @@ def package(session: nox.Session) -> None:
 def simulate(session: nox.Session) -> None:
     """Play schedules of crashes and lost answers that are drawn by the date."""
     play = [sys.executable, "-m", "tests.simulation", "--by-date"]
-    session.run(*play, "--seeds", "2000", *session.posargs)
-    session.run(*play, "--seeds", "250", "--cloud", *session.posargs)
-    session.run(*play, "--seeds", "250", "--cluster", *session.posargs)
-    session.run(*play, "--seeds", "250", "--compute", *session.posargs)
-    session.run(*play, "--seeds", "150", "--groups", *session.posargs)
-    session.run(*play, "--seeds", "200", "--shares", *session.posargs)
-    session.run(*play, "--seeds", "100", "--races", *session.posargs)
-    session.run(*play, "--seeds", "100", "--leases", *session.posargs)
+    session.run(*play, "--seeds", "1000", *session.posargs)
+    session.run(*play, "--seeds", "120", "--cloud", *session.posargs)
+    session.run(*play, "--seeds", "100", "--cluster", *session.posargs)
+    session.run(*play, "--seeds", "120", "--compute", *session.posargs)
+    session.run(*play, "--seeds", "80", "--groups", *session.posargs)
+    session.run(*play, "--seeds", "80", "--shares", *session.posargs)
+    session.run(*play, "--seeds", "60", "--races", *session.posargs)
+    session.run(*play, "--seeds", "40", "--leases", *session.posargs)
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""How often a thousand jobs that wait for their share of chips ask the store, by their place in the line."""
+"""Counts the requests of a thousand jobs that wait for their share of chips, by their place in the line."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from tests.simulation.cluster_scenario import ClusterSchedule
 from tests.simulation.compute_scenario import ComputeSchedule
 from tests.simulation.edges import simulated_edges
 from tests.simulation.group_scenario import GroupSchedule
+from tests.simulation.kept_race_scenario import KeptRaceSchedule
 from tests.simulation.lease_scenario import LeaseSchedule
 from tests.simulation.many import played_by
 from tests.simulation.race_scenario import RaceSchedule
@@ -44,7 +45,11 @@ def main() -> int:
     parser.add_argument("--by-date", action="store_true", help="the first of them is today's, by UTC")
     parser.add_argument("--cloud", action="store_true", help="on the simulated Cloud TPU API")
     parser.add_argument("--candidates", action="store_true", help="on the same, jobs with a choice")
-    parser.add_argument("--races", action="store_true", help="on the same, jobs that ask several places at once")
+    parser.add_argument(
+        "--races",
+        action="store_true",
+        help="on the same, jobs that ask several places at once; with --leases also those",
+    )
     parser.add_argument("--compute", action="store_true", help="on the simulated Compute Engine")
     parser.add_argument("--groups", action="store_true", help="on the simulated Compute Engine, slices of TPUs")
     parser.add_argument("--cluster", action="store_true", help="on the simulated API of Kubernetes")
@@ -61,6 +66,7 @@ def main() -> int:
         seeds = arguments.seed or range(first, first + arguments.seeds)
         return 1 if choice_scenario.play_many(seeds, stop=arguments.stop) else 0
     kinds = (
+        (arguments.leases and arguments.races, KeptRaceSchedule),
         (arguments.cluster, ClusterSchedule),
         (arguments.compute, ComputeSchedule),
         (arguments.groups, GroupSchedule),

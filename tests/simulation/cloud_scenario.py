@@ -7,7 +7,6 @@ request. The judge is asked before anything is made or deleted.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.wire import Verdict
 from tests.simulation import zones as api
 from tests.simulation.cloud import Cloud, QueuedResource, SimulatedTpus, TpuNode
-from tests.simulation.scenario import BUDGETS, DAY, FREE, Judge, Schedule
+from tests.simulation.scenario import DAY, FREE, Judge, Schedule
 from tests.simulation.vms import FATES, LATE, UNFOLLOWED, CloudGround, DistantStore
 from tests.simulation.world import Odds, Task, Violation, World
 from tests.simulation.zones import Zone
@@ -147,6 +146,7 @@ class CloudJudge(Judge):
 
     ground: Any
     most: Mapping[str, tuple[int, float]] = MOST
+    free = FREE
 
     def __init__(self, world: World, ground: CloudGround, plan: Plan, identity: Identity) -> None:
         super().__init__(world, ground, plan, identity)  # type: ignore[arg-type]
@@ -277,21 +277,6 @@ class CloudJudge(Judge):
             for zone in self.plan.zones
             if known[zone].weather not in api.LASTING and zone.rsplit("-", 1)[0] not in closed
         ]
-
-    def _may_follow(self, job: str, attempt: int) -> None:
-        for number in range(1, attempt):
-            verdict = self.verdicts.get((job, number))
-            if verdict is None or (verdict.cause not in BUDGETS and verdict.cause not in FREE):
-                raise Violation(f"attempt {attempt} of {job} follows {verdict}")
-        for budget, left in self._left(job, attempt - 1).items():
-            if left < 0:
-                raise Violation(f"attempt {attempt} of {job} exceeds the {budget} budget")
-
-    def _left(self, job: str, attempt: int) -> Counter[str]:
-        left = Counter({budget: getattr(self.plan.retry, budget) for budget in ("user", "preemption", "infra")})
-        causes = [self.verdicts[job, number].cause for number in range(1, attempt + 1)]
-        left.subtract(BUDGETS[cause] for cause in causes if cause in BUDGETS)
-        return left
 
     def _justified(self, job: str, attempt: int, verdict: Verdict) -> bool:  # noqa: PLR0911 - a table
         truth, world, limits = self.ground.truth(job, attempt), self.world, self.plan.limits

@@ -23,7 +23,8 @@ from kinetic_orchestration.host import host
 from kinetic_orchestration.host.attempt import idle, lease, opening, self_delete
 from kinetic_orchestration.host.machine import attestation, bootstrap, bucket_records
 from kinetic_orchestration.host.machine.pod import pod, start
-from kinetic_orchestration.host.machine.vm import cleaning, gpus, member, network, rearming
+from kinetic_orchestration.host.machine.vm import gpus, member, network, rearming
+from kinetic_orchestration.host.machine.vm.kept import cleaning
 from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.host.view import bucket, open_records, segments
 from kinetic_orchestration.jobs import job as jobs
@@ -133,14 +134,29 @@ def _kept_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
         agent_arguments=lambda told, host: ground().words(told, host), Failed=bootstrap.Failed,
         abort=lambda *args: ground().abort(*args),
     )  # fmt: skip
-    edges.setitem(TRAITS, "kept", Traits(may_be_kept=True))
-    edges.setattr(idle, "SOON", 1.0)  # as of drivers.LONGEST_SLEEP
+
+    class Standby:
+        """Acts as standby.Standby: its processes become the next host as the one that keeps the machine would."""
+
+        def __init__(self, _at: Any, agent: str, digest: str) -> None:
+            self.agent, self.digest = agent, digest
+
+        def take(self, _agent: str, words: Sequence[str], private: bytes) -> bool:
+            ground().told(private)
+            raise ground().became(list(words))
+
+        def end(self) -> None:
+            pass
+
+    edges.setattr(idle, "Standby", Standby)
+    edges.setitem(TRAITS, "kept", Traits(may_be_kept=True, races=True))
+    edges.setattr(idle, "LOOKS", ((1.0, 60.0),))  # as of drivers.LONGEST_SLEEP
     edges.setattr(idle, "LATER", 3.0)
     edges.setattr(idle, "ARMED", 100.0)  # less than an attempt may take
     edges.setattr(idle, "os", system)
     edges.setattr(idle, "bootstrap", agent)
     edges.setattr(idle, "signal", SimpleNamespace(SIGTERM=15, SIGINT=2, SIGHUP=1, SIG_DFL=0, signal=lambda *_: None))
-    edges.setattr(cleaning, "clean", lambda folder, marker: ground().clean(folder, marker))
+    edges.setattr(cleaning, "clean", lambda folder, marker, shared: ground().clean(folder, marker))
     edges.setattr(cleaning, "remember", lambda _folder: None)
     edges.setattr(rearming, "rearm", lambda at, when: ground().rearm(at, when))
     edges.setattr(bootstrap, "end_slice", end)
@@ -226,6 +242,8 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
         edges.setattr(module, "side_by_side", lambda act, things, _threads: [act(thing) for thing in things])
     # Each process has its own, and none of a world waits for another's.
     edges.setattr(races, "_creations", SimpleNamespace(acquire=lambda timeout: True, release=lambda: None))
+    for known in ("_charged", "_given_up"):
+        edges.setattr(races, known, {})
     edges.setattr(pod, "_is_known", lambda _name: True)
     edges.setattr(start, "echo", lambda _line: None)
     edges.setattr(Api, "_sent", sent)

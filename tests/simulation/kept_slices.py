@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from kinetic_orchestration.host.attempt import idle, self_delete
+from kinetic_orchestration.host.attempt import idle, race, self_delete
 from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.host.machine.machine import Machine
-from kinetic_orchestration.host.machine.vm import cleaning
+from kinetic_orchestration.host.machine.vm.kept.doubt import Unclean
 from kinetic_orchestration.jobs.following.held_time import longest
 from kinetic_orchestration.plan.values import Intent, Plan
 from kinetic_orchestration.protocol import names, wire
@@ -52,6 +52,11 @@ class KeptPlace(Place):
         return [box for box in self.boxes.values() if isinstance(box, KeptBox)]
 
     @property
+    def rival(self) -> int:
+        """Its number in the race of the attempt that it was made for; -1 if there was none."""
+        return int(self.orders.get("rival", -1))
+
+    @property
     def key(self) -> str:
         """The key of the orders of its claims; "" if there can be none."""
         return str(self.orders.get("lease_key", ""))
@@ -85,7 +90,7 @@ class KeptBox(Box):
 def words(told: Mapping[str, Any], host: int) -> list[str]:
     """Return the agent's command line, as bootstrap.agent_arguments, on a machine without files."""
     found = {name: told[name] for name in ("store", "job", "attempt", "hosts", "spec", "resource", "deadline")} | {
-        "host": host, "choice": told.get("choice", 0), "boot": f"{told['boot']}/{host}", "run": "/simulated",
+        "host": host, "choice": told.get("choice", 0), "rival": told.get("rival", -1), "boot": f"{told['boot']}/{host}", "run": "/simulated",
         "home": "/simulated", "python": "", "marker": "A=b",
     }  # fmt: skip
     return [f"{name}={value}" for name, value in found.items()]
@@ -166,7 +171,7 @@ class KeptGround(Ground):
         place.gone = place.gone or (kind == "vanish" and place.name not in self.places and box.dead and not was_dead)
 
     def _reboot(self, box: Box) -> None:
-        """What a machine is told to begin with is told again: its first attempt."""
+        """The machine is told of its first attempt again, as it was to begin with."""
         assert isinstance(box, KeptBox)
         if box.dead and not box.place.gone:
             box.at, box.broken, box.rebooted = Assignment.from_words(words(box.place.orders, box.index)), False, True
@@ -255,10 +260,10 @@ class KeptGround(Ground):
         box, draw = self.box, self.world.random
         self.world.sleep(draw.random() * (100.0 if draw.random() < self.slow else 4.0))
         if box.rebooted:
-            raise cleaning.Unclean("it has booted since")
+            raise Unclean("it has booted since")
         if not self.calm and draw.random() < self.doubt:
             self.world.reached.add("a host was not clean")
-            raise cleaning.Unclean("a process did not end")
+            raise Unclean("a process did not end")
         box.clean = box.epoch
 
     def rearm(self, _at: Assignment, when: float) -> None:
@@ -336,7 +341,8 @@ class KeptGround(Ground):
         return False
 
     def _spoken(self, box: KeptBox) -> bool:
-        """Return True if the guard could report that the agent has failed."""
+        """Return True if the guard could report that the agent has failed, or has nothing to report: its place has not
+        won the race of the attempt."""
         agent = KeptHost(self, box, json.loads(box.seal))
         reason = f"the agent of host {box.index} failed"
         writer = agent.at.boot + "/guard"
@@ -344,7 +350,8 @@ class KeptGround(Ground):
             wire.ABORTED, writer, self.world.now, cause=wire.INFRASTRUCTURE, host=box.index, reason=reason
         )
         try:
-            agent.write_verdict(verdict)
+            if race.has_won(agent.at, agent.records):
+                agent.write_verdict(verdict)
         except RecordsError:
             return False
         return True

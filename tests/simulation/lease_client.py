@@ -76,6 +76,9 @@ class KeptBackend(SimulatedBackend):
         self._ground.made(place, self._orders(asked), asked.plan)
         return place
 
+    def rate_limit(self, placement: Mapping[str, Any]) -> None:
+        """Looks are not limited."""
+
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
         return super().observe([{**one, "machine": ""} for one in placements])
 
@@ -96,4 +99,5 @@ class KeptBackend(SimulatedBackend):
                 "backend": self.kind, "project": PROJECT, "zone": ZONE, "name": name, "job": place.job,
                 "attempt": place.attempt, "hosts": place.hosts, "slices": 1, "machine": "",
                 "age": self._world.now - place.changed, "expires": place.intent.deadline,
+                **({"rival": place.rival} if place.rival >= 0 else {}),
             }  # fmt: skip

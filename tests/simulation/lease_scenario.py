@@ -1,4 +1,4 @@
-"""One seed of jobs that keep their slices warm for each other: who claims which, who dies, and what must hold.
+"""Plays one seed of jobs that keep their slices warm for each other: who claims which, who dies, what must hold.
 
 Clients run the real `launch`, `Follower` and reaper, hosts the real agent. The judge sees each lease that is written,
 each slice that is deleted and each program that begins.
@@ -7,7 +7,6 @@ each slice that is deleted and each program that begins.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -27,11 +26,11 @@ from kinetic_orchestration.protocol.records import leases
 from kinetic_orchestration.protocol.wire.lease import CLAIMED, ENDED, FREE, Lease
 from tests.simulation.kept_slices import KeptBox, KeptGround, KeptPlace, LeaseStore
 from tests.simulation.lease_client import PROJECT, ZONE, HomeTrust, KeptBackend, home
-from tests.simulation.scenario import BUDGETS, DAY, REQUESTS, STAGED, Judge, Schedule
+from tests.simulation.scenario import DAY, REQUESTS, STAGED, Judge, Schedule
+from tests.simulation.scenario import FREE as MOVED
 from tests.simulation.world import Odds, SimulatedStore, Task, Unreachable, Violation, World
 
 SLICES = [accelerators.parse(name) for name in ("v5e-4", "v5e-8", "v5e-16")]
-MOVED = (wire.STOCKOUT, wire.QUOTA, wire.INTERNAL)
 SPARE = 100.0  # seconds after the end of an offer, at which what was armed deletes the slice
 UNTAKEN = 90.0  # seconds after the end of an offer, in which a host that is well has ended it
 STOPPED = 90.0  # seconds in which a program ends whose lease was lost
@@ -55,6 +54,7 @@ class LeaseJudge(Judge):
     """Sees every lease, every deletion of a slice, and every program."""
 
     ground: KeptGround  # type: ignore[assignment]
+    free = MOVED
 
     def __init__(self, world: World, ground: KeptGround, wants: list[Want]) -> None:
         super().__init__(world, ground, wants[0].plan, wants[0].identity)
@@ -80,7 +80,7 @@ class LeaseJudge(Judge):
         return -1.0 if keep is None else keep
 
     def on_harm(self, place: KeptPlace, kind: str) -> None:
-        """What befalls a slice befalls whoever has it."""
+        """Whoever has a slice suffers what befalls it."""
         record = self.world.records.get(names.lease(place.name))
         if record is not None and place.name not in self.forged:
             lease = Lease.decode(record.data)
@@ -128,8 +128,8 @@ class LeaseJudge(Judge):
         if all(one is not None and one.cause == wire.INTERNAL for one in lost):
             self.world.reached.add("after two lost claims an attempt asked for a slice of its own")
             return
-        unserved = ("has followed its claim", "is gone")  # others that were kept may be as dead
-        if lost[0] is not None and lost[0].cause == wire.INTERNAL and any(why in lost[0].reason for why in unserved):
+        had_claimed = (job, attempt - 1) in self.claims.values()  # others that were kept may be as dead
+        if lost[0] is not None and lost[0].cause == wire.INTERNAL and had_claimed:
             self.world.reached.add("after a claim that no host followed an attempt asked for a slice of its own")
             return
         for name, lease, updated in self._leases():
@@ -147,21 +147,6 @@ class LeaseJudge(Judge):
         place = self.places[lease.slice]
         lasting = not lease.last or self.world.now + self.ground.longest(plan) < lease.last - STALE
         return place.plan.slice == plan.slice and lasting and self._has_key(place, task)
-
-    def _may_follow(self, job: str, attempt: int) -> None:
-        for number in range(1, attempt):
-            verdict = self.verdicts.get((job, number))
-            if verdict is None or (verdict.cause not in BUDGETS and verdict.cause not in MOVED):
-                raise Violation(f"attempt {attempt} of {job} follows {verdict}")
-        for budget, left in self._left(job, attempt - 1).items():
-            if left < 0:
-                raise Violation(f"attempt {attempt} of {job} exceeds the {budget} budget")
-
-    def _left(self, job: str, attempt: int) -> Counter[str]:
-        left = Counter({budget: getattr(self.plan.retry, budget) for budget in ("user", "preemption", "infra")})
-        causes = [self.verdicts[job, number].cause for number in range(1, attempt + 1)]
-        left.subtract(BUDGETS[cause] for cause in causes if cause in BUDGETS)
-        return left
 
     def _has_key(self, place: KeptPlace, task: Task) -> bool:
         known = self.trusts[task.machine].slice_key(self.ground.store, place.job, place.attempt)  # type: ignore[arg-type]
@@ -402,6 +387,8 @@ class LeaseSchedule(Schedule):
     """Everything that one seed draws."""
 
     option = " --leases"
+    kind_of_judge: type[LeaseJudge] = LeaseJudge
+    kind_of_backend: type[KeptBackend] = KeptBackend
 
     def __init__(self, seed: int, worlds: list[World]) -> None:
         world = self.world = World(seed)
@@ -418,11 +405,11 @@ class LeaseSchedule(Schedule):
         self.wants = [
             Want(
                 Identity("test", "simulation", f"{seed}-{number}"),
-                Plan(
+                self._plan(Plan(
                     name=f"job{number}", slice=draw.choice(shapes), backend="kept", store="gs://simulated/kept",
                     deployment="test", limits=limits, retry=retry, project=PROJECT, zones=(ZONE,),
                     keep=draw.choice((60.0, 300.0, 300.0, 600.0, 600.0, 0.0, None)),
-                ),
+                )),
             )
             for number in range(draw.choice((2, 4, 6, 8)))
         ]  # fmt: skip
@@ -432,7 +419,7 @@ class LeaseSchedule(Schedule):
         self.pace = draw.choice((2.0, 10.0))
         self.healed = world.now + draw.choice((200.0, 900.0, 3500.0)) * draw.random()
         self.orphaned = draw.random() < 0.2
-        self.judge: LeaseJudge = LeaseJudge(world, ground, self.wants)  # type: ignore[assignment]
+        self.judge: LeaseJudge = self.kind_of_judge(world, ground, self.wants)  # type: ignore[assignment]
         self.judge.orphaned, self.judge.steady = self.orphaned, not self.odds.stall
         self.judge.trusts, self.judge.told_offer = self.trusts, self._on_offer
         self.judge.told_claim = self._on_claim
@@ -441,6 +428,10 @@ class LeaseSchedule(Schedule):
         self.clients = self.staging = 0
         self.followed = set()
         self._people()
+
+    def _plan(self, plan: Plan) -> Plan:
+        """Return the plan of a job, for which more may be drawn."""
+        return plan
 
     def _draw_faults(self) -> None:
         ground, draw = self.ground, self.world.random
@@ -458,14 +449,7 @@ class LeaseSchedule(Schedule):
         if float(self.plan.limits.run or 0.0) >= 300.0 and draw.random() < 0.8:
             ground.durations = (5.0, 50.0, 200.0, 200.0)
         ground.poll = draw.choice((1.0, 4.0))
-        busy = draw.choice((0.03, 0.15, 0.4))
-        ground.host_odds = Odds(delay=busy, error=draw.choice((0.0, 0.0, 0.0, 0.01)))
-        self.odds = Odds(
-            delay=busy,
-            stall=draw.choice((0.0, 0.0, 0.02)),
-            error=draw.choice((0.0, 0.0, 0.02)),
-            crash=draw.choice((0.0, 0.01, 0.04)),
-        )
+        self._draw_odds()
 
     # ---- who takes part ----------------------------------------------------------------------------------
 
@@ -549,7 +533,7 @@ class LeaseSchedule(Schedule):
 
     def _place(self, task: Task) -> tuple[SimulatedStore, KeptBackend]:  # type: ignore[override]
         store = LeaseStore(self.world, lambda: self.ground.lost)
-        return store, KeptBackend(self.ground, task.machine)
+        return store, self.kind_of_backend(self.ground, task.machine)
 
     def _opened(self, task: Task, job: str) -> Job:
         store, backend = self._place(task)

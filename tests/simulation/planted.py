@@ -35,7 +35,7 @@ PLANTED = (
     Planted(
         "a slice of a race runs its program although another one has won",
         "host/attempt/race.py",
-        "    if _names(won, at):  # also",
+        "    if _names(won, at, key):  # also",
         "    if won is not None:  # also",
         "--races",
     ),
@@ -49,7 +49,7 @@ PLANTED = (
     Planted(
         "a guard ends the attempt of a slice that has not won",
         "host/guard.py",
-        "    if not race.has_won(host.at, host.records):\n        return\n",
+        "    if not race.has_won(host.at, host.records, host.outcome.key):\n        return\n",
         "",
         "--races",
     ),
@@ -94,6 +94,41 @@ PLANTED = (
         "    return job.backend.observe([intent.placement])[0].state != GONE\n",
         "    return False\n",
         "--races",
+    ),
+    Planted(
+        "a place of a race is released before it is recorded that it has failed",
+        "capacity/races/backend.py",
+        "            self._fail(places[number], job_id, intent.attempt, Failed(*why))\n",
+        "",
+        "--races",
+    ),
+    Planted(
+        "a place of a race counts as gone once its hosts have asked for that",
+        "capacity/races/records.py",
+        '.get("seen") is True or now - record.updated > patience:',
+        '.get("seen") is True or now >= record.updated:',
+        "--shares",
+    ),
+    Planted(
+        "a slice that is kept has no chips",
+        "capacity/shares/rules.py",
+        "        return seen.lease == lease.ENDED and now - seen.changed > RELEASED\n",
+        "        return True\n",
+        "--shares",
+    ),
+    Planted(
+        "one slice yields to two attempts",
+        "capacity/shares/rules.py",
+        "return bool(grant.kept) and not grant.yields",
+        "return bool(grant.kept)",
+        "--shares",
+    ),
+    Planted(
+        "what yields counts no more, although it is there",
+        "capacity/shares/rules.py",
+        "max(0, need - needs.get(name, 0))",
+        "0",
+        "--shares",
     ),
     Planted(
         "a refused release is forgotten with its follower",
@@ -293,7 +328,7 @@ PLANTED = (
     Planted(
         "a watcher looks ten times a second",
         "jobs/watching/watchers/polling.py",
-        "        return max(min(steady, max(POLL_MIN, waited / 100)), len(self._subscribers) / at_once)",
+        "        return max(usual, min(LINE_POLL_SECONDS, self._in_line()))",
         "        return 0.1",
     ),
     Planted(
@@ -696,8 +731,8 @@ PLANTED = (
     Planted(
         "a turn that is to be freed is still used",
         "capacity/shares/line.py",
-        "return Turn(True, of=grant.want) if grant is not None and not grant.leaving else None",
-        "return Turn(True, of=grant.want) if grant is not None else None",
+        "    if grant is None or grant.leaving:\n        return None\n    return Turn(True",
+        "    if grant is None:\n        return None\n    return Turn(True",
         "--shares",
     ),
     Planted(
@@ -717,14 +752,14 @@ PLANTED = (
     Planted(
         "a turn is freed while its hosts cannot be",
         "capacity/shares/rules.py",
-        "return FREE if gone and not seen.is_held else KEEP",
-        "return FREE if gone else KEEP",
+        "return FREE if _is_gone(grant, seen, now) and not seen.is_held else KEEP",
+        "return FREE if _is_gone(grant, seen, now) else KEEP",
         "--shares",
     ),
     Planted(
         "a turn is freed with the verdict, and not with the hosts",
         "capacity/shares/rules.py",
-        "return FREE if gone and not seen.is_held else KEEP",
+        "return FREE if _is_gone(grant, seen, now) and not seen.is_held else KEEP",
         "return FREE if not seen.is_held else KEEP",
         "--shares",
     ),
@@ -752,8 +787,8 @@ PLANTED = (
     Planted(
         "small ones pass a big one for ever",
         "capacity/shares/rules.py",
-        "        if not over and not late:\n",
-        "        if not over:\n",
+        "        if not late and (not over or self._makes_room(want, over)):\n",
+        "        if not over or self._makes_room(want, over):\n",
         "--shares",
     ),
     Planted(
@@ -887,6 +922,7 @@ PLANTED = (
         "jobs/following/actions.py",
         "    generation = job.store.create(name, data)\n    if generation is None:\n        return None\n    if past",
         "    if chosen.warm is not None:\n"
+        "        from kinetic_orchestration.capacity.warm.records import Claim, claim\n"
         "        held = chosen.warm.lease\n"
         "        key = job.trust.slice_key(job.store, held.made_for, held.made_at)\n"
         "        told = Claim(job.job_id, attempt, job.store.now() + 600.0, {}, {}, key, ME)\n"
@@ -936,6 +972,62 @@ PLANTED = (
         "    except AssertionError:  # it is not known",
         "--leases",
     ),
+    Planted(
+        "a host forgets to arm the end of what it offers",
+        "host/attempt/idle.py",
+        '        rearming.rearm(self._at, min(until + ARMED, last or float("inf")))\n',
+        "",
+        "--leases",
+    ),
+    Planted(
+        "a host forgets to arm the deadline of the attempt that has claimed it",
+        "host/attempt/idle.py",
+        '            rearming.rearm(self._at, float(str(told["deadline"])))\n',
+        "",
+        "--leases",
+    ),
+    Planted(
+        "an attempt that has lost its lease works on",
+        "host/attempt/lease.py",
+        "        if not self._why:\n            return None\n",
+        "        if True:\n            return None\n",
+        "--leases",
+    ),
+    Planted(
+        "the reaper goes by the deadline of a slice's labels",
+        "jobs/cleanup/leased.py",
+        '    placement |= {"job": lease.job, "attempt": lease.attempt, "expires": lease.until, "age": age}\n',
+        '    placement |= {"job": lease.job, "attempt": lease.attempt, "age": age}\n',
+        "--leases",
+    ),
+    Planted(
+        "a slice is claimed in another epoch than the intent has promised",
+        "capacity/warm/records.py",
+        "    if lease.state == CLAIMED or lease.epoch + 1 != epoch:\n",
+        "    if lease.state == CLAIMED:\n",
+        "--leases",
+    ),
+    Planted(
+        "hosts that have lost their race may offer their slice",
+        "host/attempt/idle.py",
+        '        if not race.has_won(at, self._records):\n            raise Over("another place has won',
+        '        if not at.job:\n            raise Over("another place has won',
+        "--leases --races",
+    ),
+    Planted(
+        "the slice of a loser is kept by its client",
+        "capacity/warm/releasing.py",
+        'leaves=use.leaves and won in (None, place.get("rival"))',
+        "leaves=use.leaves",
+        "--leases --races",
+    ),
+    Planted(
+        "a slice that has deleted itself counts as idle until somebody ends its lease",
+        "protocol/wire/lease.py",
+        "last = now if is_there else min(now, self.until + ARMED)",
+        "last = now",
+        "--leases --races",
+    ),
 )  # fmt: skip
 
 
@@ -978,7 +1070,7 @@ def broken_with(changes: Sequence[Change], *options: str) -> list[str]:
 def find(bug: Planted, *, seeds: int = SEEDS, first: int = 0) -> str:
     """The first broken promise, or ""."""
     change = Change(f"kinetic_orchestration/{bug.file}", bug.right, bug.wrong)
-    return next(iter(broken_with([change], bug.where, "--stop", f"--first={first}", f"--seeds={seeds}")), "")
+    return next(iter(broken_with([change], *bug.where.split(), "--stop", f"--first={first}", f"--seeds={seeds}")), "")
 
 
 def main() -> int:

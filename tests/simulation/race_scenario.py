@@ -11,10 +11,11 @@ import json
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms.google.tpu import states
-from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.wire import CLOSED, Verdict
 from tests.simulation import zones as api
 from tests.simulation.candidate_scenario import CandidateJudge, CandidateSchedule
@@ -24,6 +25,7 @@ from tests.simulation.scenario import FREE
 from tests.simulation.vms import CloudGround
 from tests.simulation.world import Violation, World
 
+OF_JOB = (wire.CANCELLED, wire.DEADLINE)  # causes of ends that have nothing to do with places
 OVER = (states.FAILED, states.SUSPENDING, states.SUSPENDED, states.DELETING)
 
 
@@ -63,6 +65,8 @@ class RaceJudge(CandidateJudge):
             self._on_places(parts[1], int(parts[4]), json.loads(data)["placement"])
         elif name.endswith("/won.json"):
             self._on_win(parts[1], int(parts[4]), json.loads(data)["rival"])
+        elif "/lost-" in name:
+            self._on_lost(parts[1], int(parts[4]), Verdict.decode(data))
         elif parts[0] == "beats" and parts[-1].isdecimal():
             self._check_speaker(parts[1], int(parts[2]), name)
         elif len(parts) > 3 and parts[2] == "out":
@@ -82,6 +86,10 @@ class RaceJudge(CandidateJudge):
         self.world.reached.add(f"place {number} won")
         self.chosen[job, attempt], self.zones[job, attempt] = self.places[job, attempt][number]
 
+    def _on_lost(self, job: str, attempt: int, ended: Verdict) -> None:
+        if self.winner(job, attempt) is None and "none of them has started its agent" in ended.reason:
+            self.world.reached.add("a silent place was given up, and not its race")
+
     def _check_speaker(self, job: str, attempt: int, name: str) -> None:
         """No host writes a record of an attempt whose race its place has not won."""
         current = self.world.current
@@ -100,8 +108,9 @@ class RaceJudge(CandidateJudge):
 
     def _is_for_its_places(self, job: str, attempt: int, verdict: Verdict) -> bool:
         """Tell whether an attempt is closed for what has become of its places, which none has won."""
-        is_reaped = "nobody follows it" in verdict.reason and self.winner(job, attempt) is None
-        return verdict.cause in FREE or is_reaped
+        task = self.world.current
+        is_reaped = task is not None and task.name.startswith("reap") and verdict.cause not in OF_JOB
+        return verdict.cause in FREE or (is_reaped and self.winner(job, attempt) is None)
 
     def _check_all_failed(self, job: str, attempt: int, verdict: Verdict) -> None:
         """An attempt that is closed for want of hosts had no place that might still have given some."""
@@ -113,7 +122,8 @@ class RaceJudge(CandidateJudge):
         self.world.reached.add("a race was closed once all its places had failed")
 
     def _check_zone(self, job: str, attempt: int) -> None:
-        """No place is asked again that has nothing for it; what each has said is in a record of its own."""
+        """No place is asked again that has nothing for it; what each has said is in a record of its own. Where hosts
+        were, there is something, whatever another place has said of its whole region."""
         closed = set[tuple[int, str]]()
         for number in range(1, attempt):
             for rival, place in enumerate(self.places[job, number]):
@@ -122,11 +132,21 @@ class RaceJudge(CandidateJudge):
                 closed |= {
                     one for one in self.options if one[0] == place.choice and self._is_closed(said, place.zone, one[1])
                 }
+            closed -= {
+                tuple(place) for rival, place in enumerate(self.places[job, number]) if self._had(job, number, rival)
+            }
         again = closed & {tuple(place) for place in self.places[job, attempt]}
         if self.verdicts[job, attempt - 1].cause not in FREE:  # where its hosts were, there is something
             again -= {tuple(place) for place in self.places[job, attempt - 1]}
         if again:
             raise Violation(f"attempt {attempt} of {job} asks again where there is nothing for it: {again}")
+
+    def _had(self, job: str, attempt: int, rival: int) -> bool:
+        """Return True if a place of an attempt that is over had hosts: it has won, or its end was that of the attempt."""
+        lost = self.world.records.get(names.lost(job, attempt, rival))
+        cause = self.verdicts[job, attempt].cause
+        is_end = lost is not None and cause not in FREE and Verdict.decode(lost.data).cause == cause
+        return is_end or self.winner(job, attempt) == rival
 
     # ---- slices
 
@@ -152,7 +172,7 @@ class RaceJudge(CandidateJudge):
                 raise Violation(f"{task.name} asks {own} for attempt {attempt} of {job}, whose race was over")
 
     def may_delete(self, name: str, what: QueuedResource | TpuNode) -> None:
-        """What has not won may go at any time once another place has, or by itself; and what has failed."""
+        """A place that has not won may go at any time once another has, or by itself; and so may one that has failed."""
         queued = what if isinstance(what, QueuedResource) else what.queued
         task = self.world.current
         if name not in self.foreign and queued is not None and task is not None and "rival" in queued.told:
@@ -180,3 +200,19 @@ class RaceSchedule(CandidateSchedule):
             zones = tuple(draw.sample(ZONES, draw.choice((2, 3, 4))))
             self.plan = replace(self.plan, zones=zones, cloud={})
         self.plan = replace(self.plan, race=draw.choice((2, 2, 3)))
+
+    def _fates(self, draw: Any) -> tuple[str, ...]:
+        """In some, most slices are READY and never speak, so that a race waits for a place whose turn in a queue comes
+        late."""
+        fates = super()._fates(draw)
+        return fates + ("never boots",) * 3 * len(fates) * (draw.random() < 0.15)
+
+    def _people(self) -> None:
+        """In some, everybody leaves while places wait, of which one then fails, and the reaper alone comes by."""
+        draw = self.world.random
+        if draw.random() < 0.2:
+            self.orphaned = True
+            self._inform_judge()
+            for number in range(1, 5):
+                self._client(self._reap, number * (reaper.UNCLAIMED + draw.uniform(1.0, 60.0)))
+        super()._people()

@@ -44,6 +44,8 @@ FREE = (wire.STOCKOUT, wire.QUOTA, wire.INTERNAL)  # of attempts that never had 
 class Judge:
     """Sees every write, and says when a promise is broken."""
 
+    free: tuple[str, ...] = ()  # causes after which another attempt may follow at no cost
+
     def __init__(self, world: World, ground: Ground, plan: Plan, identity: Identity) -> None:
         self.world, self.ground, self.plan, self.identity = world, ground, plan, identity
         self.verdicts: dict[tuple[str, int], wire.Verdict] = {}
@@ -130,7 +132,7 @@ class Judge:
         """An attempt needs a verdict before it that leaves something of its budget."""
         for number in range(1, attempt):
             verdict = self.verdicts.get((job, number))
-            if verdict is None or verdict.cause not in BUDGETS:
+            if verdict is None or verdict.cause not in (*BUDGETS, *self.free):
                 raise Violation(f"attempt {attempt} of {job} follows {verdict}")
         for budget, left in self._left(job, attempt - 1).items():
             if left < 0:
@@ -139,7 +141,8 @@ class Judge:
     def _left(self, job: str, attempt: int) -> Counter[str]:
         """The rest of each budget, after that many attempts."""
         left = Counter({budget: getattr(self.plan.retry, budget) for budget in ("user", "preemption", "infra")})
-        left.subtract(BUDGETS[self.verdicts[job, number].cause] for number in range(1, attempt + 1))
+        causes = [self.verdicts[job, number].cause for number in range(1, attempt + 1)]
+        left.subtract(BUDGETS[cause] for cause in causes if cause not in self.free)
         return left
 
     def _on_verdict(self, job: str, attempt: int, verdict: wire.Verdict) -> None:
@@ -314,14 +317,7 @@ class Schedule:
         ground.user_failure = draw.choice((0.0, 0.0, 0.5))
         ground.refusal = draw.choice((0.0, 0.0, 0.0, 0.2))
         ground.poll = 1.0 if self.plan.abort_without_owner else draw.choice((1.0, 4.0))
-        busy = draw.choice((0.03, 0.15, 0.4))
-        ground.host_odds = Odds(delay=busy, error=draw.choice((0.0, 0.0, 0.0, 0.01)))
-        self.odds = Odds(
-            delay=busy,
-            stall=draw.choice((0.0, 0.0, 0.02)),
-            error=draw.choice((0.0, 0.0, 0.02)),
-            crash=draw.choice((0.0, 0.01, 0.04)),
-        )
+        self._draw_odds()
         self.pace = draw.choice((2.0, 10.0))
         self.healed = world.now + draw.choice((30.0, 150.0, 400.0)) * draw.random()
         self.orphaned = draw.random() < 0.2  # no client will come back
@@ -336,6 +332,18 @@ class Schedule:
         self._people()
 
     # ---- who takes part ----------------------------------------------------------------------------------
+
+    def _draw_odds(self) -> None:
+        """Draw how slow and how faulty the calls of hosts and clients are."""
+        draw = self.world.random
+        busy = draw.choice((0.03, 0.15, 0.4))
+        self.ground.host_odds = Odds(delay=busy, error=draw.choice((0.0, 0.0, 0.0, 0.01)))
+        self.odds = Odds(
+            delay=busy,
+            stall=draw.choice((0.0, 0.0, 0.02)),
+            error=draw.choice((0.0, 0.0, 0.02)),
+            crash=draw.choice((0.0, 0.01, 0.04)),
+        )
 
     def _people(self) -> None:
         world, ground, draw = self.world, self.ground, self.world.random

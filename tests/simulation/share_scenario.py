@@ -10,11 +10,14 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
+from kinetic_orchestration.capacity.races import records as races
 from kinetic_orchestration.capacity.shares import line, records, rules
 from kinetic_orchestration.capacity.shares.rules import Book, Key, Want
 from kinetic_orchestration.errors import StoreError
 from kinetic_orchestration.plan.configuration.chip_shares import parse
 from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.records import leases
+from kinetic_orchestration.protocol.wire.lease import CLAIMED, ENDED, FREE, Lease
 from tests.simulation.scenario import Schedule
 from tests.simulation.world import Odds, SimulatedStore, Task, Violation, World
 
@@ -45,6 +48,7 @@ class Judge:
         self.held: dict[Key, Hosts] = {}
         self.had: set[Key] = set()
         self.closed: dict[Key, float] = {}  # when their verdicts were written
+        self.gone: dict[Key, float] = {}  # since when the loser of a race is said to be
         self.refused: set[Key] = set()
         self.begun: set[Key] = set()
         self.book = Book()
@@ -62,6 +66,9 @@ class Judge:
         if name.endswith("/verdict.json"):
             _, job, _, attempt, _ = name.split("/")
             self.closed.setdefault((job, int(attempt)), self.world.now)
+        if "/gone-" in name:
+            _, job, _, _, attempt, _ = name.split("/")
+            self.gone.setdefault((job, int(attempt)), self.world.now)
         if name != names.BOOK:
             return
         if data == DAMAGE:
@@ -123,6 +130,9 @@ class Judge:
             entry = chips * ENTRY * 0.5 ** (max(0.0, at - since) / HALF_LIFE)
             least[whose] += entry + chips * _faded(since, min(at, earliest), at)  # type: ignore[assignment]
             most[whose] += entry + chips * _faded(since, min(at, end), at)  # type: ignore[assignment]
+            gone = self.gone.get(want.key, math.inf)
+            given_back = chips - chips / want.places
+            least[whose] -= given_back * _faded(max(gone, since), min(at, earliest), at)  # type: ignore[assignment]
             slack[whose] += chips * 10 * SKEW + 2.0  # type: ignore[assignment]
         for whose in least:
             used = book.uses.get(whose, rules.Use(0.0, self.world.now)).used
@@ -154,6 +164,19 @@ class Judge:
             if used == most:
                 world.reached.add("a share was held whole")
 
+    def loses(self, key: Key) -> None:
+        """The place of a race that has not won is gone."""
+        if key in self.held:
+            want, until = self.held[key]
+            self.held[key] = Hosts(want._replace(chips=want.chips // want.places), until)
+            self.world.note("a loser is gone", *key)
+
+    def hands_over(self, key: Key, want: Want, lasts: float) -> None:
+        """A slice that was kept serves another attempt."""
+        self.ends(key)
+        self.world.reached.add("a kept slice was taken")
+        self.begins(want, lasts)
+
     def ends(self, key: Key) -> None:
         if self.held.pop(key, None) is not None:
             self.world.note("hosts gone", *key)
@@ -174,6 +197,15 @@ class Judge:
                     used += one.chips * (1.0 if share.generation else CHIPS[one.generation])
             found.append((f"{share} of {who}", used, share.most))
         return found
+
+
+def slice_of(key: Key) -> str:
+    return f"slice-{key[0]}-{key[1]}"
+
+
+def key_of(slice_: str) -> Key:
+    job, _, attempt = slice_.removeprefix("slice-").rpartition("-")
+    return job, int(attempt)
 
 
 def _faded(since: float, end: float, now: float) -> float:
@@ -235,6 +267,7 @@ class ShareSchedule(Schedule):
         self.done: set[str] = set()
         self.granted_at: dict[Key, float] = {}
         self.clients = 0
+        self.slices: dict[str, Key] = {}  # that are kept, or are about to be, and whose they are
         (self._flood if self.is_flood else self._crowd)()
         if not self.is_flood and draw.random() < 0.15:
             world.at(world.now + draw.choice((30.0, 900.0, 4000.0)) * draw.random(), self._lose)
@@ -309,6 +342,9 @@ class ShareSchedule(Schedule):
         job = f"job-{len(self.jobs):x}"
         user = user or "unknown"
         want = Want(job, 1, generation, chips, CHIPS[generation], priority, longest, user, pipeline)
+        if not self.is_flood:
+            places = 2 if chips > 1 and self.world.random.random() < 0.25 else 1
+            want = want._replace(places=places, keeps=self.world.random.random() < 0.4)
         self.jobs.append(want)
         return want
 
@@ -355,10 +391,12 @@ class ShareSchedule(Schedule):
         """The first attempt that is not over; None if the job is."""
         last = 1 + (int(job[4:], 16) % 3 == 0)
         for attempt in range(1, last + 1):
-            if store.read(names.verdict(job, attempt)) is None or (job, attempt) in self.judge.held:
+            is_left = (job, attempt) in self.judge.held and slice_of((job, attempt)) not in self.slices
+            if store.read(names.verdict(job, attempt)) is None or is_left:
                 return attempt
         for attempt in range(1, last + 1):
-            line.give_back(store, (job, attempt))
+            if slice_of((job, attempt)) not in self.slices:
+                line.give_back(store, (job, attempt))
         return None
 
     def _attempt(self, store: SharedStore, task: Task, want: Want) -> None:
@@ -392,11 +430,39 @@ class ShareSchedule(Schedule):
         if self.world.random.random() < self.hesitates:  # until its turn is about to be freed
             self._hesitate(want)
         allowed = want.longest * 0.9
-        store.create(names.intent(*want.key), wire.encode({"allowed": allowed}))
+        placement = {"name": slice_of(want.key), **({"rival": 0, "rivals": [{"rival": 1}]} if want.places > 1 else {})}
+        intent = {"attempt": want.attempt, "boot": "boot", "placement": placement, "allowed": allowed}
+        store.create(names.intent(*want.key), wire.encode(intent))
         if store.read(names.verdict(*want.key)) is not None or not self._has_turn(task, place, uses=True):
             return False
-        self._request(store, task, want)
+        self._request(store, task, want, self._way(store, place))
         return True
+
+    def _way(self, store: SharedStore, place: line.Line) -> str:
+        """Take one of the slices that serve nobody and have the chips of the turn, or wait until none of them is there.
+        Returns the one that was taken."""
+        want, after = place.want, place.use().after
+        for name in after:
+            held = leases.read(store, name)
+            if held is None or held.lease.state != FREE or self._chips(name) != (want.generation, want.chips):
+                continue
+            now = store.now()
+            taken = held.lease.claimed(*want.key, deadline=now + 1e6, origin={}, writer="simulated", now=now)
+            if now < held.lease.until and want.places == 1 and leases.write(store, taken, held):
+                return name
+        for name in after:
+            leases.end(store, name, "its chips", writer="simulated", now=store.now(), may=lambda one: one.state == FREE)
+            self.world.reached.add("a kept slice was released for others")
+            while (held := leases.read(store, name)) is not None and held.lease.state == ENDED:
+                if name not in self.slices:  # as its cloud says
+                    line.give_back(store, key_of(name))
+                    break
+                self.world.sleep(10.0)
+        return ""
+
+    def _chips(self, name: str) -> tuple[str, int]:
+        hosts = self.judge.held.get(key_of(name))
+        return ("", 0) if hosts is None else (hosts.want.generation, hosts.want.chips)
 
     def _hesitate(self, want: Want) -> None:
         """Sleep for about as long as a turn is kept that nobody uses, or until this one is said to be freed."""
@@ -419,7 +485,7 @@ class ShareSchedule(Schedule):
             self.world.sleep(max(1.0, turn.again - self.world.now))
         return turn.granted
 
-    def _request(self, store: SharedStore, task: Task, want: Want) -> None:
+    def _request(self, store: SharedStore, task: Task, want: Want, taken: str) -> None:
         """One request to the cloud, which comes late now and then. Machines look whether they may still begin."""
         world, judge = self.world, self.judge
         world.request("submit", f"{want.job}/{want.attempt}", StoreError)
@@ -427,9 +493,20 @@ class ShareSchedule(Schedule):
         assert intent is not None
         allowed = wire.decode(intent.data)["allowed"]
         deadline = intent.updated + allowed if allowed else math.inf
-        if names.verdict(*want.key) in world.records or want.key in judge.had or world.now > deadline:
+        is_late = names.verdict(*want.key) in world.records or want.key in judge.had or world.now > deadline
+        if taken:
+            self.slices.pop(taken, None)
+        if is_late and taken:  # its hosts find no work
+            judge.ends(key_of(taken))
+        if is_late:
             return
-        judge.begins(want, allowed)
+        if taken:
+            judge.hands_over(key_of(taken), want, allowed)
+            line.give_back(store, key_of(taken))
+        else:
+            judge.begins(want, allowed)
+            if want.places > 1:
+                self._race(store, want)
         runs = world.random.uniform(20.0, want.longest * 0.7 if want.longest else 900.0)
         silent = bool(allowed) and world.random.random() < self.leaves
         world.at(min(world.now + runs, deadline), lambda: self._ended(want, silent, deadline))
@@ -444,12 +521,76 @@ class ShareSchedule(Schedule):
         if names.verdict(*want.key) not in world.records:
             world.write(names.verdict(*want.key), wire.Verdict(wire.COMMITTED, "host", world.now).encode())
         judge.closed.setdefault(want.key, world.now)
+        if want.keeps and world.random.random() < 0.8:
+            self.slices[slice_of(want.key)] = want.key
+            world.at(world.now + world.random.uniform(5.0, 150.0), lambda: self._offered(want))
+            return
         world.at(world.now + SELF_DELETE, lambda: want.key in judge.refused or judge.ends(want.key))
+
+    def _race(self, store: SharedStore, want: Want) -> None:
+        """One of two places has won; hosts of the other say that they go, or somebody sees that they are gone."""
+        world, draw = self.world, self.world.random
+        name, gone = names.gone(*want.key, 1), world.now + draw.uniform(1.0, 200.0)
+        world.write(names.won(*want.key), wire.encode({"rival": 0, "writer": "host"}))
+        if draw.random() < 0.5:
+            world.at(gone - 1.0, lambda: name in world.records or world.write(name, wire.encode({})))
+
+        def is_gone() -> None:
+            self.judge.loses(want.key)
+            if draw.random() < 0.7:
+                self._client(lambda task: self._sees_gone(task, want), 0.1)
+
+        world.at(gone, is_gone)
+
+    def _sees_gone(self, task: Task, want: Want) -> None:
+        store = SharedStore(self.world, task, self.lost)
+        try:
+            races.saw_gone(store, *want.key, 1)
+            if want.key in self.judge.held:
+                line.note_gone(store, want.key)
+                self.world.reached.add("a loser's chips were given back at once")
+        except StoreError:
+            pass
+
+    def _offered(self, want: Want) -> None:
+        """Its hosts are clean, and offer the slice; after a while they end it, unless somebody has taken it."""
+        world, name, now = self.world, slice_of(want.key), self.world.now
+        until = now + world.random.choice((60.0, 600.0, 3000.0))
+        offer = Lease(
+            name, 0, FREE, "0" * 64, {"name": name}, want.job, want.attempt, want.job, want.attempt, until, "host",
+            since=now,
+        )  # fmt: skip
+        if want.key in self.judge.held and want.key not in self.judge.refused:
+            world.write(names.lease(name), offer.encode())
+            world.reached.add("a slice was kept")
+            self._waits_for_claim(name, want)
+        else:
+            self.slices.pop(name, None)
+            world.at(world.now + SELF_DELETE, lambda: want.key in self.judge.refused or self.judge.ends(want.key))
+
+    def _waits_for_claim(self, name: str, want: Want) -> None:
+        """Its hosts look at the lease, end it in time, and go once it has ended."""
+        world = self.world
+        lease = Lease.decode(world.records[names.lease(name)].data)
+        if lease.state == CLAIMED:
+            return
+        if lease.state == FREE and world.now >= lease.until:
+            world.write(names.lease(name), lease.ended("nobody took it", writer="host", now=world.now).encode())
+        if lease.state == FREE:
+            world.at(world.now + 5.0, lambda: self._waits_for_claim(name, want))
+        else:
+            world.at(world.now + world.random.uniform(0.0, 200.0), lambda: self._slice_gone(name, want))
+
+    def _slice_gone(self, name: str, want: Want) -> None:
+        self.slices.pop(name, None)
+        self.judge.ends(want.key)
 
     def _released(self, store: SharedStore, want: Want) -> None:
         """Free the hosts of an attempt that is over, and give its turn back."""
         world, judge = self.world, self.judge
         judge.closed.setdefault(want.key, world.now)
+        if slice_of(want.key) in self.slices:  # it is kept, and has its chips
+            return
         if want.key in judge.held and want.key not in judge.refused and world.random.random() < self.refuses:
             store.create(names.refused(*want.key), wire.encode({"writer": "simulated"}))
             if want.key in judge.held:

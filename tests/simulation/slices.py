@@ -99,7 +99,7 @@ class Box:
         return self.place.job, self.place.attempt
 
     def assignment(self) -> Assignment:
-        """What its agent is told."""
+        """Return the orders that its agent is told."""
         place = self.place
         return Assignment(
             "/simulated", place.job, place.attempt, self.index, place.hosts, place.spec_digest,

@@ -18,6 +18,7 @@ REACHED = """
 a loser deleted itself
 a loser was released
 a race was closed once all its places had failed
+a silent place was given up, and not its race
 a slice lost its race
 place 0 won
 place 1 won

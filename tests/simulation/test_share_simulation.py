@@ -14,8 +14,12 @@ MANY = 5_000
 REACHED = """
 a big one had its turn among small ones
 a big one had its turn among small ones of users who had used nothing
+a kept slice was released for others
+a kept slice was taken
+a loser's chips were given back at once
 a retried write was refused although its first try had won
 a share was held whole
+a slice was kept
 a turn was freed at its deadline
 a turn was freed that nobody had used
 hosts could not be freed

@@ -12,6 +12,7 @@ import pytest
 from kinetic_orchestration import TpuVm
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.records import leases
 from kinetic_orchestration.protocol.wire.lease import ENDED
 from tests.support.kept_slices import TRUST, Here
 
@@ -59,16 +60,18 @@ def test_a_warm_slice_that_fits_is_named_with_its_end(here: Here, plan: Any) -> 
     assert here.store.read(names.lease(name)) is not None and here.left() == [name], "nothing was claimed"
 
 
+@pytest.mark.slow
+@pytest.mark.turn(0)  # it failed in the gate once, among all others; what it shows then has not been seen again
 def test_it_says_why_a_slice_that_is_free_does_not_fit(here: Here, plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     job, name = here.kept()
     here.lease(job, name)
     told = row(plan(keep="0s", accelerator="v5e-8"), "warm")
     assert told == "none fits now, so hosts are requested; 1 free is of others' shape, or elsewhere"
     monkeypatch.setenv("KINETIC_SIGNING_KEY", "")
-    told = row(plan(keep="0s"), "warm")
-    assert told == (
+    said = plan(keep="0s")
+    assert row(said, "warm") == (
         "none fits now, so hosts are requested; 1 would, and obeys the home that made it: KINETIC_SIGNING_KEY is for all"
-    )
+    ), (said, leases.read(here.store, name))
     here.lease(job, name, epoch=1, state=ENDED)
     assert row(plan(keep="0s"), "warm") == "none fits now, so hosts are requested"
 

@@ -440,6 +440,8 @@ def test_a_client_of_ones_own_connects_as_the_page_says(tmp_path: Path) -> None:
     assert told["storage"] == "['emulated']"
 
 
+@pytest.mark.slow
+@pytest.mark.turn
 def test_googles_client_of_compute_engine_lists_instances_as_the_page_says(tmp_path: Path) -> None:
     text = programs("docs/pipelines/emulator.md")["list_instances.py"]
     (tmp_path / "list_instances.py").write_text(text, encoding="utf-8")

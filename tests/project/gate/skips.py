@@ -118,6 +118,7 @@ KNOWN = (
     Known("only root .*", lambda: not _is_root()),
     Known("no mount namespaces here", lambda: not _permits("unshare", "-rm", "true")),
     Known("this machine permits no pid namespaces?", lambda: not _permits("unshare", "-r", "--pid", "-f", "--mount-proc", "true")),
+    Known("no control groups here", lambda: " cgroup2 rw" not in Path("/proc/self/mounts").read_text("utf-8")),
     Known("no such file system can be mounted here.*", lambda: not _permits("unshare", "-m", "sh", "-c", LOOP)),
     Known(
         "no small file system can be mounted here.*",

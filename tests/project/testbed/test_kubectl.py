@@ -18,7 +18,7 @@ from tests.support.kubernetes.emulated import EmulatedPlane
 from tests.support.kubernetes.fixtures import CONFORMANCE
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(3)]
+pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(5)]
 
 Kubectl = Callable[..., str]
 
