@@ -10,16 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.plan.declare.spec import (
-    JobSpec,
-    Options,
-    check_arguments,
-    check_declared,
-    check_function,
-    check_options,
-    name_of,
-    options_from,
-)
+from kinetic_orchestration.plan.declare.backend_choice import check_backend
+from kinetic_orchestration.plan.declare.checks.functions import check_arguments, check_function, name_of
+from kinetic_orchestration.plan.declare.checks.options import check_declared, check_options
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options, options_from
 from kinetic_orchestration.plan.messages import warn, warn_once
 from kinetic_orchestration.program import client_only
 
@@ -135,7 +129,7 @@ def run(options: Options) -> Decorate:
         UsageError: An option is invalid, two exclude each other, or the shares of `KINETIC_CHIPS` can never hold the
             job.
     """
-    options = replace(check_declared(check_options(options)), labels=options.labels or None)
+    options = replace(check_declared(check_backend(check_options(options))), labels=options.labels or None)
     if options.debug and options.spot:
         warn("debug=True on a spot slice: a preemption would end the session")
 

@@ -693,7 +693,10 @@ def status_and_peek(handle: JobHandle[Any]) -> tuple[JobStatus, Peek]:
     follower = handle._follower
     with handle._lock:
         follower.step(devices=True)
-        return follower.status, snapshot_after(handle._job, follower.cursor, follower.seen)
+        peek = snapshot_after(handle._job, follower.cursor, follower.seen)
+        if follower.waiting and peek.outcome is None:  # its place in the line, or another wait that no record has
+            peek = peek._replace(phase="queued", message=follower.waiting)
+        return follower.status, peek
 
 
 def live_jobs(tell: Callable[[str], object], **place: str | None) -> list[tuple[JobHandle[Any], Peek]]:

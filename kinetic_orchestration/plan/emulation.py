@@ -14,21 +14,15 @@ from typing import Any
 from kinetic_orchestration.errors import NotEmulated, Unsupported, UsageError
 from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.declare.backend_choice import asked_backend, by_rule, chosen, fitting
+from kinetic_orchestration.plan.declare.backend_choice import asked_backend, by_rule, chosen, fitting, refusal_of
 from kinetic_orchestration.plan.declare.choices import naming, told, ways
 from kinetic_orchestration.plan.declare.cloud import Compute, TpuVm
 from kinetic_orchestration.plan.declare.spec import (
-    COMPUTE,
     LOCAL,
     TPU_VM,
     JobSpec,
     Options,
-    is_spot,
-    not_on_cloud,
-    slice_of,
-    way_of,
 )
-from kinetic_orchestration.plan.hardware import machines
 from kinetic_orchestration.plan.values import TRAITS, Plan, traits_of
 
 # Settings that nothing but Google Cloud understands. GOOGLE_CLOUD_PROJECT alone is none of them: it is set on many
@@ -51,33 +45,10 @@ def check_slice(spec: JobSpec, settings: Settings) -> None:
     for one in found:
         with naming(told(one), found):
             if reason := refusal_of(chosen(one, settings).backend, one):
-                raise Unsupported(reason)
-
-
-def refusal_of(backend: str, options: Options) -> str:
-    """Return why a backend of VMs cannot have the slice in the way that is asked for; "" if it can, or is another."""
-    slice_ = slice_of(options)
-    if backend == TPU_VM:
-        return not_on_cloud(slice_) or _no_flex_start(options)
-    if backend != COMPUTE:
-        return ""
-    options = fitting(options, backend)
-    given = options.cloud if isinstance(options.cloud, Compute) else Compute()
-    model = machines.model_of(spot=is_spot(options), flex_start=given.flex_start, reservation=given.reservation)
-    return machines.refusal(slice_, model)
-
-
-def _no_flex_start(options: Options) -> str:
-    """Why the Cloud TPU API cannot have a slice by flex-start; "" for another way."""
-    slice_ = slice_of(options)
-    if way_of(options) != machines.FLEX_START:
-        return ""
-    vms = f"VMs with backend='{COMPUTE}' do, and a cluster" if machines.serves(slice_) else "a cluster does"
-    return (
-        f"{slice_.name} does not come by flex-start on the {TPU_VM} backend, as the Cloud TPU API has none: {vms} with "
-        f"backend='gke'. Or leave 'flex-start' out of capacity=; in a list, Choice({slice_.name!r}, capacity=[…]) has "
-        "ways of its own"
-    )
+                helps = ""
+                if len(found) > 1 and one.backend is None and not refusal_of(by_rule(one, settings).backend, one):
+                    helps = f". Or leave {settings.sources['backend']} out: each choice then gets a backend that has it"
+                raise Unsupported(reason + helps)
 
 
 def check(spec: JobSpec, settings: Settings) -> None:

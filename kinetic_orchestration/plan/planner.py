@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,20 @@ from kinetic_orchestration.errors import ConflictingSettings, NoPlace, Unsupport
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration import cluster_names, resource_labels
 from kinetic_orchestration.plan.configuration.resource_labels import label
-from kinetic_orchestration.plan.configuration.settings import VARIABLES, Settings, duration, seconds
+from kinetic_orchestration.plan.configuration.settings import VARIABLES, Settings, duration, seconds, set_by
 from kinetic_orchestration.plan.declare import profile
 from kinetic_orchestration.plan.declare.backend_choice import GKE, KUBERNETES, asked_backend, chosen, fitting
+from kinetic_orchestration.plan.declare.checks.clouds import check_account, check_resource, region_of_subnetwork
+from kinetic_orchestration.plan.declare.checks.held import (
+    PODS_END,
+    QUEUE_DECIDES,
+    check_keep,
+    left_out,
+    unfit_by_options,
+    unkept,
+    without_unfit,
+)
+from kinetic_orchestration.plan.declare.checks.options import check_keras_backend
 from kinetic_orchestration.plan.declare.choices import ORDERS, naming, told, ways
 from kinetic_orchestration.plan.declare.cloud import (
     OF_ANY_BACKEND,
@@ -30,25 +41,17 @@ from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import (
     COMPUTE,
     LOCAL,
-    PODS_END,
-    QUEUE_DECIDES,
     JobSpec,
     Options,
-    check_account,
-    check_keep,
-    check_keras_backend,
-    check_resource,
     image_of,
     processes_of,
     refuse,
-    region_of_subnetwork,
     slice_of,
-    unkept,
     way_of,
     zones_in,
 )
-from kinetic_orchestration.plan.hardware import machines, nodes, regions
-from kinetic_orchestration.plan.hardware.accelerators import Slice, by_process, on_hosts
+from kinetic_orchestration.plan.hardware import accelerators, machines, nodes, regions
+from kinetic_orchestration.plan.hardware.accelerators import ON_DEMAND, Slice, by_process, on_hosts
 from kinetic_orchestration.plan.hardware.accelerators import zones as zones_of
 from kinetic_orchestration.plan.hardware.cost import affordable, check_usd
 from kinetic_orchestration.plan.hardware.prices import Price, price
@@ -84,13 +87,34 @@ def make_plan(
     Unless zones are named, they are all that have the slice, until `near_bucket` narrows them. A job with a choice has
     a candidate for each way in which it may get its hosts.
     """
-    found = ways(spec.options)
+    if spec.defaults:
+        spec = replace(spec, options=without_unfit(spec.options, spec.defaults, spec.name, _unfit_with(settings)))
+    found, race_of = ways(spec.options), spec.defaults.get("race", "")
     plans = []
     for one in found:
         with naming(told(one), found):
             own = _as_long_as_it_comes(one) if len(found) > 1 else one
             plans.append(_plan_of_one(replace(spec, options=own), settings, environ, interpreter))
-    return racing(within_shares(choice_of(plans, spec.options.by, settings)))
+    return racing(within_shares(choice_of(plans, spec.options.by, settings), race_of=race_of), race_of)
+
+
+def _unfit_with(settings: Settings) -> Callable[[Options, str], str]:
+    """Return a function that tells why a job of one way cannot have an option of FOR_THOSE_THAT_CAN, by its options and
+    by its backend, which these settings may choose."""
+
+    def unfit(options: Options, option: str) -> str:
+        if why := unfit_by_options(options, option):
+            return why
+        backend = backend_of(options, settings)
+        traits = traits_of(backend) or Traits()
+        if option == "race":
+            can, why = traits.races, f"it is not possible on the {backend} backend: {QUEUE_DECIDES}"
+        else:
+            why = PODS_END if traits.keeps_ended else "its hosts cannot serve a second job"
+            can, why = traits.may_be_kept, f"keep= is not possible on the {backend} backend: {why}"
+        return "" if can or traits.share_machine else why
+
+    return unfit
 
 
 def _as_long_as_it_comes(options: Options) -> Options:
@@ -98,7 +122,7 @@ def _as_long_as_it_comes(options: Options) -> Options:
     way alone is refused instead."""
     run = seconds("limits.run", options.limits.run)
     longest = machines.FLEX_START_RUN[1] - machines.FLEX_START_SPARE
-    if way_of(options) != machines.FLEX_START or run is None or run <= longest:
+    if way_of(options) != accelerators.FLEX_START or run is None or run <= longest:
         return options
     warn_once(f"limits.run is {duration(run)}; an attempt that comes by flex-start gets {duration(longest)} at most")
     return replace(options, limits=replace(options.limits, run=longest))
@@ -109,20 +133,24 @@ def choice_of(plans: Sequence[Plan], by: str, settings: Settings) -> Plan:
     is none."""
     found: list[Candidate] = []
     for plan in plans if len(plans) > 1 else ():
-        if (one := Candidate.of(plan, _usd(plan, settings))) not in found:
+        usd, stand_ins = _usd(plan, settings)
+        if (one := Candidate.of(plan, usd, stand_ins=stand_ins)) not in found:
             found.append(one)
     if len(found) > 1:
         return replace(plans[0], choices=tuple(found), by=by)
     return replace(plans[0], choices=(), by=ORDERS[0]) if plans[0].choices else plans[0]
 
 
-def _usd(plan: Plan, settings: Settings) -> dict[str, float]:
-    """Return the dollars for an hour of all hosts in each place that has a known price."""
+def _usd(plan: Plan, settings: Settings) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the dollars for an hour of all hosts in each place that has a known price, and what they are for where
+    they stand in for one that is not known."""
     of = plan.purchase
     if plan.traits.share_machine or not of.chips:
-        return {}
-    known = {place: price(of, place, settings.prices, settings.listed) for place in plan.zones}
-    return {place: one.usd_per_chip_hour * of.chips for place, one in known.items() if isinstance(one, Price)}
+        return {}, {}
+    asked = {place: price(of, place, settings.prices, settings.listed) for place in plan.zones}
+    known = {place: one for place, one in asked.items() if isinstance(one, Price)}
+    stand_ins = {place: one.stands_in for place, one in known.items() if one.stands_in}
+    return {place: one.usd_per_chip_hour * of.chips for place, one in known.items()}, stand_ins
 
 
 def _plan_of_one(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | None, interpreter: str) -> Plan:
@@ -214,18 +242,20 @@ def _turn(plan: Plan, own: int | None, settings: Settings, environ: Mapping[str,
         return {}
     from kinetic_orchestration.plan.configuration import chip_shares  # which few deployments have
 
-    weight, user = chip_shares.weight(plan.slice, settings.prices, settings.listed).counts, label(_owner(environ))
+    weight = chip_shares.weight(plan.slice, settings.prices, settings.listed).counts
+    user = label(plan.labels.get("owner") or _owner(environ))  # as the label of its resources says
     shares = chip_shares.text_of(settings.chips)
     priority = settings.priority if own is None else own
     return {"shares": shares, "priority": priority, "weight": weight, "user": user}
 
 
-def within_shares(plan: Plan, pipeline: str = "") -> Plan:
+def within_shares(plan: Plan, pipeline: str = "", race_of: str = "") -> Plan:
     """Return the plan without those of its choices that a share can never hold, of which users are warned.
 
     Args:
         plan: The plan.
         pipeline: That of its job; "" if it is not known yet.
+        race_of: Whose its race is, if only a default: then the job does without it before it is refused.
 
     Raises:
         UsageError: The shares can hold none of them.
@@ -236,7 +266,10 @@ def within_shares(plan: Plan, pipeline: str = "") -> Plan:
     if not any(never):
         return plan
     if all(never):
-        raise UsageError("; ".join(dict.fromkeys(never)))
+        why = "; ".join(dict.fromkeys(never))
+        if plan.race > 1 and race_of:
+            return within_shares(_unraced(plan, race_of, why), pipeline)
+        raise UsageError(why)
     for why in dict.fromkeys(filter(None, never)):
         warn_once(f"one choice is left out: {why}")
     left = [number for number, why in enumerate(never) if not why]
@@ -244,16 +277,26 @@ def within_shares(plan: Plan, pipeline: str = "") -> Plan:
     return found if len(left) > 1 else replace(found, choices=(), by=ORDERS[0])
 
 
-def racing(plan: Plan) -> Plan:
-    """Return the plan, of which a race has at least two places to ask. Raises UsageError."""
+def racing(plan: Plan, race_of: str = "") -> Plan:
+    """Return the plan, of which a race has at least two places to ask. Raises UsageError.
+
+    race_of: Whose the race is, if only a default: then it is left out, which is told.
+    """
     places = {(number, zone) for number, one in enumerate(plan.each()) for zone in places_of(one)}
     if plan.race > 1 and len(places) < 2:
         only = f"one place to ask, {next(iter(places))[1]}" if places else "no place to ask that is known"
+        if race_of:
+            return _unraced(plan, race_of, f"it has {only}")
         raise UsageError(
             f"race={plan.race} asks several places at once, and this job has {only}: name more zones, or regions=, or "
             "another accelerator or way of buying; or leave race out"
         )
     return plan
+
+
+def _unraced(plan: Plan, race_of: str, why: str) -> Plan:
+    left_out(f"race={plan.race}", race_of, plan.name, why)
+    return replace(plan, race=1)
 
 
 def places_of(plan: Plan) -> Sequence[str]:
@@ -427,6 +470,14 @@ def _vm_zones(options: Options, settings: Settings, slice_: Slice, subnetwork: s
     return tuple(zone for zone in zones if zone not in elsewhere)
 
 
+def _check_zones(options: Options, settings: Settings) -> None:
+    """Raise UsageError for a zone of the settings that is none, if they say where. On GKE, whose clusters may be of a
+    region, they are not asked."""
+    name = set_by(settings, "zones", "zone")
+    for zone in settings.zones if name and zones_named(options, settings) == settings.zones else ():
+        regions.check_zone(name, zone)
+
+
 def zones_named(options: Options, settings: Settings) -> tuple[str, ...]:
     """The zones that the user has chosen for one way: that of a reservation which is given by its whole path, above all
     others; else those of regions, before those of settings."""
@@ -439,9 +490,9 @@ def zones_named(options: Options, settings: Settings) -> tuple[str, ...]:
     return tuple(cloud.zones) or ((options.zone,) if options.zone else settings.zones)
 
 
-def near_bucket(plan: Plan, bucket: Location, settings: Settings, options: Options) -> Plan:
+def near_bucket(plan: Plan, bucket: Location, settings: Settings, options: Options, *, race_of: str = "") -> Plan:
     """Return the plan with the zones near the store's bucket, where the options and the settings name none. Of zones
-    that were named, those near it are noted, as they decide between equals.
+    that were named, those near it are noted, as they decide between equals. `race_of`: as of `racing`.
 
     Raises:
         NoPlace: No zone that may be tried is near it. Of several candidates, those without one are left out.
@@ -463,7 +514,7 @@ def near_bucket(plan: Plan, bucket: Location, settings: Settings, options: Optio
         warn_once(f"it is left out of the choice: {refused}; or regions with regions=")
     found = choice_of(kept, plan.by, settings)
     choices = (replace(one, near=_held(one, bucket)) for one in found.choices)
-    return racing(replace(found, choices=tuple(choices)) if found.by != ORDERS[0] else found)
+    return racing(replace(found, choices=tuple(choices)) if found.by != ORDERS[0] else found, race_of)
 
 
 def _held(candidate: Candidate, bucket: Location) -> tuple[str, ...]:
@@ -541,6 +592,7 @@ def _cloud(
             "cloud": {} if cloud is None else {**fields_of(cloud), **who},
             "zone_patience": settings.zone_patience if traits.options is Kubernetes else 0.0,
         }
+    _check_zones(options, settings)
     of_zones = Compute if traits.options is Compute else TpuVm
     cloud = options.cloud if isinstance(options.cloud, of_zones) else of_zones()
     if of_zones is Compute:
@@ -651,7 +703,7 @@ def capture(
     As in Keras Kinetic, a final * makes a prefix of a name, and a * elsewhere is a letter. `named_only`: send a
     credential only if it is named, as to other machines.
     """
-    from kinetic_orchestration.plan.declare.secret_shapes import (
+    from kinetic_orchestration.plan.declare.checks.secret_shapes import (
         is_secret,  # its many patterns take as long as all other imports
     )
 
@@ -679,7 +731,7 @@ def _warn_of_secrets(spec: JobSpec) -> None:
     """Warn of values that look like secrets: the user may not want all readers of the store to see them."""
     if not spec.env and not spec.argv:
         return
-    from kinetic_orchestration.plan.declare.secret_shapes import is_secret, kind_of_secret
+    from kinetic_orchestration.plan.declare.checks.secret_shapes import is_secret, kind_of_secret
 
     found = [f"env={name}" for name, value in spec.env.items() if is_secret(name, value)]
     found += [f"part {at} of the command" for at, part in enumerate(spec.argv, 1) if kind_of_secret(part)]
@@ -713,7 +765,7 @@ def describe(plan: Plan, reason: str = "", asked: Sequence[str] = ()) -> str:
         ("priority", str(plan.turn.get("priority") or "")),
         ("image", plan.image),
         ("store", f"{plan.store}, deployment {plan.deployment}"),
-        ("limits", ", ".join(_limits(plan)) or "none"),
+        *(("limits", text) for text in _limits(plan)),
         ("retry", f"user {plan.retry.user}, preemption {plan.retry.preemption}, infra {plan.retry.infra}"),
         (
             "environment",
@@ -749,7 +801,7 @@ def _choices(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "accelerator", f"one of {', '.join(dict.fromkeys(one.named for one in each))}"
     yield "backend", ", ".join(dict.fromkeys(one.backend for one in each))
     yield "project", plan.project
-    ways = dict.fromkeys(_capacity(one) or machines.ON_DEMAND for one in each if not one.traits.share_machine)
+    ways = dict.fromkeys(_capacity(one) or ON_DEMAND for one in each if not one.traits.share_machine)
     yield "capacity", ", ".join(ways)
     yield "choices", f"{len(each)}, tried {_BY[plan.by]}"
 
@@ -778,10 +830,10 @@ def _capacity(plan: Plan) -> str:
     if plan.traits.options is not Compute:
         return "spot" if plan.spot else ""
     reservation = plan.cloud["reservation"]
-    model = machines.model_of(spot=plan.spot, flex_start=plan.flex_start, reservation=reservation)
-    if model == machines.RESERVATION:
+    model = accelerators.way_of(spot=plan.spot, flex_start=plan.flex_start, reservation=reservation)
+    if model == accelerators.RESERVATION:
         return f"reservation {reservation}{', with which its VMs end' if plan.cloud.get('reservation_bound') else ''}"
-    return "" if model == machines.ON_DEMAND else model
+    return "" if model == ON_DEMAND else model
 
 
 def _emulation(hosts: int) -> str:
@@ -789,16 +841,33 @@ def _emulation(hosts: int) -> str:
 
 
 def _limits(plan: Plan) -> Iterator[str]:
-    for name in ("provision", "run", "total", "stall"):
-        value = getattr(plan.limits, name)
-        if value is not None:
-            yield f"{name} {duration(value)}"
-    if plan.limits.cost is not None:
-        what = "nothing is charged on this machine"
-        if paid := [one.affordable for one in plan.each() if one.affordable]:
-            where = "choices" if plan.choices else _kind_of_places(plan)
-            what = f"pays for {min(paid) / 3600:,.2f} h in the dearest of its {where}"
-        yield f"cost ${plan.limits.cost:.2f} ({what})"
+    """Yield the rows of its limits: one, unless those of its choices differ."""
+    of: dict[str, list[Plan]] = {}
+    for one in plan.each():
+        known = ((name, getattr(one.limits, name)) for name in ("provision", "run", "total", "stall"))
+        of.setdefault(", ".join(f"{name} {duration(value)}" for name, value in known if value is not None), []).append(
+            one
+        )
+    cost = _limit_of_cost(plan)
+    if len(of) == 1:
+        yield ", ".join(filter(None, (*of, cost))) or "none"
+        return
+    for limits, some in of.items():
+        rest = {one.named for others in of.values() if others is not some for one in others}
+        whose = (f"{one.named} {_capacity(one) or ON_DEMAND}" if one.named in rest else one.named for one in some)
+        yield f"{limits or 'none'}, for {' and '.join(dict.fromkeys(whose))}"
+    if cost:
+        yield cost
+
+
+def _limit_of_cost(plan: Plan) -> str:
+    if plan.limits.cost is None:
+        return ""
+    what = "nothing is charged on this machine"
+    if paid := [one.affordable for one in plan.each() if one.affordable]:
+        where = "choices" if plan.choices else _kind_of_places(plan)
+        what = f"pays for {min(paid) / 3600:,.2f} h in the dearest of its {where}"
+    return f"cost ${plan.limits.cost:.2f} ({what})"
 
 
 def _exceptions(plan: Plan) -> Iterator[str]:

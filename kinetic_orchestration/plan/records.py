@@ -144,6 +144,7 @@ CANDIDATE = Fields(
         **dict.fromkeys(("affordable", "zone_patience"), schema.limit),
         "usd": table(schema.place, schema.measure, 1000),
         "near": many(schema.place, 1000),
+        "stand_ins": table(schema.place, line(), 1000),
         "labels": table(text(), text(), 1000),
         "turn": TURN,
     },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -172,6 +172,7 @@ class Candidate:
         limits: Limits of an attempt there.
         usd: Dollars for an hour of all its hosts, by place; a place without a known price is missing.
         near: Those of its zones that lie where the store's bucket does; () if nobody has asked where that is.
+        stand_ins: What the dollars of a place are for, where they stand in for a price that is not known, for users.
     """
 
     slice: Slice
@@ -190,17 +191,23 @@ class Candidate:
     turn: dict[str, Any] = field(default_factory=dict)
     usd: dict[str, float] = field(default_factory=dict)
     near: tuple[str, ...] = ()
+    stand_ins: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, plan: Plan, usd: dict[str, float], near: Iterable[str] = ()) -> Candidate:
+    def of(
+        cls,
+        plan: Plan,
+        usd: Mapping[str, float] | None = None,
+        near: Iterable[str] = (),
+        stand_ins: Mapping[str, str] | None = None,
+    ) -> Candidate:
         """Return the candidate that a plan of one way is."""
-        return cls(**{name: getattr(plan, name) for name in _OF_A_CANDIDATE}, usd=usd, near=tuple(near))
+        own = {name: getattr(plan, name) for name in _OF_A_CANDIDATE}
+        return cls(**own, usd=dict(usd or {}), near=tuple(near), stand_ins=dict(stand_ins or {}))
 
     def to_json(self) -> dict[str, Any]:
         found = {**asdict(self), "slice": self.slice.to_json()}
-        if not self.turn:
-            del found["turn"]
-        return found
+        return {name: value for name, value in found.items() if value or name not in ("turn", "stand_ins")}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Candidate:
@@ -216,7 +223,7 @@ class Candidate:
         )
 
 
-_OF_A_CANDIDATE = tuple(name for name in Candidate.__dataclass_fields__ if name not in ("usd", "near"))
+_OF_A_CANDIDATE = tuple(name for name in Candidate.__dataclass_fields__ if name not in ("usd", "near", "stand_ins"))
 
 
 def _cloud_of(fields: dict[str, Any]) -> dict[str, Any]:
@@ -285,7 +292,8 @@ class Plan:
         """Return the plan with what was changed in the plans that `each` returned."""
         if not self.choices:
             return each[0]
-        choices = (Candidate.of(one, before.usd, before.near) for one, before in zip(each, self.choices, strict=True))
+        pairs = zip(each, self.choices, strict=True)
+        choices = (Candidate.of(one, before.usd, before.near, before.stand_ins) for one, before in pairs)
         return replace(each[0], choices=tuple(choices))
 
     @property

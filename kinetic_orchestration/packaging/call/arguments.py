@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
+from kinetic_orchestration.plan.declare.checks.secret_shapes import is_secret_argument
 from kinetic_orchestration.plan.declare.data import Data
-from kinetic_orchestration.plan.declare.secret_shapes import is_secret_argument
 from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.messages import warn_once
 

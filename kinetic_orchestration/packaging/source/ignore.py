@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kinetic_orchestration.plan.declare.secret_shapes import is_key_name
+from kinetic_orchestration.plan.declare.checks.secret_shapes import is_key_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

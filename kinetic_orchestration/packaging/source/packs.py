@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple, ParamSpec, TypeVar
 
 from kinetic_orchestration.errors import StoreError, UsageError
 from kinetic_orchestration.packaging.source.walk import FileToRead, shown, unreadable
-from kinetic_orchestration.plan.declare.secret_shapes import HEAD, is_key_file, is_key_name
+from kinetic_orchestration.plan.declare.checks.secret_shapes import HEAD, is_key_file, is_key_name
 from kinetic_orchestration.protocol.content import tree
 from kinetic_orchestration.protocol.content.file_stamps import Stamp, stamp_of
 from kinetic_orchestration.protocol.system.parallel import side_by_side

@@ -169,8 +169,13 @@ def _name(uid: int) -> str:
 
 
 def _short(uid: int) -> str:
+    return name_of(uid) or str(uid)
+
+
+def name_of(uid: int) -> str | None:
+    """Return the name of an account of this machine; None if it has none."""
     import pwd
 
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(uid).pw_name
-    return str(uid)
+    return None

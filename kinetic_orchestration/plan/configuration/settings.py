@@ -12,16 +12,16 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.plan.configuration import cluster_names, store_address
-from kinetic_orchestration.plan.configuration import home as home_module
 from kinetic_orchestration.plan.messages import warn
 from kinetic_orchestration.protocol.system import copies
 
 if TYPE_CHECKING:
+    from pathlib import Path  # which takes longer than all of this module: most processes only declare jobs
+
     from kinetic_orchestration.plan.configuration.budgets import Budget
     from kinetic_orchestration.plan.configuration.chip_shares import Share
     from kinetic_orchestration.plan.hardware.price_list import PriceList
@@ -36,7 +36,7 @@ class Setting(NamedTuple):
     variable: str
     default: str
     meaning: str
-    read: Callable[[str, str], Any]  # its value, from its name and its text
+    read: Callable[[str, str], Any]  # its value, from what errors call it and its text
 
 
 def _plain(name: str, text: str) -> str:
@@ -139,22 +139,39 @@ def _owner_lost(name: str, text: str) -> str:
 def _prices(name: str, text: str) -> dict[str, float]:
     if not text:
         return {}
+    from kinetic_orchestration.plan.hardware import regions
     from kinetic_orchestration.plan.hardware.price_list import FLEX_START, RESERVATION, SPOT
 
     prices, known = {}, (SPOT, FLEX_START, RESERVATION)
     for entry in _several(name, text):
-        chip, _, value = entry.partition("=")
-        try:
-            usd = float(value)
-        except ValueError:
-            usd = math.nan
-        if not 0 <= usd < math.inf:
-            raise UsageError(f"{name} has {entry!r}: write dollars per chip-hour, as v5e=1.2")
-        chip = chip.strip()
-        if chip.partition(":")[2] not in ("", *known):
+        chip, _, value = (part.strip() for part in entry.partition("="))
+        place, _, way = chip.partition(":")
+        _, slash, region = place.partition("/")
+        if way not in ("", *known):
             raise UsageError(f"{name} has {entry!r}: behind ':' comes {', '.join(known)}, or nothing")
-        prices[chip] = usd
+        if slash and not regions.is_region(region):
+            zone = regions.region_of(region)
+            meant = repr(zone) if regions.is_region(zone) else "such as 'us-west4'"
+            raise UsageError(f"{name} has {entry!r}: behind '/' comes a region, {meant}, or nothing without '/'")
+        if chip in prices:
+            raise UsageError(f"{name} has two prices of {chip}: keep one")
+        prices[chip] = _price(name, entry, value)
     return prices
+
+
+def _price(name: str, entry: str, value: str) -> float:
+    try:
+        usd = float(value)
+    except ValueError:
+        usd = math.nan
+    if usd == 0:
+        raise UsageError(
+            f"{name} has {entry!r}: nothing costs 0, and budgets and limits would never end such a job. Leave it out "
+            "if its price is not known"
+        )
+    if not 0 < usd < math.inf:
+        raise UsageError(f"{name} has {entry!r}: write dollars per chip-hour, as v5e=1.2")
+    return usd
 
 
 def _built_in() -> PriceList:
@@ -314,6 +331,8 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
             "Jobs cannot be run or submitted from Windows itself, which has neither process groups nor the file "
             "locks that the store relies on. Use WSL 2, a Linux machine or macOS."
         )
+    from pathlib import Path
+
     from kinetic_orchestration.plan.hardware import price_list
 
     environ = copies.environ() if environ is None else environ
@@ -341,7 +360,7 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
     for usual, named in (("cluster", "clusters"), ("namespace", "namespaces")):
         if not values[usual] and (several := _several(named, values[named])):
             values[usual], sources[usual] = several[0], sources[named]
-    read = {name: row.read(name, values[name]) for name, row in SETTINGS.items()}
+    read = {name: row.read(_where(name, sources[name]), values[name]) for name, row in SETTINGS.items()}
     return Settings(**{**read, "home": home}, listed=price_list.read(home), sources=sources)
 
 
@@ -407,6 +426,8 @@ def duration(value: float) -> str:
 
 
 def profile_file(environ: Mapping[str, str]) -> Path:
+    from pathlib import Path
+
     if environ.get("KINETIC_PROFILE_FILE"):
         return Path(environ["KINETIC_PROFILE_FILE"]).expanduser()
     import platformdirs
@@ -438,6 +459,17 @@ def _profile(environ: Mapping[str, str]) -> tuple[dict[str, Any], str]:
     return table, f"[{name}] in {path}"
 
 
+def _where(name: str, source: str) -> str:
+    """Return what an error calls a setting: the variable or the argument that has it, or its name with its profile."""
+    return f"{name} ({source})" if _of_profile(source) else name if source in ("argument", "default") else source
+
+
+def set_by(settings: Settings, *names: str) -> str:
+    """Return what an error calls the first of these settings that is set; "" if none is."""
+    sources = ((name, settings.sources.get(name, "default")) for name in names)
+    return next((_where(name, source) for name, source in sources if source != "default"), "")
+
+
 def _of_profile(source: str) -> bool:
     return source.startswith("[")
 
@@ -450,6 +482,10 @@ def _default_home() -> Path:
 
 def _usable(home: Path, source: str) -> Path:
     """The folder itself, or a temporary one where it cannot be used (ephemeral pods, read-only roots)."""
+    from pathlib import Path
+
+    from kinetic_orchestration.plan.configuration import home as home_module
+
     advice, ours = "Name a folder that can be written", False
     try:
         home_module.make(home)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from kinetic_orchestration.errors import UsageError
 
 
@@ -18,6 +16,8 @@ def resolve(store: str) -> str:
     """
     if not store or not is_folder(store):
         return store
+    from pathlib import Path  # a process that only declares jobs resolves none
+
     _, separator, rest = store.partition("://")
     if not separator:
         return str(Path(store).expanduser().absolute())

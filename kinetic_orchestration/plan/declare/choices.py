@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any, get_args
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kubernetes, kind_with
 from kinetic_orchestration.plan.declare.limits import Limits
-from kinetic_orchestration.plan.hardware.machines import FLEX_START, RESERVATION, SPOT, Model
+from kinetic_orchestration.plan.hardware.accelerators import FLEX_START, RESERVATION, SPOT, Way
 
 if TYPE_CHECKING:
     from kinetic_orchestration.plan.declare.spec import Options
 
-WAYS: tuple[str, ...] = get_args(Model)
+WAYS: tuple[str, ...] = get_args(Way)
 ORDERS = ("order", "price", "start")
 MOST_CHOICES = 64
 # Options of how hardware is chosen, bought and held, and of what a program makes of another size. Whatever names
 # hardware takes them, in code and in configuration: a resource, run config, templates, a connection.
 OF_CAPACITY = ("capacity", "regions", "by", "race", "keep", "priority", "reshard", "global_batch")
-_REGION = r"[a-z]+-[a-z]+[0-9]+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +90,9 @@ def _words(name: str, given: str | Sequence[str] | None) -> tuple[str, ...] | No
     if not found or not all(isinstance(word, str) for word in found):
         example = "['spot', 'on-demand']" if name == "capacity" else "['us-east5', 'europe-west4']"
         raise UsageError(f"{name} is {given!r}: it is a list such as {example}, or None")
+    if isinstance(given, str) and "," in given:
+        meant = [word.strip() for word in given.split(",") if word.strip()]
+        raise UsageError(f"{name} is {given!r}, one text: write the list {meant!r}")
     for word in found:
         if found.count(word) > 1:
             raise UsageError(f"{name} has {word!r} twice: keep one")
@@ -98,11 +100,13 @@ def _words(name: str, given: str | Sequence[str] | None) -> tuple[str, ...] | No
 
 
 def _check_region(region: str) -> None:
-    if re.fullmatch(_REGION, region):
+    from kinetic_orchestration.plan.hardware.regions import is_region  # which few jobs name
+
+    if is_region(region):
         return
     zone = region.rpartition("-")[0]
     near = f"it is a zone: name its region, {zone!r}, or zones with cloud=TpuVm(zones=[…]) or Compute(zones=[…])"
-    if not re.fullmatch(_REGION, zone):
+    if not is_region(zone):
         near = "regions have names such as 'us-central1', and `gcloud compute regions list` shows them"
     raise UsageError(f"regions has {region!r}, which is no region: {near}")
 

@@ -195,7 +195,7 @@ class Reservation(NamedTuple):
     zone: str = ""
 
 
-_RESERVATION = re.compile(
+_RESERVATION = (  # compiled when it is first asked
     r"(?:projects/(?P<project>[a-z0-9.:-]+)/(?:(?:zones|locations)/(?P<zone>[a-z0-9-]+)/)?reservations/)?"
     r"(?P<name>[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)"
 )
@@ -203,7 +203,7 @@ _RESERVATION = re.compile(
 
 def reservation_of(given: str) -> Reservation | None:
     """Return the reservation that a name or a path names; None if it names none, or a part of one."""
-    match = _RESERVATION.fullmatch(given)
+    match = re.fullmatch(_RESERVATION, given)
     return Reservation(match["name"], match["project"] or "", match["zone"] or "") if match is not None else None
 
 

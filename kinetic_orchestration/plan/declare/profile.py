@@ -17,7 +17,7 @@ AFTER = 5  # steps, in which what is computed is compiled
 LONGEST = 600.0  # a longer trace is too large to open
 EVERY_HOST: Literal["all"] = "all"
 
-_STEPS = re.compile(r"(\d+) ?steps?")
+_STEPS = r"(\d+) ?steps?"
 _FORMS = "a number of steps (20), a time ('30s'), or kinetic.Profile(steps=20, after=100, hosts='all')"
 
 
@@ -53,7 +53,7 @@ def asked(value: Any) -> Profile | None:
         return _checked(value)
     if isinstance(value, str):
         text = value.strip()
-        if found := _STEPS.fullmatch(text):
+        if found := re.fullmatch(_STEPS, text):
             return _checked(Profile(steps=int(found[1])))
         if text.isdigit():
             raise UsageError(f"profile is {value!r}: give {text} or '{text} steps' for steps, or '{text}s' for seconds")

@@ -24,6 +24,12 @@ from kinetic_orchestration.errors import UnknownAccelerator
 Kind = Literal["tpu", "gpu", "cpu"]
 Api = Literal["tpu-vm", "gke", "local"]
 
+Way = Literal["on-demand", "spot", "flex-start", "reservation"]  # of buying
+ON_DEMAND: Way = "on-demand"
+SPOT: Way = "spot"
+FLEX_START: Way = "flex-start"
+RESERVATION: Way = "reservation"
+
 _OF_SEVERAL = 4  # chips of each host of a TPU slice of several
 
 
@@ -280,6 +286,11 @@ class Gpu(str):
         if found.kind != "gpu":
             raise UnknownAccelerator(f"Gpu({model!r}): {found.name} is no GPU. Write accelerator={found.name!r}.")
         return super().__new__(cls, f"{found.name}{':spot' if found.spot else ''}")
+
+
+def way_of(*, spot: bool, flex_start: bool, reservation: str) -> Way:
+    """Return the way in which hardware is bought. At most one of the three is given."""
+    return SPOT if spot else FLEX_START if flex_start else RESERVATION if reservation else ON_DEMAND
 
 
 def parse(name: str) -> Slice:

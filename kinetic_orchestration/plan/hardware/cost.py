@@ -193,6 +193,8 @@ def check_usd(usd: Any) -> None:
         )
     if usd <= 0:
         raise UsageError(f"limits.cost is {usd!r}: a job that may cost nothing cannot run; leave it out for no limit")
+    if math.isinf(usd):
+        raise UsageError(f"limits.cost is {usd!r}: give an amount of US dollars, or leave it out for no limit")
 
 
 def affordable(
@@ -205,7 +207,7 @@ def affordable(
     """Return the seconds for which `usd` pays, in the dearest of the zones.
 
     Raises:
-        UsageError: A price that it takes is not known, or it is 0; or `usd` is no amount.
+        UsageError: A price that it takes is not known, or `usd` is no amount.
     """
     check_usd(usd)
     if not of.chips:
@@ -216,12 +218,7 @@ def affordable(
     found = dearest(of, zones, overrides, listed)
     if isinstance(found, Unknown):
         raise UsageError(f"limits.cost is ${usd:,.2f} and cannot be kept, as {found}, or use limits.run instead")
-    per_second = found.usd_per_chip_hour * of.chips / 3600
-    if not per_second:
-        raise UsageError(
-            f"limits.cost is ${usd:,.2f}, and {of.slice.name} costs nothing by KINETIC_PRICES: leave one out"
-        )
-    return usd / per_second
+    return usd / (found.usd_per_chip_hour * of.chips / 3600)
 
 
 def times(estimate: Estimate) -> str:

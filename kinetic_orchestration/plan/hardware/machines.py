@@ -15,24 +15,18 @@ import contextlib
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from kinetic_orchestration.errors import UnknownAccelerator, Unsupported, UsageError
 from kinetic_orchestration.plan.hardware import nodes
-from kinetic_orchestration.plan.hardware.accelerators import Slice
+from kinetic_orchestration.plan.hardware.accelerators import FLEX_START, ON_DEMAND, RESERVATION, SPOT, Slice, Way
 
-Model = Literal["on-demand", "spot", "flex-start", "reservation"]
-ON_DEMAND: Model = "on-demand"
-SPOT: Model = "spot"
-FLEX_START: Model = "flex-start"
-RESERVATION: Model = "reservation"
-
-_ALL: tuple[Model, ...] = (ON_DEMAND, SPOT, FLEX_START, RESERVATION)
-_NO_FLEX_START: tuple[Model, ...] = (ON_DEMAND, SPOT, RESERVATION)
-_FEW_H100: tuple[Model, ...] = (SPOT, FLEX_START)  # of a3-highgpu with fewer than eight
+_ALL: tuple[Way, ...] = (ON_DEMAND, SPOT, FLEX_START, RESERVATION)
+_NO_FLEX_START: tuple[Way, ...] = (ON_DEMAND, SPOT, RESERVATION)
+_FEW_H100: tuple[Way, ...] = (SPOT, FLEX_START)  # of a3-highgpu with fewer than eight
 
 # How a user asks for each.
-_ASKED: dict[Model, str] = {
+_ASKED: dict[Way, str] = {
     ON_DEMAND: "neither",
     SPOT: "spot=True",
     FLEX_START: "cloud=Compute(flex_start=True)",
@@ -82,7 +76,7 @@ class Machine:
     disk_types: tuple[str, ...]
     image_project: str
     image_family: str
-    models: tuple[Model, ...]
+    models: tuple[Way, ...]
     vcpus: int
     memory_gib: int
     threads_per_core: int = 0
@@ -100,7 +94,7 @@ class _Family(NamedTuple):
     """Facts that all machines of one accelerator share."""
 
     disk_types: tuple[str, ...]
-    models: tuple[Model, ...] = _ALL
+    models: tuple[Way, ...] = _ALL
     image: str = _NVIDIA_580
     accelerator: str = ""
 
@@ -167,11 +161,6 @@ def boot_disk(machine: Machine, *, type: str = "", gib: int = 0) -> BootDisk:
     return BootDisk(type or machine.disk_types[0], gib or machine.disk_gib)
 
 
-def model_of(*, spot: bool, flex_start: bool, reservation: str) -> Model:
-    """Return the way in which VMs are asked for. At most one of the three is given."""
-    return SPOT if spot else FLEX_START if flex_start else RESERVATION if reservation else ON_DEMAND
-
-
 def serves(slice_: Slice) -> bool:
     """Return True if Compute Engine has the slice, in whatever way."""
     return not _none_for(slice_)
@@ -191,7 +180,7 @@ def platforms(slice_: Slice) -> tuple[str, ...]:
     return tuple(found)
 
 
-def refusal(slice_: Slice, model: Model) -> str:
+def refusal(slice_: Slice, model: Way) -> str:
     """Return why the slice's hosts cannot be VMs that are got in this way, and what to do instead; "" if they can."""
     if reason := _none_for(slice_):
         return reason

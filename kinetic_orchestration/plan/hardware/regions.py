@@ -1,4 +1,4 @@
-"""Bucket locations: the regions of one, the zones in it, and the charge for reading from elsewhere. Pure.
+"""Regions and zones: their names, those in which a bucket lies, and the charge for reading from elsewhere. Pure.
 
 Source: https://docs.cloud.google.com/storage/docs/locations. Reads within a bucket's region, or within either region of
 a dual-region, bear no data transfer charge; reads of a multi-region always do. Dollars are not shown: no price of a GiB
@@ -7,10 +7,14 @@ with a source and a date is known here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.errors import NoPlace
+from kinetic_orchestration.errors import NoPlace, UsageError
+
+_REGION = r"[a-z]+-[a-z]+[0-9]+"  # compiled when they are first asked
+_ZONE = rf"{_REGION}-[a-z0-9]+"
 
 # Where Google names a pair of regions by one word.
 _PAIRS = {
@@ -46,6 +50,20 @@ class Location(NamedTuple):
 
 def region_of(zone: str) -> str:
     return zone.rpartition("-")[0]
+
+
+def is_region(text: str) -> bool:
+    """Return True if a region may have that name."""
+    return re.fullmatch(_REGION, text) is not None
+
+
+def check_zone(name: str, zone: str) -> None:
+    """Raise UsageError, with what to write instead, if no zone can have that name. `name`: what has it."""
+    if re.fullmatch(_ZONE, zone):
+        return
+    near = f"it is a region, so name zones of it, such as '{zone}-a'" if is_region(zone) else ""
+    near = near or "zones have names such as 'us-central1-a', and `gcloud compute zones list` shows them"
+    raise UsageError(f"{name} has {zone!r}, which is no zone: {near}")
 
 
 def zones_of(region: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from kinetic_orchestration.plan import emulation, messages
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.cloud import Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, not_on_cloud
-from kinetic_orchestration.plan.hardware import machines
+from kinetic_orchestration.plan.hardware import accelerators, machines
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import TRAITS, Traits
@@ -231,7 +231,7 @@ def test_a_profile_may_require_hardware(tmp_path: Path) -> None:
     file.write_text("[default]\nrequire_hardware = true\n", encoding="utf-8")
     here = settings.load({"KINETIC_HOME": str(tmp_path), "KINETIC_PROFILE_FILE": str(file)})
     assert here.require_hardware is True and "[default]" in here.sources["require_hardware"]
-    with pytest.raises(UsageError, match="require_hardware is 'perhaps'"):
+    with pytest.raises(UsageError, match="KINETIC_REQUIRE_HARDWARE is 'perhaps'"):
         settings.load({"KINETIC_HOME": str(tmp_path), "KINETIC_REQUIRE_HARDWARE": "perhaps"})
 
 
@@ -328,7 +328,8 @@ NOT_THERE = {
 }
 # Without backend=, GPUs and TPU7x are meant for VMs, which have most of them: these not.
 BY_RULE = {
-    name: machines.refusal(parse(name), machines.ON_DEMAND) for name in ("gpu", "gpu:3", "v100", "h100", "tpu7x-192")
+    name: machines.refusal(parse(name), accelerators.ON_DEMAND)
+    for name in ("gpu", "gpu:3", "v100", "h100", "tpu7x-192")
 }
 
 

@@ -25,7 +25,14 @@ FEW_HAVE = (
     "kinetic_orchestration.plan.configuration.chip_shares",
     "kinetic_orchestration.plan.hardware.global_batch",
 )
-NOT_TO_DECLARE = ("datetime", "json", "kinetic_orchestration.plan.hardware.price_list", *FEW_HAVE)
+NOT_TO_DECLARE = (
+    "datetime",
+    "json",
+    "kinetic_orchestration.plan.declare.checks.clouds",
+    "kinetic_orchestration.plan.hardware.price_list",
+    "kinetic_orchestration.plan.hardware.regions",
+    *FEW_HAVE,
+)
 
 
 def loaded(program: str) -> set[str]:
@@ -33,7 +40,7 @@ def loaded(program: str) -> set[str]:
     return set(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.split())
 
 
-def test_to_declare_a_job_loads_no_prices_shares_budgets_or_batches() -> None:
+def test_to_declare_a_job_loads_no_prices_regions_shares_budgets_batches_or_checks_of_clouds() -> None:
     assert not {*NOT_TO_DECLARE} & loaded(DECLARES)
 
 

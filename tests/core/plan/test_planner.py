@@ -14,9 +14,10 @@ from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan import messages, planner
 from kinetic_orchestration.plan.configuration import resource_labels
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.checks.options import check_options
 from kinetic_orchestration.plan.declare.cloud import TpuVm
 from kinetic_orchestration.plan.declare.data import Data
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.values import TRAITS, Limits, Plan, Retry, Traits
 from kinetic_orchestration.platforms import registry
 

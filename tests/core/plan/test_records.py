@@ -24,9 +24,10 @@ from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.plan import records
 from kinetic_orchestration.plan.configuration.settings import load
+from kinetic_orchestration.plan.declare.checks.options import check_options
 from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import Candidate, Event, Output, Plan, Staged
@@ -504,7 +505,8 @@ def test_a_plan_with_every_option_of_kubernetes_is_read() -> None:
     records.PLAN(json.loads(json.dumps(plan.to_json())))
 
 
-def test_a_plan_with_every_option_of_vms_is_read() -> None:
+def test_a_plan_with_every_option_of_vms_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinetic_orchestration.plan.messages._shown", set())  # another test may have met the warning
     cloud = Compute(
         zones=["us-central1-a"], hosts=2, reservation="projects/p/zones/us-central1-a/reservations/r", network="lab",
         subnetwork="projects/host/regions/us-central1/subnetworks/lab", external_ips=False, secure_boot=True,

@@ -52,7 +52,7 @@ def test_budgets_of_a_pipeline_of_each_and_of_all_may_refuse_or_warn() -> None:
     ],
 )
 def test_what_is_no_budget_is_refused_when_the_settings_are_read(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=r"^budgets (has|names) ") as error:
+    with pytest.raises(UsageError, match=r"^KINETIC_BUDGETS (has|names) ") as error:
         settings.load({"KINETIC_BUDGETS": text})
     assert re.search(said, str(error.value)), str(error.value)
 

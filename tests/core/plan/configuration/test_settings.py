@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -84,11 +85,20 @@ def test_a_profile_is_chosen_by_name(environ: dict[str, str]) -> None:
             {"KINETIC_PROFILE": "x", "KINETIC_PROFILE_FILE": "/nowhere.toml"},
             "there is no profile file at /nowhere.toml",
         ),
-        ({"KINETIC_RETENTION": "-1d"}, "retention is '-1d': it cannot be negative"),
+        ({"KINETIC_RETENTION": "-1d"}, "KINETIC_RETENTION is '-1d': it cannot be negative"),
         ({"KINETIC_RETENTION": "long"}, "give seconds, or a text such as '90s'"),
-        ({"KINETIC_DISTRIBUTED": "maybe"}, "distributed is 'maybe': say true or false"),
+        ({"KINETIC_DISTRIBUTED": "maybe"}, "KINETIC_DISTRIBUTED is 'maybe': say true or false"),
         ({"KINETIC_ON_OWNER_LOST": "cry"}, "it can be 'continue' or 'abort'"),
-        ({"KINETIC_MAX_HOSTS": "many"}, "max_hosts is 'many': give a whole number"),
+        ({"KINETIC_MAX_HOSTS": "many"}, "KINETIC_MAX_HOSTS is 'many': give a whole number"),
+        (
+            {"KINETIC_PRICES": "v5e/mars=1"},
+            "KINETIC_PRICES has 'v5e/mars=1': behind '/' comes a region, such as 'us-west4'",
+        ),
+        ({"KINETIC_PRICES": "v5e/=1"}, "has 'v5e/=1': behind '/' comes a region"),
+        ({"KINETIC_PRICES": "v5e/us-west4-a:spot=1"}, "has 'v5e/us-west4-a:spot=1': .* a region, 'us-west4', or"),
+        ({"KINETIC_PRICES": "v5e=1,v6e=2,v5e =1"}, "KINETIC_PRICES has two prices of v5e: keep one"),
+        ({"KINETIC_PRICES": "v5e=0"}, "KINETIC_PRICES has 'v5e=0': nothing costs 0, .*Leave it out if .* not known"),
+        ({"KINETIC_PRICES": "v5e=-1"}, "KINETIC_PRICES has 'v5e=-1': write dollars per chip-hour"),
         ({"KINETIC_STORE": "gs://bucket/x"}, "is shared, so a deployment must be named"),
     ],
 )
@@ -97,6 +107,34 @@ def test_a_setting_that_cannot_be_says_what_it_can(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         load(environ | changed)
+
+
+REFUSED = {
+    "require_hardware": "maybe", "zone_patience": "long", "prices": "v5e=dear", "billing_key": "a b", "budgets": "a=3EUR",
+    "trust_store": "maybe", "namespace": "A_B", "namespaces": "a,A_B", "queue": "A_B", "chips": "v5e=many",
+    "priority": "high", "distributed": "maybe", "compile_cache": "maybe", "device_metrics": "maybe", "retention": "-1d",
+    "on_owner_lost": "cry", "max_hosts": "many", "no_tty_debug": "maybe",
+}  # fmt: skip
+
+
+def test_every_setting_that_can_be_refused_is_tried_below() -> None:
+    free = {"_plain", "_several", "_table", "_origin"}  # any text is one
+    assert {name for name, row in SETTINGS.items() if row.read.__name__ not in free} == set(REFUSED)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_error_of_a_setting_names_the_variable_the_profile_or_the_argument_that_has_it(
+    name: str, environ: dict[str, str], tmp_path: Path
+) -> None:
+    variable, text = SETTINGS[name].variable, REFUSED[name]
+    with pytest.raises(UsageError, match=rf"^{variable} (is|has) "):
+        load(environ | {variable: text})
+    with pytest.raises(UsageError, match=rf"^{name} (is|has) "):
+        load(environ, **{name: text})
+    (tmp_path / "p.toml").write_text(f'[default]\n{name} = "{text}"\n', encoding="utf-8")
+    environ = {"KINETIC_HOME": str(tmp_path), "KINETIC_PROFILE_FILE": str(tmp_path / "p.toml")}
+    with pytest.raises(UsageError, match=rf"^{name} \(\[default\] in {re.escape(str(tmp_path))}/p.toml\) (is|has) "):
+        load(environ)
 
 
 @pytest.mark.parametrize(

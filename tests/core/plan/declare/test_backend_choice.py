@@ -12,8 +12,9 @@ from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.plan import planner
 from kinetic_orchestration.plan.configuration.settings import Settings, load
 from kinetic_orchestration.plan.declare.backend_choice import chosen, may_run_on
+from kinetic_orchestration.plan.declare.checks.options import check_options
 from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.values import Plan
 
 pytestmark = pytest.mark.fast
@@ -78,7 +79,8 @@ def test_leftovers_are_looked_for_wherever_the_rule_may_have_put_a_job(home: Pat
 # ---- options of VMs ----------------------------------------------------------------------------------------------
 
 
-def test_a_plan_for_vms_has_what_only_they_know(home: Path) -> None:
+def test_a_plan_for_vms_has_what_only_they_know(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinetic_orchestration.plan.messages._shown", set())  # another test may have met the warning
     given = Compute(hosts=2, disk_gib=300, tags=["ml"], labels={"team": "rank"})
     with pytest.warns(UserWarning, match=r"the 2 hosts of l4x4 are joined over plain TCP"):
         plan = planned(home, Options("l4x4", cloud=given, spot=True), KINETIC_NETWORK="lab", USER="me")
@@ -292,6 +294,17 @@ NOT_PLANNED: dict[str, tuple[Options, dict[str, str], str]] = {
     "an account of the settings": (
         Options("l4"), {"KINETIC_SERVICE_ACCOUNT": "me"}, "KINETIC_SERVICE_ACCOUNT has 'me', which is the address of no",
     ),
+    "a region for a zone of the settings": (
+        Options("l4"), {"KINETIC_ZONES": "us-central1"},
+        "KINETIC_ZONES has 'us-central1', which is no zone: it is a region, so name zones of it, such as 'us-central1-a'",
+    ),
+    "that on Cloud TPU": (
+        Options("v5e-8"), {"KINETIC_ZONES": "us-west4-a,us-west4"}, "KINETIC_ZONES has 'us-west4', which is no zone",
+    ),
+    "that of one zone": (
+        Options("v5e-8"), {"KINETIC_ZONES": "", "KINETIC_ZONE": "us-west4"}, "KINETIC_ZONE has 'us-west4', which is no",
+    ),
+    "a word for a zone": (Options("v5e-8"), {"KINETIC_ZONES": "mars"}, "`gcloud compute zones list` shows them"),
     "no zone": (
         Options("l4"), {"KINETIC_ZONES": ""},
         ("no zone is named, and none is known to have l4: name some, in the order in which they are tried, with "

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.capacity import choosing
 from kinetic_orchestration.errors import NoPlace, NotEmulated, UsageError
 from kinetic_orchestration.plan import planner
 from kinetic_orchestration.plan.configuration.settings import Settings, load
+from kinetic_orchestration.plan.declare.checks.options import check_options
 from kinetic_orchestration.plan.declare.choices import MOST_CHOICES, Choice, told, ways
 from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.limits import Limits
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options, slice_of
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options, slice_of
 from kinetic_orchestration.plan.hardware.accelerators import Gpu
 from kinetic_orchestration.plan.hardware.regions import Location
 from kinetic_orchestration.plan.values import Plan
@@ -133,6 +135,26 @@ def test_flex_start_brings_its_own_longest_run_into_a_choice(home: Path) -> None
         planned(home, replace(options, capacity="flex-start"))
 
 
+def test_the_limits_of_each_choice_are_shown_where_they_differ(home: Path) -> None:
+    def shown_limits(*ways: Any, **options: Any) -> list[str]:
+        asked = Options(list(ways), regions=["us-central1", EAST], **options)
+        return [line[13:] for line in planner.describe(planned(home, asked)).splitlines() if line.startswith("limits ")]
+
+    longer = Choice("v5e-8", limits=Limits(run="6h"))
+    assert shown_limits("v6e-8", longer, capacity=["spot", "on-demand"], limits=Limits(run="2h", cost=40)) == [
+        "provision 6h, run 2h, for v6e-8",
+        "provision 6h, run 6h, for v5e-8",
+        "cost $40.00 (pays for 1.54 h in the dearest of its choices)",
+    ]
+    assert shown_limits("v6e-8", "v5e-8", limits=Limits(run="2h")) == ["provision 6h, run 2h"]
+    with pytest.warns(UserWarning, match=r"limits.run is 9d"):
+        told = shown_limits("v6e-8", "v5p-8", capacity=["flex-start", "on-demand"], limits=Limits(run="9d"))
+    assert told == [
+        "provision 6h, run 167h, for v6e-8 flex-start and v5p-8 flex-start",
+        "provision 6h, run 9d, for v6e-8 on-demand and v5p-8 on-demand",
+    ]
+
+
 def test_each_choice_has_the_labels_of_its_own_cloud(home: Path) -> None:
     first = Choice("v6e-8", cloud=TpuVm(labels={"team": "a"}))
     second = Choice("v5p-8", cloud=TpuVm(labels={"cheap": "yes"}))
@@ -146,6 +168,20 @@ def test_each_choice_has_the_labels_of_its_own_cloud(home: Path) -> None:
 def test_an_unknown_price_is_absent_and_never_nothing(home: Path) -> None:
     plan = planned(home, Options(["v6e-16", "b200x8"], regions=[EAST]))
     assert all(usd > 0 for one in plan.choices for usd in one.usd.values())
+
+
+def test_what_stands_in_for_a_price_that_is_not_known_is_part_of_the_plan(home: Path) -> None:
+    asked = Options(["v5e-8", "v6e-8"], capacity=["spot", "on-demand"], regions=["us-central1"], by="price")
+    plan = planned(home, asked, KINETIC_PRICES="v5e:spot=0.5")
+    assert [one.stand_ins for one in plan.choices] == [
+        {}, {"us-central1-b": "of asia-northeast1, the dearest"},
+        {}, {"us-central1-b": "of asia-northeast1, the dearest"},
+    ]  # fmt: skip
+    assert Plan.from_json(plan.to_json()) == plan == plan.joined(plan.each())
+    assert ["stand_ins" in one for one in plan.to_json()["choices"]] == [False, True, False, True]
+    lines = choosing.table(plan, {}, 0.0)
+    assert [line.stands_in for line in lines] == ["", "", *["of asia-northeast1, the dearest"] * 2]
+    assert [line.reason.startswith("~$") for line in lines] == [False, False, True, True]
 
 
 def test_regions_count_more_than_the_zones_of_settings(home: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.declare.checks.options import check_options
 from kinetic_orchestration.plan.declare.cloud import (
     CloudOptions,
     Kubernetes,
@@ -19,7 +20,7 @@ from kinetic_orchestration.plan.declare.cloud import (
     queues_of,
     reservation_of,
 )
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.records import PLAN
 from kinetic_orchestration.plan.values import TRAITS, Plan, Traits
@@ -156,10 +157,10 @@ def test_names_that_kubernetes_can_have_are_accepted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environ", "options", "said"),
     [
-        ({"KINETIC_NAMESPACE": "Training_1"}, {}, r"namespace has 'Training_1', which Kubernetes never accepts"),
-        ({"KINETIC_NAMESPACES": "a,B"}, {}, r"namespaces has 'B'"),
-        ({"KINETIC_QUEUE": "a, b_c"}, {}, r"queue has 'b_c'"),
-        ({}, {"namespace": "Training_1"}, r"namespace has 'Training_1'"),
+        ({"KINETIC_NAMESPACE": "Training_1"}, {}, r"KINETIC_NAMESPACE has 'Training_1', which Kub"),
+        ({"KINETIC_NAMESPACES": "a,B"}, {}, r"KINETIC_NAMESPACES has 'B'"),
+        ({"KINETIC_QUEUE": "a, b_c"}, {}, r"KINETIC_QUEUE has 'b_c'"),
+        ({}, {"namespace": "Training_1"}, r"^namespace has 'Training_1'"),
         ({}, {"secrets": {"HF": "My_Secret"}}, r"secrets={'HF': 'My_Secret'} has 'My_Secret'"),
         ({}, {"secrets": {"HF": "hf/a b"}}, r"has 'a b', .* a key of a Secret has"),
     ],

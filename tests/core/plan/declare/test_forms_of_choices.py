@@ -9,8 +9,9 @@ import pytest
 
 from kinetic_orchestration import Choice, Compute, Gpu, Kubernetes, Limits, TpuVm
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan.declare.checks.options import check_part
 from kinetic_orchestration.plan.declare.choices import accelerators_of, form_of, ways
-from kinetic_orchestration.plan.declare.spec import Options, check_part
+from kinetic_orchestration.plan.declare.spec import Options
 
 BOTH = ["v6e-8", "v5e-8"]
 

@@ -3,6 +3,7 @@ kept, budgets in another currency, batches that do not divide."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -52,3 +53,16 @@ def test_the_money_of_a_job_is_a_number_of_dollars_and_no_time(cost: Any, is_rig
         return
     with pytest.raises(UsageError, match=r"limits\.cost is .*: give US dollars"):
         declare({"accelerator": "v5e-8", "limits": kinetic.Limits(cost=cost)})
+
+
+def test_a_limit_of_cost_without_an_end_is_refused_where_it_is_written() -> None:
+    """It would be the number of no record: the job would be submitted, and could never be read."""
+    with pytest.raises(UsageError, match=r"limits\.cost is inf: .*leave it out for no limit"):
+        declare({"accelerator": "v5e-8", "limits": kinetic.Limits(cost=float("inf"))})
+
+
+@pytest.mark.parametrize(("name", "text"), [("capacity", "spot,on-demand"), ("regions", "us-west4, us-central1")])
+def test_a_text_of_several_is_refused_with_the_list_that_is_meant(name: str, text: str) -> None:
+    meant = [part.strip() for part in text.split(",")]
+    with pytest.raises(UsageError, match=rf"{name} is '{text}', one text: write the list {re.escape(repr(meant))}"):
+        declare({"accelerator": "v5e-8", name: text})

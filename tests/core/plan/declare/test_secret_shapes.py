@@ -10,7 +10,7 @@ import zlib
 
 import pytest
 
-from kinetic_orchestration.plan.declare.secret_shapes import (
+from kinetic_orchestration.plan.declare.checks.secret_shapes import (
     is_key_file,
     is_secret,
     is_secret_argument,

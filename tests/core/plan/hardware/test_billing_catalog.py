@@ -237,7 +237,7 @@ def test_the_api_is_enabled_in_the_project_of_the_key(cloud: Emulator, monkeypat
 def test_a_key_that_no_header_can_have_is_refused_unseen(monkeypatch: pytest.MonkeyPatch, home: Path, key: str) -> None:
     """The library that sends it would show it in its error."""
     monkeypatch.setenv("KINETIC_BILLING_KEY", key)
-    with pytest.raises(UsageError, match="billing_key has a character that no API key has") as raised:
+    with pytest.raises(UsageError, match=r"^KINETIC_BILLING_KEY has a character that no API key has") as raised:
         settings.load()
     assert "secret" not in str(raised.value)
 

@@ -399,6 +399,8 @@ def test_a_claimed_slice_is_charged_from_its_claim_to_whoever_claimed_it_also_if
     assert records.stays()[1].ready == 90, "the seconds until its hosts have followed are paid for, too"
     intend(3, 400, 3, (2,))
     assert [stay.ready for stay in records.stays()] == [0, 90, 0]
+    records.start(3, 410)
+    assert usage.estimate_of(plan_of(), records.stays(), {}).attempts == 1, "as `peek` and `status` count them"
 
 
 def test_an_attempt_that_never_had_hosts_only_queued(records: Records) -> None:
@@ -533,7 +535,7 @@ def test_a_cost_limit_bounds_what_the_hosts_are_told(tmp_path: Path) -> None:
         (10, "v2-4", "", "KINETIC_PRICES=v2"),
         (0, "v5p-8", "", "a job that may cost nothing cannot run"),
         ("10", "v5p-8", "", "limits.cost is '10': give US dollars, as list prices are, as a number"),
-        (10, "v5p-8", "v5p=0", "costs nothing by KINETIC_PRICES"),
+        (10, "v5p-8", "v5p=0", "has 'v5p=0': nothing costs 0"),
     ],
 )
 def test_a_cost_limit_that_cannot_be_kept_is_refused_with_the_setting_that_names_a_price(

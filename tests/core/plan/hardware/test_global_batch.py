@@ -11,8 +11,9 @@ import pytest
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan import planner
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.checks.options import check_options
 from kinetic_orchestration.plan.declare.cloud import TpuVm
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.hardware.global_batch import GlobalBatch, check_divides
 from kinetic_orchestration.plan.values import Plan
 

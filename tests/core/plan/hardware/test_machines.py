@@ -9,8 +9,16 @@ import pytest
 from kinetic_orchestration import Gpu
 from kinetic_orchestration.errors import UnknownAccelerator, Unsupported
 from kinetic_orchestration.plan.hardware import machines
-from kinetic_orchestration.plan.hardware.accelerators import catalogue, on_hosts, parse
-from kinetic_orchestration.plan.hardware.machines import FLEX_START, ON_DEMAND, RESERVATION, SPOT, machine_of, refusal
+from kinetic_orchestration.plan.hardware.accelerators import (
+    FLEX_START,
+    ON_DEMAND,
+    RESERVATION,
+    SPOT,
+    catalogue,
+    on_hosts,
+    parse,
+)
+from kinetic_orchestration.plan.hardware.machines import machine_of, refusal
 from kinetic_orchestration.testing.model.compute import catalog
 
 pytestmark = pytest.mark.fast
