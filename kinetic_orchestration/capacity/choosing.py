@@ -37,6 +37,7 @@ class Line(NamedTuple):
         usd: Dollars for an hour of all its hosts; None if that is not known.
         state: A state of `facts`, UNFIT (not resumable), REFUSED (never again) or LOST (preempted there just now).
         reason: Why it is in this position, for users.
+        stands_in: What the dollars are for, if they stand in for a price that is not known; "" if they do not.
     """
 
     choice: int
@@ -45,6 +46,7 @@ class Line(NamedTuple):
     usd: float | None
     state: str
     reason: str
+    stands_in: str = ""
 
 
 class Selection(NamedTuple):
@@ -105,6 +107,11 @@ class _Option(NamedTuple):
     def is_near(self) -> bool:
         """True if it is known to be where the bucket is, which decides between equals."""
         return self.place in self.candidate.near
+
+    @property
+    def stands_in(self) -> str:
+        """The place or way whose price stands in for its own, for users; "" if its own is known."""
+        return self.candidate.stand_ins.get(self.place, "")
 
     @property
     def is_queued(self) -> bool:
@@ -281,7 +288,8 @@ class _View:
         raise NoPlace(f"none of the job's choices can be taken. {'; '.join(answers)}")
 
     def row(self, option: _Option, state: str, reason: str) -> Line:
-        return Line(option.number, _spot(option.place, option.queue), option.key.way, option.usd, state, reason)
+        place, stands_in = _spot(option.place, option.queue), "" if option.usd is None else option.stands_in
+        return Line(option.number, place, option.key.way, option.usd, state, reason, stands_in)
 
     def line(self, option: _Option, *, is_lost: bool) -> Line:
         judged = self.judged[option.key]
@@ -332,9 +340,10 @@ class _View:
         return "; ".join(filter(None, (self._position(option, judged), known)))
 
     def _position(self, option: _Option, judged: Judgement) -> str:
-        """Why an option is where it is, if no fact moved it."""
+        """Return why an option is where it is, if no fact moved it."""
         if self.plan.by == "price":
-            return "price unknown" if option.usd is None else f"${option.usd:,.2f} an hour"
+            known = None if option.usd is None else f"{'~' * bool(option.stands_in)}${option.usd:,.2f} an hour"
+            return known or "price unknown"
         if self.plan.by == "start":
             return "it waits in a queue" if option.is_queued else "" if judged.outcome else "nothing is known of it"
         number = self.ranks[option.name] + 1
@@ -343,7 +352,7 @@ class _View:
 
 def _options(plan: Plan, resumes: Resumes) -> Iterator[_Option]:
     """Every candidate in each of its places, in the user's order."""
-    for number, candidate in enumerate(plan.choices or (Candidate.of(plan, {}),)):
+    for number, candidate in enumerate(plan.choices or (Candidate.of(plan),)):
         unfit = resumes(candidate)
         queues = queues_of(candidate.cloud.get("queue") or "") or ("",)
         for place in dict.fromkeys(_places(plan.at(number))):
@@ -377,7 +386,8 @@ def said(judged: Judgement, key: FactKey, now: float) -> str:
         return "another attempt tries it now" if judged.state == learned.PROBED else ""
     ago = f"{_words[judged.outcome]} {_ago(now - judged.at)}"
     if judged.size < key.size:
-        ago += f" for {judged.size} chip{'' if judged.size == 1 else 's'}"
+        ago += f" on a smaller slice ({judged.size} chip{'' if judged.size == 1 else 's'})"
+        ago += ", so here as well" if judged.state in (learned.STOCKOUT, learned.QUOTA) else ""
     if judged.jobs > 1:
         ago += f", seen by {judged.jobs} jobs"
     if judged.state == learned.AGED:

@@ -163,7 +163,8 @@ def outcome_of(cause: str, way: str, held: float | None = None) -> str:
 def after(fact: Fact, attempt: Attempted) -> Fact:
     """Return the fact after an attempt. The same attempt counts once, by what it met last: hosts that were preempted
     young are no hosts. A probe that it was is over."""
-    if attempt.token and any(attempt[1:] == known[1:] for known in fact.attempts):
+    same = [known for known in fact.attempts if attempt.token and known.token == attempt.token]
+    if any(known.outcome == attempt.outcome or known.at > attempt.at for known in same):
         return fact
     kept = [known for known in fact.attempts if not attempt.token or known.token != attempt.token]
     fresh = sorted(one for one in (*kept, attempt) if one.at > attempt.at - WINDOW)

@@ -34,7 +34,8 @@ def taken(plan: Plan, placement: Mapping[str, Any]) -> str:
     before = [_told(plan, *_read(name)) for name in placement.get("tried", ())]
     why = f" (when it was chosen: {placement['why']})" if placement.get("why") else ""
     if not before:
-        return f"{own}, the first that was tried of {len(plan.choices)} choices{why}"
+        again = "tried again after all" if placement.get("rounds") else "the first that was tried"
+        return f"{own}, {again} of {len(plan.choices)} choices{why}"
     more = f" and {len(before) - MOST_NAMED} more" if len(before) > MOST_NAMED else ""
     return f"{own}, after {', '.join(before[-MOST_NAMED:])}{more}{why}"
 

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kinetic_orchestration.capacity.choosing import Resumes
 from kinetic_orchestration.capacity.facts import way_of
 from kinetic_orchestration.capacity.races import known as with_winner
 from kinetic_orchestration.capacity.shares.line import Line
@@ -50,6 +51,8 @@ class Job:
     keeps: bool = False  # its attempts take slices that others have left, and leave theirs
     # The place in the line of each attempt; None of one that needs no turn.
     lines: dict[int, Line | None] = field(default_factory=dict, repr=False, compare=False)
+    # Of each attempt, which candidates can go on from what those before it have saved.
+    resumes: dict[int, Resumes] = field(default_factory=dict, repr=False, compare=False)
 
     def spec(self) -> dict[str, Any]:
         if self.written:

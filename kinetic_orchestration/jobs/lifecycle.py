@@ -108,6 +108,8 @@ class Policy(NamedTuple):
         if intent is None or not waits or not self.keeps:
             return message
         warm = intent.placement.get("why") if "lease" in intent.placement else NONE_WARM
+        if not message and "lease" in intent.placement:
+            message = f"takes {intent.placement['lease']['slice']}"
         return f"{message} ({warm})" if message and warm else message or str(warm or "")
 
 

@@ -21,10 +21,11 @@ from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.packaging.bundle import other_arguments
 from kinetic_orchestration.plan import emulation, identity, planner
-from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.configuration import home, settings
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.checks.options import check_options
 from kinetic_orchestration.plan.declare.choices import naming, ways
-from kinetic_orchestration.plan.declare.spec import JobSpec, check_options
+from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import Plan, traits_of
 from kinetic_orchestration.platforms.backend import Backend
@@ -52,6 +53,11 @@ class Draft:
         """The pipeline of its job, for budgets and shares."""
         return identity.pipeline_of(self.spec.origin, self.spec.name)
 
+    @property
+    def race_of(self) -> str:
+        """Whose the race of the job is, if it is a default that is meant for those that can; "" if it is its own."""
+        return self.spec.defaults.get("race", "")
+
     def open(self, of: Identity | None = None) -> Request:
         """Open the store and the backend, as the user for whom this process acts now.
 
@@ -61,7 +67,7 @@ class Draft:
         of = of or identity.of(self.settings.deployment, self.spec.options.key)
         store = open_store(self.plan.store, self.plan.deployment)
         backend = open_backend(self.plan.runs_on, self.settings)
-        plan = planner.within_shares(self.plan, self.pipeline)
+        plan = planner.within_shares(self.plan, self.pipeline, self.race_of)
         return Request(self.spec, self.settings, plan, store, backend, trust.of(self.settings), of)
 
 
@@ -118,7 +124,7 @@ def draft(spec: JobSpec, settings: Settings | None = None, *, found: bool = Fals
     settings = settings or settings_of(spec)
     if not (found or dry) and needs_prices(spec, settings):
         settings = prices.in_force(settings)
-    plan = planner.make_plan(spec, settings, copies.environ(), interpreter=interpreter_of(spec))
+    plan = planner.make_plan(spec, settings, _with_user(copies.environ()), interpreter=interpreter_of(spec))
     _check_together(plan)
     backends = {name: open_backend(name, settings) for name in plan.runs_on.split("+")}
     each = []
@@ -126,6 +132,14 @@ def draft(spec: JobSpec, settings: Settings | None = None, *, found: bool = Fals
         with naming(f"{one.named}, {way_of(one)}", plan.choices):
             each.append(_on(backends[one.backend], one, settings, found=found))
     return Draft(spec, settings, planner.choice_of(each, plan.by, settings))
+
+
+def _with_user(environ: dict[str, str]) -> dict[str, str]:
+    """Return the variables, with the name of this process's account if they have no user's, as in a container."""
+    if environ.get("USER") or environ.get("LOGNAME"):
+        return environ
+    name = home.name_of(os.getuid())
+    return environ if name is None else {**environ, "LOGNAME": name}
 
 
 def needs_prices(spec: JobSpec, settings: Settings) -> bool:
@@ -171,7 +185,8 @@ def located(asked: D) -> D:
         if planner.is_open(asked.plan, asked.spec.options, asked.settings):
             raise
         return asked  # it would only decide between equals
-    return replace(asked, plan=planner.near_bucket(asked.plan, where, asked.settings, asked.spec.options))
+    options, race_of = asked.spec.options, asked.race_of
+    return replace(asked, plan=planner.near_bucket(asked.plan, where, asked.settings, options, race_of=race_of))
 
 
 @dataclass(frozen=True, slots=True)

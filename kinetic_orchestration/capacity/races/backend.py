@@ -85,14 +85,21 @@ class Racing:
                 continue
             if self._winner(job_id, attempt) is not None:
                 return ""
+            # Read again after what is there: whoever gives a place up records that before it is gone.
+            failed |= records.failures(self._store, job_id, attempt, (number,))
+            if number in failed:
+                continue
             try:
                 says.append(self._ask(_at(asked, places[number])))
-                if self._winner(job_id, attempt) not in (None, number):  # while it was asked
-                    self.inner.release(places[number])
-                    return ""
             except BackendError as error:
                 failed[number] = Failed(error.cause, str(error))
                 records.fail(self._store, job_id, attempt, number, failed[number], ME)
+                continue
+            if (won := self._winner(job_id, attempt)) is not None:  # while it was asked
+                if won != number:
+                    self.inner.release(places[number])
+                return ""
+            failed |= self._withdrawn(places[number], job_id, attempt)
         if len(failed) == len(places):
             cause, reason = rules.ended(places, failed)
             raise BackendError(reason, cause)
@@ -198,6 +205,15 @@ class Racing:
             _remember(_given_up, str(places[number]["name"]), None)
             result.append(self._freed(places[number], job_id, intent.attempt))
         return rules.freed(result)
+
+    def _withdrawn(self, place: Mapping[str, Any], job_id: str, attempt: int) -> dict[int, Failed]:
+        """Release a place that others have given up while it was asked. Returns why it has failed, by its number; {} if
+        it has not."""
+        out = records.failures(self._store, job_id, attempt, (int(place.get("rival", 0)),))
+        if out:
+            _remember(_given_up, str(place["name"]), None)
+            self._freed(place, job_id, attempt)
+        return out
 
     def _winner(self, job_id: str, attempt: int) -> int | None:
         return records.winner(self._store, job_id, attempt, self._believes)

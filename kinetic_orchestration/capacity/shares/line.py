@@ -45,15 +45,20 @@ class Turn(NamedTuple):
         says: Its place in the line, and why it waits; "" if it does not.
         again: When it is worth while to ask again, by the store's clock.
         of: What the turn was given for: a process that asks may have wanted another choice of the job.
-        after: The slices that serve nobody and have the chips of this turn: it takes one of them, or none of them is
-            there when it has its hosts.
+        yielding: The slices that serve nobody and have the chips of this turn, each with the attempt that has left it.
+            It takes one of them, or none of them is there when it has its hosts.
     """
 
     granted: bool
     says: str = ""
     again: float = 0.0
     of: Want | None = None
-    after: tuple[str, ...] = ()
+    yielding: tuple[tuple[str, Key], ...] = ()
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """The names of these slices."""
+        return tuple(name for name, _ in self.yielding)
 
 
 class Line:
@@ -74,6 +79,7 @@ class Line:
         self._came = 0.0  # when its object was last written; 0 if it is to be
         self._checked: dict[Key, float] = {}
         self._mark = 0  # the generation of the mark that its hosts are requested; 0 if this process has made none
+        self._marked: tuple[tuple[str, Key], ...] = ()  # what yields to it, by that mark
 
     @property
     def says(self) -> str:
@@ -116,18 +122,23 @@ class Line:
         return self._told
 
     def use(self) -> Turn:
-        """Ask again before hosts are requested by the intent. What is requested is marked first: a book that is lost
-        after that knows of it once it is made again, and one that was lost before has no turn for it.
+        """Ask again before hosts are requested by the intent. What is requested is marked first, with what yields to
+        it: a book that is lost after that knows of both once it is made again, and one that was lost before has no turn
+        for it.
 
         Raises:
             StoreError: As `turn`.
         """
         if not self._mark:
-            self._mark = records.mark(self._store, self.want.key)
+            self._marked = self._told.yielding
+            self._mark = records.mark(self._store, self.want.key, self._marked)
         turn = self.turn()
         if not turn.granted:
             records.unmark(self._store, self.want.key, self._mark)
             self._mark = 0
+        elif not {*turn.yielding} <= {*self._marked}:
+            self._marked = turn.yielding
+            self._mark = records.mark(self._store, self.want.key, self._marked)
         return turn
 
     def _wait(self, book: Book, now: float) -> Turn:
@@ -202,7 +213,8 @@ class Line:
             self._checked[key] = now
             fate = rules.fate(grant, seen[key], now)
             if fate == rules.FREE:
-                since = max(seen[key].over, seen[key].changed) if seen[key].over else 0.0  # what was kept had it longer
+                last = max(seen[key].over, seen[key].changed, seen[key].since)  # what was kept had it longer
+                since = last if seen[key].over else 0.0
                 book = rules.freed(book, key, since, now)
                 over |= {key} if seen[key].over else set()
             elif fate in (rules.MARK, rules.CLEAR):
@@ -315,6 +327,16 @@ def give_back(store: Store, key: Key, *, ended: float = 0.0) -> None:
             records.write(store, rules.freed(found.book, key, ended or now, now), found.generation)
 
 
+def leave_slice(store: Store, key: Key) -> None:
+    """Give back the turn of an attempt whose kept slice another one has taken, or that is gone. While a place that has
+    lost its race is there, whoever decides next gives back what is gone."""
+    want = records.wanted(store, key)
+    if want is None:
+        return
+    if want.places == 1 or rules.is_last(want, records.evidence(store, [want])[key], store.now()):
+        give_back(store, key)
+
+
 def note_gone(store: Store, key: Key) -> None:
     """Give back the chips of places of a race that are gone, of an attempt that goes on. If somebody has just written
     the book, whoever decides next does so."""
@@ -332,7 +354,8 @@ def _granted(book: Book, key: Key) -> Turn | None:
     grant = book.grant(key)
     if grant is None or grant.leaving:
         return None
-    return Turn(True, of=grant.want, after=tuple(one.kept for one in book.grants if one.kept and one.yields == key))
+    yielding = tuple((one.kept, one.want.key) for one in book.grants if one.kept and one.yields == key)
+    return Turn(True, of=grant.want, yielding=yielding)
 
 
 def _told_apart(book: Book) -> Book:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.capacity.shares.rules import (
-    RELEASED,
+    DONE,
     TAKEN,
     Book,
     Evidence,
@@ -33,9 +33,9 @@ from kinetic_orchestration.plan.configuration.chip_shares import parse
 from kinetic_orchestration.plan.records import SHARES, fields_of, reading
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, schema, wire
-from kinetic_orchestration.protocol.records import leases
 from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.schema import Wrong
+from kinetic_orchestration.protocol.wire.lease import ENDED, Lease
 
 _KEY = schema.job_id
 _ALONE = "alone"  # at the end of the name of a call by itself
@@ -131,9 +131,22 @@ def _since(want: Want) -> float:
     return want.since
 
 
-def mark(store: Store, key: Key) -> int:
-    """Mark an attempt as one whose hosts are requested. Returns the mark's generation."""
-    return store.put(names.uses(*key), secrets.token_hex(4).encode())
+def mark(store: Store, key: Key, yielding: Sequence[tuple[str, Key]] = ()) -> int:
+    """Mark an attempt as one whose hosts are requested. Returns the mark's generation.
+
+    Args:
+        store: The store.
+        key: The attempt.
+        yielding: The slices that serve nobody and have its chips, each with the attempt that has left it.
+    """
+    lines = [secrets.token_hex(4), *(f"{name} {job} {attempt}" for name, (job, attempt) in yielding)]
+    return store.put(names.uses(*key), "\n".join(lines).encode())
+
+
+def _yielding(data: bytes) -> dict[Key, str]:
+    """Return the slices that a mark names, by the attempt that has left each."""
+    rows = [row.split(" ") for row in data.decode(errors="replace").split("\n")[1:]]
+    return {(row[1], int(row[2])): row[0] for row in rows if len(row) == 3 and row[2].isdecimal()}
 
 
 def unmark(store: Store, key: Key, generation: int) -> None:
@@ -159,7 +172,7 @@ def evidence(store: Store, wants: Sequence[Want]) -> dict[Key, Evidence]:
             begun=intent is not None,
             over=verdict.updated if verdict is not None else 0.0,
             is_held=verdict is not None and _is_held(store, key),
-            is_done=verdict is not None and store.read(names.host(*key, 0, "done.json")) is not None,
+            done=_done(store, key) if verdict is not None else 0.0,
             deadline=_deadline(intent),
         )
         for key, intent, verdict in zip(keys, intents, verdicts, strict=True)
@@ -180,7 +193,7 @@ def _of_places(store: Store, want: Want, intent: Record, seen: Evidence) -> Evid
         return seen
     places = [placement, *placement.get("rivals", ())]
     won = winner(store, *want.key) if len(places) > 1 else None
-    gone = gone_since(store, want.key, [number for number in range(len(places)) if number != won], RELEASED)
+    gone = gone_since(store, want.key, [number for number in range(len(places)) if number != won], DONE)
     back = len(gone) + max(0, want.places - len(places))
     seen = seen._replace(back=back, since=max([intent.updated, *gone]))
     if not seen.over or not want.keeps:
@@ -191,16 +204,15 @@ def _of_places(store: Store, want: Want, intent: Record, seen: Evidence) -> Evid
 
 
 def _of_lease(store: Store, key: Key, slice_: str, seen: Evidence) -> Evidence:
+    record = store.read(names.lease(slice_)) if slice_ else None
+    if record is None:
+        return seen
     try:
-        held = leases.read(store, slice_) if slice_ else None
-    except (wire.Unreadable, wire.Newer):
-        return seen
-    if held is None:
-        return seen
-    state = held.lease.state
-    if (held.lease.job, held.lease.attempt) != key:
-        state = TAKEN
-    return seen._replace(slice=slice_, lease=state, changed=held.updated)
+        held = Lease.decode(record.data, names.lease(slice_))
+    except (wire.Unreadable, wire.Newer):  # nobody can claim it any more, and its hosts end
+        return seen._replace(slice=slice_, lease=ENDED, changed=record.updated)
+    state = held.state if (held.job, held.attempt) == key else TAKEN
+    return seen._replace(slice=slice_, lease=state, changed=record.updated)
 
 
 def ended(store: Store, keys: Sequence[Key]) -> dict[Key, float]:
@@ -211,6 +223,11 @@ def ended(store: Store, keys: Sequence[Key]) -> dict[Key, float]:
 
 def _is_held(store: Store, key: Key) -> bool:
     return store.read(names.refused(*key)) is not None and store.read(names.freed(*key)) is None
+
+
+def _done(store: Store, key: Key) -> float:
+    done = store.read(names.host(*key, 0, "done.json"))
+    return 0.0 if done is None else done.updated
 
 
 def _deadline(intent: Record | None) -> float:
@@ -240,8 +257,8 @@ def read(store: Store) -> Read:
 
 
 def rebuilt(store: Store, listed: Mapping[Key, Listed]) -> Book:
-    """Return the book of the turns with which hosts may have been requested, by the attempts' marks. Who had a turn and
-    has requested nothing gets in line again. What was used before is forgotten.
+    """Return the book of the turns with which hosts may have been requested, by the attempts' marks, and of what yields
+    to them. Who had a turn and has requested nothing gets in line again. What was used before is forgotten.
 
     Args:
         store: The store.
@@ -249,9 +266,13 @@ def rebuilt(store: Store, listed: Mapping[Key, Listed]) -> Book:
     """
     keys = sorted(listed)
     marks = store.read_all([names.uses(*key) for key in keys])
-    used = [(key, mark.updated) for key, mark in zip(keys, marks, strict=True) if mark is not None and mark.data]
-    grants = [Grant(listed[key].want, at, f"{secrets.token_hex(4)}-0") for key, at in used]
-    return Book(grants=tuple(grants))
+    used = {key: mark for key, mark in zip(keys, marks, strict=True) if mark is not None and mark.data}
+    grants = {key: Grant(listed[key].want, mark.updated, f"{secrets.token_hex(4)}-0") for key, mark in used.items()}
+    for key, mark in used.items():
+        for of, name in _yielding(mark.data).items():
+            if of in grants:
+                grants[of] = grants[of]._replace(kept=name, yields=key)
+    return Book(grants=tuple(grants.values()))
 
 
 def keep_damaged(store: Store) -> str:

@@ -23,7 +23,7 @@ PATIENCE = 3600.0  # seconds for which the next one of a pipeline or user is pas
 SHOWN = 64  # those in front of the line of whom the book tells why they wait
 START = 600.0  # seconds in which an attempt that has its turn is to be begun
 RELEASED = 600.0  # seconds after a verdict in which hosts are gone, if nobody says otherwise
-DONE = 20.0  # the same, if the first of them has said that it is done
+DONE = 20.0  # the same, after the first of them has said that it is done
 AHEAD = 600.0  # seconds by which two clocks of a store never differ: no process wrote what is later
 EXPIRED = 600.0  # seconds after its deadline in which an attempt's machines have ended themselves
 
@@ -198,9 +198,9 @@ class Evidence(NamedTuple):
         begun: It has an intent.
         over: When its verdict was written; 0 if it has none.
         is_held: Its hosts could not be freed.
-        is_done: The first of its hosts had nothing left to do.
+        done: When the first of its hosts had nothing left to do; 0 if it has not said so.
         deadline: When its machines end themselves; 0 if they do not.
-        back: The places of its race that are known to be gone, or were never asked.
+        back: The places of its race that are known to be gone, or were never asked; not the one that has won.
         since: When the last of these was.
         slice: The name of its slice.
         lease: The state of that slice's lease: FREE, CLAIMED by itself, ENDED, TAKEN by another attempt; "" for none.
@@ -210,7 +210,7 @@ class Evidence(NamedTuple):
     begun: bool = False
     over: float = 0.0
     is_held: bool = False
-    is_done: bool = False
+    done: float = 0.0
     deadline: float = 0.0
     back: int = 0
     since: float = 0.0
@@ -258,24 +258,38 @@ def fate(grant: Grant, seen: Evidence, now: float) -> str:
 
 def _is_gone(grant: Grant, seen: Evidence, now: float) -> bool:
     """Return True if nothing is left of an attempt that is over. A slice that was kept is its own until another attempt
-    has taken it, or until it has ended; a host that is done may still be about to offer it."""
-    if seen.lease == TAKEN:
-        return True
+    has taken it, or until it has ended; a host that is done may still be about to offer it, and tells nothing of places
+    that have lost its race."""
     if seen.lease in (lease.FREE, lease.ENDED):
         return seen.lease == lease.ENDED and now - seen.changed > RELEASED
-    return now - seen.over > (DONE if seen.is_done and not grant.want.keeps else RELEASED)
+    is_done = seen.done > 0 and not grant.want.keeps and now - max(seen.over, seen.done) > DONE
+    return is_last(grant.want, seen, now) if is_done or seen.lease == TAKEN else now - seen.over > RELEASED
+
+
+def is_last(want: Want, seen: Evidence, now: float) -> bool:
+    """Return True if no place of an attempt's race is left but the one that has won."""
+    return _lost(want, seen, now) == want.places - 1
+
+
+def _lost(want: Want, seen: Evidence, now: float) -> int:
+    """Return how many of the other places are gone: that is known, or the attempt was over so long ago."""
+    return want.places - 1 if seen.over and now - seen.over > RELEASED else min(seen.back, want.places - 1)
 
 
 def seen_of(book: Book, grant: Grant, seen: Evidence, now: float) -> Book:
     """Return the book with what is known of the hosts of a turn that stays: what a race gives back, and what is kept.
+    A slice that another attempt has taken is given back like a place that has lost, if one of those is left.
 
     Never less is held than one place, and what was given back once stays so.
     """
-    back = min(seen.back, grant.want.places - 1) * (grant.want.chips // grant.want.places)
+    want, is_taken = grant.want, seen.lease == TAKEN
+    lost = _lost(want, seen, now)
+    back = min(lost + is_taken, want.places - 1) * (want.chips // want.places)
     if back > grant.back:
         book = settled(book, now)
         used, at = book.uses[grant.want.whose]
-        too_much = _integral((back - grant.back) * grant.want.weight, now - max(seen.since, grant.at))
+        since = now if lost > seen.back else max(seen.since, seen.changed if is_taken else 0.0, grant.at)
+        too_much = _integral((back - grant.back) * grant.want.weight, now - since)
         book = book._replace(uses={**book.uses, grant.want.whose: Use(max(0.0, used - too_much), at)})
     kept = seen.slice if seen.over and seen.lease in (lease.FREE, lease.ENDED) else ""
     changed = grant._replace(back=max(back, grant.back), kept=kept)
@@ -363,7 +377,8 @@ def held(grants: Collection[Grant], shares: Sequence[Share]) -> Counter[str]:
 
 
 def _is_idle(grant: Grant) -> bool:
-    return bool(grant.kept) and not grant.yields
+    """Return True if all that a turn holds is a slice that can yield to another attempt: no place of a race is left."""
+    return bool(grant.kept) and not grant.yields and grant.holds.chips * grant.want.places <= grant.want.chips
 
 
 def decide(book: Book, wants: Sequence[Want], shares: Sequence[Share], now: float, token: str) -> Book:

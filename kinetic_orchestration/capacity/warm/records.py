@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.plan.declare.spec import LONGEST_KEEP
+from kinetic_orchestration.plan.declare.checks.held import LONGEST_KEEP
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records import leases
@@ -31,9 +31,8 @@ def lately_offered(store: Store) -> list[Held]:
 
 
 def _listed(store: Store) -> Iterator[tuple[str, float]]:
-    for entry in store.list(names.SLICES):
-        if entry.name.endswith("/lease.json"):
-            yield entry.name, entry.updated
+    for entry in store.list(names.SLICES, last="lease.json"):
+        yield entry.name, entry.updated
 
 
 def _read(store: Store, found: list[str]) -> Iterator[Held]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Mapping
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.capacity.races.records import winner
+from kinetic_orchestration.capacity.races.records import Believes, winner
 from kinetic_orchestration.capacity.races.rules import freed
-from kinetic_orchestration.capacity.shares.line import give_back
+from kinetic_orchestration.capacity.shares.line import leave_slice
 from kinetic_orchestration.capacity.shares.rules import RELEASED
 from kinetic_orchestration.capacity.warm import records
 from kinetic_orchestration.capacity.warm.shape import shape_of
@@ -40,6 +40,7 @@ class Use(NamedTuple):
         ended: When, by the store's time; 0.0 if it has not.
         writer: This process.
         lost: True if its hosts are known to be gone.
+        believes: Which records of who has won its race count; None for any.
     """
 
     job: str
@@ -50,6 +51,7 @@ class Use(NamedTuple):
     ended: float
     writer: str
     lost: bool = False
+    believes: Believes | None = None
 
     @property
     def may_be_offered(self) -> bool:
@@ -82,7 +84,8 @@ def free_each(store: Store, backend: Backend, use: Use) -> Freed:
     places += use.placement.get("rivals", ())
     if "rival" not in use.placement:
         return free(store, backend, use)
-    won = use.placement["rival"] if use.placement.get("won") else winner(store, use.job, use.attempt)
+    is_known = use.placement.get("won")
+    won = use.placement["rival"] if is_known else winner(store, use.job, use.attempt, use.believes)
     return freed([
         free(store, backend, use._replace(placement=place, leaves=use.leaves and won in (None, place.get("rival"))))
         for place in places
@@ -244,7 +247,7 @@ def _release(store: Store, backend: Backend, name: str, why: str, writer: str, m
         return Freed.REFUSED  # a record alone leads nowhere that our settings do not name
     found = backend.release(placement)
     if found is Freed.DONE:  # where chips are shared, it had those of its last attempt
-        give_back(store, (held.lease.job, held.lease.attempt))
+        leave_slice(store, (held.lease.job, held.lease.attempt))
     return found
 
 
@@ -292,7 +295,9 @@ def release_run(
 
 
 def _refuse_first_offer(store: Store, backend: Backend, job: str, known: Container[str], why: str, writer: str) -> bool:
-    """Free the slice that the hosts of a job's last attempt are cleaning, if it has no lease yet."""
+    """Free the slice that the hosts of a job's last attempt are cleaning, if it has no lease yet; of a race that nobody
+    is known to have won, those of all places. By a forged record of who has won another place of the same attempt
+    goes, which is over, and the slice that has won ends with its lease."""
     numbers = [int(part) for entry in store.list(names.intents(job)) if (part := entry.name.split("/")[4]).isdecimal()]
     attempt = max(numbers, default=0)
     if not attempt:
@@ -304,11 +309,11 @@ def _refuse_first_offer(store: Store, backend: Backend, job: str, known: Contain
         placement = wire.fields_of(promised.data, wire.INTENT)["placement"]
     except (wire.Unreadable, wire.Newer):
         return False
-    if "rivals" in placement:  # hosts of the one that has won are cleaning
-        won = winner(store, job, attempt)
-        placement = next((one for one in (placement, *placement["rivals"]) if one.get("rival") == won), placement)
-        placement = {name: value for name, value in placement.items() if name not in _OF_RACE}
-    use = Use(job, attempt, None, placement, True, ended.updated, writer)
-    if not use.name or use.name in known or "lease" in placement or not backend.names_place(placement):
-        return False
-    return refuse_offers(store, use, why) and backend.release(placement) is not Freed.REFUSED
+    places = [{name: value for name, value in placement.items() if name not in _OF_RACE}, *placement.get("rivals", ())]
+    won = winner(store, job, attempt) if len(places) > 1 else None
+    is_freed = False
+    for place in [one for one in places if one.get("rival") == won] or places:
+        use = Use(job, attempt, None, place, True, ended.updated, writer)
+        if use.name and use.name not in known and "lease" not in place and backend.names_place(place):
+            is_freed |= refuse_offers(store, use, why) and backend.release(place) is not Freed.REFUSED
+    return is_freed

@@ -12,28 +12,34 @@ from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.jobs.watching import attempts
 from kinetic_orchestration.plan.records import fields_of, intent_of
 from kinetic_orchestration.plan.values import GONE
-from kinetic_orchestration.platforms.backend import Backend
+from kinetic_orchestration.platforms.backend import Backend, Races
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 
 LOST = "another place has won the race of its attempt"
 
 
-def goes_on(job: Job, placement: Mapping[str, Any], cause: str, reason: str) -> bool:
-    """Return True if the attempt of a place that has ended may get its hosts in another one. Then only this place has
-    failed, and is not asked again."""
+def ended(job: Job, placement: Mapping[str, Any], cause: str, reason: str) -> tuple[str, str] | None:
+    """Return with which cause and reason the attempt of a place that has ended is over: of a race of which all places
+    have failed, those of all. None if it may get its hosts in another place: then only this one has failed, and is not
+    asked again."""
     record = job.store.read(names.intent(job.job_id, placement["attempt"]))
     if "rival" not in placement or cause in (wire.CANCELLED, wire.DEADLINE) or record is None:
-        return False
+        return cause, reason
     intent = intent_of(record, job.job_id, placement["attempt"], job.within)
     intent = known(job.store, job.job_id, intent, job.believes)
     if not intent.races:
-        return False
+        return cause, reason
     from kinetic_orchestration.capacity.races import records  # most jobs never do
     from kinetic_orchestration.capacity.races.rules import Failed
 
     records.fail(job.store, job.job_id, intent.attempt, placement["rival"], Failed(cause, reason), ME)
-    return job.backend.observe([intent.placement])[0].state != GONE
+    seen = job.backend.observe([intent.placement])[0]
+    if seen.state != GONE:
+        return None
+    if isinstance(job.backend, Races):
+        job.backend.note_ends(intent, job.job_id)
+    return seen.cause or cause, seen.message or reason
 
 
 def is_proven(store: Store, backend: Backend, placement: Mapping[str, Any], believed: Trust) -> bool:

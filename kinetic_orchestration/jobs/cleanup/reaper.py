@@ -392,8 +392,10 @@ def _close(
     reason = seen.message or why
     try:
         job = open_job(placement["job"], store, backend, believed)
-        if raced.goes_on(job, placement, cause, reason):
+        over = raced.ended(job, placement, cause, reason)
+        if over is None:
             return ""
+        cause, reason = over
         if cause == wire.CANCELLED:  # a later request may start it again, unless it was cancelled for good
             actions.cancel(job, reason, "the reaper", anew=True)
         if store.read(names.intent(job.job_id, placement["attempt"])) is not None:

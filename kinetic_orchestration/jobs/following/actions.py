@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.capacity.races import known as with_winner
-from kinetic_orchestration.capacity.shares.line import give_back, is_covered, note_gone
+from kinetic_orchestration.capacity.shares.line import give_back, is_covered, leave_slice, note_gone
 from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, KineticError, NoPlace, StoreError
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.following.held_time import held_before, last_of, may_last, promised, seen_held
@@ -75,7 +75,7 @@ def perform(action: lifecycle.Action, job: Job, attempt: int, seen: Glimpse, env
         if seen.intent is not None and isinstance(job.backend, Races):
             job.backend.note_ends(seen.intent, job.job_id)
         if action.after_refusal:
-            reason = lifecycle.answered(reason, _refusal(job, attempt - 1))
+            reason = lifecycle.answered(reason, refusal(job, attempt - 1))
         return close(job, attempt, action.cause, reason, host=action.host, unplaced=action.unplaced)
     line = job.lines.get(attempt)
     return line.says if line is not None else ""
@@ -265,8 +265,8 @@ def _had_hosts(job: Job, intent: Intent) -> bool:
     return is_claimed(job.store, intent.placement["lease"]["slice"], job.job_id, intent.attempt)
 
 
-def _refusal(job: Job, attempt: int) -> str:
-    """Return why an attempt got no hosts; "" if it had some, or cannot be read: a limit ends a job anyway."""
+def refusal(job: Job, attempt: int) -> str:
+    """Return why an attempt got no hosts; "" if it had some, or cannot be read, for texts that do without it."""
     try:
         past = _past(job, attempt)[0] if attempt else None
     except Corrupt:
@@ -355,7 +355,7 @@ def _claim(job: Job, asked: Submission, now: float) -> str:
         return close(job, attempt, wire.INTERNAL, f"the warm slice {name} was not to be had: {lost}")
     with suppress(wire.Unreadable, wire.Newer):  # then whoever decides of turns finds out who has it
         if job.shared and (held := leases.read(job.store, name)) is not None and held.lease.idle:
-            give_back(job.store, (held.lease.idle[-1].job, held.lease.idle[-1].attempt))
+            leave_slice(job.store, (held.lease.idle[-1].job, held.lease.idle[-1].attempt))
     return ""
 
 
@@ -462,7 +462,7 @@ def _use_of(job: Job, attempt: int, intent: Intent | None, placement: dict[str, 
         plan = job.plan_of(attempt, intent)
     except (Corrupt, JobNotFound):  # its spec is gone, or changed
         plan = None
-    return releasing.Use(job.job_id, attempt, plan, placement, leaves, at, ME)
+    return releasing.Use(job.job_id, attempt, plan, placement, leaves, at, ME, believes=job.believes)
 
 
 def abandon(store: Store, backend: Backend, job_id: str, why: str, by: str, *, patience: float) -> bool:

@@ -79,8 +79,8 @@ class Follower:
     """One process's view of one job: a cursor, and what was seen last."""
 
     __slots__ = (
-        "ahead", "cache", "cursor", "explained", "foreseen", "held", "job", "losers", "measured", "outcome", "refused",
-        "saw_live", "seen", "unreachable", "waiting",
+        "ahead", "cache", "cursor", "explained", "foreseen", "held", "job", "learned", "losers", "measured", "outcome",
+        "refused", "saw_live", "seen", "unreachable", "waiting",
     )  # fmt: skip
 
     def __init__(self, job: Job, cursor: Cursor | None = None) -> None:
@@ -103,6 +103,7 @@ class Follower:
         self.explained = Explained("", 0.0)
         self.measured: Mapping[int, float] = NONE_MEASURED  # by host: the time of the newest sample that was emitted
         self.unreachable = 0.0  # since when the store has not answered
+        self.learned = 0  # the attempt whose start was recorded last
 
     def step(self, emit: Emit | None = None, *, devices: bool = False) -> Outcome | None:
         """Look once and do what follows. `emit` returns before the cursor moves, so nothing is told too late.
@@ -131,7 +132,7 @@ class Follower:
                 self._look_ahead(attempt, step.cursor.attempt, seen, all_with_hosts=emit is not None)
             self._release_again(seen)
             self._release_losers(seen)
-            learn_start(self.job, seen, was=self.cursor.phase, now=step.cursor.phase)
+            self._learn_start(attempt, seen, step.cursor.phase)
             if step.outcome is not None and not self._is_freed(attempt, seen, emit):
                 self.held = True
                 break
@@ -160,6 +161,11 @@ class Follower:
         has_ended(self.job, following=following)  # then no other attempt follows
         if not self.ahead and (self.seen is None or seen.verdict_age > LONG_AGO):
             self.ahead = attempts.ahead(self.job.store, self.job.job_id, attempt, all_with_hosts=all_with_hosts)
+
+    def _learn_start(self, attempt: int, seen: Glimpse, now: str) -> None:
+        """Record once, for others, that an attempt has got its hosts."""
+        if self.learned != attempt and learn_start(self.job, seen, was=self.cursor.phase, now=now):
+            self.learned = attempt
 
     def _forget(self) -> None:
         """Remove the secrets of a job that has ended, and take the job off the roll, unless hosts of it may be left: in
@@ -258,6 +264,9 @@ class Follower:
         if freed in (Freed.REFUSED, Freed.PARTLY) and pause < LONGEST_PAUSE:
             costs = freed is Freed.REFUSED
             pending = PendingRelease(attempt, seen.now + pause, pause, holds and costs, waits and costs)
+            self.refused = (*self.refused, pending)
+        elif freed is Freed.UNDER_WAY and self.job.shared and pause < LONGEST_PAUSE:  # its chips are free then
+            pending = PendingRelease(attempt, seen.now + pause, pause, False)
             self.refused = (*self.refused, pending)
 
     def _still_asked(self) -> int:

@@ -9,7 +9,7 @@ the backend of the candidate makes the placement. A job of one way is placed by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +21,7 @@ from kinetic_orchestration.capacity.shares.rules import Want
 from kinetic_orchestration.errors import StoreError
 from kinetic_orchestration.jobs.following.held_time import choice_in, longest
 from kinetic_orchestration.jobs.job import Job
-from kinetic_orchestration.jobs.lifecycle import Policies
+from kinetic_orchestration.jobs.lifecycle import Policies, was_free
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.plan.planner import places_of
 from kinetic_orchestration.plan.records import intent_of, plan_of, within
@@ -109,7 +109,7 @@ def choose(
     """
     if not plan.choices:
         return Chosen(plan)
-    seed, resumes = _token(job, attempt), _covered(plan, turn, _resumes(job, plan, before))
+    seed, resumes = _token(job, attempt), _covered(plan, turn, _resumes_of(job, attempt, plan, before))
     refusal = Refusal() if past is None else refusal_of(job.backend, plan.at(choice_in(past.placement)), past)
 
     rivals = list[choosing.Selection]()
@@ -167,7 +167,7 @@ def warm(
         return None
     spec = job.spec()
     plan = plan_of(spec, job.job_id)
-    resumes = _covered(plan, turn, _resumes(job, plan, before))
+    resumes = _covered(plan, turn, _resumes_of(job, attempt, plan, before))
 
     def fits(number: int) -> bool:
         if plan.choices:
@@ -296,8 +296,8 @@ def past_of(job: Job, intent: Intent, cause: str, reason: str) -> Past:
         tried += [_option(plan, place) for place in places[1:]]
         if _option(plan, places[own]) in dropped:  # by what another place has said of both
             cause = wire.QUOTA
-        elif own in failed and failed[own].cause in WITHOUT_HOSTS:
-            cause, reason = failed[own]
+        elif own in failed:  # by its own answer; another place's is of that one alone
+            cause, reason = failed[own] if failed[own].cause in WITHOUT_HOSTS else (wire.STOCKOUT, failed[own].reason)
     else:
         dropped = [name for name in dropped if name != _option(plan, places[own])]
     history = {name: value for name, value in intent.placement.items() if name not in places[own]}
@@ -327,19 +327,28 @@ def lines(job: Job, newest: int) -> list[choosing.Line]:
     return choosing.table(plan, known, job.store.now(), resumes=_resumes(job, plan, Before(ran=ran)))
 
 
+def _resumes_of(job: Job, attempt: int, plan: Plan, before: Before | None) -> choosing.Resumes:
+    """Return the same for an attempt, which is looked for once: those before it save nothing more."""
+    if attempt not in job.resumes:
+        job.resumes[attempt] = _resumes(job, plan, before)
+    return job.resumes[attempt]
+
+
 def _resumes(job: Job, plan: Plan, before: Before | None) -> choosing.Resumes:
     """Return which candidates can go on from the job's checkpoint, if there is one by now: of an attempt before this
     one, or of an earlier job of the same key."""
     if plan.reshard or len({(one.hosts, one.devices) for one in plan.each()}) == 1:
         return choosing.anything
-    there = list(job.store.list(f"{names.checkpoint_dir(str(job.spec()['identity']))}/"))
-    if (wrote := _newest_commit(job, there)) is not None:
+    folder = f"{names.checkpoint_dir(str(job.spec()['identity']))}/"
+    if (wrote := _newest_commit(job, job.store.list(folder, last=commits.COMMIT))) is not None:
         return choosing.of_hosts(wrote.hosts, plan, devices=wrote.devices, is_part=wrote.is_of_part)
     ran = before.ran if before is not None else ()
-    return choosing.of_hosts(job.plan_of(ran[-1]).hosts, plan) if there and ran else choosing.anything
+    if not ran or next(iter(job.store.list(folder)), None) is None:  # of which the first page is enough
+        return choosing.anything
+    return choosing.of_hosts(job.plan_of(ran[-1]).hosts, plan)
 
 
-def _newest_commit(job: Job, there: Sequence[Entry]) -> commits.Commit | None:
+def _newest_commit(job: Job, there: Iterable[Entry]) -> commits.Commit | None:
     """Return the newest checkpoint of a listing, as its hosts have committed it; None if none can be read, as where a
     program stores its own. It only says what is worth a try: hosts check what they restore."""
     for entry in sorted(filter(lambda one: commits.is_commit(one.name), there), key=lambda one: -one.updated)[:TRIES]:
@@ -389,21 +398,26 @@ def learn_from_rivals(job: Job, attempt: int, placement: Mapping[str, Any]) -> N
                     records.learn(job.store, key, outcome, job.store.now(), token)
 
 
-def learn_start(job: Job, seen: Glimpse, was: str, now: str) -> None:
-    """Record that an attempt of a job with a choice has got its hosts, once its phase is that they run. Any number of
-    processes may: it counts once. Raises no StoreError: it is a hint to others.
+def learn_start(job: Job, seen: Glimpse, was: str, now: str) -> bool:
+    """Record that an attempt of a job with a choice has got its hosts, once its phase is that they run, or it is over
+    before it was seen to run. Any number of processes may: it counts once. Raises no StoreError: it is a hint.
 
     A job of one way does not: a write at each start is for others alone, and what they would learn ages by itself.
+
+    Returns False while its hosts may still come, or begin.
     """
-    if now != "running" or was == now or seen.intent is None or job.doubt or not isinstance(job.policy, Policies):
-        return
+    is_over = seen.verdict is not None
+    if seen.intent is None or was == "running" or not (is_over or now == "running"):
+        return False
     attempt, placement = seen.intent.attempt, seen.intent.placement
-    if "lease" in placement:
-        return
+    is_late = is_over and (was_free(seen) or seen.verdict_age > facts.WINDOW)
+    if is_late or "lease" in placement or job.doubt or not isinstance(job.policy, Policies):
+        return True
     with suppress(StoreError):
         if started := _started(job, attempt):
             key = facts.key_of(job.plan_of(attempt, seen.intent), str(placement.get("zone", "")))
             records.learn(job.store, key, facts.GOT, started, _token(job, attempt))
+    return True
 
 
 def _started(job: Job, attempt: int) -> float:

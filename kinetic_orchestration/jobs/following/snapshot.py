@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kinetic_orchestration.jobs import lifecycle
+from kinetic_orchestration.jobs.following.actions import refusal
 from kinetic_orchestration.jobs.following.logs import sampled
 from kinetic_orchestration.jobs.following.verdicts import conclude, glimpse
 from kinetic_orchestration.jobs.job import Job
@@ -61,7 +62,16 @@ def _peek(job: Job, step: lifecycle.Step, seen: Glimpse) -> Peek:
         attempts=lifecycle.shown(step.cursor, seen),
         zone=zone,
         resource=str(place.get("name", "")) if zone else "",
-        said=lifecycle.unheard(seen, job.policy) or seen.observation.message,
+        said=_pause(job, seen) or lifecycle.unheard(seen, job.policy) or seen.observation.message,
         rate=beat.rate if beat is not None else 0.0,
         devices=tuple(sampled(seen)),
     )
+
+
+def _pause(job: Job, seen: Glimpse) -> str:
+    """Return when hosts are requested again after all requests were refused, and the last answer; "" at other times."""
+    intent = seen.intent
+    if intent is None or seen.verdict is not None or not lifecycle.must_wait(seen):
+        return ""
+    again = f"the next request follows in {max(1.0, intent.created + intent.wait - seen.now):.0f} s"
+    return lifecycle.answered(again, refusal(job, intent.attempt - 1))

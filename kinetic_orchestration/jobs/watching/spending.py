@@ -21,7 +21,7 @@ from kinetic_orchestration.jobs.job import set_aside
 from kinetic_orchestration.jobs.watching import attempts, usage
 from kinetic_orchestration.jobs.watching.live_index import NEVER_SUBMITTED
 from kinetic_orchestration.plan.configuration import budgets
-from kinetic_orchestration.plan.configuration.budgets import Spent
+from kinetic_orchestration.plan.configuration.budgets import Budget, Spent
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware.cost import Estimate
 from kinetic_orchestration.plan.hardware.prices import Unknown, dearest
@@ -280,6 +280,16 @@ def _worst(plan: Plan, settings: Settings) -> tuple[float | None, str]:
         usd = found.usd_per_chip_hour * of.purchase.chips * seconds / 3600 if seconds else None
         most.append(min(filter(None, (usd, of.limits.cost)), default=None))
     return (None if None in most else max(usd for usd in most if usd is not None)), ""
+
+
+def settled(store: Store, pipeline: str, settings: Settings) -> list[tuple[Budget, str, float | None]]:
+    """Return the budgets that bind a job of the pipeline, the month, and what jobs that have ended have used of each by
+    its ledger, which is one read; None if there is none. Raises StoreError, and Corrupt for a damaged one."""
+    month, found = budgets.month_of(store.now()), []
+    for budget in budgets.applying(settings.budgets, pipeline):
+        kept = ledger.read(store, Account(month, budget.pipeline))
+        found.append((budget, month, None if kept is None else kept.ledger.spent.usd))
+    return found
 
 
 def worst(plan: Plan, settings: Settings) -> float | None:

@@ -79,6 +79,7 @@ class Stay:
     productive: float
     took: Took = field(default=Took(), compare=False)  # what the time that was held went to
     shown: int = 1  # its number as people count them; 0: not known
+    moved: bool = False  # people do not count it once the next one follows, although it may have had hosts
     choice: int = 0  # the number of the candidate of its plan
     beside: tuple[Beside, ...] = ()  # of the other places of its race
     idle: float = 0.0  # for which its slice was kept and served nobody
@@ -146,7 +147,7 @@ def estimate_of(
     last = found[-1] if found else Stay(0, "", 0.0, 0.0, 0.0)
     return together(
         parts or [of(0.0, last.zone, last.choice)],
-        attempts=max([len(parts), *(stay.shown for stay in found)]),
+        attempts=max([sum(stay.had_hosts and not stay.moved for stay in found), *(stay.shown for stay in found)]),
         queued=sum(stay.queued for stay in found),
         ready=ready_seconds(found),
         productive=sum(stay.productive for stay in found),
@@ -194,12 +195,16 @@ def _stay(store: Store, job_id: str, number: int, times: attempts.Times, kept: b
     except Corrupt as error:  # where it was is not known: it has no rate, and its time counts
         intent = Intent(number, "", {}, 0.0, record.updated, damage=str(error))
     verdict = store.read(names.verdict(job_id, number))
-    unplaced = verdict is not None and verdict_at(verdict.data, names.verdict(job_id, number)).unplaced
+    told = None if verdict is None else verdict_at(verdict.data, names.verdict(job_id, number))
+    unplaced = told is not None and told.unplaced
     shown = 0 if intent.before is None or unplaced else lifecycle.count(number, intent.before.spent)
+    moved = told is not None and lifecycle.rule_of(lifecycle.classify(told))[0] == lifecycle.FREE
     idle, is_offered = _idle(store, job_id, number, intent) if kept and verdict is not None else (0.0, False)
     stay = _stay_of(store, job_id, number, intent, times, verdict)
     beside = tuple(_beside(store, job_id, intent, verdict))
-    return replace(stay, shown=shown, choice=intent.choice, beside=beside, idle=idle, is_offered=is_offered)
+    return replace(
+        stay, shown=shown, moved=moved, choice=intent.choice, beside=beside, idle=idle, is_offered=is_offered
+    )
 
 
 def _beside(store: Store, job_id: str, intent: Intent, verdict: Record | None) -> Iterator[Beside]:

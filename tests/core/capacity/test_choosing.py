@@ -182,7 +182,12 @@ def test_by_start_comes_what_was_had_lately_then_what_is_unknown_then_queues_the
 def test_the_reason_says_who_saw_it_and_for_what_size() -> None:
     small = candidate("v6e-4", "spot", (A,))
     met = known(*[(small, A, STOCKOUT, ago) for ago in (480, 300, 240)])
-    assert choosing.table(PLAN, met, NOW)[-1].reason == "stockout 4 min ago for 4 chips, seen by 3 jobs"
+    assert choosing.table(PLAN, met, NOW)[-1].reason == (
+        "stockout 4 min ago on a smaller slice (4 chips), so here as well, seen by 3 jobs"
+    )
+    assert choosing.table(PLAN, known((candidate("v6e-1", "spot", (A,)), A, STOCKOUT, 0)), NOW)[-1].reason == (
+        "stockout just now on a smaller slice (1 chip), so here as well"
+    )
     assert choosing.table(PLAN, known((SPOT, A, QUOTA, 60)), NOW)[-1].reason == "quota was used up 1 min ago"
     assert (
         choosing.table(PLAN, known((SPOT, A, GOT, 0)), NOW)[0].reason == "first in your order; hosts were had just now"

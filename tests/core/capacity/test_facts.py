@@ -142,6 +142,7 @@ def test_an_attempt_counts_once_whoever_reports_it_and_by_what_it_met_last() -> 
     assert facts.after(once, Attempted(NOW + 5, GOT, "job-1-1")) is once
     lost = facts.after(once, Attempted(NOW + 9, PREEMPTED_YOUNG, "job-1-1"))
     assert lost.attempts == ((NOW + 9, PREEMPTED_YOUNG, "job-1-1"),)
+    assert facts.after(lost, Attempted(NOW, GOT, "job-1-1")) is lost, "whoever learns later of its start"
 
 
 def test_jobs_are_counted_and_not_their_attempts() -> None:

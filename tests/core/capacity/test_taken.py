@@ -34,6 +34,15 @@ def test_the_first_is_told_as_the_first_and_a_later_one_with_what_was_tried_befo
     )
 
 
+def test_what_is_tried_in_another_round_is_not_told_as_the_first() -> None:
+    chosen = choosing.first(ASKED, {}, 1000.0)
+    placement = {**chosen.history(), "zone": chosen.place, "backend": "tpu-vm"}
+    for _ in range(4):
+        chosen = choosing.following(ASKED, {}, 1000.0, Past(placement, "stockout", "nothing there", 1000.0), "job-1")
+        placement = {**chosen.history(), "zone": chosen.place, "backend": "tpu-vm"}
+    assert taken(ASKED, placement).startswith("v6e-16 spot in us-east5-a, tried again after all of 2 choices")
+
+
 @pytest.mark.parametrize("placement", [{}, {"choice": 7, "zone": "", "tried": ["x", "9:somewhere", ""]}])
 def test_a_placement_that_says_little_is_no_error(placement: dict[str, object]) -> None:
     assert taken(ASKED, placement)

@@ -614,18 +614,21 @@ def claimed(state: str, *beats: wire.Beat | None, there: float = 0.0, **fields: 
 
 
 @pytest.mark.parametrize(
-    ("policy", "told"),
+    ("policy", "told", "takes"),
     [
-        (WATCHED._replace(keeps=True), "{}"),
+        (WATCHED._replace(keeps=True), "{}", "takes kinetic-1 ({})"),
         (
             lifecycle.Policies.joined(
                 [Policy(keeps=True), Policy(keeps=True)], ("v5e-8 spot", "v5e-4 spot"), NOW - 99.0
             ),
             "v5e-8 spot in us-east5-b ({}), else v5e-4 spot",
+            "v5e-8 spot in us-east5-b ({}), else v5e-4 spot",
         ),
     ],
 )
-def test_while_it_waits_it_is_told_that_it_takes_a_warm_slice_or_that_none_fits(policy: Policy, told: str) -> None:
+def test_while_it_waits_it_is_told_that_it_takes_a_warm_slice_or_that_none_fits(
+    policy: Policy, told: str, takes: str
+) -> None:
     fresh = glimpse(QUEUED)
     assert fresh.intent is not None
     placement = {**fresh.intent.placement, "zone": "us-east5-b"}
@@ -636,7 +639,7 @@ def test_while_it_waits_it_is_told_that_it_takes_a_warm_slice_or_that_none_fits(
     why = "it is warm: its run has left it with job-1 3s ago"
     leased = {**placement, "why": why, "lease": {"slice": "kinetic-1", "epoch": 1}}
     (change,) = advance(Cursor(), fresh._replace(intent=fresh.intent._replace(placement=leased)), policy).changes
-    assert change.message == told.format(why)
+    assert change.message == takes.format(why)
     assert "warm" not in advance(Cursor(), fresh, Policy()).changes[0].message, "a job without keep takes none"
     assert policy.named(fresh.intent, "PROVISIONING", waits=False).endswith("PROVISIONING")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.capacity.races import backend, rules
+from kinetic_orchestration.capacity.races import backend, records, rules
 from kinetic_orchestration.capacity.races.rules import Failed
 from kinetic_orchestration.capacity.shares import line
 from kinetic_orchestration.plan.values import (
@@ -170,6 +170,49 @@ def test_no_place_is_asked_once_another_one_has_won(tmp_path: Path) -> None:
     submission = Submission(plan, Staged(None, "", "", (), (), (), (), None, ""), "job-1", "0" * 64, intent(SECOND), {})
     assert backend.Racing(Platform(), store).submit(submission) == ""  # type: ignore[arg-type]
     assert asked == ["k-1"]
+
+
+@pytest.mark.parametrize(
+    ("given_up", "asked", "released"),
+    [("looks", ["k-1"], []), ("asks", ["k-1", "k-1r1"], ["k-1r1"]), ("wins", ["k-1", "k-1r1"], [])],
+)
+def test_a_place_that_another_follower_gives_up_is_not_asked_again_or_is_withdrawn_at_once(
+    tmp_path: Path, given_up: str, asked: list[str], released: list[str]
+) -> None:
+    """It records that and releases the place between two reads of this one: before it looks what is there, or while it
+    makes its call. What has won by then is the attempt's, and stays."""
+    store, calls, gone = open_local(tmp_path, "test"), list[str](), list[str]()
+
+    def give_up(when: str) -> None:
+        if when == given_up:
+            records.fail(store, "job-1", 1, 1, Failed(wire.INFRASTRUCTURE, "silent"), "another")
+
+    class Platform:
+        kind, charges, shared, parallel = "platform", True, True, 1
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: None
+
+        def observe(self, placements: list[Any]) -> list[Observation]:
+            give_up("looks")
+            return [Observation(ABSENT) for _ in placements]
+
+        def submit(self, one: Any) -> str:
+            calls.append(one.intent.placement["name"])
+            if len(calls) > 1:
+                give_up(given_up)
+            if len(calls) > 1 and given_up == "wins":
+                store.create(names.won("job-1", 1), wire.encode({"rival": 1, "writer": "host"}))
+            return ""
+
+        def release(self, place: Any) -> Freed:
+            gone.append(place["name"])
+            return Freed.DONE
+
+    plan = choices.plan(choices.candidate("v6e-16"))
+    submission = Submission(plan, Staged(None, "", "", (), (), (), (), None, ""), "job-1", "0" * 64, intent(SECOND), {})
+    assert backend.Racing(Platform(), store).submit(submission) == ""  # type: ignore[arg-type]
+    assert (calls, gone) == (asked, released)
 
 
 def test_all_places_count_where_chips_are_shared() -> None:

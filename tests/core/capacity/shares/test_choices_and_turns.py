@@ -14,9 +14,10 @@ from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.jobs.following.placing import ANY, _covered
 from kinetic_orchestration.plan import planner
 from kinetic_orchestration.plan.configuration.settings import load
+from kinetic_orchestration.plan.declare.checks.options import check_options
 from kinetic_orchestration.plan.declare.choices import Choice
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.values import Plan
 
 CLOUD = {"KINETIC_PROJECT": "p", "KINETIC_STORE": "gs://b/k", "KINETIC_DEPLOYMENT": "d", "KINETIC_ZONES": "us-east5-b"}

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from kinetic_orchestration.capacity.shares import line, records
 from kinetic_orchestration.capacity.shares.line import Line, give_back
-from kinetic_orchestration.capacity.shares.rules import ENTRY, Book, Grant, Use, Want
+from kinetic_orchestration.capacity.shares.rules import DONE, ENTRY, Book, Grant, Use, Want
 from kinetic_orchestration.plan.configuration.chip_shares import parse
 from kinetic_orchestration.platforms.local.store import open_local
 from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.wire.lease import FREE, Lease
 from tests.support.waiting_lines import Counted, lines, rates
+
+SHARES = parse("shares", "v5e=4")
 
 
 @pytest.fixture
@@ -117,6 +121,91 @@ def test_a_book_that_is_lost_is_made_again_so_that_no_share_is_exceeded_and_nobo
         if has_not_begun.turn().granted and waits.turn().granted:
             break
     assert {one.want.key for one in records.read(store).book.grants} == {has_not_begun.want.key, waits.want.key}
+
+
+def has_ended(store: Counted, want: Want, name: str, placement: dict[str, object] | None = None) -> None:
+    """An attempt has begun, and ended well just now."""
+    store.create(names.intent(*want.key), wire.encode({
+        "attempt": 1, "boot": "b", "placement": placement or {"name": name}, "allowed": 0.0,
+    }))  # fmt: skip
+    store.create(names.verdict(*want.key), wire.Verdict(wire.COMMITTED, "host", 0.0).encode())
+
+
+def offers(store: Counted, want: Want, name: str) -> None:
+    """Its hosts offer their slice."""
+    made = (want.job, 1)
+    offer = Lease(name, 0, FREE, "0" * 64, {"name": name}, *made, *made, store.now() + 900.0, "host")
+    store.create(names.lease(name), offer.encode())
+
+
+def waits_for_a_slice(store: Counted) -> tuple[Line, Line]:
+    """One that has kept its slice, and one that has its turn in spite of that."""
+    left, next_ = (
+        Line(store, Want(f"job-{one}", 1, "v5e", 4, user="u", since=store.now(), keeps=True), SHARES, 1.0)
+        for one in "ab"
+    )
+    assert left.use().granted
+    has_ended(store, left.want, "slice-a")
+    offers(store, left.want, "slice-a")
+    store.ahead += line.CHECK + 1.0
+    assert next_.turn().granted
+    assert next_.use().after == ("slice-a",)
+    return left, next_
+
+
+@pytest.mark.parametrize("damage", [b"{", None])
+def test_what_yields_to_a_turn_is_known_after_the_book_was_lost_so_that_no_share_is_exceeded(
+    store: Counted, damage: bytes | None
+) -> None:
+    left, next_ = waits_for_a_slice(store)
+    if damage is None:
+        store.delete(names.BOOK)
+    else:
+        store.put(names.BOOK, damage)
+    again = Line(store, next_.want, SHARES, 1.0)  # another process of the attempt
+    with pytest.warns(UserWarning, match="made again") if damage else nullcontext():
+        turn = again.turn()
+    assert turn.granted
+    assert turn.yielding == (("slice-a", left.want.key),)
+    assert next_.use().after == ("slice-a",)
+
+
+def test_a_lease_that_nobody_can_read_still_has_its_chips_until_its_hosts_have_ended(store: Counted) -> None:
+    left, next_ = waits_for_a_slice(store)
+    store.put(names.lease("slice-a"), b"{")
+    store.ahead += line.LEASE + line.SOON
+    assert not lines(store, 1, "v5e=4")[0].turn().granted, "it decides for all"
+    assert next_.use().after == ("slice-a",)
+    assert records.read(store).book.grant(left.want.key) is not None
+
+
+def test_the_turn_of_a_slice_that_was_taken_stays_while_a_place_of_its_race_is_there(store: Counted) -> None:
+    want = Want("job-a", 1, "v5e", 8, user="u", since=store.now(), places=2, keeps=True)
+    assert Line(store, want, parse("shares", "v5e=8"), 1.0).use().granted
+    has_ended(store, want, "slice-a", {"name": "slice-a", "rival": 0, "rivals": [{"name": "slice-b", "rival": 1}]})
+    store.create(names.won(*want.key), wire.encode({"rival": 0, "writer": "host"}))
+    line.leave_slice(store, want.key)
+    assert records.read(store).book.grant(want.key) is not None
+    store.create(names.gone(*want.key, 1), wire.encode({}))
+    line.leave_slice(store, want.key)
+    assert records.read(store).book.grant(want.key) is not None, "its hosts have only just asked for their deletion"
+    store.ahead += DONE + 1.0
+    line.leave_slice(store, want.key)
+    assert records.read(store).book.grant(want.key) is None
+    line.leave_slice(store, want.key)
+
+
+def test_chips_of_a_loser_are_free_soon_after_its_own_hosts_have_asked_for_their_deletion(store: Counted) -> None:
+    want = Want("job-a", 1, "v5e", 8, user="u", since=store.now(), places=2)
+    assert Line(store, want, parse("shares", "v5e=8"), 1.0).use().granted
+    placement = {"name": "slice-a", "rival": 0, "rivals": [{"name": "slice-b", "rival": 1}]}
+    intent = {"attempt": 1, "boot": "b", "placement": placement, "allowed": 0.0}
+    store.create(names.intent(*want.key), wire.encode(intent))
+    store.create(names.won(*want.key), wire.encode({"rival": 0, "writer": "host"}))
+    store.create(names.gone(*want.key, 1), wire.encode({}))
+    assert records.evidence(store, [want])[want.key].back == 0
+    store.ahead += DONE + 1.0
+    assert records.evidence(store, [want])[want.key].back == 1
 
 
 def test_a_name_that_says_no_wish_is_nobodys(store: Counted) -> None:

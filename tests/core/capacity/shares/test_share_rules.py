@@ -153,7 +153,7 @@ def test_a_turn_that_nobody_gives_back_is_freed_by_what_its_attempts_records_say
     assert fate(grant, Evidence(begun=True, deadline=NOW + 1e3), NOW + 1e3 + 601.0) == rules.FREE
     assert fate(grant, Evidence(begun=True, over=NOW), NOW + 500.0) == rules.KEEP
     assert fate(grant, Evidence(begun=True, over=NOW), NOW + 601.0) == rules.FREE
-    assert fate(grant, Evidence(begun=True, over=NOW, is_done=True), NOW + 21.0) == rules.FREE
+    assert fate(grant, Evidence(begun=True, over=NOW, done=NOW), NOW + 21.0) == rules.FREE
     assert fate(grant, Evidence(begun=True, over=NOW, is_held=True), NOW + 1e6) == rules.KEEP
 
 
@@ -252,7 +252,7 @@ def test_what_yields_first_is_of_the_same_size_and_counts_again_once_the_other_g
 
 def test_a_kept_slice_is_its_holders_until_it_was_taken_or_has_ended_for_long() -> None:
     grant = Grant(want("a", keeps=True), NOW)
-    over = Evidence(begun=True, over=NOW, is_done=True, slice="s")
+    over = Evidence(begun=True, over=NOW, done=NOW, slice="s")
     at = NOW + 5000.0
     assert fate(grant, over._replace(lease="free", changed=NOW + 30.0), at) == rules.KEEP
     assert fate(grant, over._replace(lease=rules.TAKEN, changed=NOW + 30.0), NOW + 31.0) == rules.FREE
@@ -262,6 +262,48 @@ def test_a_kept_slice_is_its_holders_until_it_was_taken_or_has_ended_for_long() 
     assert fate(Grant(want("a"), NOW), over, NOW + rules.DONE + 1.0) == rules.FREE
     seen = rules.seen_of(Book(grants=(grant,)), grant, over._replace(lease="free"), at)
     assert seen.grants[0].kept == "s"
+
+
+def test_a_place_that_has_lost_its_race_has_its_chips_after_the_slice_that_won_was_taken_or_said_to_be_done() -> None:
+    grant = Grant(want("a", 16, places=2, keeps=True), NOW)
+    over = Evidence(begun=True, over=NOW, slice="s", lease=rules.TAKEN, changed=NOW + 30.0)
+    assert fate(grant, over, NOW + 31.0) == rules.KEEP
+    left = rules.seen_of(Book(grants=(grant,)), grant, over, NOW + 31.0).grants[0]
+    assert (left.holds.chips, left.kept) == (8, ""), "the slice has those of whoever has taken it"
+    assert fate(left, over._replace(back=1, since=NOW + 40.0), NOW + 41.0) == rules.FREE
+    assert fate(left, over, NOW + rules.RELEASED + 1.0) == rules.FREE, "nobody says when the other was gone"
+    done = Evidence(begun=True, over=NOW, done=NOW)
+    plain = Grant(want("a", 16, places=2), NOW)
+    assert fate(plain, done, NOW + rules.DONE + 1.0) == rules.KEEP
+    assert fate(plain, done._replace(back=1), NOW + rules.DONE + 1.0) == rules.FREE
+
+
+def test_hosts_are_gone_so_long_after_the_first_of_them_was_done_and_not_after_the_verdict() -> None:
+    seen = Evidence(begun=True, over=NOW, done=NOW + 100.0)
+    assert fate(Grant(want("a"), NOW), seen, NOW + 101.0) == rules.KEEP
+    assert fate(Grant(want("a"), NOW), seen, NOW + 101.0 + rules.DONE) == rules.FREE
+
+
+def test_a_slice_yields_only_when_no_place_of_its_race_is_left_whose_chips_nobody_could_wait_for() -> None:
+    raced = kept("a", 16, places=2)
+    assert given(decided([want("b", 16)], "v5e=16", Book(grants=(raced,)))) == ["a"]
+    alone = raced._replace(back=8)
+    book = decided([want("b", 16)], "v5e=16", Book(grants=(alone,)))
+    assert book.grants[0].yields == ("job-b", 1)
+    idle = Evidence(begun=True, over=NOW, slice="s", lease="free")
+    late = rules.seen_of(Book(grants=(raced,)), raced, idle, NOW + rules.RELEASED + 1.0)
+    assert late.grants[0].holds.chips == 8, "it keeps nobody waiting for as long as the slice is kept"
+
+
+def test_whoever_takes_one_of_two_that_yield_would_hold_more_than_its_share_beside_the_other() -> None:
+    """So the other one is released first: each yields for another share."""
+    shares = parse("shares", "v5e=24,user:*=16")
+    idle = Book(grants=(kept("a", 16), kept("b", 8, user="bob")))
+    book = decided([want("c", 16, user="bob")], "v5e=24,user:*=16", idle)
+    assert [one.yields for one in book.grants] == [("job-c", 1), ("job-c", 1), None]
+    assert rules.held(book.grants, shares) == {"v5e": 24, "user:bob": 16, "user:ann": 16}
+    taken = rules.freed(book, ("job-a", 1), NOW, NOW)
+    assert rules.held(taken.grants, shares) == {"v5e": 16, "user:bob": 16}, "the greater of both, never the sum"
 
 
 def test_what_is_kept_and_given_back_is_read_as_it_was_written() -> None:

@@ -12,9 +12,10 @@ from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.jobs.launch import render_task
 from kinetic_orchestration.plan import identity, planner
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.checks.options import check_options
 from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm
 from kinetic_orchestration.plan.declare.limits import Limits
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.records import PLAN, fields_of
 from kinetic_orchestration.plan.values import Plan, Staged
 from kinetic_orchestration.platforms.local.store import LocalStore
@@ -55,7 +56,7 @@ def test_without_it_plan_and_task_are_what_they_were(tmp_path) -> None:
         ("soon", "keep is 'soon': give seconds, or a text such as"),
         (-1, "keep is -1: it cannot be negative"),
         ("-1s", "keep is '-1s': it cannot be negative"),
-        (float("nan"), "keep is nan: it cannot be negative"),
+        (float("nan"), "keep is nan: give seconds"),
         (True, "keep is True: give seconds, or a text such as '10m'"),
         ("25h", "keep is '25h': a slice is kept for 1d at most, since it costs money all the while"),
         (float("inf"), "a slice is kept for 1d at most"),

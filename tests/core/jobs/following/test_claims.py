@@ -10,11 +10,15 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.verdicts import glimpse
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, Freed, Retry
+from kinetic_orchestration.program.checkpoints import commits
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records import leases
 from kinetic_orchestration.protocol.wire.lease import CLAIMED, ENDED, FREE
 from tests.support.kept_slices import TRUST, Here, intent_of, submit
+from tests.support.on_cloud import IDENTITY
 
 ZONES = ("us-east5-a", "us-east5-b")
 
@@ -48,6 +52,35 @@ def test_before_its_claim_nothing_of_the_slice_is_the_attempts_and_after_it_all(
     assert (orders["job"], orders["attempt"], orders["resource"].rpartition("/")[2]) == (job.job_id, 1, name)
     assert "lease_key" not in orders
     assert len(here.left()) == 1
+
+
+def test_an_attempt_lists_once_what_it_can_resume_whatever_slices_are_kept(here: Here) -> None:
+    other, name = here.kept()
+    here.lease(other, name, shape="0" * 64)
+    asked = Options(["v6e-8", "v6e-16"], backend="tpu-vm", regions=["us-east5"], keep="10m")
+    here.plan = make_plan(JobSpec("train", asked, argv=("x",)), here.settings, {})
+    job, place = here.admit(), names.checkpoint_dir(IDENTITY)
+    record = commits.Commit(5, commits.folder(5, "writer-1"), 4, 16, (commits.Part(1, "ab" * 32),) * 4, {})
+    here.store.put(f"{place}/training/{commits.commit(record.folder)}", record.encode())
+    for number in range(3):
+        here.store.put(f"{place}/own/{number}/array", b"")
+
+    def listed(under: str) -> int:
+        return sum(call.verb == "list" and f"/{under}" in call.where for call in here.cloud.storage.calls)
+
+    here.cloud.storage.forget()
+    actions.intend(job, 1)
+    assert intent_of(job).choice == 1, "the one of as many hosts"
+    assert (listed(place), listed(names.SLICES)) == (1, 1)
+    (entry,) = here.store.list(place, last=commits.COMMIT)
+    assert entry.name.endswith(f"/{commits.commit(record.folder)}") and len(list(here.store.list(place))) == 4
+    here.cloud.storage.forget()
+    here.store.create(
+        names.verdict(job.job_id, 1), wire.Verdict(wire.CLOSED, "test", 0.0, cause=wire.STOCKOUT).encode()
+    )
+    actions.intend(job, 2)
+    assert intent_of(job, 2).choice == 1
+    assert listed(place) == 1, "the next attempt looks again: the one before may have saved more"
 
 
 def test_a_slice_that_is_gone_when_it_is_claimed_ends_the_attempt_instead_of_being_asked_for_again(here: Here) -> None:
@@ -188,6 +221,24 @@ def test_a_damaged_lease_keeps_nobody_waiting_for_ever_either(here: Here, monkey
     monkeypatch.setattr(releasing, "RELEASED", -1.0)
     assert makes_way(here, "kinetic-a-b-1")
     assert makes_way(here, "kinetic-none-b-1"), "there is none"
+
+
+def test_all_slices_that_yield_to_an_attempt_make_way_but_the_one_that_it_takes_and_it_waits_for_them(
+    here: Here,
+) -> None:
+    """Each of them may yield for a share of its own: taken beside another one it would exceed that."""
+    (one, first), (another, second) = here.kept(), here.kept()
+    taker = here.admit()
+    here.lease(one, first)
+    actions.intend(taker, 1)
+    intent = intent_of(taker)
+    assert intent.placement["lease"]["slice"] == first
+    here.lease(another, second)
+    assert f"the chips of {second}" in actions._make_way(taker, intent, [first, second])
+    here.cloud.wait_until(lambda: not actions._make_way(taker, intent, [first, second]))
+    assert here.left() == [first]
+    held = leases.read(here.store, first)
+    assert held is not None and held.lease.state == FREE
 
 
 def test_a_slice_that_serves_a_job_again_has_the_chips_of_that(here: Here) -> None:

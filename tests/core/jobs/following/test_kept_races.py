@@ -7,9 +7,13 @@ from dataclasses import replace
 import pytest
 
 from kinetic_orchestration.capacity.races.backend import Racing
+from kinetic_orchestration.capacity.races.records import fail, failures
+from kinetic_orchestration.capacity.races.rules import Failed, ended
 from kinetic_orchestration.capacity.warm import releasing
 from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.placing import past_of
 from kinetic_orchestration.jobs.job import Job
+from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.jobs.watching import attempts
 from kinetic_orchestration.plan.values import Freed
 from kinetic_orchestration.protocol import names, wire
@@ -85,6 +89,16 @@ def test_without_a_known_winner_each_place_is_judged_by_its_own_lease(
     monkeypatch.setattr(releasing, "CLEANED", -1.0)
     assert actions.release(job, 1) is Freed.KEPT
     wait_left(here, second)
+
+
+def test_a_forged_winner_of_a_signed_job_does_not_delete_the_slice_that_the_real_one_cleans(here: Here) -> None:
+    """Whoever writes to the bucket may write who has won; without the hosts' seal that counts for nobody."""
+    job, first, second = raced(here, 0)
+    trust = Trust(signing_key="a key that others do not have")
+    job = replace(job, trust=trust, signed=trust.key_id)
+    assert job.is_sealed
+    assert actions.release(job, 1) is Freed.KEPT
+    assert [here.state(name) for name in (first, second)] == ["ACTIVE", "ACTIVE"]
 
 
 def test_an_attempt_that_ended_badly_leaves_no_place(here: Here) -> None:
@@ -171,3 +185,38 @@ def test_the_end_of_its_run_refuses_the_offer_of_the_winner(here: Here) -> None:
     held = leases.read(here.store, second)
     assert held is not None and held.lease.state == ENDED
     assert leases.read(here.store, first) is None
+
+
+def test_the_end_of_its_run_refuses_the_offers_of_all_places_if_nobody_is_known_to_have_won(here: Here) -> None:
+    job, first, second = raced(here, None)
+    assert releasing.release_run(here.store, here.backend, "airflow", "monday", writer="me", jobs=[job.job_id]) == 1
+    wait_left(here)
+    held = [leases.read(here.store, name) for name in (first, second)]
+    assert [one is not None and one.lease.state for one in held] == [ENDED, ENDED]
+
+
+def test_the_reaper_ends_a_race_with_the_answers_of_all_its_places_and_each_is_recorded(here: Here) -> None:
+    job, first, second = raced(here, None, has_ended=False)
+    here.cloud.preempt(first)
+    assert len(here.reap()) == 1, "the other place may still win"
+    assert here.store.read(names.verdict(job.job_id, 1)) is None
+    here.cloud.preempt(second)
+    here.reap()
+    record = here.store.read(names.verdict(job.job_id, 1))
+    assert record is not None
+    verdict = wire.Verdict.decode(record.data)
+    assert verdict.cause == wire.PREEMPTION
+    assert all(zone in verdict.reason for zone in ZONES)
+    assert sorted(failures(here.store, job.job_id, 1, range(2))) == [0, 1]
+
+
+def test_what_one_place_has_refused_for_good_is_not_said_of_another_that_was_lost(here: Here) -> None:
+    job, *_ = raced(here, None, has_ended=False)
+    intent, zone = intent_of(job), f"{ZONES[1]} (RESOURCE_EXHAUSTED): there is none at all"
+    refused = Failed(
+        wire.QUOTA, f"Quota limit 'TPUV5sLitepodPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0 in zone {zone}"
+    )
+    fail(here.store, job.job_id, 1, 0, Failed(wire.CANCELLED, f"somebody deleted the slice in {ZONES[0]}"), "me")
+    fail(here.store, job.job_id, 1, 1, refused, "me")
+    past = past_of(job, intent, *ended(intent.places, failures(here.store, job.job_id, 1, range(2))))
+    assert job.backend.place(job.plan(), job.job_id, 2, past)["dropped"] == [ZONES[1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,17 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.capacity import records
+from kinetic_orchestration.capacity import facts, records
 from kinetic_orchestration.errors import JobError, Unreachable
 from kinetic_orchestration.jobs.following import placing
+from kinetic_orchestration.jobs.following.drivers import follow
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.plan.records import intent_of
 from kinetic_orchestration.plan.values import Glimpse, Past
 from kinetic_orchestration.program.checkpoints import commits
 from kinetic_orchestration.protocol import names, wire
 from tests.support.jobs import placements
+from tests.support.waits import wait_until
 
 
 class Silent:
@@ -45,6 +49,36 @@ def test_what_others_could_learn_is_no_error_of_the_job_that_met_it(home: Path) 
     placing.learn_from_end(replace(own, store=silent), plan, 1, past)
     placing.learn_from_end(own, plan, 1, past)
     assert [fact.attempts[-1].outcome for fact in records.everything(own.store).values()] == ["preempted-young"]
+
+
+@pytest.mark.parametrize("program", ["true", "false"])
+def test_hosts_of_a_job_that_is_over_at_the_first_look_are_learned_once(home: Path, program: str) -> None:
+    """Its phase was never seen to be that it runs."""
+    job = kinetic.command([program], accelerator=["cpu", "cpu:2"])
+    own = job._job
+    wait_until(lambda: own.store.read(names.verdict(own.job_id, 1)) is not None, "its verdict")
+    assert records.everything(own.store) == {}
+    assert follow(Follower(own), timeout=60.0) is not None
+    (name,) = [entry.name for entry in own.store.list(names.FACTS)]
+    written = own.store.read(name)
+    assert written is not None
+    (fact,) = records.everything(own.store).values()
+    assert ([one.outcome for one in fact.attempts], fact.attempts[0].job) == (["got"], own.job_id)
+    follow(Follower(own), timeout=60.0)
+    assert own.store.read(name) == written, "whoever comes later adds nothing"
+    started = own.store.read(names.host(own.job_id, 1, 0, "started.json"))
+    assert started is not None and fact.attempts[0].at == started.updated
+
+
+def test_hosts_that_were_there_long_ago_are_nothing_to_learn_from(home: Path) -> None:
+    job = kinetic.command(["true"], accelerator=["cpu", "cpu:2"])
+    own = job._job
+    wait_until(lambda: own.store.read(names.verdict(own.job_id, 1)) is not None, "its verdict")
+    verdict = Path(own.store.address) / names.verdict(own.job_id, 1)
+    long_ago = verdict.stat().st_mtime - facts.WINDOW - 1.0
+    os.utime(verdict, (long_ago, long_ago))
+    assert follow(Follower(own), timeout=60.0) is not None
+    assert records.everything(own.store) == {}
 
 
 def written(job: Any, step: int, hosts: int, devices: int, **more: Any) -> None:
