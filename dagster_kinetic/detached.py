@@ -35,7 +35,6 @@ from dagster_kinetic.step.ticket import (
 )
 from kinetic_orchestration.errors import JobNotFound, UsageError
 from kinetic_orchestration.plan.declare.spec import Options
-from kinetic_orchestration.plan.values import JobStatus
 
 if TYPE_CHECKING:
     from kinetic_orchestration.jobs.request import Draft
@@ -175,6 +174,7 @@ class _Detached:
         from dagster_kinetic.step.step import StepCall, check_same_request, run_in_step
         from kinetic_orchestration.api.handle import JobHandle
         from kinetic_orchestration.jobs.request import draft, settings_of
+        from kinetic_orchestration.plan.values import JobStatus
 
         spec = self._kinetic._spec(function, (args, kwargs), accelerator, context, options)
         here = settings_of(spec)

@@ -26,12 +26,11 @@ from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.configuration.settings import seconds
 from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import JobSpec
-from kinetic_orchestration.plan.values import Output
 
 if TYPE_CHECKING:
     from kinetic_orchestration.api.handle import JobHandle
     from kinetic_orchestration.jobs.following.logs import Emit
-    from kinetic_orchestration.plan.values import Event
+    from kinetic_orchestration.plan.values import Event, Output
 
 STDERR = {"stdio": "stderr"}  # the setting of dagster-pipes' default message writer
 VERSION = "__dagster_pipes_version"
@@ -173,8 +172,9 @@ class PipesKineticClient(dg.PipesClient, TreatAsResourceParam):
         folder = os.path.abspath(os.fspath(cwd or os.getcwd()))
         if not os.path.isdir(folder):
             raise UsageError(f"the command's folder {folder} does not exist")
-        options = self._resource._options({"partition_key": _compat.partition_of(context), **given}, context)
-        return self._resource._job(JobSpec(os.path.basename(argv[0]), options, argv=argv, cwd=folder))
+        given, name = {"partition_key": _compat.partition_of(context), **given}, os.path.basename(argv[0])
+        options, defaults = self._resource._options(given, context, name), self._resource._defaults(given, context)
+        return self._resource._job(JobSpec(name, options, argv=argv, cwd=folder, defaults=defaults))
 
 
 class PipesJobFailed(dg.Failure, PipesExecutionError):
@@ -230,6 +230,8 @@ class Messages:
         self._wrong: list[str] = []
 
     def taken_from(self, emit: Emit) -> Emit:
+        from kinetic_orchestration.plan.values import Output
+
         def take(event: Event) -> None:
             if not isinstance(event, Output):
                 emit(event)

@@ -4,7 +4,7 @@
 are scarce and a task has to begin soon: both are paid for while they boot. On this machine, which is one place, there
 is nothing to ask twice, and a line of the log says so.
 
-To change for a real slice: leave out `backend="local"`, and set for Airflow's workers and triggerers KINETIC_STORE,
+To change for a real slice: nothing here. Set for Airflow's workers and triggerers KINETIC_PROJECT, KINETIC_STORE,
 KINETIC_DEPLOYMENT, KINETIC_REQUIRE_HARDWARE=true, and KINETIC_ZONES with two zones, if the bucket's location leads to
 one alone. `ko cost JOB` says what the slice that lost has cost.
 
@@ -19,7 +19,7 @@ from airflow.sdk import dag, task
 
 @dag(schedule="@daily", catchup=False)
 def race_airflow():
-    @task.kinetic(accelerator="v5e-4", race=2, backend="local", deferrable=True)
+    @task.kinetic(accelerator="v5e-4", race=2, deferrable=True)
     def train() -> float:
         """The slope of a line, learned step by step; a stand-in for your training."""
         points = [number / 63 for number in range(64)]

@@ -5,7 +5,7 @@ run takes it, and the last one leaves none. A task that fails by its own code go
 checkpoint that the machine has. The teardown task is for runs that fail before their last task. On this machine there
 is nothing to keep.
 
-To change for a real slice: leave out `backend="local"`, and set for Airflow's workers and triggerers KINETIC_STORE,
+To change for a real slice: nothing here. Set for Airflow's workers and triggerers KINETIC_PROJECT, KINETIC_STORE,
 KINETIC_DEPLOYMENT, KINETIC_REQUIRE_HARDWARE=true and KINETIC_SIGNING_KEY, by which they may take each other's slices.
 `ko slices` shows those that are kept, and `ko cost` what their idle time costs.
 
@@ -20,7 +20,7 @@ from airflow.sdk import dag, task
 from airflow_kinetic import KineticReleaseOperator
 from kinetic_orchestration import Retry, Training
 
-ON_A_WARM_SLICE = {"accelerator": "v5e-4", "keep": "10m", "backend": "local", "deferrable": True}
+ON_A_WARM_SLICE = {"accelerator": "v5e-4", "keep": "10m", "deferrable": True}
 
 
 @dag(schedule="@daily", catchup=False)
@@ -53,7 +53,7 @@ def warm_airflow():
         """Return by how much the slope is off; the last such task of the run, after which the slice is deleted."""
         return abs(slope - 3)
 
-    evaluate(train(prepare())) >> KineticReleaseOperator(task_id="release", backend="local")
+    evaluate(train(prepare())) >> KineticReleaseOperator(task_id="release")
 
 
 trained = warm_airflow()

@@ -7,9 +7,9 @@ copy of its checkpoint that the machine has. On this machine there is nothing to
     python example_pipelines/warm_dagster.py             one run, here and now
     dagster dev -f example_pipelines/warm_dagster.py     the same in Dagster's own pages
 
-To change for a real slice: name a project and a bucket in place of `backend="local"`,
-    KineticResource(project="my-project", store="gs://my-bucket/kinetic", keep="10m", require_hardware=True)
-and set KINETIC_SIGNING_KEY, if steps run on several machines: by it they may take each other's slices.
+To change for a real slice: nothing here. Where Dagster's runs have their environment, set
+    export KINETIC_PROJECT=my-project KINETIC_STORE=gs://my-bucket/kinetic KINETIC_REQUIRE_HARDWARE=true
+and KINETIC_SIGNING_KEY, if steps run on several machines: by it they may take each other's slices.
 `ko slices` shows those that are kept, and `ko cost` what their idle time costs.
 """
 
@@ -58,7 +58,7 @@ defs = dg.Definitions(
     assets=[points, slope, error],
     jobs=[dg.define_asset_job("trained")],
     sensors=[build_kinetic_reaper_sensor()],  # releases what a run that failed has left, too
-    resources={"kinetic": KineticResource(backend="local", keep="10m")},
+    resources={"kinetic": KineticResource(keep="10m")},
 )
 
 

@@ -10,8 +10,8 @@ from airflow_kinetic.decorators.keywords import KineticOptions
 from airflow_kinetic.operators.kinetic import KineticTPUOperator
 from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.parameters.arguments import is_final
+from kinetic_orchestration.plan.declare.checks.options import check_options
 from kinetic_orchestration.plan.declare.spec import Options as JobOptions
-from kinetic_orchestration.plan.declare.spec import check_options
 
 try:
     from airflow.sdk.bases.decorator import DecoratedOperator, Task, task_decorator_factory

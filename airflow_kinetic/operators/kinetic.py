@@ -27,12 +27,13 @@ from airflow_kinetic.links.kinetic import (
 from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
 from airflow_kinetic.shared.parameters.declared import check, declared_with
+from kinetic_orchestration.plan.declare.checks.functions import check_function
 from kinetic_orchestration.plan.declare.choices import OF_CAPACITY, Choice, form_of
 from kinetic_orchestration.plan.declare.cloud import CloudOptions, refuse_gone
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
-from kinetic_orchestration.plan.declare.spec import DEFAULT_ACCELERATOR, check_function
+from kinetic_orchestration.plan.declare.spec import DEFAULT_ACCELERATOR
 
 if TYPE_CHECKING:
     import jinja2

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow_kinetic.shared.configuration import named_owner
 from airflow_kinetic.shared.location import JobLocation, listed
 from airflow_kinetic.shared.parameters.arguments import plain, untemplated, with_context
 from airflow_kinetic.shared.parameters.declared import options_of
@@ -16,9 +17,12 @@ from kinetic_orchestration.jobs.request import Draft, draft, settings_of
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration.settings import with_project
 from kinetic_orchestration.plan.declare.backend_choice import KINETIC_BACKENDS
+from kinetic_orchestration.plan.declare.checks.functions import name_of
+from kinetic_orchestration.plan.declare.checks.held import FOR_THOSE_THAT_CAN, unfit_by_options, without_unfit
+from kinetic_orchestration.plan.declare.checks.options import check_options
 from kinetic_orchestration.plan.declare.choices import OF_CAPACITY, ways
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options, name_of, slice_of, unkept
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options, slice_of
 from kinetic_orchestration.plan.values import traits_of
 
 if TYPE_CHECKING:
@@ -38,7 +42,7 @@ def draft_of(operator: KineticTPUOperator, context: Context) -> tuple[Draft, Job
         spec = dataclasses.replace(spec, options=dataclasses.replace(spec.options, project=location.project))
         here = with_project(here, location.project)
     if location.is_google:
-        spec = dataclasses.replace(spec, options=_with_extras(spec.options, operator, location))
+        spec = _with_extras(spec, operator, location)
     if spec.options.keep is not None and not spec.options.retry.user and _is_last(context):  # none has its slice again
         spec = dataclasses.replace(spec, options=dataclasses.replace(spec.options, keep="0s"))
     if location.cluster or location.namespace:  # the connection may have named them
@@ -54,6 +58,8 @@ def spec_of(operator: KineticTPUOperator, context: Context) -> JobSpec:
     env = plain(untemplated(operator.env or {}, "env", "{…}"), "env")
     untemplated(operator.labels, "labels", "{…}")
     options = check_options(options_of(operator.given(), operator.zones))
+    if owner := named_owner(operator):
+        options = dataclasses.replace(options, labels={"owner": owner, **(options.labels or {})})
     for variable, value in env.items():
         if not isinstance(value, str):
             raise UsageError(f"env[{variable!r}] is {value!r}: the value of a variable is text")
@@ -71,9 +77,9 @@ def spec_of(operator: KineticTPUOperator, context: Context) -> JobSpec:
     return JobSpec(name, options, function, args, kwargs, env=env, meant=meant, origin=origin)
 
 
-def _with_extras(options: Options, operator: KineticTPUOperator, location: JobLocation) -> Options:
-    """Return the options with what the connection's extra says of how hardware is chosen, bought and held, where the
-    task does not say it itself.
+def _with_extras(spec: JobSpec, operator: KineticTPUOperator, location: JobLocation) -> JobSpec:
+    """Return the job with what the connection's extra says of how hardware is chosen, bought and held, where the task
+    does not say it itself.
     """
     from airflow_kinetic.shared.connection import Connection
 
@@ -81,7 +87,7 @@ def _with_extras(options: Options, operator: KineticTPUOperator, location: JobLo
     for name in ("capacity", "regions"):
         if isinstance(extras.get(name), (str, list, tuple)):
             extras[name] = listed(extras[name])
-    cloud = options.cloud
+    options, cloud = spec.options, spec.options.cloud
     if options.capacity or _names_way(options):
         extras.pop("capacity", None)
     traits = traits_of(location.backend)
@@ -90,12 +96,12 @@ def _with_extras(options: Options, operator: KineticTPUOperator, location: JobLo
     for name in set(OF_CAPACITY) - {"capacity", "regions"}:
         if getattr(operator, name) not in (None, ""):
             extras.pop(name, None)
-    if not (traits is not None and traits.may_be_kept) or any(map(unkept, ways(options))):
-        extras.pop("keep", None)  # which is meant for those of its tasks that can
-    if not (traits is not None and traits.races):
-        extras.pop("race", None)  # as well
+    if not extras:
+        return spec
+    defaults = {name: f"the connection {location.gcp_conn_id!r}" for name in FOR_THOSE_THAT_CAN if name in extras}
     try:
-        return check_options(dataclasses.replace(options, **extras)) if extras else options
+        merged = without_unfit(dataclasses.replace(options, **extras), defaults, spec.name, unfit_by_options)
+        return dataclasses.replace(spec, options=check_options(merged), defaults=defaults)
     except UsageError as error:
         raise UsageError(
             f"the extra of the connection {location.gcp_conn_id!r} does not fit this task: {error}"

@@ -5,9 +5,14 @@ The defaults of the section are described in `get_provider_info`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from airflow.sdk.configuration import conf
 
 from airflow_kinetic.get_provider_info import DEFAULTS, SECTION
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
 
 DEFAULT_CONNECTION = "google_cloud_default"  # the one of Airflow's Google provider
 
@@ -15,6 +20,12 @@ DEFAULT_CONNECTION = "google_cloud_default"  # the one of Airflow's Google provi
 def xcom_limit() -> int:
     """The most bytes of JSON that a value may have and still go to Airflow's database."""
     return int(conf.getint(SECTION, "xcom_limit", fallback=DEFAULTS["xcom_limit"]))
+
+
+def named_owner(task: BaseOperator) -> str:
+    """Return the owner of a task; "" if it is the one that Airflow gives to whoever names none."""
+    owner = str(task.owner or "")
+    return owner if owner != conf.get("operators", "default_owner", fallback="airflow") else ""
 
 
 def defer_after() -> float:

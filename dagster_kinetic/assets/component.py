@@ -21,6 +21,7 @@ from dagster_kinetic.pipes import PipesKineticClient
 from dagster_kinetic.resource.config import TAG, KineticRunConfig, from_tag, refuse_unknown
 from dagster_kinetic.resource.kinetic_resource import KineticResource, options_of, plain_function, resource_of
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan.declare.checks.options import check_part
 from kinetic_orchestration.plan.declare.choices import accelerators_of
 from kinetic_orchestration.plan.declare.cloud import kind_with
 from kinetic_orchestration.plan.declare.data import Data
@@ -48,7 +49,7 @@ def _function(context: dg.ResolutionContext, path: str) -> Callable[..., Any]:
 
 def _accelerator(context: dg.ResolutionContext, given: Any) -> Any:
     found = accelerators_of(context.resolve_value(given))
-    options_of(found, {})
+    check_part({"accelerator": found})  # `options` may name a cluster, whose queue decides in place of shares
     return found
 
 

@@ -26,8 +26,9 @@ from dagster_kinetic.resource.kinetic_resource import Accelerator, KineticResour
 from dagster_kinetic.step.ticket import ASSET_WAITS
 from kinetic_orchestration.api.decorator import RemoteCallable
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan.declare.checks.functions import name_of
 from kinetic_orchestration.plan.declare.choices import ways
-from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, Options, name_of, slice_of
+from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, Options, slice_of
 from kinetic_orchestration.program.context import HERE, HostContext
 
 if TYPE_CHECKING:

@@ -119,7 +119,7 @@ def why_not_resource(kind: Any) -> str:
 
 def _bonds(kind: type[dg.ConfigurableResource[Any]]) -> Iterator[str]:
     """The reasons why a resource's class depends on this process."""
-    from kinetic_orchestration.plan.declare.secret_shapes import (
+    from kinetic_orchestration.plan.declare.checks.secret_shapes import (
         is_secret_name,  # its many patterns are no part of an import
     )
 

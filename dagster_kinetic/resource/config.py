@@ -18,11 +18,11 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from kinetic_orchestration.errors import KineticError, UsageError
 from kinetic_orchestration.plan.declare import profile
+from kinetic_orchestration.plan.declare.checks.options import check_part
 from kinetic_orchestration.plan.declare.choices import OF_CAPACITY, accelerators_of, form_of, non_default
 from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm, refuse_gone
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
-from kinetic_orchestration.plan.declare.spec import check_part
 
 TAG = "dagster-kinetic/config"  # of an op, or of a run: a KineticRunConfig as JSON
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import difflib
 import itertools
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
@@ -33,22 +33,13 @@ from dagster_kinetic.resource.config import (
 from kinetic_orchestration.api.decorator import RemoteCallable
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.plan.configuration import settings, store_address
-from kinetic_orchestration.plan.declare.backend_choice import asked_backend
-from kinetic_orchestration.plan.declare.choices import OF_CAPACITY, Choice, non_default, ways
+from kinetic_orchestration.plan.declare.backend_choice import asked_backend, check_backend
+from kinetic_orchestration.plan.declare.checks.functions import check_function, name_of
+from kinetic_orchestration.plan.declare.checks.held import FOR_THOSE_THAT_CAN, unfit_by_options, without_unfit
+from kinetic_orchestration.plan.declare.checks.options import check_declared, check_options, check_part
+from kinetic_orchestration.plan.declare.choices import OF_CAPACITY, Choice, non_default
 from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kubernetes, TpuVm, as_compute
-from kinetic_orchestration.plan.declare.spec import (
-    OPTION_NAMES,
-    JobSpec,
-    Options,
-    check_declared,
-    check_function,
-    check_options,
-    check_part,
-    cluster_of,
-    name_of,
-    unkept,
-)
-from kinetic_orchestration.plan.emulation import kinetics_own
+from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, JobSpec, Options
 
 if TYPE_CHECKING:
     from dagster_kinetic.fleet.jobs import MapResult
@@ -355,20 +346,32 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if context is not None:
             given = {"partition_key": _compat.partition_of(context), **given}
         function = plain_function(function)
-        options = self._options({**(non_default(decorated) if decorated is not None else {}), **given}, context)
-        return self._job(JobSpec(name_of(function), options, function, tuple(call[0]), dict(call[1] or {})))
+        given = {**(non_default(decorated) if decorated is not None else {}), **given}
+        name = name_of(function)
+        options, defaults = self._options(given, context, name), self._defaults(given, context)
+        spec = JobSpec(name, options, function, tuple(call[0]), dict(call[1] or {}), defaults=defaults)
+        return self._job(spec)
 
     def _job(self, spec: JobSpec) -> JobSpec:
         """Build the call's spec with this resource's settings for the location of jobs."""
+        from kinetic_orchestration.plan.emulation import kinetics_own
+
         return replace(spec, meant=kinetics_own(spec.options), require_hardware=self.require_hardware)
 
-    def _options(self, given: Mapping[str, Any], context: _compat.Context = None) -> Options:
+    def _defaults(self, given: Mapping[str, Any], context: _compat.Context = None) -> dict[str, str]:
+        """Return what this resource means for those of its jobs that can, and nobody has said for this one."""
+        said = {*given, *(name for each in self._launches(context) for name in each.to_options())}
+        return {name: "the resource" for name in FOR_THOSE_THAT_CAN if name not in said}
+
+    def _launches(self, context: _compat.Context) -> list[KineticRunConfig]:
+        return [each for each in (*_tagged(context), self._launch) if each is not None]
+
+    def _options(self, given: Mapping[str, Any], context: _compat.Context = None, name: str = "a job") -> Options:
         """Complete options: the given ones, completed by this resource's and overridden by those of the launch."""
         options = _laid_over(self._own(), given)
-        launches = [each for each in (*_tagged(context), self._launch) if each is not None]
-        for launch in launches:
+        for launch in self._launches(context):
             options = _overridden(options, launch)
-        options = _without_unfit(options, {*given, *(name for each in launches for name in each.to_options())})
+        options = without_unfit(options, self._defaults(given, context), name, unfit_by_options)
         if not _compat.is_direct(context):
             options = replace(options, labels={**_labels_of(context), **(options.labels or {})})
         may_be_last = self._only_call_of and not options.retry.user  # else it takes its own slice again
@@ -458,7 +461,8 @@ def options_of(accelerator: Accelerator | None, given: Mapping[str, Any], decora
             "say which accelerator the function runs on, such as accelerator='v5e-8'; 'cpu' is one host without any. "
             "`kinetic-orchestration accelerators` lists them all"
         )
-    return check_declared(check_options(replace(decorated or _SILENT, **given)))
+    options = check_options(replace(decorated or _SILENT, **given))
+    return check_declared(check_backend(options, bought_later=True))
 
 
 def _laid_over(options: Options, given: Mapping[str, Any]) -> Options:
@@ -516,16 +520,6 @@ def _tagged(context: _compat.Context) -> Iterator[KineticRunConfig]:
     for tags, whose in ((step.op.tags, f"the op {step.op.name}"), (context.run.tags, "the run")):
         if TAG in tags:
             yield from_tag(tags[TAG], whose)
-
-
-def _without_unfit(options: Options, said: Collection[str]) -> Options:
-    """Return the options without `keep` and `race` where such a job cannot have them, unless the job or its launch has
-    said them: a resource means them for those of its jobs that can."""
-    if options.keep is not None and "keep" not in said and any(map(unkept, ways(options))):
-        options = replace(options, keep=None)
-    if options.race > 1 and "race" not in said and any(map(cluster_of, ways(options))):
-        options = replace(options, race=1)
-    return options
 
 
 def _overridden(options: Options, launch: KineticRunConfig) -> Options:

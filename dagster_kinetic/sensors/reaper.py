@@ -19,8 +19,8 @@ from kinetic_orchestration.plan.messages import warn
 if TYPE_CHECKING:
     from kinetic_orchestration.jobs.cleanup.reaper import Reaped
 
-PARENT, WILL_RETRY = "dagster/parent_run_id", "dagster/will_retry"  # tags of Dagster's own
-_MOST_CHILDREN = 20  # re-executions of a run that are looked at, the newest first
+ROOT, WILL_RETRY = "dagster/root_run_id", "dagster/will_retry"  # tags of Dagster's own
+_MOST_OF_A_ROOT = 50  # re-executions of a first run, and of each other, that are looked at, the newest first
 
 
 def build_kinetic_reaper_sensor(
@@ -107,9 +107,16 @@ def _released(instance: dg.DagsterInstance, place: Mapping[str, str | None]) -> 
 
 
 def _goes_on(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    """Return True if a run that has ended is executed again now, or is about to be by its retry policy."""
-    children = instance.get_runs(dg.RunsFilter(tags={PARENT: run.run_id}), limit=_MOST_CHILDREN)
-    return any(not child.is_finished for child in children) or (not children and run.tags.get(WILL_RETRY) == "true")
+    """Return True if a run that has ended is executed again now, or is about to be by its retry policy. So it is while
+    any run of its family goes on: the first one, and all re-executions of that."""
+    root = run.root_run_id or run.run_id
+    again = instance.get_runs(dg.RunsFilter(tags={ROOT: root}), limit=_MOST_OF_A_ROOT)
+    first = run if root == run.run_id else instance.get_run_by_id(root)
+    family = [*again, *([first] if first is not None else [])]
+    tried = {one.parent_run_id for one in again}
+    return any(
+        not one.is_finished or (one.tags.get(WILL_RETRY) == "true" and one.run_id not in tried) for one in family
+    )
 
 
 def _cancel_all(place: Mapping[str, str | None]) -> tuple[int, list[KineticError]]:

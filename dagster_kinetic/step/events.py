@@ -23,7 +23,7 @@ from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.api.opening import runs
 from kinetic_orchestration.api.printer import Printer
 from kinetic_orchestration.errors import KineticError
-from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.configuration.settings import Settings, duration
 from kinetic_orchestration.plan.hardware.cost import times
 from kinetic_orchestration.plan.values import Change, Devices, Event, Metrics, Outcome, Output, Progress
 from kinetic_orchestration.protocol.report import job_report
@@ -126,8 +126,16 @@ class Narrator:
         if missed:
             text += f" (after {missed} more {'change' if missed == 1 else 'changes'})"
         if change.phase in FINAL and self._held:
-            text += f"; tearing down: {self._handle.crew} of {self._handle.accelerator}"
+            text += f"; {self._becomes(change.phase)}: {self._handle.crew} of {self._handle.accelerator}"
         getattr(self._context.log, level)(text)
+
+    def _becomes(self, phase: str) -> str:
+        """Say what becomes of the hosts at a job's end; whether they are clean is known only later."""
+        plan = self._handle._job.plan()
+        if not plan.keep or plan.traits.share_machine or phase not in ("succeeded", "failed"):
+            return "tearing down"
+        warm = f"to stay warm for {duration(plan.keep)}"
+        return f"cleaning, {warm}" if phase == "succeeded" else f"tearing down, unless its own code has failed, {warm}"
 
 
 class Observations:

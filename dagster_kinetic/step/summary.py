@@ -92,8 +92,8 @@ def table_of(handle: JobHandle[Any]) -> Any:
                 "choice": handle._job.plan().at(line.choice).slice.name,
                 "bought": line.way,
                 "where": line.place,
-                "an hour": "not known" if line.usd is None else f"${line.usd:,.2f}",
-                "why": line.reason,
+                "an hour": "not known" if line.usd is None else f"{'~' * bool(line.stands_in)}${line.usd:,.2f}",
+                "why": f"{line.reason}; ~: that {line.stands_in}, stands in" if line.stands_in else line.reason,
             }
         )
         for line in lines[:MOST_CHOICES]

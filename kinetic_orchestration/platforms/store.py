@@ -133,8 +133,13 @@ class Store(Protocol):
     def written_at(self, name: str, generation: int) -> float:
         """Return the time at which the object was written whose write has just returned this generation."""
 
-    def list(self, prefix: str) -> Iterator[Entry]:
-        """Return the entries of all objects whose names begin with `prefix`, ordered by name."""
+    def list(self, prefix: str, *, last: str = "") -> Iterator[Entry]:
+        """Return the entries of all objects whose names begin with `prefix`, ordered by name.
+
+        Args:
+            prefix: The beginning of their names.
+            last: The last part of their names, behind a `/`; by default any. A server that can returns no others.
+        """
 
     def delete(self, name: str) -> bool:
         """Delete an object.

@@ -1328,7 +1328,9 @@ def choices_of(
     try:
         spec = spec_of(task, {})
         found = spec.options
-        plan = None if extra is None else draft_of(task, {})[0].plan
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always", UserWarning)
+            plan = None if extra is None else draft_of(task, {})[0].plan
     except ValueError as error:
         return {"refused": f"{type(error).__name__}: {error}"}
     told = [[one.accelerator, *(one.capacity or ()), *(one.regions or ())] for one in ways(found)]
@@ -1341,6 +1343,10 @@ def choices_of(
         "planned": planned,
         "planned_by": plan and plan.by,
         "kept": plan and plan.keep,
+        "raced": plan and plan.race,
+        "labels": plan and dict(plan.labels),
+        "user": plan and plan.turn.get("user"),
+        "warned": [str(one.message) for one in warned if one.category is UserWarning],
     }
 
 

@@ -149,3 +149,23 @@ def test_a_connection_that_says_what_cannot_be_is_named(airflow: Airflow, home: 
         "the extra of the connection 'google_cloud_default' does not fit this task: capacity has 'sport'"
         in done["refused"]
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "label", "user"),
+    [
+        ({"owner": "Vision"}, "Vision", "vision"),
+        ({"owner": "vision", "labels": {"owner": "ann"}}, "ann", "ann"),
+        ({"owner": "airflow"}, None, "worker"),
+        ({}, None, "worker"),
+    ],
+    ids=str,
+)
+def test_the_owner_of_a_task_is_the_user_who_shares_chips_and_a_label_unless_nobody_named_one(
+    airflow: Airflow, home: Path, options: dict[str, Any], label: str | None, user: str
+) -> None:
+    with Emulator() as cloud:
+        environ = {**cloud.environ(project="p"), "KINETIC_CHIPS": "user:*=64", "USER": "worker"}
+        asked = {"accelerator": "v5e-8", **options}
+        done = airflow("choices_of", home, environ=environ, options=asked, params={}, extra={"project": "p"})
+    assert (done["labels"].get("owner"), done["user"]) == (label, user), done

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from kinetic_orchestration.testing import Emulator
 from tests.airflow_kinetic.conftest import Airflow
 
 
@@ -23,11 +25,14 @@ def test_a_week_takes_one_of_the_slices_that_its_parameter_names(airflow: Airflo
 @pytest.mark.slow
 @pytest.mark.turn(5)
 @pytest.mark.timeout(900)
-def test_on_this_machine_a_task_that_would_ask_two_places_has_one(airflow: Airflow, home: Path) -> None:
-    done = airflow("run_dag", home, dag_id="race_airflow")
-    assert done["state"] == "success", done["log"][-5000:]
-    assert abs(done["xcoms"]["train/return_value"] - 3) < 0.01
-    assert "race= has no meaning on the local backend" in done["log"]
+def test_a_task_asks_two_zones_at_once_runs_in_one_and_leaves_nothing(airflow: Airflow, home: Path) -> None:
+    with Emulator(zones=("us-east5-a", "us-west4-a"), python=sys.executable) as cloud:
+        done = airflow("run_dag", home, environ=cloud.environ(), dag_id="race_airflow")
+        assert done["state"] == "success", done["log"][-5000:]
+        assert abs(done["xcoms"]["train/return_value"] - 3) < 0.01
+        assert cloud.ledger.count("created", "queued resource") == 2
+        cloud.wait_until_empty(60)
+        cloud.ledger.assert_nothing_left()
 
 
 @pytest.mark.slow

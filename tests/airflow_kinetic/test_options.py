@@ -68,6 +68,8 @@ def test_what_may_be_or_is_known_only_when_it_is_rendered_is_not_refused_there(
         [{"accelerator": "v5e-8", "keep": "{{ params.keep }}", "container_image": "a/train:7"}, {}],
         [{"accelerator": "v5e-8", "keep": "10m", "container_image": "{{ params.image }}"}, {}],
         [{"accelerator": "v5e-8", "race": "{{ params.race }}", "reshard": "{{ params.reshard }}"}, {}],
+        [{"accelerator": "h100x4", "backend": "compute", "capacity": "{{ params.way }}"}, {}],
+        [{"accelerator": "h100x4", "backend": "compute"}, {}],  # the connection may say how they are bought
     ]
     done = airflow("declare_each", tmp_path / "home", rows=[*map(list, ALLOWED.values()), *later])
     for way in ("operator", "decorator", "mapped"):

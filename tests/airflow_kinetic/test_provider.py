@@ -153,6 +153,7 @@ PUBLIC_OF_THE_CONTEXT = {
     "dag_id",
     "fileloc",
     "map_index",
+    "owner",
     "run_id",
     "task_dict",
     "task_id",

@@ -39,7 +39,6 @@ def test_what_cannot_be_kept_is_refused_while_the_dag_is_parsed(
         ({}, {"keep": "10m"}, 600.0),
         ({}, {"keep": 0}, 0.0),
         ({"keep": "5m"}, {"keep": "10m"}, 300.0),
-        ({"container_image": "ghcr.io/a/train:7"}, {"keep": "10m"}, None),
     ],
     ids=str,
 )
@@ -49,6 +48,36 @@ def test_a_template_or_the_connection_may_say_it(
     done = airflow("choices_of", tmp_path / "home", options={"accelerator": "v5e-8", **options}, params={"keep": "90s"},
                    extra={"project": "p", **extra}, environ={"KINETIC_STORE": "gs://b/p", "KINETIC_DEPLOYMENT": "d"})  # fmt: skip
     assert done.get("kept", done) == kept
+
+
+@pytest.mark.parametrize(
+    ("options", "extra", "told"),
+    [
+        (
+            {"container_image": "ghcr.io/a/train:7"},
+            {"keep": "10m"},
+            "keep='10m' .*keep= with container_image= is not possible",
+        ),
+        ({"zone": "us-west4-a"}, {"race": 2}, "race=2 .*it has one place to ask, us-west4-a"),
+        ({"accelerator": "v6e-8"}, {"race": "2"}, ""),
+    ],
+    ids=str,
+)
+def test_what_a_connection_says_for_those_that_can_is_left_out_where_it_cannot_be_and_told(
+    airflow: Airflow, tmp_path: Path, options: dict[str, Any], extra: dict[str, Any], told: str
+) -> None:
+    done = airflow("choices_of", tmp_path / "home", options={"accelerator": "v5e-8", **options}, params={},
+                   extra={"project": "p", **extra}, environ={"KINETIC_STORE": "gs://b/p", "KINETIC_DEPLOYMENT": "d"})  # fmt: skip
+    assert "refused" not in done and (done["kept"], done["raced"]) == (None, 1 if told else 2)
+    of = r"of the connection 'google_cloud_default' is left out for says_and_waits: "
+    assert [bool(re.search(told.replace(".*", of), one)) for one in done["warned"]] == ([True] if told else [])
+
+
+def test_a_race_of_the_task_itself_is_refused_where_it_has_one_place(airflow: Airflow, tmp_path: Path) -> None:
+    options = {"accelerator": "v5e-8", "zone": "us-west4-a", "race": 2}
+    done = airflow("choices_of", tmp_path / "home", options=options, params={}, extra={"project": "p", "race": 3},
+                   environ={"KINETIC_STORE": "gs://b/p", "KINETIC_DEPLOYMENT": "d"})  # fmt: skip
+    assert "race=2 asks several places at once, and this job has one place to ask" in done["refused"]
 
 
 def kept_by(home: Path) -> dict[str, float]:
@@ -61,11 +90,14 @@ def kept_by(home: Path) -> dict[str, float]:
 @pytest.mark.turn(1)
 @pytest.mark.timeout(900)
 def test_three_tasks_of_a_run_share_a_slice_of_which_the_last_leaves_none(airflow: Airflow, home: Path) -> None:
-    done = airflow("run_dag", home, dag_id="warm_airflow")
-    assert done["state"] == "success", done["log"][-5000:]
-    assert done["xcoms"]["evaluate/return_value"] < 0.1
-    assert done["xcoms"]["release/return_value"] == 0
-    assert kept_by(home) == {"prepare": 600.0, "train": 600.0, "evaluate": 0.0}
+    with Emulator(zones=("us-west4-a",), python=sys.executable) as cloud:
+        done = airflow("run_dag", home, environ=cloud.environ(), dag_id="warm_airflow")
+        assert done["state"] == "success", done["log"][-5000:]
+        assert done["xcoms"]["evaluate/return_value"] < 0.1
+        assert done["xcoms"]["release/return_value"] == 0
+        cloud.wait_until_empty(60)
+        assert cloud.ledger.count("created", "node") == 1, "one for all three tasks"
+        cloud.ledger.assert_nothing_left()
 
 
 @pytest.mark.slow

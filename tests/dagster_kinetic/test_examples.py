@@ -21,7 +21,7 @@ from tests.support import pages
 EXAMPLES = pages.ROOT / "example_pipelines"
 PROGRAMS = pages.programs("docs/pipelines/dagster.md")
 
-pytestmark = [pytest.mark.usefixtures("shared_home"), pytest.mark.timeout(500), pytest.mark.turn(3)]
+pytestmark = [pytest.mark.usefixtures("shared_home"), pytest.mark.timeout(500), pytest.mark.turn(6)]
 
 
 def run(name: str, folder: Path) -> str:

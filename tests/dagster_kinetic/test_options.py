@@ -20,8 +20,10 @@ from dagster_kinetic import (
 from dagster_kinetic.resource.config import TAG, from_tag
 from kinetic_orchestration import Compute, Kubernetes
 from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.jobs.request import settings_of
 from kinetic_orchestration.plan.declare.choices import OF_CAPACITY
 from kinetic_orchestration.plan.declare.spec import Options
+from kinetic_orchestration.plan.planner import make_plan
 from tests.dagster_kinetic.test_choices import component
 from tests.support.capacity_options import ACCELERATORS, VALUES
 from tests.support.refusals import ALLOWED, REFUSALS, Refusal
@@ -77,6 +79,7 @@ def test_a_launch_counts_more_than_a_call_and_a_call_more_than_the_resource() ->
     assert of_resource(KineticResource(priority=0)).priority == 0
 
 
+@pytest.mark.filterwarnings("ignore:.* of the resource is left out for a job")
 def test_a_resource_means_keep_for_those_of_its_jobs_that_can() -> None:
     shared = KineticResource(keep="10m")
     for given in (
@@ -145,17 +148,44 @@ def test_settings_of_a_resource_that_contradict_are_refused_where_it_is_made(giv
         KineticResource(**given)
 
 
+@pytest.mark.filterwarnings("ignore:.* of the resource is left out for a job")
 def test_a_resource_means_keep_and_race_for_those_of_its_jobs_that_can() -> None:
     shared = KineticResource(keep="10m", race=2)
     on_pods = {"accelerator": "v5e-8", "cloud": Kubernetes()}
-    assert [(made.keep, made.race) for made in (shared._options({"accelerator": "v5e-8"}), shared._options(on_pods))] == [
-        ("10m", 2), (None, 1)
-    ]  # fmt: skip
+    found = shared._options({"accelerator": "v5e-8"})
+    assert (found.keep, found.race) == ("10m", 2)
+    with (
+        pytest.warns(
+            UserWarning, match=r"keep='10m' of the resource is left out for on_pods: keep= is not possible on"
+        ),
+        pytest.warns(
+            UserWarning, match=r"race=2 of the resource is left out for on_pods: it is not possible on Kubern"
+        ),
+    ):
+        found = shared._options(on_pods, name="on_pods")
+    assert (found.keep, found.race) == (None, 1)
     for name, given in (("keep", "10m"), ("race", 2)):
         with pytest.raises(KineticError, match=rf"{name}=.*is not possible on Kubernetes"):
             shared._options({**on_pods, name: given})
         with pytest.raises(KineticError, match=rf"{name}=.*is not possible on Kubernetes"):
             shared.overridden_by(KineticRunConfig(**{name: given}))._options(on_pods)
+
+
+def test_the_race_of_a_resource_is_left_out_where_a_job_has_one_place_and_that_of_the_job_is_refused() -> None:
+    shared = KineticResource(race=2, store="gs://b/p", project="p", deployment="d")
+
+    def raced(resource: KineticResource = shared, **given: Any) -> int:
+        spec = resource._spec(hosts, ((), None), "v5e-8", None, given)
+        return make_plan(spec, settings_of(spec)).race
+
+    assert raced() == 2
+    with pytest.warns(
+        UserWarning, match=r"race=2 of the resource is left out for hosts: it has one place to ask, us-west"
+    ):
+        assert raced(zone="us-west4-a") == 1
+    for resource, given in ((shared, {"race": 2}), (shared.overridden_by(KineticRunConfig(race=2)), {})):
+        with pytest.raises(KineticError, match="race=2 asks several places at once, and this job has one place"):
+            raced(resource, zone="us-west4-a", **given)
 
 
 @pytest.mark.parametrize("given", [{"race": 7}, {"race": 0}, {"global_batch": -1}, {"limits": {"cost": "40 CHF"}}])
@@ -168,11 +198,29 @@ def test_a_launch_that_asks_for_what_cannot_be_is_refused_before_it_begins(given
         kinetic_asset(accelerator="cpu", op_tags={TAG: json.dumps(given)})(hosts)
 
 
+def test_a_way_of_buying_that_the_resource_or_the_launch_may_still_say_is_not_missed_while_definitions_are_loaded() -> (
+    None
+):
+    """Four H100 do not come on demand."""
+    some = {"accelerator": "h100x4", "backend": "compute"}
+    assert kinetic_asset(**some)(hosts)
+    assert component(accelerator="h100x4", options={"backend": "compute"})
+    shared = KineticResource(spot=True, store="gs://b/p", project="p", deployment="d")
+    spec = shared._spec(hosts, ((), None), "h100x4", None, {"backend": "compute", "zone": "us-central1-a"})
+    assert make_plan(spec, settings_of(spec)).spot
+    for more in ({"capacity": ["on-demand"]}, {"accelerator": "v5e-8"}):
+        with pytest.raises(KineticError, match=r"does not come on demand|v5e"):
+            kinetic_asset(**{**some, **more})(hosts)
+
+
 @pytest.mark.parametrize(("options", "environ"), ALLOWED.values(), ids=ALLOWED)
 def test_what_may_be_is_loaded(
     options: dict[str, Any], environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    [spec] = kinetic_asset(**options)(hosts).specs
+    [spec] = kinetic_asset(**_as_python(options))(hosts).specs
     assert spec.key.to_user_string() == "hosts"
+    given = {name: value for name, value in options.items() if name != "accelerator"}
+    made, _ = component(accelerator=options["accelerator"], options=given)
+    assert set(made.options) == set(given)

@@ -18,14 +18,18 @@ from dagster_kinetic import (
     kinetic_op,
 )
 from dagster_kinetic.resource.config import TAG
+from dagster_kinetic.step.summary import table_of
 from dagster_kinetic.step.ticket import WAITS
 from kinetic_orchestration import Kubernetes, Retry
+from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.api.opening import place_of
 from kinetic_orchestration.capacity.warm.records import slices
 from kinetic_orchestration.errors import KineticError, Unsupported
-from kinetic_orchestration.plan.declare.spec import Options
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.protocol.wire.lease import ENDED, FREE
 from kinetic_orchestration.testing import Emulator
+from tests.dagster_kinetic.stored import messages
 from tests.dagster_kinetic.test_choices import component
 from tests.support.kept_slices import Here
 from tests.support.on_cloud import enter_deployment
@@ -209,7 +213,11 @@ def broken(second: int) -> int:
 def test_three_steps_request_one_slice_which_goes_with_the_last_one(tpu_cloud: Emulator, new_instance: Any) -> None:
     with new_instance() as instance:
         result = dg.materialize([first, second, third], instance=instance, resources={"kinetic": KineticResource()})
+        said = [text for text in messages(instance, result) if text.startswith("succeeded")]
     assert result.output_for_node("third") == 3
+    assert said == [
+        *["succeeded; cleaning, to stay warm for 10m: 1 host of v5e-1"] * 2, "succeeded; tearing down: 1 host of v5e-1"
+    ]  # fmt: skip
     tpu_cloud.wait_until_empty(60)
     assert tpu_cloud.ledger.count("created", "node") == 1
     tpu_cloud.ledger.assert_nothing_left()
@@ -228,6 +236,8 @@ def test_what_a_run_that_failed_has_left_is_released_by_the_reaper_sensor(
             raise_on_error=False,
         )  # fmt: skip
         assert not result.success
+        [said] = [text for text in messages(instance, result) if text.startswith("failed: ")]
+        assert said.endswith("; tearing down, unless its own code has failed, to stay warm for 10m: 1 host of v5e-1")
         wait_until(lambda: [held.lease.state for held in slices(place_of()[0])] == [FREE], "an offer", within=60.0)
         assert tpu_cloud.ledger.count("created", "node") == 1
         sensor = build_kinetic_reaper_sensor()
@@ -340,22 +350,43 @@ def now_kept() -> list[Any]:
     return [held for held in slices(place_of()[0]) if held.lease.state != ENDED]
 
 
+def test_the_table_of_choices_marks_prices_that_stand_in_for_others_as_ko_plan_does(
+    without_hosts: Emulator, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    enter_deployment(without_hosts, monkeypatch, request)
+    here = Here(without_hosts, ("us-east5-a", "us-east5-b"))
+    asked = Options(["v6e-8", "v5e-8"], backend="tpu-vm", regions=["us-central1"])
+    here.plan = make_plan(JobSpec("train", asked, argv=("x",)), here.settings, {})
+    rows = [record.data for record in table_of(JobHandle(here.admit())).records]
+    assert [(row["choice"], row["an hour"][:2]) for row in rows] == [("v6e-8", "~$"), ("v5e-8", "$9")]
+    assert rows[0]["why"] == "first in your order; ~: that of asia-northeast1, the dearest, stands in"
+    assert rows[1]["why"] == "number 2 in your order"
+
+
 # ---- which runs are over -----------------------------------------------------------------------------------
 
 
 ALL = dg.DagsterRunStatus
+AGAIN = {"dagster/will_retry": "true"}
+# A run, its re-execution, that of its re-execution …: status and tags; which of them has left a slice; is that released?
 RUNS = {
-    "it failed": (ALL.FAILURE, {}, None, True),
-    "it was cancelled": (ALL.CANCELED, {}, None, True),
-    "it succeeded": (ALL.SUCCESS, {}, None, True),
-    "it is cancelled just now": (ALL.CANCELING, {}, None, False),
-    "it goes on": (ALL.STARTED, {}, None, False),
-    "it is executed again now": (ALL.FAILURE, {}, ALL.STARTED, False),
-    "that waits": (ALL.CANCELED, {}, ALL.NOT_STARTED, False),
-    "that is over as well": (ALL.FAILURE, {}, ALL.SUCCESS, True),
-    "its policy will have it tried again": (ALL.FAILURE, {"dagster/will_retry": "true"}, None, False),
-    "and has": (ALL.FAILURE, {"dagster/will_retry": "true"}, ALL.FAILURE, True),
-    "it has submitted a detached asset": (ALL.SUCCESS, {WAITS: "train"}, None, False),
+    "it failed": ([(ALL.FAILURE, {})], 0, True),
+    "it was cancelled": ([(ALL.CANCELED, {})], 0, True),
+    "it succeeded": ([(ALL.SUCCESS, {})], 0, True),
+    "it is cancelled just now": ([(ALL.CANCELING, {})], 0, False),
+    "it goes on": ([(ALL.STARTED, {})], 0, False),
+    "it is executed again now": ([(ALL.FAILURE, {}), (ALL.STARTED, {})], 0, False),
+    "that waits": ([(ALL.CANCELED, {}), (ALL.NOT_STARTED, {})], 0, False),
+    "that is over as well": ([(ALL.FAILURE, {}), (ALL.SUCCESS, {})], 0, True),
+    "its policy will have it tried again": ([(ALL.FAILURE, AGAIN)], 0, False),
+    "and has": ([(ALL.FAILURE, AGAIN), (ALL.FAILURE, {})], 0, True),
+    "it has submitted a detached asset": ([(ALL.SUCCESS, {WAITS: "train"})], 0, False),
+    "its re-execution is executed again now": ([(ALL.FAILURE, {}), (ALL.FAILURE, {}), (ALL.STARTED, {})], 0, False),
+    "all three are over": ([(ALL.FAILURE, {}), (ALL.CANCELED, {}), (ALL.FAILURE, {})], 0, True),
+    "the policy will have its re-execution tried again": ([(ALL.FAILURE, AGAIN), (ALL.FAILURE, AGAIN)], 0, False),
+    "that has been": ([(ALL.FAILURE, AGAIN), (ALL.FAILURE, AGAIN), (ALL.SUCCESS, {})], 0, True),
+    "of a re-execution": ([(ALL.FAILURE, {}), (ALL.FAILURE, {}), (ALL.NOT_STARTED, {})], 1, False),
+    "of the last one, which failed": ([(ALL.FAILURE, AGAIN), (ALL.FAILURE, {})], 1, True),
 }
 
 
@@ -365,31 +396,61 @@ def without_hosts() -> Iterator[Emulator]:
         yield cloud
 
 
-@pytest.mark.parametrize(("status", "tags", "child", "is_over"), RUNS.values(), ids=RUNS)
+def family(instance: dg.DagsterInstance, runs: list[tuple[dg.DagsterRunStatus, dict[str, str]]]) -> list[str]:
+    """The ids of a run, of its re-execution, of that one's, ….
+
+    Each is as Dagster makes it: with the tags of its parent and of the first of all.
+    """
+    made: list[str] = []
+    for status, tags in runs:
+        above: dict[str, Any] = {"parent_run_id": made[-1], "root_run_id": made[0]} if made else {}
+        own = {**tags, **{f"dagster/{name}": of for name, of in above.items()}}
+        made.append(instance.create_run_for_job(side_by_side, status=status, tags=own, **above).run_id)
+    return made
+
+
+@pytest.mark.parametrize(("runs", "of", "is_over"), RUNS.values(), ids=RUNS)
 def test_the_sensor_releases_what_runs_have_left_that_are_over_and_are_not_executed_again(
     without_hosts: Emulator,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
     instance: dg.DagsterInstance,
-    status: dg.DagsterRunStatus,
-    tags: dict[str, str],
-    child: dg.DagsterRunStatus | None,
+    runs: list[tuple[dg.DagsterRunStatus, dict[str, str]]],
+    of: int,
     is_over: bool,
 ) -> None:
     enter_deployment(without_hosts, monkeypatch, request)
     here = Here(without_hosts, ("us-east5-a", "us-east5-b"))
-    run = instance.create_run_for_job(side_by_side, status=status, tags=tags)
-    if child is not None:
-        parent = {"dagster/parent_run_id": run.run_id, "dagster/root_run_id": run.run_id}
-        instance.create_run_for_job(
-            side_by_side, status=child, tags=parent, parent_run_id=run.run_id, root_run_id=run.run_id
-        )
+    run = family(instance, runs)[of]
     job, name = here.kept()
-    here.lease(job, name, origin={"orchestrator": "dagster", "run": run.run_id})
+    here.lease(job, name, origin={"orchestrator": "dagster", "run": run})
     context = dg.build_sensor_context(instance=instance, resources={"kinetic": KineticResource()})
     told = str(build_kinetic_reaper_sensor().evaluate_tick(context).skip_message)
     assert ("released 1 warm slice" in told) is is_over, told
     if not is_over:
         assert here.left() == [name]
         without_hosts.sweep()
+    without_hosts.wait_until_empty()
+
+
+def test_a_slice_waits_for_another_re_execution_of_its_runs_root(
+    without_hosts: Emulator,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    instance: dg.DagsterInstance,
+) -> None:
+    enter_deployment(without_hosts, monkeypatch, request)
+    here = Here(without_hosts, ("us-east5-a", "us-east5-b"))
+    root, first, *_ = family(instance, [(ALL.FAILURE, {}), (ALL.FAILURE, {})])
+    second = instance.create_run_for_job(
+        side_by_side, status=ALL.STARTED, tags={"dagster/parent_run_id": root, "dagster/root_run_id": root},
+        parent_run_id=root, root_run_id=root,
+    )  # fmt: skip
+    job, name = here.kept()
+    here.lease(job, name, origin={"orchestrator": "dagster", "run": first})
+    context = dg.build_sensor_context(instance=instance, resources={"kinetic": KineticResource()})
+    sensor = build_kinetic_reaper_sensor()
+    assert "released" not in str(sensor.evaluate_tick(context).skip_message) and here.left() == [name]
+    instance.report_run_failed(second)
+    assert "released 1 warm slice" in str(sensor.evaluate_tick(context).skip_message)
     without_hosts.wait_until_empty()

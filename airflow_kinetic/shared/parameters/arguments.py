@@ -12,10 +12,10 @@ from typing import Any
 
 from airflow_kinetic.shared import airflow_api
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan.declare.checks.functions import name_of
 from kinetic_orchestration.plan.declare.choices import Choice, form_of
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.profile import Profile
-from kinetic_orchestration.plan.declare.spec import name_of
 
 try:
     from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS

@@ -14,16 +14,12 @@ from typing import Any, Final
 from airflow_kinetic.shared.location import listed
 from airflow_kinetic.shared.parameters.arguments import is_final, untemplated
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
+from kinetic_orchestration.plan.declare.backend_choice import check_backend
+from kinetic_orchestration.plan.declare.checks.functions import check_function
+from kinetic_orchestration.plan.declare.checks.options import check_declared, check_options, check_part
 from kinetic_orchestration.plan.declare.choices import OF_CAPACITY, from_text, non_default
 from kinetic_orchestration.plan.declare.cloud import Compute, TpuVm
-from kinetic_orchestration.plan.declare.spec import (
-    OPTION_NAMES,
-    Options,
-    check_declared,
-    check_function,
-    check_options,
-    check_part,
-)
+from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, Options
 
 UNKNOWN: Final = object()  # what another task gives, or is another one for each index
 FLAGS = ("deferrable", "durable", "cancel_on_kill", "get_logs", "wait")
@@ -96,7 +92,7 @@ def check(given: Mapping[str, Any], templated: Collection[str]) -> None:
     if "accelerator" in unknown:
         check_part({name: value for name, value in non_default(options).items() if name != "accelerator"})
     else:
-        check_declared(check_options(options))
+        check_declared(check_backend(check_options(options), bought_later=True))
 
 
 def _check_together(given: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from kinetic_orchestration.jobs.watching import spending
 from kinetic_orchestration.jobs.watching.spending import Spending
 from kinetic_orchestration.plan.configuration import budgets, schedules
 from kinetic_orchestration.plan.configuration.budgets import TOTAL, Budget, Forecast, Spent
-from kinetic_orchestration.plan.configuration.settings import Settings, seconds
+from kinetic_orchestration.plan.configuration.settings import Settings, duration, seconds
 from kinetic_orchestration.plan.hardware.cost import Total, total
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms.registry import open_store
@@ -206,7 +206,9 @@ def forecast(arguments: Namespace) -> int:
     if arguments.json:
         show_json(_forecast_record(pipeline, month, runs, past, foreseen, worst, budget))
         return codes.OK
-    by = f"{arguments.cron} (UTC)" if arguments.cron else f"every {arguments.every}"
+    by = (
+        f"{arguments.cron} (UTC)" if arguments.cron else f"every {duration(seconds('--every', arguments.every) or 0.0)}"
+    )
     show_fields([
         ("pipeline", pipeline),
         ("schedule", f"{by}: {runs:,.10g} runs in {month}"),
@@ -259,8 +261,10 @@ def _history(jobs: Iterable[Spending]) -> _History:
 
 def _by_history(past: _History, foreseen: Forecast) -> list[tuple[str, str]]:
     between = f"{_day(past.first)} to {_day(past.last)}"
-    left_out = f"; {past.unpriced} more have no known price, and are left out" if past.unpriced else ""
-    left_out += f"; {past.without_hosts} more never had hosts, and are left out" if past.without_hosts else ""
+    unpriced, unhosted = past.unpriced, past.without_hosts
+    left_out = f"; {unpriced} more {'has' if unpriced == 1 else 'have'} no known price" if unpriced else ""
+    left_out += f"; {unhosted} more never had hosts" if unhosted else ""
+    left_out += f", and {'is' if unpriced + unhosted == 1 else 'are'} left out" if left_out else ""
     usual, high = dollars(foreseen.month_median), dollars(foreseen.month_high)
     return [
         ("rests on", f"{_runs(len(past.costs))} of {between}, by prices of {past.dates}{left_out}"),

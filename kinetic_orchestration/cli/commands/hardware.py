@@ -81,7 +81,7 @@ def _served(slice_: table.Slice) -> str:
     """Say which backends on Google Cloud have the slice, and which of them a job gets that names none."""
     found = machines.platforms(slice_)
     if not found:
-        return f"No backend on Google Cloud has it: {machines.refusal(slice_, machines.ON_DEMAND)}"
+        return f"No backend on Google Cloud has it: {machines.refusal(slice_, table.ON_DEMAND)}"
     told = f"On Google Cloud: {', '.join(found)}."
     if not machines.serves(slice_):
         return told

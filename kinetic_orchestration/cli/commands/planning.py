@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.util
 import itertools
 import operator
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from kinetic_orchestration.api.decorator import RemoteCallable
@@ -28,21 +29,25 @@ from kinetic_orchestration.cli.slice_drawing import draw
 from kinetic_orchestration.errors import KineticError, NotEmulated, UsageError
 from kinetic_orchestration.jobs import request, trust
 from kinetic_orchestration.jobs.following import placing
+from kinetic_orchestration.jobs.watching import spending
 from kinetic_orchestration.packaging.bundle import Bundle, package
 from kinetic_orchestration.packaging.requirements.locks import Environment
 from kinetic_orchestration.packaging.source.tree import Snapshot
 from kinetic_orchestration.plan import emulation, planner
-from kinetic_orchestration.plan.configuration import chip_shares, store_address
+from kinetic_orchestration.plan.configuration import budgets, chip_shares, store_address
+from kinetic_orchestration.plan.configuration.budgets import Budget
 from kinetic_orchestration.plan.configuration.settings import Settings, duration
 from kinetic_orchestration.plan.declare.backend_choice import by_rule, chosen
+from kinetic_orchestration.plan.declare.checks.functions import check_function, name_of
 from kinetic_orchestration.plan.declare.choices import ways
 from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_function, name_of, slice_of
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options, slice_of
 from kinetic_orchestration.plan.hardware import regions
 from kinetic_orchestration.plan.hardware.accelerators import zones as zones_of
 from kinetic_orchestration.plan.hardware.price_list import staleness
 from kinetic_orchestration.plan.hardware.prices import Price, Unknown, dearest, price
 from kinetic_orchestration.plan.hardware.regions import Location
+from kinetic_orchestration.plan.identity import pipeline_of
 from kinetic_orchestration.plan.messages import size, warn
 from kinetic_orchestration.plan.values import Plan, Traits, traits_of
 from kinetic_orchestration.platforms.backend import Backend
@@ -65,9 +70,9 @@ def plan(arguments: Namespace) -> int:
             planned, bundle, egress, reason = _dry_run(spec, settings)
             lines = _lines(planned, settings)
             kept = _kept(planned, settings)
-    asked = _asked_at_once(planned, lines)
-    first = _first(planned, lines)
+    asked, first = _asked_at_once(planned, lines), _first(planned, lines)
     backend = open_backend(first.backend, settings)
+    monthly = _monthly(planned, settings) if backend.charges else []
     if arguments.admission:
         _check_admission(first)
     if arguments.json:
@@ -77,14 +82,18 @@ def plan(arguments: Namespace) -> int:
             "admission": None if found is None else [finding._asdict() for finding in found],
             "reason": reason or None, "choices": [line._asdict() for line in lines] or None,
             "race": asked or None, "warm": _warm_document(kept),
+            "budgets": [
+                {**budget._asdict(), "month": month or None, "used_by_ended_usd": usd} for budget, month, usd in monthly
+            ] or None,
         })  # fmt: skip
         return _code(found or ())
     with _heard(told):
         priced = in_force(settings) if backend.charges and planned.store == settings.store else settings
     print(planner.describe(planned, reason, asked))
     if planned.choices:
-        _show_choices(planned, lines, priced)
+        _show_choices(planned, lines)
     prices = _prices(planned, priced) if backend.charges and not planned.choices else []
+    prices += [*_limit_of_cost(planned, priced), *(("budget     ", _of_month(*each)) for each in monthly)]
     more = [row for row in (("warm       ", _warm(planned, kept)), ("egress     ", egress)) if row[1]]
     show_fields([*_shares(planned, priced), *prices, *more, *_contents(bundle, planned)])
     if call := backend.dry_run(first):
@@ -205,6 +214,7 @@ def _bucket(settings: Settings, *, is_open: bool, real: bool) -> tuple[Location 
 
 def complete(settings: Settings, spec: JobSpec) -> Settings:
     """A dry run needs no account, no project and no bucket yet: others stand for them."""
+    emulation.check_slice(spec, settings)  # all ways together, so that an error names the one that it is of
     for options in ways(spec.options):
         settings = _complete_for(settings, replace(spec, options=options))
     return settings
@@ -265,13 +275,23 @@ def _load(path: Path) -> ModuleType:
     sys.path.insert(0, str(folder))
     if "." in name:
         return importlib.import_module(name)
-    spec = importlib.util.spec_from_file_location(name, path)
+    loader = _Source(name, str(path)) if path.suffix in importlib.machinery.SOURCE_SUFFIXES else None
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+class _Source(importlib.machinery.SourceFileLoader):
+    """Reads a program itself, and leaves no byte code beside it: that of another text of the same size and second would
+    be taken for its own."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
 
 
 def _function(module: ModuleType, name: str, file: str) -> Any:
@@ -375,20 +395,19 @@ def _first(planned: Plan, lines: Sequence[choosing.Line]) -> Plan:
     return replace(one, zones=tuple(sorted(one.zones, key=lambda zone: zone != lines[0].place)))
 
 
-def _show_choices(planned: Plan, lines: Sequence[choosing.Line], settings: Settings) -> None:
+def _show_choices(planned: Plan, lines: Sequence[choosing.Line]) -> None:
     """Print the choices in the order in which they would be tried now, the zones of a region in one row. Which prices
     stand in for others is marked."""
     print()
     rows, stand_ins = [], dict[str, None]()
-    for (number, way, usd, _, region, _), alike in itertools.groupby(lines, _alike):
+    for (number, way, usd, _, region, _, stands_in), alike in itertools.groupby(lines, _alike):
         each, one = list(alike), planned.at(number)
         zones = [line.place.removeprefix(f"{region}-") for line in each]
         where = f"{region}-{{{','.join(zones)}}}" if len(each) > 1 else each[0].place
         size = f"{one.slice.chips * one.slices} on {one.crew}" if one.slice.kind != "cpu" else one.crew
         cost = "-" if one.traits.share_machine else dollars(usd)
-        known = price(one.purchase, each[0].place, settings.prices, settings.listed)
-        if usd is not None and isinstance(known, Price) and known.stands_in:
-            cost, stand_ins[f"that {known.stands_in}"] = f"~{cost}", None
+        if stands_in:
+            cost, stand_ins[f"that {stands_in}"] = f"~{cost}", None
         rows.append((one.named, size, way, where or "this machine", cost, each[0].reason))
     show_table(("choice", "chips", "bought", "where", "an hour", "why"), rows, right=("an hour",))
     if stand_ins:
@@ -406,11 +425,27 @@ def _shares(planned: Plan, settings: Settings) -> list[tuple[str, str]]:
     return [("shares     ", "; ".join(dict.fromkeys(told)))] if told else []
 
 
-def _alike(line: choosing.Line) -> tuple[int, str, float | None, str, str, str]:
+def _monthly(planned: Plan, settings: Settings) -> list[tuple[Budget, str, float | None]]:
+    """Return the budgets that the job would have to keep if it were launched by itself, the month, and what is known to
+    be used of each; "" and None if the store cannot be read."""
+    pipeline = pipeline_of({}, planned.name)
+    if settings.budgets and settings.store == planned.store:
+        with suppress(KineticError):  # as of a store that nobody here may read
+            return spending.settled(open_store(planned.store, planned.deployment), pipeline, settings)
+    return [(budget, "", None) for budget in budgets.applying(settings.budgets, pipeline)]
+
+
+def _of_month(budget: Budget, month: str, used: float | None) -> str:
+    of = "all pipelines together" if budget.pipeline == budgets.TOTAL else f"pipeline {budget.pipeline}"
+    told = f"{dollars(budget.usd)} a month of {of}, {budget.action}"
+    return told if used is None else f"{told}; {dollars(used)} of it used in {month} by jobs that have ended"
+
+
+def _alike(line: choosing.Line) -> tuple[int, str, float | None, str, str, str, str]:
     """The part that lines of one region share: all but their places in the user's order."""
     region = line.place.rpartition("-")[0] if "/" not in line.place else ""
     reason = _NUMBERED.sub("", line.reason)
-    return line.choice, line.way, line.usd, line.state, region or line.place, reason
+    return line.choice, line.way, line.usd, line.state, region or line.place, reason, line.stands_in
 
 
 def _prices(planned: Plan, settings: Settings) -> list[tuple[str, str]]:
@@ -427,6 +462,21 @@ def _prices(planned: Plan, settings: Settings) -> list[tuple[str, str]]:
     elif most.usd_per_chip_hour > known.usd_per_chip_hour:
         told += f"; {dollars(most.usd_per_chip_hour * of.chips)} in {most.region}, the dearest"
     return [("price      ", told)]
+
+
+def _limit_of_cost(planned: Plan, settings: Settings) -> list[tuple[str, str]]:
+    """Say of which place a limit of cost counts with a price that stands in for one that is not known, if it does."""
+    limited = [one for one in planned.each() if one.affordable]
+    if not limited:
+        return []
+    one = min(limited, key=lambda one: one.affordable)  # whose hosts use the money up first
+    asked = {zone: price(one.purchase, zone, settings.prices, settings.listed) for zone in one.zones}
+    known = {zone: found for zone, found in asked.items() if isinstance(found, Price)}
+    zone = max(known, key=lambda zone: known[zone].usd_per_chip_hour, default="")
+    if not zone or not known[zone].stands_in:
+        return []
+    where = zone if "/" in zone else regions.region_of(zone)
+    return [("cost limit ", f"counts with {one.named} in {where}: {known[zone].source}")]
 
 
 def _staleness(planned: Plan, settings: Settings) -> str:

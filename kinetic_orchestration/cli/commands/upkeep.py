@@ -197,8 +197,10 @@ def shares(arguments: Namespace) -> int:
     book = rules.settled(records.read(store).book, now)
     there = records.wants(store)  # what is not has been given back, or has left the line
     held = [grant for grant in book.grants if grant.want.key in there]
-    over = records.ended(store, [grant.want.key for grant in held if not grant.kept])
     line = [one for one in book.line if (one.job, one.attempt) in there and book.grant((one.job, one.attempt)) is None]
+    asked = [*(grant.want.key for grant in held if not grant.kept), *((one.job, one.attempt) for one in line)]
+    over = records.ended(store, asked)
+    line = [one for one in line if (one.job, one.attempt) not in over]  # who decides next takes those out as well
     in_force = book.shares or chip_shares.text_of(settings.chips)
     if arguments.json:
         show_json({
@@ -306,6 +308,10 @@ def slices(arguments: Namespace) -> int:
     columns = ("slice", "hardware", "where", "state", "whose", "until", "kept idle", "cost of that", "served")
     show_table(columns, [_kept_row(each, now) for each in found], right=columns[6:])
     note("idle time is charged to the job that had left the slice: `ko cost` shows it. `ko release` deletes a free one")
+    if here := [each.usd for each in found if each.uncharged]:
+        known = sum(usd or 0.0 for usd in here)
+        least = "at least " if None in here else ""
+        note(f"$0.00 of slices that an emulated cloud has on this machine; on Google Cloud {least}{dollars(known)}")
     return codes.OK
 
 
@@ -425,8 +431,9 @@ def _beside(estimate: Estimate) -> list[tuple[str, str]]:
     """The row of what places of races that did not win have cost; none if there were none."""
     if not estimate.beside_seconds:
         return []
-    usd = dollars(estimate.beside_usd) if not estimate.uncharged else "nothing"
-    return [("races", f"{age(estimate.beside_seconds)} of places that did not win, {usd} of the cost")]
+    usd = dollars(estimate.beside_usd)
+    cost = f"nothing here, {usd} on {estimate.hardware}" if estimate.uncharged else f"{usd} of the cost"
+    return [("races", f"{age(estimate.beside_seconds)} of places that did not win, {cost}")]
 
 
 def _held(estimate: Estimate) -> list[tuple[str, str]]:

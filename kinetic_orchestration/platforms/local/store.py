@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from kinetic_orchestration.errors import StoreError, UsageError
@@ -51,6 +51,9 @@ class LocalStore(FileRecords):
 
     def read_all(self, names: Sequence[str]) -> list[Record | None]:
         return [self.read(name) for name in names]
+
+    def list(self, prefix: str, *, last: str = "") -> Iterator[Entry]:
+        return (entry for entry in super().list(prefix) if not last or entry.name.endswith(f"/{last}"))
 
     def find(self, name: str) -> Entry | None:
         record = super().read(name, 0, 0)

@@ -68,6 +68,9 @@ class S3Store(S3Records):
         facts = self._facts(name)
         return None if facts is None else Entry(name, facts.size, number_of(facts.etag), facts.updated)
 
+    def list(self, prefix: str, *, last: str = "") -> Iterator[Entry]:
+        return (entry for entry in super().list(prefix) if not last or entry.name.endswith(f"/{last}"))
+
     def renew(self, name: str) -> bool:
         facts = self._facts(name)
         if facts is None:

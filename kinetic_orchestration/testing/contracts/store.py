@@ -534,6 +534,13 @@ class StoreContract(RecordsContract):
         assert store.hint("beats/a", b"hint")
         assert [signal.data for signal in store.signals("beats/")] == [b"hint"]
 
+    def test_a_listing_by_the_last_part_of_names_has_no_others(self, store: Store) -> None:
+        names = ["x", "a/x", "a/b/x", "a/c/y", "a/bx", "b/x"]
+        for name in names:
+            store.create(name, b"")
+        assert [entry.name for entry in store.list("a/", last="x")] == ["a/b/x", "a/x"]
+        assert [entry.name for entry in store.list("a/", last="z")] == []
+
     def test_one_object_is_found_as_a_listing_tells_of_it(self, store: Store) -> None:
         for name, data in (("a/b", b"12345"), ("a/b.more", b""), ("a/empty", b"")):
             store.create(name, data)

@@ -39,7 +39,7 @@ from tests.airflow_kinetic.live.scenes import (
 from tests.dagster_kinetic.live.browser import chromium, page_of, picture
 from tests.support.on_compute import free_rest
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(2), pytest.mark.timeout(3600), TOLERATED]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(6), pytest.mark.timeout(3600), TOLERATED]
 
 DAGS = 7
 FULL, FREE = "us-west4-a", "us-central1-a"

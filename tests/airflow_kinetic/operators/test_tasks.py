@@ -363,6 +363,7 @@ def test_a_template_of_a_whole_list_or_dict_is_refused_with_the_fix(airflow: Air
 
 
 @pytest.mark.slow
+@pytest.mark.turn(3)  # with others that need this module's Airflow
 def test_the_example_runs_as_it_stands(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="airflow_retrain")
     assert done["state"] == "success"

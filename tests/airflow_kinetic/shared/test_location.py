@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.cli import main
-from kinetic_orchestration.plan.declare.backend_choice import by_hardware
+from kinetic_orchestration.plan.declare.backend_choice import by_hardware, refusal_of
 from kinetic_orchestration.plan.declare.spec import Options
-from kinetic_orchestration.plan.emulation import refusal_of
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from tests.airflow_kinetic.conftest import Airflow
 

@@ -422,9 +422,16 @@ def test_definitions_load_without_network_credentials_or_writes(tmp_path):
 def test_importing_costs_no_more_than_dagster_itself():
     code = (
         "import sys, dagster; before = set(sys.modules); import dagster_kinetic; "
-        "print(*sorted(name for name in set(sys.modules) - before if not name.startswith(('dagster_kinetic', 'kinetic_'))))"
+        "print(*sorted(set(sys.modules) - before))"
     )
     added = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {
         name for name in added if name.split(".")[0] in ("google", "jax", "rich", "uv", "cloudpickle", "platformdirs")
     }, added
+    assert "dagster_kinetic.resource.kinetic_resource" in added
+    plans = (
+        "kinetic_orchestration.plan.emulation",
+        "kinetic_orchestration.plan.values",
+        "kinetic_orchestration.plan.hardware.machines",
+    )
+    assert not set(plans) & set(added)

@@ -13,9 +13,8 @@ import pytest
 from dagster_kinetic import HostContext, KineticResource, PipesKineticClient, kinetic_asset, kinetic_multi_asset
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.errors import NotEmulated, Unsupported
-from kinetic_orchestration.plan.declare.backend_choice import by_hardware
+from kinetic_orchestration.plan.declare.backend_choice import by_hardware, refusal_of
 from kinetic_orchestration.plan.declare.spec import Options
-from kinetic_orchestration.plan.emulation import refusal_of
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from tests.dagster_kinetic import pipelines
 from tests.dagster_kinetic.assets.test_component import materialized

@@ -229,7 +229,7 @@ def slices_of_kinds(one: Accelerator, *, spot: bool) -> Mapping[Kind, Accelerato
     Raises:
         UsageError: There is no such VM. It says why, and what to name instead.
     """
-    model = machines.model_of(spot=spot, flex_start=False, reservation="")
+    model = accelerators.way_of(spot=spot, flex_start=False, reservation="")
     if reason := machines.refusal(one, model):
         raise UsageError(f"--accelerator is {one.name}, and a verification runs on VMs here: {reason}")
     if one.kind != "tpu":
@@ -255,7 +255,7 @@ def cheapest(settings: Settings, *, spot: bool) -> str:
     Raises:
         UsageError: No price of any is known.
     """
-    model = machines.model_of(spot=spot, flex_start=False, reservation="")
+    model = accelerators.way_of(spot=spot, flex_start=False, reservation="")
     found: list[tuple[float, str]] = []
     for one in accelerators.catalogue():
         if one.kind != "gpu" or one.hosts != 1 or machines.refusal(one, model):

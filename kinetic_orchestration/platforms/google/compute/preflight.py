@@ -15,7 +15,8 @@ from typing import Any
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.cloud import reservation_of
 from kinetic_orchestration.plan.hardware import machines
-from kinetic_orchestration.plan.hardware.machines import ON_DEMAND, RESERVATION, machine_of
+from kinetic_orchestration.plan.hardware.accelerators import ON_DEMAND, RESERVATION
+from kinetic_orchestration.plan.hardware.machines import machine_of
 from kinetic_orchestration.plan.hardware.regions import region_of
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms.google import api_errors, preflight

@@ -15,8 +15,8 @@ from kinetic_orchestration.errors import Unsupported
 from kinetic_orchestration.plan import planner
 from kinetic_orchestration.plan.configuration.settings import duration
 from kinetic_orchestration.plan.declare.cloud import reservation_of
-from kinetic_orchestration.plan.hardware import machines
-from kinetic_orchestration.plan.hardware.machines import FLEX_START_RUN, FLEX_START_WAIT, Machine, Model, machine_of
+from kinetic_orchestration.plan.hardware import accelerators, machines
+from kinetic_orchestration.plan.hardware.machines import FLEX_START_RUN, FLEX_START_WAIT, Machine, machine_of
 from kinetic_orchestration.plan.values import Intent, Plan
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.google.vms import (
@@ -39,19 +39,19 @@ NEXT_RUN = planner.RUN + planner.PROVISION + SPARE  # seconds of an attempt that
 SHORTEST_RUN, LONGEST_RUN = 30, 120 * 86400  # seconds, by the API
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 
-_PROVISIONING: dict[Model, str] = {
-    machines.ON_DEMAND: "STANDARD",
-    machines.SPOT: "SPOT",
-    machines.FLEX_START: "FLEX_START",
-    machines.RESERVATION: "STANDARD",
+_PROVISIONING: dict[accelerators.Way, str] = {
+    accelerators.ON_DEMAND: "STANDARD",
+    accelerators.SPOT: "SPOT",
+    accelerators.FLEX_START: "FLEX_START",
+    accelerators.RESERVATION: "STANDARD",
 }
 _BOUND = "RESERVATION_BOUND"  # to the life of a reservation that was booked for a time
 
 
-def model_of(plan: Plan) -> Model:
+def model_of(plan: Plan) -> accelerators.Way:
     """Return the way in which a plan's VMs are requested."""
     reservation = str(plan.cloud.get("reservation") or "")
-    return machines.model_of(spot=plan.spot, flex_start=plan.flex_start, reservation=reservation)
+    return accelerators.way_of(spot=plan.spot, flex_start=plan.flex_start, reservation=reservation)
 
 
 def check(plan: Plan) -> None:
@@ -124,7 +124,7 @@ def _instance(asked: Submission, number: int, name: str) -> dict[str, Any]:
     first = number * plan.processes  # of the hosts that it has
     orders = {"resource": f"{zone_of(placement)}/instances/{placement['name']}", "host": first}
     body = {"name": name, **vm(asked, orders, name)}
-    if model_of(plan) == machines.FLEX_START:
+    if model_of(plan) == accelerators.FLEX_START:
         wait = int(min(valid_for(plan, asked.intent) or FLEX_START_WAIT, FLEX_START_WAIT))
         body["params"] = {"requestValidForDuration": {"seconds": str(wait)}}
         until = {UNTIL: str(int(asked.intent.created + asked.intent.wait + wait))}
@@ -176,7 +176,7 @@ def vm(asked: Submission, orders: Mapping[str, Any], name: str = "") -> dict[str
     return found
 
 
-def run_seconds(intent: Intent, model: Model, *, keep: float = 0.0) -> int:
+def run_seconds(intent: Intent, model: accelerators.Way, *, keep: float = 0.0) -> int:
     """The seconds after its start at which Google deletes a VM, whatever has become of us.
 
     They count from the start, so a VM that waited outlives the deadline of its attempt by as much. Its own software
@@ -188,7 +188,7 @@ def run_seconds(intent: Intent, model: Model, *, keep: float = 0.0) -> int:
     software is dead would cost more. Steps that end before their limits, as most do, share one VM for so long.
     """
     least, most = float(SHORTEST_RUN), float(LONGEST_RUN)
-    if model == machines.FLEX_START:
+    if model == accelerators.FLEX_START:
         least, most = FLEX_START_RUN
     own = intent.deadline - intent.created - intent.wait
     # The discovery document lets instances.setScheduling change it of a VM that is TERMINATED, and of no other.
@@ -227,7 +227,7 @@ def _scheduling(asked: Submission, *, bound: bool) -> dict[str, Any]:
         "instanceTerminationAction": "DELETE",  # of a preemption, too: a stopped VM is billed for its disk
         "maxRunDuration": {"seconds": str(run)},
     }
-    if model == machines.SPOT:
+    if model == accelerators.SPOT:
         found["preemptionNoticeDuration"] = {"seconds": str(NOTICE)}
     return found
 

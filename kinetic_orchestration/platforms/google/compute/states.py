@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from kinetic_orchestration.plan.hardware import machines
+from kinetic_orchestration.plan.hardware.accelerators import FLEX_START, SPOT
 from kinetic_orchestration.plan.values import (
     ABSENT,
     ELSEWHERE,
@@ -297,7 +297,7 @@ def of_slices(slices: Sequence[Slice], context: CallContext, model: str, now: fl
         said, ending = f"{missing[0].name} is not there yet", _shut_down(members)
         return Observation(PARTIAL, said, charged=charged, slices=running, ending=ending)
     if waiting:
-        state, said, waits = QUEUED if model == machines.FLEX_START else PROVISIONING, _waits(waiting[0], context), ""
+        state, said, waits = QUEUED if model == FLEX_START else PROVISIONING, _waits(waiting[0], context), ""
         if running and now - charged > BESIDE:
             waits = f"{running} of {len(slices)} slices run and are charged for, while {said}"
         return Observation(state, said, charged=charged, waits=waits, slices=running)
@@ -317,13 +317,13 @@ def _fails(one: Slice, context: CallContext, model: str, now: float) -> tuple[st
     if group.problems:
         trouble = causes.classify(group.problems, context)
         may_pass = trouble.action in (api_errors.AGAIN, api_errors.HERE, api_errors.LATER)
-        is_late = model != machines.FLEX_START and now - group.created > GROUP_PATIENCE
-        comes = model == machines.FLEX_START and trouble.action == api_errors.ELSEWHERE
+        is_late = model != FLEX_START and now - group.created > GROUP_PATIENCE
+        comes = model == FLEX_START and trouble.action == api_errors.ELSEWHERE
         if one.is_refused or (not comes and (not may_pass or is_late)):
             taken = "; it was not made by this group: delete it" if trouble.action == api_errors.ADOPT else ""
             return f"{context.zone}: {trouble.sentence}{taken}", trouble.cause
     is_over = 0 < group.until <= now
-    if is_over or (one.gave_up and model == machines.FLEX_START):  # that wait is Google's to end
+    if is_over or (one.gave_up and model == FLEX_START):  # that wait is Google's to end
         why = _wait_is_over(context, group.name)
         if group.problems:
             why = f"{why}. The last answer: {causes.classify(group.problems, context).sentence}"
@@ -446,7 +446,7 @@ def _end(member: Member, context: CallContext, model: str, now: float) -> tuple[
             return why
     if is_over:
         return f"{member.name} has run for as long as Google lets it (maxRunDuration)", wire.DEADLINE
-    if model == machines.FLEX_START and member.now is None and member.is_made and not (vm is not None and vm.started):
+    if model == FLEX_START and member.now is None and member.is_made and not (vm is not None and vm.started):
         # Such a VM vanishes without a word once its request is no longer valid. One that was never seen may be late.
         if vm is None and member.missed <= UNSHOWN:
             return None
@@ -479,10 +479,10 @@ def _told_by(
 def taken_back(kind: str, where: str, model: str) -> tuple[str, str]:
     """Return what Google's taking of a machine is told as, and its cause. Only a spot VM is had on that condition; of
     any other, the host that has a notice of it says the same cause (`host.machine.vm.instance`)."""
-    cause = wire.PREEMPTION if model == machines.SPOT else wire.INFRASTRUCTURE
+    cause = wire.PREEMPTION if model == SPOT else wire.INFRASTRUCTURE
     if kind == _MAINTAINED:
         return f"{where}: Google ended it for maintenance (terminateOnHostMaintenance)", cause
-    if model == machines.SPOT:
+    if model == SPOT:
         return f"{where}: it was preempted", cause
     return f"{where}: Google took its machine back, as it does to defragment a zone", cause
 

@@ -197,8 +197,11 @@ class Requests:
         with contextlib.suppress(Exception):
             self._blob(name).delete(timeout=_timeout(), retry=None)
 
-    def page(self, prefix: str, fields: str, token: str | None) -> tuple[list[tuple[str, Any]], str | None]:
-        """A thousand names and Blobs at most, with the token of the next page."""
+    def page(
+        self, prefix: str, fields: str, token: str | None, last: str = ""
+    ) -> tuple[list[tuple[str, Any]], str | None]:
+        """A thousand names and Blobs at most, with the token of the next page. `last`: as of `Store.list`; a server
+        that does not know such a filter (`match_glob`) returns all."""
 
         def attempt(_: bool) -> tuple[list[tuple[str, Any]], str | None]:
             found = self.client.storage.list_blobs(
@@ -206,6 +209,7 @@ class Requests:
                 prefix=self._prefix + prefix,
                 page_token=token,
                 page_size=_PAGE,
+                match_glob=f"**/{last}" if last else None,
                 fields=f"items({fields}),nextPageToken",
                 timeout=_timeout(),
                 retry=None,

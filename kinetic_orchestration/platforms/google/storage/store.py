@@ -94,8 +94,8 @@ class GcsStore:
     def written_at(self, name: str, generation: int) -> float:
         return moment_of(generation, self.now())
 
-    def list(self, prefix: str) -> Iterator[Entry]:
-        for name, blob in self._listed(prefix, "name,size,generation,updated"):
+    def list(self, prefix: str, *, last: str = "") -> Iterator[Entry]:
+        for name, blob in self._listed(prefix, "name,size,generation,updated", last=last):
             yield Entry(name, blob.size, blob.generation, moment(blob))
 
     def delete(self, name: str) -> bool:
@@ -161,16 +161,16 @@ class GcsStore:
             return transfer.send(self.requests, name, data, len(data), generation, self.part)
         return self.requests.write(name, data, generation, {})
 
-    def _listed(self, prefix: str, fields: str, *, hidden: bool = False) -> Iterator[tuple[str, Any]]:
+    def _listed(self, prefix: str, fields: str, *, hidden: bool = False, last: str = "") -> Iterator[tuple[str, Any]]:
         """List objects. Names with a part that begins with a dot are the store's own and hidden by default."""
         folder = prefix.rpartition("/")[0]
         if folder and not hidden:
             check_name(folder)
         token: str | None = None
         while True:
-            page, token = self.requests.page(prefix, fields, token)
+            page, token = self.requests.page(prefix, fields, token, last)
             for name, blob in page:
-                if hidden or "/." not in f"/{name}":
+                if (hidden or "/." not in f"/{name}") and name.endswith(f"/{last}" if last else ""):
                     yield name, blob
             if not token:
                 return

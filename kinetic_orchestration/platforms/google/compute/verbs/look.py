@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.errors import CredentialsError
 from kinetic_orchestration.plan.configuration import resource_labels
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.hardware import machines
+from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import UNKNOWN, Observation, Plan
 from kinetic_orchestration.platforms.google import api_errors
 from kinetic_orchestration.platforms.google.api_errors import CallContext
@@ -222,7 +222,7 @@ def _unheard(placement: Mapping[str, Any], silent: Sequence[str], refused: Obser
 def context_of(settings: Settings, placement: Mapping[str, Any], plan: Plan | None = None) -> CallContext:
     """Return what errors about a placement are judged by."""
     account = str(plan.cloud.get("service_account") or "") if plan is not None else settings.service_account
-    reserved = placement.get("model") == machines.RESERVATION
+    reserved = placement.get("model") == accelerators.RESERVATION
     return CallContext(placement["project"], placement["zone"], account, reserved, service="compute")
 
 
