@@ -3,7 +3,7 @@
 Many are played on all cores, or by as many `--processes` as are named. A run of many says where it is about once a
 minute, names each seed that breaks a promise at once, and can be gone on with: `--first` is the seed to begin with, and
 one that is interrupted tells which that would be. `--by-date` begins with a seed that only today has, so that whoever
-plays some each day searches where nobody has.
+plays some each day searches where nobody has; with `--each`, of every kind as many as the gate plays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 
 from tests.simulation import choice_scenario
@@ -27,7 +27,7 @@ from tests.simulation.edges import simulated_edges
 from tests.simulation.group_scenario import GroupSchedule
 from tests.simulation.kept_race_scenario import KeptRaceSchedule
 from tests.simulation.lease_scenario import LeaseSchedule
-from tests.simulation.many import played_by
+from tests.simulation.many import Players, players_of
 from tests.simulation.race_scenario import RaceSchedule
 from tests.simulation.scenario import Failed, Schedule, command_of, play, trace_of
 from tests.simulation.share_scenario import ShareSchedule
@@ -35,6 +35,16 @@ from tests.simulation.world import World
 
 TOLD_EVERY = 60.0
 NAMED = 20  # seeds that broke the same promise; of the others only the number is told
+EACH: Mapping[type[Schedule], int] = {  # seeds of a day that the gate plays of each kind
+    Schedule: 1000,
+    CloudSchedule: 120,
+    ClusterSchedule: 100,
+    ComputeSchedule: 120,
+    GroupSchedule: 80,
+    ShareSchedule: 80,
+    RaceSchedule: 60,
+    LeaseSchedule: 40,
+}
 
 
 def main() -> int:
@@ -43,6 +53,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1_000, help="play so many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--by-date", action="store_true", help="the first of them is today's, by UTC")
+    parser.add_argument("--each", action="store_true", help="of all kinds, as many of each as the gate plays")
     parser.add_argument("--cloud", action="store_true", help="on the simulated Cloud TPU API")
     parser.add_argument("--candidates", action="store_true", help="on the same, jobs with a choice")
     parser.add_argument(
@@ -65,6 +76,23 @@ def main() -> int:
         first = arguments.first
         seeds = arguments.seed or range(first, first + arguments.seeds)
         return 1 if choice_scenario.play_many(seeds, stop=arguments.stop) else 0
+    kind = _kind_of(arguments)
+    if arguments.seed is not None and len(arguments.seed) == 1:
+        return _play_one(arguments.seed[0], kind)
+    first = first_of(datetime.now(UTC).date()) if arguments.by_date else arguments.first
+    asked, failed = EACH if arguments.each else {kind: arguments.seeds}, 0
+    with players_of(arguments.processes) as players:
+        for each, count in asked.items():
+            if arguments.by_date:
+                print(f"{count} seeds of today, from {first} on{each.option}", flush=True)
+            failed |= _play_many(arguments.seed or range(first, first + count), each, players, stop=arguments.stop)
+            if failed and arguments.stop:
+                break
+    return failed
+
+
+def _kind_of(arguments: argparse.Namespace) -> type[Schedule]:
+    """Return the schedules that are asked for."""
     kinds = (
         (arguments.leases and arguments.races, KeptRaceSchedule),
         (arguments.cluster, ClusterSchedule),
@@ -76,14 +104,7 @@ def main() -> int:
         (arguments.shares, ShareSchedule),
         (arguments.leases, LeaseSchedule),
     )
-    kind = next((kind for is_asked, kind in kinds if is_asked), Schedule)
-    if arguments.seed is not None and len(arguments.seed) == 1:
-        return _play_one(arguments.seed[0], kind)
-    first = first_of(datetime.now(UTC).date()) if arguments.by_date else arguments.first
-    if arguments.by_date:
-        print(f"{arguments.seeds} seeds of today, from {first} on{kind.option}", flush=True)
-    seeds = arguments.seed or range(first, first + arguments.seeds)
-    return _play_many(seeds, kind, stop=arguments.stop, processes=arguments.processes)
+    return next((kind for is_asked, kind in kinds if is_asked), Schedule)
 
 
 def first_of(day: date) -> int:
@@ -103,26 +124,25 @@ def _play_one(seed: int, kind: type[Schedule]) -> int:
     return 0
 
 
-def _play_many(seeds: Sequence[int], kind: type[Schedule], *, stop: bool, processes: int) -> int:
+def _play_many(seeds: Sequence[int], kind: type[Schedule], players: Players, *, stop: bool) -> int:
     reached, failures = Counter[str](), Counter[str]()
     requests, played, cpu = 0, 0, 0.0
     began = told = time.perf_counter()
     try:
-        with played_by(processes, seeds, kind, stop=stop) as parts:
-            for part in parts:
-                for seed, line in part.broken:
-                    broken = re.sub(r"(kinetic|job)-[\w-]+|[\d.]+", "…", line.split(":", 1)[1])[:100]
-                    failures[broken] += 1
-                    if failures[broken] <= NAMED:
-                        print(line, f"  to see it: {command_of(seed, kind)}", sep="\n", flush=True)
-                reached.update(part.reached)
-                requests, played, cpu = requests + part.requests, played + len(part.seeds), cpu + part.cpu
-                if (now := time.perf_counter()) - told > TOLD_EVERY:
-                    told = now
-                    broke = f", {failures.total()} of them broke a promise" if failures else ""
-                    print(f"… {played} of {len(seeds)} seeds{broke}; the next is {part.seeds[-1] + 1}", flush=True)
-                if stop and failures:
-                    break
+        for part in players.play(seeds, kind, stop=stop):
+            for seed, line in part.broken:
+                broken = re.sub(r"(kinetic|job)-[\w-]+|[\d.]+", "…", line.split(":", 1)[1])[:100]
+                failures[broken] += 1
+                if failures[broken] <= NAMED:
+                    print(line, f"  to see it: {command_of(seed, kind)}", sep="\n", flush=True)
+            reached.update(part.reached)
+            requests, played, cpu = requests + part.requests, played + len(part.seeds), cpu + part.cpu
+            if (now := time.perf_counter()) - told > TOLD_EVERY:
+                told = now
+                broke = f", {failures.total()} of them broke a promise" if failures else ""
+                print(f"… {played} of {len(seeds)} seeds{broke}; the next is {part.seeds[-1] + 1}", flush=True)
+            if stop and failures:
+                break
     except KeyboardInterrupt:
         print(f"interrupted: go on with --first {seeds[0] + played} --seeds {len(seeds) - played}")
     for what, count in sorted(reached.items()):

@@ -36,6 +36,7 @@ UNTAKEN = 90.0  # seconds after the end of an offer, in which a host that is wel
 STOPPED = 90.0  # seconds in which a program ends whose lease was lost
 STALE = 60.0  # seconds between what a claim is decided by and its write, of one that nothing holds up
 OFFERED = 60.0  # seconds after a verdict in which hosts may be about to offer their slice
+NOT_HAD = ("was not to be had", "nobody who has the key")  # in the reason of an attempt that has claimed nothing
 BOUND = 60.0  # seconds after what was armed, in which a slice is gone
 
 
@@ -160,6 +161,8 @@ class LeaseJudge(Judge):
             self.forged.add(slice_)
             return
         new, old = Lease.decode(data), None if record is None else Lease.decode(record.data)
+        if slice_ not in self.places:
+            raise Violation(f"a lease of {slice_} is written, which was never made: {new.why}")
         state = "" if old is None else old.state
         self.world.note("lease", slice_, state, new.state, new.epoch, new.job, new.attempt, new.why)
         if slice_ in self.forged and new.state != ENDED:
@@ -374,13 +377,28 @@ class LeaseJudge(Judge):
             self.world.reached.add("a claim was lost")
             taken = json.loads(self.world.records[names.intent(job, attempt)].data)["placement"].get("lease") or {}
             for slice_, lease, _ in self._leases():
-                if slice_ == taken.get("slice") and lease.state == FREE and lease.epoch >= taken["epoch"]:
-                    self.world.reached.add("a claim was lost whose slice is free again")
+                if slice_ == taken.get("slice"):
+                    self._check_lost((job, attempt), lease, taken["epoch"], verdict.reason)
             return True
         if "lease" in verdict.reason and verdict.cause == wire.INFRASTRUCTURE and task is not None:
             place = next((one.place for one in self.ground.boxes() if one.serves == (job, attempt)), None)
             return place is not None
         return super()._justified(job, attempt, verdict)
+
+    def _check_lost(self, key: tuple[str, int], lease: Lease, epoch: int, reason: str) -> None:
+        """Check that an attempt which gives up its slice had claimed it, or could not: what becomes of hosts is no
+        matter of who has not claimed them."""
+        if key in self.claims.values() or lease.slice in self.forged:
+            return
+        if not any(told in reason for told in NOT_HAD):
+            raise Violation(f"{key} gives up {lease.slice}, which it never claimed: {reason}")
+        if lease.state == FREE and lease.epoch >= epoch:
+            self.world.reached.add("a claim was lost whose slice is free again")
+        task, place = self.world.current, self.places[lease.slice]
+        assert task is not None
+        is_free = lease.state == FREE and lease.epoch < epoch and self.world.now < lease.until - STALE
+        if is_free and not place.gone and self._has_key(place, task):
+            raise Violation(f"{task.name} gives up {lease.slice} for {key}, which it could claim: {reason}")
 
 
 class LeaseSchedule(Schedule):

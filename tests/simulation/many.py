@@ -16,7 +16,8 @@ from tests.simulation.edges import simulated_edges
 from tests.simulation.scenario import Failed, Schedule, play
 from tests.simulation.world import World
 
-SIZE = 40  # seeds that a process plays before it tells what came of them
+SIZE = 40  # seeds that a process plays before it tells what came of them, at most
+PARTS = 4  # for each process, at least, so that all have something to do until the end
 
 
 class Part(NamedTuple):
@@ -47,18 +48,31 @@ def play_part(seeds: Sequence[int], kind: type[Schedule], stop: bool) -> Part:
     return Part(seeds, broken, reached, requests, time.process_time() - used)
 
 
+class Players:
+    """The processes that play seeds, whatever the kinds of their schedules."""
+
+    def __init__(self, processes: int, pool: ProcessPoolExecutor | None) -> None:
+        self._processes = processes
+        self._pool = pool
+
+    def play(self, seeds: Sequence[int], kind: type[Schedule], *, stop: bool = False) -> Iterator[Part]:
+        """Return the parts in the order of the seeds. `stop`: no process continues a part in which a promise is
+        broken."""
+        size = max(1, min(SIZE, len(seeds) // (PARTS * self._processes)))
+        parts = [seeds[start : start + size] for start in range(0, len(seeds), size)]
+        play = map if self._pool is None else self._pool.map
+        return play(play_part, parts, repeat(kind), repeat(stop))
+
+
 @contextlib.contextmanager
-def played_by(
-    processes: int, seeds: Sequence[int], kind: type[Schedule], *, stop: bool = False
-) -> Iterator[Iterator[Part]]:
-    """Yield the parts in the order of the seeds. `stop`: no process continues a part in which a promise is broken."""
-    parts = [seeds[start : start + SIZE] for start in range(0, len(seeds), SIZE)]
-    if processes < 2 or len(parts) < 2:
-        yield map(play_part, parts, repeat(kind), repeat(stop))
+def players_of(processes: int) -> Iterator[Players]:
+    """Yield processes that play seeds; one plays them here. What they have not begun at the end is never played."""
+    if processes < 2:
+        yield Players(1, None)
         return
     context, ignore = multiprocessing.get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
-    with ProcessPoolExecutor(min(processes, len(parts)), context, signal.signal, ignore) as players:
+    with ProcessPoolExecutor(processes, context, signal.signal, ignore) as pool:
         try:
-            yield players.map(play_part, parts, repeat(kind), repeat(stop))
+            yield Players(processes, pool)
         finally:
-            players.shutdown(cancel_futures=True)
+            pool.shutdown(cancel_futures=True)

@@ -49,7 +49,7 @@ LOCAL = (
     ),
     Mend(
         "the intent of the attempt before is read when the next is intended, and began no look at the cancel",
-        (9905694, 9908265, 9940774, 9949097),
+        (9905694, 9908265, 9949097),
         (
             Change(
                 "tests/simulation/world.py",
@@ -152,7 +152,7 @@ COMPUTE = (
 GROUPS = (
     Mend(
         "at the deadline of an attempt on several slices a host deleted its own group before the others",
-        (400,),
+        (809,),
         (
             Change(
                 "kinetic_orchestration/host/machine/bootstrap.py",

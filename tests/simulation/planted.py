@@ -91,8 +91,29 @@ PLANTED = (
     Planted(
         "the reaper closes the attempt of a race when one place has died",
         "jobs/cleanup/raced.py",
-        "    return job.backend.observe([intent.placement])[0].state != GONE\n",
-        "    return False\n",
+        "    if seen.state != GONE:\n        return None\n",
+        "",
+        "--races",
+    ),
+    Planted(
+        "a place of a race is asked again that another follower has given up",
+        "capacity/races/backend.py",
+        "            failed |= records.failures(self._store, job_id, attempt, (number,))\n",
+        "",
+        "--races",
+    ),
+    Planted(
+        "what another place of a race has refused is said of the first one, which was lost",
+        "jobs/following/placing.py",
+        "        elif own in failed:  # by its own",
+        "        elif own in failed and failed[own].cause in WITHOUT_HOSTS:  # by its own",
+        "--races",
+    ),
+    Planted(
+        "the reaper ends a race by the place that it looks at, whatever the others have answered",
+        "jobs/cleanup/raced.py",
+        "    return seen.cause or cause, seen.message or reason\n",
+        "    return cause, reason\n",
         "--races",
     ),
     Planted(
@@ -110,6 +131,27 @@ PLANTED = (
         "--shares",
     ),
     Planted(
+        "a slice yields while a place of its race is there",
+        "capacity/shares/rules.py",
+        "return bool(grant.kept) and not grant.yields and grant.holds.chips * grant.want.places <= grant.want.chips",
+        "return bool(grant.kept) and not grant.yields",
+        "--shares",
+    ),
+    Planted(
+        "hosts are gone a while after the verdict, whenever they were done",
+        "capacity/shares/rules.py",
+        "now - max(seen.over, seen.done) > DONE",
+        "now - seen.over > DONE",
+        "--shares",
+    ),
+    Planted(
+        "what yields to a turn is forgotten with the book",
+        "capacity/shares/records.py",
+        "            if of in grants:\n",
+        "            if of not in grants and of in grants:\n",
+        "--shares",
+    ),
+    Planted(
         "a slice that is kept has no chips",
         "capacity/shares/rules.py",
         "        return seen.lease == lease.ENDED and now - seen.changed > RELEASED\n",
@@ -119,8 +161,8 @@ PLANTED = (
     Planted(
         "one slice yields to two attempts",
         "capacity/shares/rules.py",
-        "return bool(grant.kept) and not grant.yields",
-        "return bool(grant.kept)",
+        "return bool(grant.kept) and not grant.yields and",
+        "return bool(grant.kept) and",
         "--shares",
     ),
     Planted(
@@ -438,7 +480,7 @@ PLANTED = (
     Planted(
         "what is taken back from an on-demand VM counts as preempted",
         "platforms/google/compute/states.py",
-        "    cause = wire.PREEMPTION if model == machines.SPOT else wire.INFRASTRUCTURE\n",
+        "    cause = wire.PREEMPTION if model == SPOT else wire.INFRASTRUCTURE\n",
         "    cause = wire.PREEMPTION\n",
         "--compute",
     ),
@@ -452,7 +494,7 @@ PLANTED = (
     Planted(
         "a preempted VM counts as failed",
         "platforms/google/compute/states.py",
-        "    cause = wire.PREEMPTION if model == machines.SPOT else wire.INFRASTRUCTURE\n",
+        "    cause = wire.PREEMPTION if model == SPOT else wire.INFRASTRUCTURE\n",
         "    cause = wire.INFRASTRUCTURE\n",
         "--compute",
     ),
@@ -731,8 +773,8 @@ PLANTED = (
     Planted(
         "a turn that is to be freed is still used",
         "capacity/shares/line.py",
-        "    if grant is None or grant.leaving:\n        return None\n    return Turn(True",
-        "    if grant is None:\n        return None\n    return Turn(True",
+        "    if grant is None or grant.leaving:\n        return None\n    yielding",
+        "    if grant is None:\n        return None\n    yielding",
         "--shares",
     ),
     Planted(

@@ -89,6 +89,9 @@ class RaceJudge(CandidateJudge):
     def _on_lost(self, job: str, attempt: int, ended: Verdict) -> None:
         if self.winner(job, attempt) is None and "none of them has started its agent" in ended.reason:
             self.world.reached.add("a silent place was given up, and not its race")
+        task = self.world.current
+        if self.winner(job, attempt) is None and task is not None and task.name.startswith("reap"):
+            self.world.reached.add("the reaper gave up one place")
 
     def _check_speaker(self, job: str, attempt: int, name: str) -> None:
         """No host writes a record of an attempt whose race its place has not won."""
@@ -165,11 +168,23 @@ class RaceJudge(CandidateJudge):
             super().may_create(queued)
         finally:
             self.zones[job, attempt], self.chosen[job, attempt] = before
+        self._check_not_given_up(job, attempt, number)
         won = self.world.records.get(names.won(job, attempt))
         if won is not None and self.winner(job, attempt) != number:
             self.world.reached.add("a place was asked after its race")
             if task is not None and won.updated < task.look_began:
                 raise Violation(f"{task.name} asks {own} for attempt {attempt} of {job}, whose race was over")
+
+    def _check_not_given_up(self, job: str, attempt: int, number: int) -> None:
+        """Check that whoever asks a place could not know that it was given up: by then who has won is read as well."""
+        lost, task = self.world.records.get(names.lost(job, attempt, number)), self.world.current
+        if lost is None or task is None:
+            return
+        self.world.reached.add("a place was asked that was given up meanwhile")
+        read = (task.name, "read", names.won(job, attempt))
+        last = next((entry[0] for entry in reversed(self.world.trace) if entry[1:4] == read), 0.0)
+        if lost.updated < last:
+            raise Violation(f"{task.name} asks place {number} of attempt {attempt} of {job}, which was given up")
 
     def may_delete(self, name: str, what: QueuedResource | TpuNode) -> None:
         """A place that has not won may go at any time once another has, or by itself; and so may one that has failed."""
@@ -191,6 +206,7 @@ class RaceSchedule(CandidateSchedule):
 
     option = " --races"
     kind_of_judge = RaceJudge
+    judge: RaceJudge
 
     def _open(self, draw: Any) -> None:
         if draw.random() < 0.5:
@@ -205,7 +221,7 @@ class RaceSchedule(CandidateSchedule):
         """In some, most slices are READY and never speak, so that a race waits for a place whose turn in a queue comes
         late."""
         fates = super()._fates(draw)
-        return fates + ("never boots",) * 3 * len(fates) * (draw.random() < 0.15)
+        return fates + ("never boots",) * 3 * len(fates) * (draw.random() < 0.25)
 
     def _people(self) -> None:
         """In some, everybody leaves while places wait, of which one then fails, and the reaper alone comes by."""
@@ -213,6 +229,21 @@ class RaceSchedule(CandidateSchedule):
         if draw.random() < 0.2:
             self.orphaned = True
             self._inform_judge()
+            if draw.random() < 0.5:
+                self._fail_one_alone(draw)
             for number in range(1, 5):
                 self._client(self._reap, number * (reaper.UNCLAIMED + draw.uniform(1.0, 60.0)))
         super()._people()
+
+    def _fail_one_alone(self, draw: Any) -> None:
+        """All places wait in their queues until everybody has left; then one fails, and the others still wait when the
+        reaper comes."""
+        world, zones = self.world, sorted({zone for _, zone in self.judge.options})
+        known = [self.ground.api.zones[zone] for zone in zones]
+        for zone in known:
+            zone.weather, zone.until = api.QUEUE, world.now + draw.uniform(1000.0, 2500.0)
+        dry = draw.choice(known)
+        left = world.now + draw.uniform(20.0, 100.0)
+        self.healed = max(self.healed, world.now + 2500.0)
+        world.at(left, self._leave)
+        world.at(left + draw.uniform(0.0, 100.0), lambda: setattr(dry, "weather", api.DRY))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import NamedTuple
 
 from kinetic_orchestration.capacity.races import records as races
 from kinetic_orchestration.capacity.shares import line, records, rules
@@ -17,6 +16,7 @@ from kinetic_orchestration.errors import StoreError
 from kinetic_orchestration.plan.configuration.chip_shares import parse
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records import leases
+from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.wire.lease import CLAIMED, ENDED, FREE, Lease
 from tests.simulation.scenario import Schedule
 from tests.simulation.world import Odds, SimulatedStore, Task, Violation, World
@@ -31,13 +31,9 @@ HALF_LIFE, ENTRY, PATIENCE = 86_400.0, 300.0, 3600.0  # as they are documented
 STRANGERS = 55  # who come until after the big one has to have had its turn; the job after them has one attempt
 DIES = 900.0  # seconds after its deadline in which the last host has ended itself
 SELF_DELETE = 200.0  # seconds after its verdict in which hosts end themselves
+GOING = 19.0  # seconds after hosts have said that they go, within which they are gone
 LONGEST_LINE = 12 * 3600.0
 DAMAGE = b"{"
-
-
-class Hosts(NamedTuple):
-    want: Want
-    until: float
 
 
 class Judge:
@@ -45,7 +41,8 @@ class Judge:
 
     def __init__(self, world: World, shares: str) -> None:
         self.world, self.shares = world, parse("the shares", shares)
-        self.held: dict[Key, Hosts] = {}
+        self.held: dict[Key, Want] = {}  # as much of it as is there
+        self.losers: dict[Key, Want] = {}  # places of races that have not won, and are there
         self.had: set[Key] = set()
         self.closed: dict[Key, float] = {}  # when their verdicts were written
         self.gone: dict[Key, float] = {}  # since when the loser of a race is said to be
@@ -105,7 +102,7 @@ class Judge:
 
     def _on_freed(self, token: str, want: Want, since: float) -> None:
         world = self.world
-        if want.key in self.held:
+        if want.key in self.held or want.key in self.losers:
             raise Violation(f"the turn of {want.key} is freed, and its hosts are there")
         world.note("freed", *want.key)
         earliest = self.closed.get(want.key, since)
@@ -130,7 +127,7 @@ class Judge:
             entry = chips * ENTRY * 0.5 ** (max(0.0, at - since) / HALF_LIFE)
             least[whose] += entry + chips * _faded(since, min(at, earliest), at)  # type: ignore[assignment]
             most[whose] += entry + chips * _faded(since, min(at, end), at)  # type: ignore[assignment]
-            gone = self.gone.get(want.key, math.inf)
+            gone = min(self.gone.get(want.key, math.inf), self.closed.get(want.key, math.inf))
             given_back = chips - chips / want.places
             least[whose] -= given_back * _faded(max(gone, since), min(at, earliest), at)  # type: ignore[assignment]
             slack[whose] += chips * 10 * SKEW + 2.0  # type: ignore[assignment]
@@ -148,7 +145,7 @@ class Judge:
 
     # ---- hosts -------------------------------------------------------------------------------------------
 
-    def begins(self, want: Want, lasts: float) -> None:
+    def begins(self, want: Want) -> None:
         world = self.world
         world.note("hosts", *want.key)
         if want.key in self.had:
@@ -157,25 +154,33 @@ class Judge:
         if grant is None:
             raise Violation(f"{want.key} gets hosts, and has no turn")
         self.had.add(want.key)
-        self.held[want.key] = Hosts(want, world.now + lasts)
+        self.held[want.key] = want
         for who, used, most in self._totals(want):
             if used > most + 1e-6:
-                raise Violation(f"{who} holds {used:g} of {most:g} chips: {sorted(self.held)}")
+                beside = f", and of races that others have won {sorted(self.losers)}" if self.losers else ""
+                raise Violation(f"{who} holds {used:g} of {most:g} chips: {sorted(self.held)}{beside}")
             if used == most:
                 world.reached.add("a share was held whole")
 
+    def races(self, key: Key) -> None:
+        """One place has won, and is what the attempt holds; the others are there until they are gone."""
+        want = self.held[key]
+        each = want.chips // want.places
+        self.held[key] = want._replace(chips=each)
+        self.losers[key] = want._replace(chips=want.chips - each)
+
     def loses(self, key: Key) -> None:
         """The place of a race that has not won is gone."""
-        if key in self.held:
-            want, until = self.held[key]
-            self.held[key] = Hosts(want._replace(chips=want.chips // want.places), until)
+        if self.losers.pop(key, None) is not None:
             self.world.note("a loser is gone", *key)
 
-    def hands_over(self, key: Key, want: Want, lasts: float) -> None:
+    def hands_over(self, key: Key, want: Want) -> None:
         """A slice that was kept serves another attempt."""
         self.ends(key)
         self.world.reached.add("a kept slice was taken")
-        self.begins(want, lasts)
+        if key in self.losers:
+            self.world.reached.add("a kept slice was taken while a place that had lost was there")
+        self.begins(want)
 
     def ends(self, key: Key) -> None:
         if self.held.pop(key, None) is not None:
@@ -191,7 +196,7 @@ class Judge:
             if not is_own or share.generation not in ("", want.generation):
                 continue
             used = 0.0
-            for one, _ in self.held.values():
+            for one in (*self.held.values(), *self.losers.values()):
                 theirs = one.user if share.scope == "user" else one.pipeline if share.scope else ""
                 if theirs == who and share.generation in ("", one.generation):
                     used += one.chips * (1.0 if share.generation else CHIPS[one.generation])
@@ -217,14 +222,21 @@ def _faded(since: float, end: float, now: float) -> float:
 
 
 class SharedStore(SimulatedStore):
-    """As one process sees it: its first try of a swap may have won although the second is told that it lost."""
+    """As one process sees it: its first try of a swap may have won although the second is told that it lost. `looks`:
+    when anybody has last looked for an intent that was not there."""
 
-    def __init__(self, world: World, task: Task, lost: float) -> None:
+    def __init__(self, world: World, task: Task, lost: float, looks: dict[str, float]) -> None:
         super().__init__(world)
-        self._task, self._lost = task, lost
+        self._task, self._lost, self._looks = task, lost, looks
 
     def now(self) -> float:
         return self._world.now + self._task.skew / 600.0 * SKEW
+
+    def read(self, name: str, start: int = 0, end: int | None = None, *, limit: int = 0) -> Record | None:
+        found = super().read(name, start, end, limit=limit)
+        if found is None and name.endswith("/intent.json"):
+            self._looks[name] = self._world.now
+        return found
 
     def swap(self, name: str, data: bytes, generation: int) -> int | None:
         return self._retried(super().swap(name, data, generation))
@@ -251,7 +263,7 @@ class ShareSchedule(Schedule):
         draw = world.random
         self.shares = draw.choice(SHARES)
         self.judge = Judge(world, self.shares)
-        world.on_write = self.judge.on_write
+        world.on_write = self._on_write
         self.is_flood = draw.random() < 0.15
         self.odds = Odds(delay=0.1) if self.is_flood else Odds(
             delay=draw.choice((0.03, 0.15, 0.4)),
@@ -267,10 +279,12 @@ class ShareSchedule(Schedule):
         self.done: set[str] = set()
         self.granted_at: dict[Key, float] = {}
         self.clients = 0
+        self.looks: dict[str, float] = {}
         self.slices: dict[str, Key] = {}  # that are kept, or are about to be, and whose they are
+        self.promised: dict[Key, str] = {}  # the slice that an attempt is to take, as its intent says
         (self._flood if self.is_flood else self._crowd)()
-        if not self.is_flood and draw.random() < 0.15:
-            world.at(world.now + draw.choice((30.0, 900.0, 4000.0)) * draw.random(), self._lose)
+        if not self.is_flood and draw.random() < 0.3:
+            world.at(world.now + draw.choice((30.0, 900.0, 1500.0, 4000.0)) * draw.random(), self._lose)
 
     # ---- who comes ---------------------------------------------------------------------------------------
 
@@ -377,7 +391,7 @@ class ShareSchedule(Schedule):
 
     def _follow(self, task: Task, want: Want) -> None:
         """A process that follows a job until it has ended."""
-        store = SharedStore(self.world, task, self.lost)
+        store = SharedStore(self.world, task, self.lost, self.looks)
         while True:
             try:
                 attempt = self._attempt_of(store, want.job)
@@ -391,8 +405,9 @@ class ShareSchedule(Schedule):
         """The first attempt that is not over; None if the job is."""
         last = 1 + (int(job[4:], 16) % 3 == 0)
         for attempt in range(1, last + 1):
-            is_left = (job, attempt) in self.judge.held and slice_of((job, attempt)) not in self.slices
-            if store.read(names.verdict(job, attempt)) is None or is_left:
+            key, is_over = (job, attempt), store.read(names.verdict(job, attempt)) is not None
+            is_left = (key in self.judge.held or key in self.judge.losers) and slice_of(key) not in self.slices
+            if not is_over or is_left:
                 return attempt
         for attempt in range(1, last + 1):
             if slice_of((job, attempt)) not in self.slices:
@@ -435,34 +450,69 @@ class ShareSchedule(Schedule):
         store.create(names.intent(*want.key), wire.encode(intent))
         if store.read(names.verdict(*want.key)) is not None or not self._has_turn(task, place, uses=True):
             return False
-        self._request(store, task, want, self._way(store, place))
+        taken = self._way(store, place)
+        if taken is not None:
+            self._request(store, task, want, taken)
+        return taken is not None
+
+    def _way(self, store: SharedStore, place: line.Line) -> str | None:
+        """Take a slice that serves nobody, or none, once none of the others is there that have the chips of the turn.
+        Returns the one that was taken; None if it has no turn any more."""
+        key = place.want.key
+        while (turn := place.use()).granted:
+            if key not in self.promised:
+                self.promised[key] = self._own(store, place.want, turn.after)
+            own = self.promised[key]
+            if not all(name == own or self._makes_way(store, name) for name in turn.after):
+                self.world.sleep(10.0)
+            elif not own or self._takes(store, own, place.want):
+                return own
+            else:
+                self.promised[key] = ""
+        return None
+
+    def _own(self, store: SharedStore, want: Want, after: tuple[str, ...]) -> str:
+        others = sorted(self.slices.keys() - {*after}) if self.world.random.random() < 0.5 else []
+        each = () if want.places > 1 else (*after, *others)
+        return next((name for name in each if self._fits(store, name, want)), "")
+
+    def _fits(self, store: SharedStore, name: str, want: Want) -> bool:
+        held = leases.read(store, name)
+        return held is not None and held.lease.state == FREE and self._chips(name) == (want.generation, want.chips)
+
+    def _takes(self, store: SharedStore, name: str, want: Want) -> bool:
+        held, now = leases.read(store, name), store.now()
+        if held is None or held.lease.is_of(*want.key):
+            return held is not None
+        if held.lease.state != FREE or now >= held.lease.until:
+            return False
+        taken = held.lease.claimed(*want.key, deadline=now + 1e6, origin={}, writer="simulated", now=now)
+        return leases.write(store, taken, held)
+
+    def _on_write(self, name: str, data: bytes) -> None:
+        """Whoever claims a slice has its hosts at once: the claim is what they begin by."""
+        self.judge.on_write(name, data)
+        if name.endswith("/lease.json") and (lease := Lease.decode(data)).state == CLAIMED:
+            of = self.slices.pop(lease.slice)
+            want = next(one for one in self.jobs if one.job == lease.job)._replace(attempt=lease.attempt)
+            self.judge.hands_over(of, want)
+            self._runs(want)
+
+    def _makes_way(self, store: SharedStore, name: str) -> bool:
+        """End the lease of a slice. Returns True once it is gone, or serves an attempt again."""
+        leases.end(store, name, "its chips", writer="simulated", now=store.now(), may=lambda one: one.state == FREE)
+        self.world.reached.add("a kept slice was released for others")
+        held = leases.read(store, name)
+        if held is None or held.lease.state != ENDED:
+            return True
+        if name in self.slices:
+            return False
+        line.leave_slice(store, key_of(name))  # as its cloud says
         return True
 
-    def _way(self, store: SharedStore, place: line.Line) -> str:
-        """Take one of the slices that serve nobody and have the chips of the turn, or wait until none of them is there.
-        Returns the one that was taken."""
-        want, after = place.want, place.use().after
-        for name in after:
-            held = leases.read(store, name)
-            if held is None or held.lease.state != FREE or self._chips(name) != (want.generation, want.chips):
-                continue
-            now = store.now()
-            taken = held.lease.claimed(*want.key, deadline=now + 1e6, origin={}, writer="simulated", now=now)
-            if now < held.lease.until and want.places == 1 and leases.write(store, taken, held):
-                return name
-        for name in after:
-            leases.end(store, name, "its chips", writer="simulated", now=store.now(), may=lambda one: one.state == FREE)
-            self.world.reached.add("a kept slice was released for others")
-            while (held := leases.read(store, name)) is not None and held.lease.state == ENDED:
-                if name not in self.slices:  # as its cloud says
-                    line.give_back(store, key_of(name))
-                    break
-                self.world.sleep(10.0)
-        return ""
-
     def _chips(self, name: str) -> tuple[str, int]:
-        hosts = self.judge.held.get(key_of(name))
-        return ("", 0) if hosts is None else (hosts.want.generation, hosts.want.chips)
+        held = self.judge.held.get(key_of(name))
+        return ("", 0) if held is None else (held.generation, held.chips)
 
     def _hesitate(self, want: Want) -> None:
         """Sleep for about as long as a turn is kept that nobody uses, or until this one is said to be freed."""
@@ -475,7 +525,15 @@ class ShareSchedule(Schedule):
             if grant is None or grant.leaving:
                 break
             world.sleep(2.0)
-        world.sleep(draw.random() * 4.0)
+        marked = world.now
+        if draw.random() < 0.5:  # and whoever is to free it has seen that nobody has begun
+            for _ in range(400):
+                if self.looks.get(names.intent(*want.key), 0.0) > marked:
+                    break
+                world.sleep(0.1)
+            world.sleep(draw.random() * 0.3)
+        else:
+            world.sleep(draw.random() * 4.0)
 
     def _has_turn(self, task: Task, place: line.Line, *, uses: bool = False) -> bool:
         turn = place.use() if uses else place.turn()
@@ -489,27 +547,30 @@ class ShareSchedule(Schedule):
         """One request to the cloud, which comes late now and then. Machines look whether they may still begin."""
         world, judge = self.world, self.judge
         world.request("submit", f"{want.job}/{want.attempt}", StoreError)
-        intent = world.records.get(names.intent(*want.key))
-        assert intent is not None
-        allowed = wire.decode(intent.data)["allowed"]
-        deadline = intent.updated + allowed if allowed else math.inf
-        is_late = names.verdict(*want.key) in world.records or want.key in judge.had or world.now > deadline
         if taken:
-            self.slices.pop(taken, None)
-        if is_late and taken:  # its hosts find no work
-            judge.ends(key_of(taken))
-        if is_late:
+            line.leave_slice(store, key_of(taken))
             return
-        if taken:
-            judge.hands_over(key_of(taken), want, allowed)
-            line.give_back(store, key_of(taken))
-        else:
-            judge.begins(want, allowed)
-            if want.places > 1:
-                self._race(store, want)
-        runs = world.random.uniform(20.0, want.longest * 0.7 if want.longest else 900.0)
-        silent = bool(allowed) and world.random.random() < self.leaves
-        world.at(min(world.now + runs, deadline), lambda: self._ended(want, silent, deadline))
+        is_late = names.verdict(*want.key) in world.records or world.now > self._deadline(want)
+        if is_late or want.key in judge.had:
+            return
+        judge.begins(want)
+        if want.places > 1:
+            self._race(store, want)
+        self._runs(want)
+
+    def _deadline(self, want: Want) -> float:
+        intent = self.world.records[names.intent(*want.key)]
+        allowed = wire.decode(intent.data)["allowed"]
+        return intent.updated + allowed if allowed else math.inf
+
+    def _runs(self, want: Want) -> None:
+        world, deadline = self.world, self._deadline(want)
+        most = want.longest * 0.7 if want.longest else 900.0
+        if want.keeps and want.places > 1 and world.random.random() < 0.5:  # shorter than a deletion takes
+            most = 40.0
+        runs = world.random.uniform(20.0, most)
+        silent = bool(want.longest) and world.random.random() < self.leaves
+        world.at(min(world.now + runs, max(world.now, deadline)), lambda: self._ended(want, silent, deadline))
 
     def _ended(self, want: Want, silent: bool, deadline: float) -> None:
         """A program ends; its hosts write a verdict, and end themselves a while later if nobody frees them."""
@@ -525,15 +586,22 @@ class ShareSchedule(Schedule):
             self.slices[slice_of(want.key)] = want.key
             world.at(world.now + world.random.uniform(5.0, 150.0), lambda: self._offered(want))
             return
-        world.at(world.now + SELF_DELETE, lambda: want.key in judge.refused or judge.ends(want.key))
+        goes = SELF_DELETE
+        if world.random.random() < 0.5:
+            done = world.random.uniform(0.0, SELF_DELETE - GOING)
+            world.at(world.now + done, lambda: world.write(names.host(*want.key, 0, "done.json"), wire.encode({})))
+            goes = done + world.random.uniform(1.0, GOING)
+        world.at(world.now + goes, lambda: want.key in judge.refused or judge.ends(want.key))
 
     def _race(self, store: SharedStore, want: Want) -> None:
         """One of two places has won; hosts of the other say that they go, or somebody sees that they are gone."""
         world, draw = self.world, self.world.random
-        name, gone = names.gone(*want.key, 1), world.now + draw.uniform(1.0, 200.0)
+        name, gone = names.gone(*want.key, 1), world.now + draw.uniform(1.0, draw.choice((60.0, 200.0, 500.0)))
+        self.judge.races(want.key)
         world.write(names.won(*want.key), wire.encode({"rival": 0, "writer": "host"}))
         if draw.random() < 0.5:
-            world.at(gone - 1.0, lambda: name in world.records or world.write(name, wire.encode({})))
+            said = max(world.now, gone - draw.uniform(1.0, GOING))
+            world.at(said, lambda: name in world.records or world.write(name, wire.encode({})))
 
         def is_gone() -> None:
             self.judge.loses(want.key)
@@ -543,7 +611,7 @@ class ShareSchedule(Schedule):
         world.at(gone, is_gone)
 
     def _sees_gone(self, task: Task, want: Want) -> None:
-        store = SharedStore(self.world, task, self.lost)
+        store = SharedStore(self.world, task, self.lost, self.looks)
         try:
             races.saw_gone(store, *want.key, 1)
             if want.key in self.judge.held:
@@ -601,6 +669,7 @@ class ShareSchedule(Schedule):
             world.sleep(100.0)
         world.request("release", f"{want.job}/{want.attempt}", StoreError)
         judge.ends(want.key)
+        judge.loses(want.key)
         line.give_back(store, want.key)
 
     def _freed_late(self, want: Want) -> None:
@@ -613,7 +682,7 @@ class ShareSchedule(Schedule):
         """Play it. Every job comes to its end, and nothing is left in the line."""
         world = self.world
         world.run()
-        if self.judge.held:
+        if self.judge.held or self.judge.losers:
             raise Violation(f"hosts are left: {sorted(self.judge.held)}")
         for want in self.jobs:
             if names.verdict(want.job, 1) not in world.records:

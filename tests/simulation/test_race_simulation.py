@@ -23,6 +23,7 @@ a slice lost its race
 place 0 won
 place 1 won
 place 2 won
+the reaper gave up one place
 """.strip().splitlines()
 
 
@@ -31,7 +32,7 @@ def test_every_promise_holds_in_a_few_schedules() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(0)
 def test_every_promise_holds_in_many_schedules_and_every_interesting_state_was_reached() -> None:
     check(range(FEW, SEEDS), REACHED, RaceSchedule)
 

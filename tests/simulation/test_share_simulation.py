@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.checks import check, check_repeats
-from tests.simulation.share_scenario import ShareSchedule
+from kinetic_orchestration.capacity.shares import records
+from kinetic_orchestration.capacity.shares.line import Line
+from kinetic_orchestration.capacity.shares.rules import Book, Grant, Want
+from kinetic_orchestration.plan.configuration.chip_shares import parse
+from kinetic_orchestration.protocol import names, wire
+from tests.simulation.checks import check, check_repeats, scene
+from tests.simulation.share_scenario import SharedStore, ShareSchedule, slice_of
+from tests.simulation.world import EPOCH, Task, World
 
 SEEDS = 120  # the gate plays more, which it draws by the date
 MANY = 5_000
@@ -41,6 +47,35 @@ def test_every_promise_holds_in_many_schedules_and_every_interesting_state_was_r
 @pytest.mark.timeout(1800)
 def test_every_promise_holds_in_thousands_of_schedules() -> None:
     check(range(SEEDS, SEEDS + MANY), REACHED, ShareSchedule)
+
+
+def test_whoever_takes_one_of_two_slices_that_yield_has_the_other_one_released_first() -> None:
+    """Test the simulation: each yields for another share, of which the judge sees that it is never exceeded."""
+    schedule = ShareSchedule(0, worlds := list[World]())
+    (world,), judge = worlds, schedule.judge
+    world._queue.clear()
+    big, small, taker = (
+        Want(job, 1, "v5e", chips, user=user, keeps=True)
+        for job, chips, user in (("job-0", 16, "ann"), ("job-1", 8, "bob"), ("job-2", 16, "bob"))
+    )
+    schedule.jobs, judge.shares = [big, small, taker], parse("the shares", "v5e=24,user:*=16")
+    judge.on_loss()  # nothing is known of what was used before
+    left = [Grant(one, EPOCH, one.job, kept=slice_of(one.key), yields=taker.key) for one in (big, small)]
+    world.write(names.BOOK, records.bytes_of(Book(grants=(*left, Grant(taker, EPOCH, "turn")))))
+    for one in (big, small, taker):
+        intent = {"attempt": 1, "boot": "b", "placement": {"name": slice_of(one.key)}, "allowed": 0.0}
+        world.write(names.intent(*one.key), wire.encode(intent))
+    for one in (big, small):
+        judge.begins(one)
+        schedule.slices[slice_of(one.key)] = one.key
+        schedule._offered(one)
+
+    def takes(task: Task) -> str | None:
+        store = SharedStore(world, task, 0.0, {})
+        return schedule._way(store, Line(store, taker, judge.shares, 1.0))
+
+    assert scene(world, "taker", takes) == slice_of(big.key)
+    assert [*judge.held] == [taker.key]
 
 
 def test_the_same_seed_is_the_same_schedule_byte_for_byte_in_every_process() -> None:

@@ -15,11 +15,13 @@ from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import Limits, Plan, Retry
 from kinetic_orchestration.protocol import attempt_rules, names, wire
+from tests.simulation import __main__ as simulation
 from tests.simulation.__main__ import first_of, main
 from tests.simulation.checks import check, check_fails, check_repeats
+from tests.simulation.cloud_scenario import CloudSchedule
 from tests.simulation.edges import simulated_edges
 from tests.simulation.mended import BROKE, CLOUD, COMPUTE, GROUPS, LOCAL, Mend, still_broken
-from tests.simulation.scenario import REQUESTS, SLICES, Judge
+from tests.simulation.scenario import REQUESTS, SLICES, Judge, Schedule
 from tests.simulation.slices import Ground
 from tests.simulation.world import EPOCH, Odds, SimulatedStore, Task, Violation, World
 
@@ -140,6 +142,19 @@ def test_each_day_has_seeds_of_its_own_and_one_that_breaks_a_promise_is_told_wit
     assert first_of(datetime.now(UTC).date()) - first in (0, 1_000_000)  # midnight
     assert first <= seed < first + 300
     assert f"python -m tests.simulation --seed {seed}\n" in told
+
+
+def test_of_each_kind_so_many_are_played_as_the_gate_plays_and_one_that_breaks_a_promise_fails_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(simulation, "EACH", {Schedule: 4, CloudSchedule: 2})
+    monkeypatch.setattr(sys, "argv", ["simulation", "--first=9909200", "--each", "--processes", "1"])
+    assert main() == 0
+    played = re.findall(r"(?m)^(\d+) seeds from 9909200 on, [1-9]\d* requests, 0 broke", capsys.readouterr().out)
+    assert played == ["4", "2"]
+    monkeypatch.setattr(simulation, "EACH", {Schedule: 40, CloudSchedule: 1})
+    monkeypatch.setattr(attempt_rules, "_all_ended_well", _first_exit_is_enough)
+    assert main() == 1
 
 
 @pytest.mark.offline

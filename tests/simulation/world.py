@@ -359,9 +359,10 @@ class SimulatedStore:
         found = (record.updated for record in self._world.records.values() if record.generation == generation)
         return next(found, self._world.now)
 
-    def list(self, prefix: str) -> Iterator[Entry]:
+    def list(self, prefix: str, *, last: str = "") -> Iterator[Entry]:
         self._world.request("list", prefix, self._failure)
-        for name in sorted(name for name in self._world.records if name.startswith(prefix)):
+        end = f"/{last}" if last else ""
+        for name in sorted(name for name in self._world.records if name.startswith(prefix) and name.endswith(end)):
             record = self._world.records.get(name)
             if record is not None:
                 yield Entry(name, len(record.data), record.generation, record.updated)
