@@ -38,7 +38,7 @@ def tests(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """Run the slow tests: frameworks, whole orchestrators, faults on real processes.
 
-    With TURN=0 to 5, which chooses a sixth of the longest, they take about twelve minutes on two cores.
+    With TURN=0 to 6, which chooses a seventh of the longest, they take about twelve minutes on two cores.
     """
     pytest(session, "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "slow and not offline")
 
@@ -68,15 +68,7 @@ def package(session: nox.Session) -> None:
 @nox.session
 def simulate(session: nox.Session) -> None:
     """Play schedules of crashes and lost answers that are drawn by the date."""
-    play = [sys.executable, "-m", "tests.simulation", "--by-date"]
-    session.run(*play, "--seeds", "1000", *session.posargs)
-    session.run(*play, "--seeds", "120", "--cloud", *session.posargs)
-    session.run(*play, "--seeds", "100", "--cluster", *session.posargs)
-    session.run(*play, "--seeds", "120", "--compute", *session.posargs)
-    session.run(*play, "--seeds", "80", "--groups", *session.posargs)
-    session.run(*play, "--seeds", "80", "--shares", *session.posargs)
-    session.run(*play, "--seeds", "60", "--races", *session.posargs)
-    session.run(*play, "--seeds", "40", "--leases", *session.posargs)
+    session.run(sys.executable, "-m", "tests.simulation", "--by-date", "--each", *session.posargs)
 
 
 @nox.session

@@ -49,7 +49,7 @@ FIRST = (
     "airflow_kinetic/operators/test_tasks.py", "end_to_end/faults", "dagster_kinetic/sensors",
 )  # fmt: skip
 
-TURNS = 6  # of which the gate plays one for each number of commits: `turn` of pyproject.toml's markers
+TURNS = 7  # of which the gate plays one for each number of commits: `turn` of pyproject.toml's markers
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -217,26 +217,30 @@ def fresh_pace() -> None:
 
 
 @pytest.fixture(scope="session")
-def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The agent as the first job in a new home unpacks and compiles it, which takes longer than the job."""
-    return agent_zip.unpacked(tmp_path_factory.mktemp("unpacked"))
+def agents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The agent as the first job in a new home unpacks and compiles it, here and for other machines, which takes longer
+    than much of a job."""
+    home = tmp_path_factory.mktemp("agents")
+    agent_zip.unpacked(home)
+    agent_zip.packed(home)
+    return home / "agent"
 
 
 @pytest.fixture
-def home(tmp_path: Path, unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(tmp_path: Path, agents: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """KINETIC_HOME for this test alone. Afterwards no process of it may live, and no lock may be left."""
-    yield from _own_home(tmp_path / "home", unpacked, monkeypatch)
+    yield from _own_home(tmp_path / "home", agents, monkeypatch)
 
 
 @pytest.fixture(scope="module")
-def shared_home(tmp_path_factory: pytest.TempPathFactory, unpacked: Path) -> Iterator[Path]:
+def shared_home(tmp_path_factory: pytest.TempPathFactory, agents: Path) -> Iterator[Path]:
     """The same for all tests of a module, whose jobs then find their project staged."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        yield from _own_home(tmp_path_factory.mktemp("shared") / "home", unpacked, monkeypatch)
+        yield from _own_home(tmp_path_factory.mktemp("shared") / "home", agents, monkeypatch)
 
 
-def _own_home(folder: Path, unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    shutil.copytree(unpacked, folder / "agent" / unpacked.name, copy_function=os.link)
+def _own_home(folder: Path, agents: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    shutil.copytree(agents, folder / "agent", copy_function=os.link)
     for name in [name for name in os.environ if name.startswith("KINETIC_") and name != journal.VARIABLE]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("KINETIC_HOME", str(folder))

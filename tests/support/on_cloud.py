@@ -20,6 +20,7 @@ from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.testing import Emulator
 from tests.support.wire_tasks import in_spec
 
+IDENTITY = "0123456789abcdef01234567"
 STAGED = Staged(None, "", "", (), (), (), (), None, "", agent="a" * 64)
 
 
@@ -41,7 +42,12 @@ class Place:
         """Return a new job that nothing was asked for yet."""
         self.jobs += 1
         job = f"job-{self.jobs:012d}"
-        fields = {"name": "train", "plan": replace(self.plan, **plan).to_json(), "task": in_spec()}
+        fields = {
+            "name": "train",
+            "identity": IDENTITY,
+            "plan": replace(self.plan, **plan).to_json(),
+            "task": in_spec(),
+        }
         self.store.create(names.spec(job), wire.encode({**fields, "staged": STAGED.to_json()}))
         return open_job(job, self.store, self.backend, self.trust)
 

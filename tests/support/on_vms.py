@@ -175,8 +175,8 @@ class Site:
         spool.mkdir()
         local = replace(plan, backend="local")  # its environment is this one
         staged = stage(package(spec, local, here, spool, os.environ), store, here.retention, here.home)
-        zip_ = agent_zip.build()
-        self.records.create(names.blob(zip_.digest), zip_.data)
+        zip_ = agent_zip.packed(here.home)
+        self.records.create(names.blob(zip_.digest), zip_.data())
         admit(_With(self.records, task), job, identity, plan, staged)  # type: ignore[arg-type]
         record = self.records.read(names.spec(job))
         assert record is not None

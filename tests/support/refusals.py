@@ -72,6 +72,52 @@ REFUSALS = {
         {"accelerator": ["v5e-16", "v5e-32"], "reshard": True, "global_batch": 30}, {},
         r"global_batch=30 cannot be divided among the hosts of v5e-16 \(4 hosts\).*give a batch that",
     ),
+    "a batch that no job can have": Refusal(
+        {"accelerator": "v5e-8", "global_batch": 10**30}, {},
+        r"global_batch is 1000000000000000000000000000000: give the samples of one step",
+    ),
+    "the same accelerator by two of its names": Refusal(
+        {"accelerator": ["v5e-8", "v5litepod-8"]}, {}, r"accelerator names v5e-8 twice, also as v5litepod-8: keep one",
+    ),
+    "the same purchase, said and not said": Refusal(
+        {"accelerator": ["v5e-8", {"accelerator": "V5E-8", "capacity": "on-demand"}]}, {},
+        r"accelerator names v5e-8 twice, also as V5E-8, on-demand: keep one",
+    ),
+    "a way that the API which is named lacks": Refusal(
+        {"accelerator": ["v6e-8", "v5e-8"], "capacity": ["spot", "flex-start"], "backend": "tpu-vm"}, {},
+        r"in the choice of v6e-8, flex-start: v6e-8 does not come by flex-start on the tpu-vm backend, .*"
+        r"VMs with backend='compute' do",
+    ),
+    "GPUs on an API of TPUs": Refusal(
+        {"accelerator": ["v5e-8", "h100x8"], "backend": "tpu-vm"}, {},
+        r"in the choice of h100x8: h100x8 is no TPU, and the tpu-vm backend runs TPUs alone: .*backend='compute'",
+    ),
+    "a way in which no such VM comes": Refusal(
+        {"accelerator": "h100x4", "capacity": ["on-demand"], "backend": "compute"}, {},
+        r"h100x4 \(a3-highgpu-4g\) does not come on demand: add spot=True",
+    ),
+    "a run that flex-start does not give": Refusal(
+        {
+            "accelerator": [{"accelerator": "v6e-8", "capacity": ["flex-start"], "limits": {"run": "200h"}}],
+            "backend": "compute",
+        },
+        {},
+        r"limits\.run is 200h, and flex-start gives a VM for 10 minutes to 7 days, .*choose a limit from 10m to 167h",
+    ),
+    "options of a cluster on VMs": Refusal(
+        {"accelerator": ["v6e-8", {"accelerator": "v5e-8", "cloud": {"queue": "tpus"}}], "backend": "tpu-vm"}, {},
+        r"in the choice of v5e-8: cloud=Kubernetes\(…\) has options of gke and kubernetes, and backend='tpu-vm' is named",
+    ),
+    "a cluster beside VMs": Refusal(
+        {
+            "accelerator": [
+                {"accelerator": "v6e-8", "cloud": {"runtime_version": "v2-alpha-tpuv6e"}},
+                {"accelerator": "v5e-8", "cloud": {"queue": "tpus"}},
+            ]
+        },
+        {},
+        r"choices with cloud=Kubernetes\(…\) and with cloud=TpuVm\(…\) cannot be chosen together: leave one kind out",
+    ),
 }  # fmt: skip
 
 # The same things where they may be, or where only the launch can tell.
@@ -86,6 +132,21 @@ ALLOWED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     ),
     "an image for GPUs of a project that is named by TPUs": (
         {"accelerator": "l4", "container_image": "docker.pkg.dev/tpu-pytorch-releases/docker/xla:r2.1_cuda_12.1"}, {}
+    ),
+    "the same accelerator for another time": (
+        {"accelerator": ["v5e-8", {"accelerator": "v5litepod-8", "limits": {"run": "2h"}}]}, {}
+    ),
+    "flex-start for as long as it comes, beside another way": (
+        {
+            "accelerator": [{"accelerator": "v6e-8", "limits": {"run": "200h"}}], "capacity": ["flex-start", "spot"],
+            "backend": "compute",
+        },
+        {},
+    ),
+    "an API of TPUs by its name": ({"accelerator": "v5e-8", "backend": "tpu-vm"}, {}),
+    "a way that a cluster may have": ({"accelerator": "v5e-8", "capacity": ["flex-start"]}, {}),
+    "what VMs have under another name": (
+        {"accelerator": [{"accelerator": "v6e-8", "cloud": {"zones": ["us-east5-a"]}}], "backend": "compute"}, {}
     ),
     "dollars": ({"accelerator": "v5e-8"}, {"KINETIC_BUDGETS": "retrain=500USD,*=$300:warn"}),
 }  # fmt: skip

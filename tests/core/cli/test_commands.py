@@ -772,6 +772,19 @@ def test_plan_says_which_platform_a_job_gets_and_why(home: Path, project: Path) 
     assert json.loads(shown.out)["reason"].startswith("v6e has the Cloud TPU API")
 
 
+def test_plan_of_tpus_and_gpus_with_a_backend_of_tpus_says_which_choice_and_what_helps(
+    home: Path, project: Path
+) -> None:
+    nobody = {**CLOUD, "GOOGLE_APPLICATION_CREDENTIALS": str(home / "none"), "KINETIC_BACKEND": "tpu-vm"}
+    Path("list.py").write_text(
+        "import kinetic_orchestration as kinetic\n@kinetic.run(accelerator=['v6e-8', 'h100x8'])\ndef train(): ...\n"
+    )
+    shown = real("plan", "list.py:train", **nobody)
+    assert shown.code == 2
+    assert "error: in the choice of h100x8: h100x8 is no TPU, and the tpu-vm backend runs TPUs alone" in shown.err
+    assert shown.err.rstrip().endswith("leave KINETIC_BACKEND out: each choice then gets a backend that has it")
+
+
 def test_plan_of_gpus_is_that_of_vms_and_needs_no_zone_yet(home: Path, project: Path) -> None:
     nobody = {"KINETIC_PROJECT": "p", "GOOGLE_APPLICATION_CREDENTIALS": str(home / "none")}
     shown = real("plan", "train.py:train", "--accelerator", "l4x4", **nobody)
@@ -901,12 +914,14 @@ def test_plan_follows_a_packages_relative_imports(project: Path) -> None:
         ("broken.py:train", "cannot be imported: ModuleNotFoundError: No module named 'nothing_like_it'"),
         ("leaves.py:train", "cannot be imported: SystemExit: 3"),
         ("calls.py:train", '__name__ == "__main__"'),
+        ("train.yaml:train", "train.yaml is not a Python file"),
     ],
 )
 def test_what_cannot_be_planned_is_said_in_one_message(project: Path, home: Path, target: str, told: str) -> None:
     (project / "broken.py").write_text("import nothing_like_it\n", encoding="utf-8")
     (project / "leaves.py").write_text("raise SystemExit(3)\n", encoding="utf-8")
     (project / "calls.py").write_text(PROGRAM.replace('if __name__ == "__main__":', "if True:"), encoding="utf-8")
+    (project / "train.yaml").write_text("print('a program')\n", encoding="utf-8")
     shown = real("plan", target)
     assert shown.code == 2
     assert told in shown.err

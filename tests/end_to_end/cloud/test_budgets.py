@@ -72,7 +72,12 @@ def test_a_pipeline_runs_until_its_budget_is_used_up_and_its_live_jobs_count(
     counted = rows["total"]["budget"]
     assert (counted["jobs"], counted["unpriced"]) == (3, 0)
     assert counted["spent_usd"] > rows["until"]["budget"]["spent_usd"]
-    assert not [name for name in objects(live) if "/open/" in name], "all are settled"
+
+    def is_settled() -> bool:
+        told(capsys, "cost", "--by", "pipeline")
+        return not [name for name in objects(live) if "/open/" in name]
+
+    wait_until(is_settled, "the end of the machines, after which all is settled")
     assert main(["cost", "--by", "pipeline", "--jobs"]) == codes.OK
     shown = capsys.readouterr()
     assert "$0.05, refuse" in shown.out and live.job_id in shown.out and "months are of UTC" in shown.err
@@ -93,8 +98,9 @@ def test_a_forecast_rests_on_past_runs_or_on_limits_and_says_which(
     monkeypatch.setenv("KINETIC_BUDGETS", "nightly=50USD")
     first = told(capsys, "cost", "--forecast", f"{script}:nightly", "--cron", "0 3 1 * *")
     assert (first["runs"], first["run_usd"], first["worst_case"]) == (1, None, {"run_usd": 2.5, "month_usd": 2.5})
-    assert main(["cost", "--forecast", f"{script}:nightly", "--every", "1h"]) == codes.OK
+    assert main(["cost", "--forecast", f"{script}:nightly", "--every", "3600"]) == codes.OK
     shown = capsys.readouterr().out
+    assert "every 1h: 7" in shown, "a number alone is of seconds, and told as what it is"
     assert (
         "no run yet: the worst case by its limits" in shown and "$2.50 at most" in shown and "MORE than that" in shown
     )

@@ -20,7 +20,8 @@ from kinetic_orchestration.jobs.launch import launch
 from kinetic_orchestration.jobs.request import draft
 from kinetic_orchestration.packaging.requirements.resolution import find_uv
 from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options, check_options
+from kinetic_orchestration.plan.declare.checks.options import check_options
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.platforms.shared import places
 from kinetic_orchestration.testing import Emulator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -58,7 +59,8 @@ def test_a_kept_slice_is_listed_released_and_paid_for_by_whoever_left_it(
     job = run(jobs.hardware, keep="10m")
     assert job.result(timeout=WITHIN) == (1, 1)
     name = free(job).slice
-    _, table, _ = shown(capsys, "slices")
+    _, table, said = shown(capsys, "slices")
+    assert re.search(r"\$0\.00 of slices that an emulated cloud has on this machine; on Google Cloud <?\$0\.\d\d", said)
     heading, row = table.splitlines()
     assert heading.split("  ")[0] == "SLICE" and "KEPT IDLE" in heading
     assert row.split()[:3] == [name, "v5e-1", "us-west4-a"] and "free for" in row and job.job_id in row

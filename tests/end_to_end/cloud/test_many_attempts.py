@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,7 @@ def test_an_attempt_that_had_hosts_long_ago_is_still_read_counted_and_charged_fo
     asked = Asked(cloud)
     assert job.cost().attempts == job.attempts() == 2
     assert (kinetic.attach(job.job_id).logs() or "").count("running") == 2
-    assert asked.of_the_store <= 3 * TO_TELL_THE_COST
+    assert asked.of_the_store <= 4 * TO_TELL_THE_COST  # a cost, a count, and lines of a job that was attached to
     assert len(job.history()) == MANY + 1
     assert [attempt.number for attempt in job.history(all=False)] == [1, MANY + 1]
     outcome = job.peek().outcome
@@ -181,6 +182,25 @@ def test_status_says_where_the_slice_is_asked_for_and_how_often_there_was_none(
     main(["status", job.job_id, "--json"])
     told_json = json.loads(capsys.readouterr().out)
     assert (told_json["zone"], told_json["resource"], told_json["attempts"]) == (ZONES[1], peek.resource, 1)
+    job.cancel()
+
+
+def test_status_says_in_the_pause_between_two_rounds_what_was_answered_and_when_it_goes_on(
+    cloud: Emulator, jobs: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FIRST_WAIT", "LONGEST_WAIT"):
+        monkeypatch.setattr(places, name, 240.0)
+    for zone in ZONES:
+        cloud.stockout(zone, "refuse")
+    job = run(jobs.attempt)
+    wait_until(lambda: job.status() and job.peek().attempt > len(ZONES), "a whole round was refused")
+    capsys.readouterr()
+    main(["status", job.job_id])
+    shown = " ".join(capsys.readouterr().out.split())
+    refused = "after 3 requests that got no slice: the next request follows in"
+    found = re.search(rf"{refused} (\d+) s; the last answer was: .*There is no more capacity", shown)
+    assert found is not None, shown
+    assert 60 < int(found[1]) <= 300
     job.cancel()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.capacity import records as facts
 from kinetic_orchestration.capacity.facts import GOT, STOCKOUT
+from kinetic_orchestration.capacity.races import backend as racing
+from kinetic_orchestration.cli import main
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.jobs import lifecycle, trust
 from kinetic_orchestration.jobs.cleanup import reaper
@@ -167,6 +170,33 @@ def test_an_attempt_ends_once_all_its_places_have_refused_with_the_answer_of_eac
     cloud.wait_until_empty(60)
 
 
+@pytest.mark.slow
+@pytest.mark.turn
+def test_a_few_create_calls_are_made_at_a_time_and_the_others_wait_for_a_moment(
+    cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if other races of this process were making theirs just now."""
+    turns = threading.BoundedSemaphore(racing.CREATIONS)
+    monkeypatch.setattr(racing, "_creations", turns)
+    monkeypatch.setattr(racing, "A_MOMENT", 0.1)
+    assert racing.CREATIONS <= 8, "of 100 at once thousands failed: marin#6138 caps them at 8"
+    for _ in range(racing.CREATIONS):
+        turns.acquire()
+    job = run(jobs.attempt)
+    with following(job) as said:
+        wait_until(
+            lambda: any("4 other requests of races are being made" in one for one in said), "it waits", within=60.0
+        )
+        assert requested(cloud, job) == []
+        turns.release()
+        assert job.result(timeout=100) == 1
+    assert len(starts(job)) == 1
+    cloud.wait_until_empty(60)
+    for _ in range(racing.CREATIONS - 1):
+        turns.release()  # raises if one was given back twice
+    assert all(turns.acquire(blocking=False) for _ in range(racing.CREATIONS))
+
+
 def test_a_cancel_withdraws_both_that_wait(cloud: Emulator, jobs: Any) -> None:
     for zone in ZONES[:2]:
         cloud.stockout(zone, "wait")
@@ -243,7 +273,9 @@ def test_the_reaper_alone_deletes_a_loser_that_waits(cloud: Emulator, jobs: Any,
 
 @pytest.mark.slow
 @pytest.mark.turn
-def test_what_the_loser_has_cost_is_part_of_the_cost_and_told_apart(cloud: Emulator, jobs: Any, tmp_path: Path) -> None:
+def test_what_the_loser_has_cost_is_part_of_the_cost_and_told_apart(
+    cloud: Emulator, jobs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Both get their hosts, and that which loses is deleted as soon as it knows."""
 
     def ready() -> list[str]:
@@ -269,6 +301,9 @@ def test_what_the_loser_has_cost_is_part_of_the_cost_and_told_apart(cloud: Emula
     assert cost.beside_usd is not None
     assert cost.usd > cost.beside_usd > 0.0
     assert "of places that did not win their race" in str(cost)
+    assert main(["cost", job.job_id]) == 0
+    [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("races")]
+    assert re.search(r" of places that did not win, nothing here, (<?\$\d+\.\d\d) on Cloud TPU ", row), row
     record = job._job.store.read(names.intent(job.job_id, 1))
     assert record is not None
     whole = job._job.plan().affordable

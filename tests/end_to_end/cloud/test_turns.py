@@ -17,6 +17,7 @@ from kinetic_orchestration.plan.values import Change
 from kinetic_orchestration.platforms.google.rest import call_listeners
 from kinetic_orchestration.platforms.google.rest.call_listeners import Call
 from kinetic_orchestration.testing import Emulator
+from tests.end_to_end.cloud.conftest import ZONES
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(1)]
@@ -89,3 +90,16 @@ def test_a_job_far_back_in_the_line_asks_rarely_and_hears_of_its_end_at_once(
     assert holds.result(timeout=WITHIN)
     assert first.has_ended.wait(WITHIN)
     assert first.job.status() is kinetic.JobStatus.SUCCEEDED
+
+
+def test_chips_of_a_request_that_found_nothing_are_free_once_it_is_deleted(
+    cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job has the whole share, so its next attempt needs the chips of the one before: not ten minutes later."""
+    monkeypatch.setenv("KINETIC_CHIPS", "v5e=4")
+    cloud.stockout(ZONES[0])
+    cloud.slow_delete(1.0)
+    job = kinetic.run(accelerator="v5e-4")(jobs.attempt).run_async()
+    assert job.result(timeout=WITHIN) == 1
+    assert job.zone == ZONES[1]
+    cloud.wait_until_empty(60)

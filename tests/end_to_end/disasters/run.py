@@ -22,9 +22,12 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import cli
+from kinetic_orchestration.capacity.warm.records import slices as kept_slices
 from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.jobs.watching import usage
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.system import processes
+from kinetic_orchestration.protocol.wire.lease import FREE
 from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.compute.conftest import free_rest
 from tests.end_to_end.disasters import cluster, compute, work
@@ -450,7 +453,8 @@ class Run:
             return Told(attempts, self.hit, self.unmade)
         ticks = tick * slices
         undeleted = 0.0 if self.on_compute is None else self.on_compute.undeleted
-        least, most = charged - ticks - undeleted, ALIKE[1] * charged + ticks + self.unwatched
+        least = charged - ticks - undeleted
+        most = ALIKE[1] * charged + ticks + self.unwatched + _unended(jobs[0])
         idle = sum(cost.idle_seconds for cost in costs)
         told = sum(cost.ready_seconds + cost.beside_seconds for cost in costs) + idle
         if not least <= told <= most:
@@ -481,6 +485,13 @@ def _cost(job: Any) -> Any:
     if peek.phase != "succeeded":
         raise Broken(f"a job that succeeded is in the phase {peek.phase!r}")
     return cost
+
+
+def _unended(job: Any) -> float:
+    """The seconds for which slices count as idle that are gone, as all are by now: they were taken away while nobody had
+    them, so that no host has ended their lease, and nobody who would has looked since."""
+    store = job._job.store
+    return sum(usage.idle_seconds(held.lease, store.now()) for held in kept_slices(store) if held.lease.state == FREE)
 
 
 def held_slices(cloud: Emulator) -> tuple[float, int]:

@@ -73,6 +73,18 @@ def test_a_step_asks_two_zones_at_once_runs_in_one_and_leaves_nothing(home: Path
         cloud.ledger.assert_nothing_left()
 
 
+@pytest.mark.turn(5)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_three_steps_of_a_run_share_one_slice_and_the_last_leaves_none(home: Path, tmp_path: Path) -> None:
+    with Emulator(zones=("us-west4-a",), python=sys.executable) as cloud:
+        told = said(tmp_path, str(EXAMPLES / "warm_dagster.py"), **cloud.environ(backend="tpu-vm"))
+        assert re.search(r"^result +a slope that is off by 0\.0\d", told, re.M), told[-3000:]
+        cloud.wait_until_empty(60)
+        assert cloud.ledger.count("created", "node") == 1, "one for all steps, of which the last one leaves none"
+        cloud.ledger.assert_nothing_left()
+
+
 @pytest.mark.parametrize("topic", ["environments", "capacity", "race", "warm", "shared"])
 @pytest.mark.parametrize("orchestrator", ["dagster", "airflow"])
 def test_an_example_says_what_it_shows_and_what_to_change_and_is_on_its_page(topic: str, orchestrator: str) -> None:

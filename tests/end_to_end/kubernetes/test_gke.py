@@ -24,7 +24,7 @@ from tests.end_to_end.kubernetes.cases import token_for_all
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.emulated import EmulatedPlane
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(5)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(6)]
 
 
 def test_a_function_runs_on_a_cluster_that_is_found_by_its_name(

@@ -74,7 +74,7 @@ TURNS = pytest.mark.parametrize(
 )
 
 
-# By which, of a family, each commit plays the first and every sixth.
+# By which, of a family, each commit plays the first and every seventh.
 def first_of(family: Iterable[str]) -> list[Any]:
     first, *others = family
     return [first, *(pytest.param(one, marks=[pytest.mark.slow, pytest.mark.turn]) for one in others)]

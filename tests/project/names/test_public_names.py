@@ -82,13 +82,16 @@ def test_to_declare_a_function_loads_nothing_that_only_a_submission_needs() -> N
         "kinetic_orchestration.api.handle",
         "kinetic_orchestration.jobs.launch",
         "kinetic_orchestration.jobs.request",
+        "kinetic_orchestration.plan.configuration.home",
         "kinetic_orchestration.plan.declare.keras_kinetic",
+        "kinetic_orchestration.plan.hardware.machines",
+        "kinetic_orchestration.plan.hardware.nodes",
         "kinetic_orchestration.plan.planner",
         "kinetic_orchestration.plan.values",
     }
     assert all(map(importlib.util.find_spec, unwanted)), "a module of that name exists"
     assert not loaded & unwanted
-    assert not loaded & {"difflib", "json", "tempfile", "shutil", "subprocess", "urllib.request"}, loaded
+    assert not loaded & {"difflib", "json", "tempfile", "shutil", "subprocess", "pathlib", "urllib.parse"}, loaded
 
 
 def test_importing_sets_nothing(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def test_a_host_leaves_its_turn_to_none_that_never_came_up_once_the_attempt_is_o
 ) -> None:
     """All machines are charged for while it waits. Whoever comes up later finds the verdict, and runs nothing."""
     monkeypatch.setattr(self_delete, "FIRST_TURN", 2.0)
+    monkeypatch.setattr(self_delete, "TURN", 0.5)
     monkeypatch.setattr(self_delete, "LATE", 120.0)
     for host in (1, 2):
         say(records, host, wire.DONE)

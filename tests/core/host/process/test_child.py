@@ -38,9 +38,9 @@ def test_each_name_that_the_child_knows_by_its_text_alone_is_there() -> None:
     assert [found[name] for name in child.CALLERS] == [child, payload, client_only]
 
 
-def test_a_program_whose_agent_dies_while_it_starts_never_runs(unpacked: Path, tmp_path: Path) -> None:
+def test_a_program_whose_agent_dies_while_it_starts_never_runs(agents: Path, tmp_path: Path) -> None:
     """The orders lie in its pipe already: it asks the kernel to die with a parent that it no longer has."""
-    ran = tmp_path / "ran"
+    ran, unpacked = tmp_path / "ran", next(folder for folder in agents.iterdir() if (folder / "site").is_dir())
     orders = {"drop": [], "env": {}, "cwd": str(tmp_path), "argv": ["touch", str(ran)]}
     agent = f"""\
 import os, sys, types

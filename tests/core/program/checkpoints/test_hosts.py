@@ -169,7 +169,7 @@ def test_what_four_hosts_wrote_two_restore_if_they_are_asked_to(jobs: Any, tmp_p
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("seed", "dark"),
-    [pytest.param(1903, 6, marks=pytest.mark.turn(0)), pytest.param(1904, 7, marks=pytest.mark.turn(3))],
+    [pytest.param(1903, 6, marks=pytest.mark.turn(0)), pytest.param(1904, 7, marks=pytest.mark.turn(6))],
 )
 def test_a_training_on_four_hosts_that_is_killed_ten_times_comes_to_the_very_same_weights(
     jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, dark: int

@@ -10,7 +10,7 @@ import pytest
 
 from kinetic_orchestration.errors import Unsupported
 from kinetic_orchestration.plan.declare.cloud import Compute, fields_of
-from kinetic_orchestration.plan.hardware import accelerators, machines
+from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.hardware.accelerators import on_hosts
 from kinetic_orchestration.plan.values import Intent, Limits, Plan, Retry, Staged
 from kinetic_orchestration.platforms.backend import Submission
@@ -135,14 +135,14 @@ def test_a_vm_that_is_kept_may_run_longer_and_its_hosts_know_until_when(name: st
 @pytest.mark.parametrize(
     ("model", "own", "run"),
     [
-        (machines.ON_DEMAND, HOUR, HOUR + 600.0 + request.SPARE + request.NEXT_RUN),  # the next may have no limits
-        (machines.ON_DEMAND, 10 * DAY, 20 * DAY + 600.0 + request.SPARE),  # and is as long as this one
-        (machines.ON_DEMAND, 119 * DAY, request.LONGEST_RUN),
-        (machines.FLEX_START, 6 * DAY, 7 * DAY),
+        (accelerators.ON_DEMAND, HOUR, HOUR + 600.0 + request.SPARE + request.NEXT_RUN),  # the next may have no limits
+        (accelerators.ON_DEMAND, 10 * DAY, 20 * DAY + 600.0 + request.SPARE),  # and is as long as this one
+        (accelerators.ON_DEMAND, 119 * DAY, request.LONGEST_RUN),
+        (accelerators.FLEX_START, 6 * DAY, 7 * DAY),
     ],
 )
 def test_a_vm_that_may_be_kept_lives_as_long_as_one_more_attempt_takes_and_no_longer(
-    model: machines.Model, own: float, run: float
+    model: accelerators.Way, own: float, run: float
 ) -> None:
     intent = intent_of(CASES["l4"])._replace(deadline=intent_of(CASES["l4"]).created + own)
     assert request.run_seconds(intent, model, keep=600.0) == run
@@ -265,11 +265,11 @@ def test_a_core_runs_one_thread_where_the_api_wants_it() -> None:
 @pytest.mark.parametrize(
     ("model", "deadline", "seconds"),
     [
-        (machines.ON_DEMAND, 3600.0, 4500),
-        (machines.ON_DEMAND, 365 * 86400.0, 120 * 86400),
-        (machines.FLEX_START, -1000.0, 600),
-        (machines.FLEX_START, 7 * 86400.0, 7 * 86400),
-        (machines.SPOT, -1000.0, 30),
+        (accelerators.ON_DEMAND, 3600.0, 4500),
+        (accelerators.ON_DEMAND, 365 * 86400.0, 120 * 86400),
+        (accelerators.FLEX_START, -1000.0, 600),
+        (accelerators.FLEX_START, 7 * 86400.0, 7 * 86400),
+        (accelerators.SPOT, -1000.0, 30),
     ],
 )
 def test_google_ends_a_vm_some_time_after_the_deadline_of_its_attempt(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.plan.hardware import machines
+from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import (
     ABSENT,
     ELSEWHERE,
@@ -49,11 +49,11 @@ def event(kind: str, user: str = "ada@example.com", **more: Any) -> Event:
     return Event("projects/ours/zones/z/operations/o", kind, target, user, NOW - 150, more.pop("ended", True), **more)
 
 
-def seen(*members: Member, model: str = machines.ON_DEMAND, context: CallContext = ASKED) -> Observation:
+def seen(*members: Member, model: str = accelerators.ON_DEMAND, context: CallContext = ASKED) -> Observation:
     return states.observation(members, context, model, NOW)
 
 
-def gone(*events: Event, before: Seen | None = None, model: str = machines.ON_DEMAND) -> Observation:
+def gone(*events: Event, before: Seen | None = None, model: str = accelerators.ON_DEMAND) -> Observation:
     return seen(Member("k-0", None, before, events), model=model)
 
 
@@ -170,26 +170,26 @@ def test_an_insert_whose_error_leaves_open_what_was_made_ends_nothing() -> None:
 @pytest.mark.parametrize(
     ("happened", "model", "cause", "says"),
     [
-        (event("compute.instances.preempted", "system"), machines.SPOT, wire.PREEMPTION, "it was preempted"),
-        (event("compute.instances.preempted", "system"), machines.ON_DEMAND, wire.INFRASTRUCTURE, "defragment"),
-        (event("compute.instances.preempted", "system"), machines.RESERVATION, wire.INFRASTRUCTURE, "defragment"),
-        (event("compute.instances.hostError", "system"), machines.SPOT, wire.INFRASTRUCTURE, "(hostError)"),
+        (event("compute.instances.preempted", "system"), accelerators.SPOT, wire.PREEMPTION, "it was preempted"),
+        (event("compute.instances.preempted", "system"), accelerators.ON_DEMAND, wire.INFRASTRUCTURE, "defragment"),
+        (event("compute.instances.preempted", "system"), accelerators.RESERVATION, wire.INFRASTRUCTURE, "defragment"),
+        (event("compute.instances.hostError", "system"), accelerators.SPOT, wire.INFRASTRUCTURE, "(hostError)"),
         (
-            event("compute.instances.terminateOnHostMaintenance", "system"), machines.ON_DEMAND, wire.INFRASTRUCTURE,
+            event("compute.instances.terminateOnHostMaintenance", "system"), accelerators.ON_DEMAND, wire.INFRASTRUCTURE,
             "for maintenance",
         ),
         (
-            event("compute.instances.terminateOnHostMaintenance", "system"), machines.SPOT, wire.PREEMPTION,
+            event("compute.instances.terminateOnHostMaintenance", "system"), accelerators.SPOT, wire.PREEMPTION,
             "for maintenance",
         ),
         (
-            event("compute.instances.preempted", "system"), machines.FLEX_START, wire.INFRASTRUCTURE, "defragment",
+            event("compute.instances.preempted", "system"), accelerators.FLEX_START, wire.INFRASTRUCTURE, "defragment",
         ),
-        (event("compute.instances.guestTerminate", "system"), machines.ON_DEMAND, wire.INFRASTRUCTURE, "from inside"),
-        (event("delete"), machines.ON_DEMAND, wire.CANCELLED, "ada@example.com deleted it"),
-        (event("stop"), machines.ON_DEMAND, wire.CANCELLED, "ada@example.com stopped it"),
-        (event("delete", ACCOUNT), machines.ON_DEMAND, wire.INFRASTRUCTURE, f"its own account deleted it ({ACCOUNT})"),
-        (event("delete", "system"), machines.ON_DEMAND, wire.INFRASTRUCTURE, "Google deleted it"),
+        (event("compute.instances.guestTerminate", "system"), accelerators.ON_DEMAND, wire.INFRASTRUCTURE, "from inside"),
+        (event("delete"), accelerators.ON_DEMAND, wire.CANCELLED, "ada@example.com deleted it"),
+        (event("stop"), accelerators.ON_DEMAND, wire.CANCELLED, "ada@example.com stopped it"),
+        (event("delete", ACCOUNT), accelerators.ON_DEMAND, wire.INFRASTRUCTURE, f"its own account deleted it ({ACCOUNT})"),
+        (event("delete", "system"), accelerators.ON_DEMAND, wire.INFRASTRUCTURE, "Google deleted it"),
     ],
 )  # fmt: skip
 def test_the_operations_say_what_became_of_a_vm(happened: Event, model: str, cause: str, says: str) -> None:
@@ -206,9 +206,9 @@ def test_the_operations_say_what_became_of_a_vm(happened: Event, model: str, cau
 @pytest.mark.parametrize(
     ("first", "then", "model", "cause"),
     [
-        ("compute.instances.hostError", event("delete"), machines.ON_DEMAND, wire.INFRASTRUCTURE),
-        ("compute.instances.preempted", event("delete", "system"), machines.SPOT, wire.PREEMPTION),
-        ("compute.instances.preempted", event("delete", ACCOUNT), machines.SPOT, wire.PREEMPTION),
+        ("compute.instances.hostError", event("delete"), accelerators.ON_DEMAND, wire.INFRASTRUCTURE),
+        ("compute.instances.preempted", event("delete", "system"), accelerators.SPOT, wire.PREEMPTION),
+        ("compute.instances.preempted", event("delete", ACCOUNT), accelerators.SPOT, wire.PREEMPTION),
     ],
 )
 def test_the_first_end_of_a_vm_is_its_reason_and_not_who_cleaned_up(
@@ -220,8 +220,8 @@ def test_the_first_end_of_a_vm_is_its_reason_and_not_who_cleaned_up(
 
 def test_a_flex_start_vm_that_nobody_has_seen_is_waited_for_before_it_counts_as_vanished() -> None:
     member = Member("k-0", None, None, [event("insert")])
-    assert seen(member, model=machines.FLEX_START).cause == ""
-    late = seen(member._replace(missed=states.UNSHOWN + 1.0), model=machines.FLEX_START)
+    assert seen(member, model=accelerators.FLEX_START).cause == ""
+    late = seen(member._replace(missed=states.UNSHOWN + 1.0), model=accelerators.FLEX_START)
     assert late.cause == wire.STOCKOUT
 
 
@@ -246,11 +246,11 @@ def test_a_delete_that_failed_deleted_nothing() -> None:
 
 
 def test_a_flex_start_vm_that_vanished_after_its_wait_was_a_stockout() -> None:
-    told = gone(event("insert"), before=was(started=0.0), model=machines.FLEX_START)
+    told = gone(event("insert"), before=was(started=0.0), model=accelerators.FLEX_START)
     assert (told.cause, told.message) == (
         wire.STOCKOUT, f"nothing became free in {ZONE} while the request for k-0 was valid",
     )  # fmt: skip
-    assert gone(event("insert"), before=was(), model=machines.FLEX_START).cause == "", "it ran"
+    assert gone(event("insert"), before=was(), model=accelerators.FLEX_START).cause == "", "it ran"
 
 
 def test_a_vm_that_has_run_for_as_long_as_it_may_ended_at_its_deadline() -> None:
@@ -266,7 +266,7 @@ def test_a_vm_that_died_before_its_limit_did_not_end_by_it_however_late_it_is_lo
     told = seen(Member("k-0", dead, None, [event("compute.instances.hostError", user="system"), event("insert")]))
     assert (told.state, told.cause) == (GONE, wire.INFRASTRUCTURE)
     preempted = event("compute.instances.preempted", user="system")
-    told = gone(preempted, event("insert"), before=was(ends=NOW - 3600), model=machines.SPOT)
+    told = gone(preempted, event("insert"), before=was(ends=NOW - 3600), model=accelerators.SPOT)
     assert (told.state, told.cause) == (ABSENT, wire.PREEMPTION)
 
 
@@ -288,22 +288,22 @@ def test_a_group_whose_request_ended_with_an_error_says_which_whatever_it_waits_
     """And not that it is empty, as if somebody had taken its VMs."""
     ended = Group("k", ZONE, problems=problem("ZONE_RESOURCE_POOL_EXHAUSTED", "none left"), until=NOW - 1.0)
     none = Slice("k", ended, [Member("k-001", None), Member("k-002", None)], states.UNSHOWN + 1.0)
-    for model in (machines.ON_DEMAND, machines.FLEX_START):
+    for model in (accelerators.ON_DEMAND, accelerators.FLEX_START):
         told = states.of_slices([none], ASKED, model, NOW)
         assert (told.state, told.cause) == (GONE, wire.STOCKOUT)
         assert "none left" in told.message
     there = none._replace(members=[Member(name, vm(name=name)) for name in ("k-001", "k-002")], empty=0.0)
-    assert states.of_slices([there], ASKED, machines.FLEX_START, NOW).state == PRESENT
+    assert states.of_slices([there], ASKED, accelerators.FLEX_START, NOW).state == PRESENT
 
 
 @pytest.mark.parametrize(
     ("until", "model", "events", "cause"),
     [
-        (NOW - 1.0, machines.ON_DEMAND, [], wire.STOCKOUT),
-        (NOW + 9.0, machines.FLEX_START, [], wire.STOCKOUT),
-        (NOW + 9.0, machines.ON_DEMAND, [], wire.INFRASTRUCTURE),
-        (0.0, machines.ON_DEMAND, [], wire.INFRASTRUCTURE),
-        (NOW - 1.0, machines.FLEX_START, [event("insert")], wire.INFRASTRUCTURE),  # it had its VMs
+        (NOW - 1.0, accelerators.ON_DEMAND, [], wire.STOCKOUT),
+        (NOW + 9.0, accelerators.FLEX_START, [], wire.STOCKOUT),
+        (NOW + 9.0, accelerators.ON_DEMAND, [], wire.INFRASTRUCTURE),
+        (0.0, accelerators.ON_DEMAND, [], wire.INFRASTRUCTURE),
+        (NOW - 1.0, accelerators.FLEX_START, [event("insert")], wire.INFRASTRUCTURE),  # it had its VMs
     ],
 )
 def test_a_group_that_asks_for_nothing_any_more_and_never_had_a_vm_found_no_capacity_once_its_wait_is_over(
@@ -338,7 +338,7 @@ def test_what_a_group_deletes_because_somebody_told_it_to_is_told_by_that_name(
 ) -> None:
     asked = event(f"compute.instanceGroupManagers.{kind}", target="g")._replace(began=NOW - 150 - before)
     told = states.events_of([event("delete", AGENT, target="g-001"), asked], "g-001", "g")
-    seen = states.observation([Member("g-001", None, vm(name="g-001"), told)], ASKED, machines.ON_DEMAND, NOW)
+    seen = states.observation([Member("g-001", None, vm(name="g-001"), told)], ASKED, accelerators.ON_DEMAND, NOW)
     assert (seen.cause, seen.message.partition(": ")[2]) == (cause, says)
 
 
@@ -348,11 +348,11 @@ def test_a_slice_that_runs_beside_one_that_waits_is_charged_for_and_says_so_afte
 ) -> None:
     there = Slice("k-0", Group("k-0", ZONE), [Member("k-0-001", vm(name="k-0-001", started=NOW - since))])
     waits = Slice("k-1", Group("k-1", ZONE, asks=True), [Member("k-1-001", None)])
-    told = states.of_slices([there, waits], ASKED, machines.ON_DEMAND, NOW)
+    told = states.of_slices([there, waits], ASKED, accelerators.ON_DEMAND, NOW)
     assert (told.state, told.slices, told.costs) == (PROVISIONING, 1, True)
     said = f"1 of 2 slices run and are charged for, while k-1 waits for all of its hosts in {ZONE}"
     assert told.waits == (said if is_told else "")
-    none = states.of_slices([waits._replace(name="k-0"), waits], ASKED, machines.ON_DEMAND, NOW)
+    none = states.of_slices([waits._replace(name="k-0"), waits], ASKED, accelerators.ON_DEMAND, NOW)
     assert (none.slices, none.costs, none.waits) == (0, False, "")
 
 
@@ -369,7 +369,7 @@ def test_vms_that_shut_down_are_charged_for_no_longer(status: str, costs: bool, 
     half = [Member("a", None, was(), [event("delete", ACCOUNT, target="a")]), two[1]]
     for members in (two, half):
         assert seen(*members).costs == costs
-        one = states.of_slices([Slice("k", Group("k", ZONE, leaves=True), members)], ASKED, machines.SPOT, NOW)
+        one = states.of_slices([Slice("k", Group("k", ZONE, leaves=True), members)], ASKED, accelerators.SPOT, NOW)
         assert one.costs == costs
     assert seen(two[0], Member("b", vm(name="b"))).costs, "the other one runs"
 
@@ -377,13 +377,13 @@ def test_vms_that_shut_down_are_charged_for_no_longer(status: str, costs: bool, 
 def test_of_slices_of_which_one_shuts_down_while_another_waits_none_is_charged_for() -> None:
     ends = Slice("k-0", Group("k-0", ZONE, leaves=True), [Member("k-0-001", vm("STOPPING", name="k-0-001"))])
     waits = Slice("k-1", Group("k-1", ZONE, asks=True), [Member("k-1-001", None)])
-    told = states.of_slices([ends, waits], ASKED, machines.ON_DEMAND, NOW)
+    told = states.of_slices([ends, waits], ASKED, accelerators.ON_DEMAND, NOW)
     assert (told.slices, told.costs) == (0, False)
     failed = waits._replace(group=Group("k-1", ZONE, problems=problem("ZONE_RESOURCE_POOL_EXHAUSTED")))
-    told = states.of_slices([ends, failed], ASKED, machines.ON_DEMAND, NOW)
+    told = states.of_slices([ends, failed], ASKED, accelerators.ON_DEMAND, NOW)
     assert (told.state, told.costs) == (WOUNDED, False)
     absent = Slice("k-2", None, [Member("k-2-001", None)])
-    assert not states.of_slices([ends, absent], ASKED, machines.ON_DEMAND, NOW).costs
+    assert not states.of_slices([ends, absent], ASKED, accelerators.ON_DEMAND, NOW).costs
 
 
 def test_whose_account_deleted_a_vm_that_was_never_seen_is_not_guessed() -> None:
@@ -396,6 +396,6 @@ def test_whose_account_deleted_a_vm_that_was_never_seen_is_not_guessed() -> None
 def _judge_unseen(unseen: CallContext) -> None:
     for user, cause in ((ACCOUNT, wire.INFRASTRUCTURE), ("somebody@example.com", wire.CANCELLED)):
         member = Member("k-0", None, None, [event("delete", user), event("insert")])
-        told = states.observation([member], unseen, machines.ON_DEMAND, NOW)
+        told = states.observation([member], unseen, accelerators.ON_DEMAND, NOW)
         assert (told.state, told.cause) == (ABSENT, cause)
         assert user in told.message

@@ -17,7 +17,7 @@ import pytest
 
 from kinetic_orchestration.errors import Corrupt, Denied, NewerWire, StoreError, Unreachable, UsageError
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
-from kinetic_orchestration.platforms.google.rest import retries
+from kinetic_orchestration.platforms.google.rest import call_listeners, retries
 from kinetic_orchestration.platforms.google.storage import requests as gcs_requests
 from kinetic_orchestration.platforms.google.storage import store as gcs
 from kinetic_orchestration.platforms.google.storage.store import GcsStore, open_gcs
@@ -88,6 +88,19 @@ def test_a_create_is_one_request_and_so_is_a_read(store: GcsStore, storage: Stor
         storage.forget()
         call()
         assert storage.counts() == cost
+
+
+def test_a_listing_by_the_last_part_of_names_asks_the_server_for_no_others(address: str) -> None:
+    """The emulated one knows no such filter, and what it returns besides is left out."""
+    calls: list[call_listeners.Call] = []
+    with call_listeners.listening(calls.append):
+        store = open_gcs(address, "prod")
+        for name in ("a/step/commit.json", "a/step/part.json", "a/uncommit.json", "b/commit.json"):
+            store.put(name, b"x")
+        calls.clear()
+        assert [entry.name for entry in store.list("a/", last="commit.json")] == ["a/step/commit.json"]
+    (asked,) = [call.request["query"] for call in calls]
+    assert (asked["prefix"], asked["matchGlob"]) == ("a prefix/prod/a/", "**/commit.json")
 
 
 def test_a_thousand_signals_of_agents_come_in_a_page_and_nothing_is_read(
