@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
     from airflow_kinetic.operators.task_try import TaskTry
+    from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+    from kinetic_orchestration.program.trainers.parsers import Parser
 
 
 class KineticTPUOperator(ShowsLinks, BaseOperator):
@@ -49,6 +51,9 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     :param python_callable: the function; one decorated by `kinetic.run` is taken without its own options
     :param script: instead of a function, a Python file, by its path from the DAG file's folder (templated). It runs
         with the project around it and has no value
+    :param metrics: how the numbers of a script are read from its output, as in ``kinetic_orchestration.command``:
+        ``"maxtext"``, ``"torchrun"``, ``"transformers"``, ``"lightning"``, ``"module:name"`` or a function
+    :param metrics_file: the file from which they are read, by its path from the script's folder (templated)
     :param op_args: the function's positional arguments, or the script's (templated)
     :param op_kwargs: the function's keyword arguments (templated)
     :param accelerator: such as ``v5e-8``, or GPUs such as ``l4``; a list if any of several will do, of names, choices
@@ -92,7 +97,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     template_fields: Sequence[str] = (
         "op_args", "op_kwargs", "script", "accelerator", "name", "env", "zone", "zones", "project_id", "gcp_conn_id",
         "impersonation_chain", "store", "deployment", "cluster", "namespace", "output_dir", "partition_key",
-        "container_image", "labels", "profile", *OF_CAPACITY,
+        "container_image", "labels", "profile", "metrics_file", *OF_CAPACITY,
     )  # fmt: skip
     template_fields_renderers: ClassVar[dict[str, str]] = {"op_args": "py", "op_kwargs": "py", "env": "json"}
     shallow_copy_attrs: Sequence[str] = ("python_callable",)
@@ -107,6 +112,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         *,
         python_callable: Callable[..., Any] | None = None,
         script: str | None = None,
+        metrics: str | Parser | type | None = None,
+        metrics_file: str | None = None,
         op_args: Collection[Any] | None = None,
         op_kwargs: Mapping[str, Any] | None = None,
         accelerator: str | Choice | Sequence[str | Choice] = DEFAULT_ACCELERATOR,
@@ -160,7 +167,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     ) -> None:
         super().__init__(**refuse_gone(type(self).__name__, kwargs))
         self.python_callable: Any = check_function(python_callable) if python_callable is not None else None
-        self.script = script
+        self.script, self.metrics, self.metrics_file = script, metrics, metrics_file
         self.op_args: Collection[Any] = op_args or []
         self.op_kwargs: Mapping[str, Any] = op_kwargs or {}
         self.accelerator = form_of(accelerator)  # JSON, so that it is rendered, and stored with its DAG
@@ -212,6 +219,13 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     def given(self) -> dict[str, Any]:
         """Return the values of the parameters that this class declares."""
         return {name: getattr(self, name) for name in declared_with(KineticTPUOperator)}
+
+    def step(self, options: Options) -> JobSpec | None:
+        """Return the job of a step that the core makes of this task's parameters; None for one of a function or a
+        script.
+        """
+        del options
+        return None
 
     @classmethod
     def partial(cls, **given: Any) -> OperatorPartial:

@@ -24,6 +24,7 @@ from kinetic_orchestration.plan.declare.choices import OF_CAPACITY, ways
 from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, slice_of
 from kinetic_orchestration.plan.values import traits_of
+from kinetic_orchestration.program.trainers.chosen import variables
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -64,12 +65,16 @@ def spec_of(operator: KineticTPUOperator, context: Context) -> JobSpec:
         if not isinstance(value, str):
             raise UsageError(f"env[{variable!r}] is {value!r}: the value of a variable is text")
     meant, origin = _meant(operator, options), _origin(context)
+    if (made := operator.step(options)) is not None:
+        name = _checked_name(operator.name or made.name)
+        return dataclasses.replace(made, name=name, env=env, meant=meant, origin=origin)
     if operator.script is not None:
         file = Path(context["dag"].fileloc).parent / operator.script
         if not file.is_file():
             raise UsageError(f"the script {operator.script} is not there: looked for it as {file}")
         argv = ("python", file.name, *map(str, args))
         name = _checked_name(operator.name or file.name)
+        env = {**env, **variables(operator.metrics, operator.metrics_file, str(file.parent))}
         return JobSpec(name, options, argv=argv, cwd=str(file.parent), env=env, meant=meant, origin=origin)
     function = operator.python_callable
     kwargs = with_context(function, args, kwargs, context)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import inspect
 import itertools
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from dagster_kinetic.fleet.jobs import MapResult
     from dagster_kinetic.resource.keywords import OfCall
     from kinetic_orchestration.api.handle import JobHandle
+    from kinetic_orchestration.api.steps.evaluation import Evaluation
+    from kinetic_orchestration.program.inference.report import BatchReport
 
 Accelerator = str | Choice | Sequence[str | Choice]
 
@@ -289,6 +292,92 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         specs = [self._spec(function, arguments(item, input_mode), accelerator, context, options) for item in inputs]
         call = self._call(context, key) if context is not None else key or ""
         return map_in_step(specs, inputs, names, context, call, width)
+
+    def serve_batch(
+        self,
+        model: Any,
+        prompts: Any,
+        *,
+        accelerator: Accelerator | None = None,
+        context: _compat.Context = None,
+        key: str | None = None,
+        **given: Any,
+    ) -> dg.MaterializeResult[BatchReport]:
+        """Answer many prompts by a model on an accelerator, and return what an asset returns: the report as its value,
+        and rows, tokens a second, latencies, start-up, cost and the place of the parts as its metadata.
+
+        `given`: keywords of `kinetic_orchestration.serve_batch`, and options of its job. A retry of the step finds its
+        job again, and a later run with the same `output` asks only what has no answer there.
+        """
+        from dagster_kinetic.resource.inference import batch_metadata, with_cost
+        from kinetic_orchestration.api.steps.inference import batch_spec
+
+        handles: list[JobHandle[Any]] = []
+        spec, context, call = self._step(batch_spec, (model, prompts), accelerator, context, key, given)
+        report = self._run_step(spec, context, call, handles.append)
+        report = with_cost(report, handles[0])
+        return dg.MaterializeResult(value=report, metadata=batch_metadata(report))
+
+    def evaluate(
+        self,
+        model: Any,
+        tasks: Any,
+        *,
+        accelerator: Accelerator | None = None,
+        context: _compat.Context = None,
+        key: str | None = None,
+        **given: Any,
+    ) -> Evaluation:
+        """Evaluate a model by tasks of lm-evaluation-harness on an accelerator. `evaluation_check` makes it the result
+        of an asset check, which may block what is downstream.
+
+        `given`: keywords of `kinetic_orchestration.evaluate`, and options of its job.
+        """
+        from kinetic_orchestration.api.steps.evaluation import Evaluation, evaluation_spec
+
+        spec, context, call = self._step(evaluation_spec, (model, tasks), accelerator, context, key, given)
+        return Evaluation.of(self._run_step(spec, context, call))
+
+    def _step(
+        self,
+        make: Callable[..., JobSpec],
+        args: tuple[Any, ...],
+        accelerator: Accelerator | None,
+        context: _compat.Context,
+        key: str | None,
+        given: Mapping[str, Any],
+    ) -> tuple[JobSpec, _compat.Context, str]:
+        """Return the job of a step that the core makes, the step's context, and the name of the call."""
+        from dagster_kinetic.resource.inference import job_of
+
+        context = of_step(context)
+        own = inspect.signature(make).parameters.keys() - {"options"}
+        options = {name: value for name, value in given.items() if name not in own}
+        base = self._spec(make, ((), None), accelerator, context, options)
+        mine = {name: value for name, value in given.items() if name in own}
+        spec = job_of(make(*args, **mine, options=base.options), base)
+        return spec if context is not None or key is None else _keyed(spec, key), context, self._call(context, key)
+
+    def _run_step(
+        self,
+        spec: JobSpec,
+        context: _compat.Context,
+        call: str,
+        made: Callable[[JobHandle[Any]], object] | None = None,
+    ) -> Any:
+        """Run the job of `_step` to its end, in a step or outside any, and return its value."""
+        from dagster_kinetic.step.step import run_in_step
+        from kinetic_orchestration.api.handle import JobHandle, run_to_end
+        from kinetic_orchestration.jobs.launch import launch
+        from kinetic_orchestration.jobs.request import draft
+
+        if context is not None:
+            return run_in_step(spec, context, call, made=made)
+        request = draft(spec).open()
+        job = launch(request)
+        if made is not None:
+            made(JobHandle(job))
+        return run_to_end(job, request.settings)
 
     def attach(self, job_id: str) -> JobHandle[Any]:
         """The handle of a job that any process submitted."""

@@ -1,0 +1,1 @@
+"""The steps around a training that users call: batch inference, promotion, serving, search."""

@@ -1,0 +1,3 @@
+"""Evaluates the model of a server: `step` is what a host runs, `harness` asks the prompts of tasks, `scores` are
+compared.
+"""
