@@ -12,6 +12,7 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.backend_choice import may_run_on
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.several import Several
+from kinetic_orchestration.platforms.shared.cluster_access import Clusters
 from kinetic_orchestration.platforms.store import Store
 
 
@@ -33,6 +34,17 @@ def others(backend: Backend, settings: Settings) -> list[Backend]:
     kinds, known = may_run_on(settings), backend.kind.split("+")
     left = [name for name in kinds if name not in known]
     return [open_backend(name, settings) for name in left] if len(left) < len(kinds) else []
+
+
+def open_clusters(settings: Settings) -> Clusters:
+    """Returns the clusters that these settings name: those of GKE with the backend `gke`, else the kubeconfig's."""
+    if settings.backend == "gke":
+        from kinetic_orchestration.platforms.google.gke import GkeClusters
+
+        return GkeClusters(settings)
+    from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
+
+    return KubeconfigClusters()
 
 
 def open_store(url: str | os.PathLike[str], deployment: str) -> Store:

@@ -328,6 +328,55 @@ def ends(how: str) -> int:
         import atexit
 
         atexit.register(os._exit, 9)
+    if how == "abort":
+        import atexit
+
+        atexit.register(os.abort)
+    return 1
+
+
+def leaves_a_checkpoint(when: str) -> int:
+    """Return with a checkpoint on its way, as a loop without `finish` does, and abort before it is there or after it."""
+    import ctypes
+
+    import numpy as np
+
+    import kinetic_orchestration as kinetic
+    from kinetic_orchestration.program.checkpoints import background, store
+
+    written = store.CheckpointStore.commit
+
+    def commit(self: Any, record: Any) -> bool:
+        wait_for(str(Path(os.environ["KINETIC_EVENTS"]).with_name("outcome.json")))
+        if when == "first":
+            os.abort()
+        return written(self, record)
+
+    store.CheckpointStore.commit = commit  # type: ignore[method-assign]
+    if when == "last":  # as a thread of a library does
+        libc = ctypes.CDLL(None)
+        libc.__cxa_atexit(ctypes.cast(libc.abort, ctypes.c_void_p), None, None)
+    training = kinetic.Training(every=1)
+    training.step(1, {"w": np.zeros(background.LARGE, "uint8")})
+    return 1
+
+
+def leaves_a_file(url: str, checkpoints: str, when: str) -> int:
+    """Write a file that is sent at the program's end, and abort before that or after it."""
+    import atexit
+
+    import kinetic_orchestration as kinetic
+
+    os.environ.update({"STORAGE_EMULATOR_HOST": url, "KINETIC_CHECKPOINT_DIR": checkpoints})
+    if when == "last":  # as a thread of a library does
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        libc.__cxa_atexit(ctypes.cast(libc.abort, ctypes.c_void_p), None, None)
+    folder = kinetic.current().checkpoint_path()
+    if when == "first":
+        atexit.register(os.abort)
+    Path(folder, "model").write_text("weights")
     return 1
 
 
@@ -526,3 +575,13 @@ def _write(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}")
     beside.write_text(text, encoding="utf-8")
     beside.rename(path)
+
+
+def tries_rate(rate: float) -> float:
+    """A trial of a search: a rate above 1 diverges, and never ends by itself."""
+    host = kinetic.current()
+    for number in range(3):
+        host.log_metrics(step=number, loss=rate / (number + 1) if rate <= 1 else rate * 10.0**number)
+    while rate > 1:
+        time.sleep(0.02)
+    return rate

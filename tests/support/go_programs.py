@@ -1,4 +1,5 @@
-"""The programs that tests build from Go modules: a Kubernetes control plane, and MinIO. `python go_programs.py` builds all.
+"""What tests have from Go modules: a Kubernetes control plane and MinIO, which are built, and definitions of kinds of
+objects. `python go_programs.py` brings all.
 
 They are kept in a folder outside the checkout, named after all that they are built from, so that each is built once.
 `python go_programs.py root` prints where. Of the standard library, for any Python, as the gate runs it before it has an
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import pwd
 import shutil
@@ -31,6 +33,18 @@ MANIFESTS = {  # name in `manifests/` → module, folder in it
     "kueue-crds": ("sigs.k8s.io/kueue", "config/components/crd/bases"),
     "kueue-webhooks": ("sigs.k8s.io/kueue", "config/components/webhook"),
     "provisioning-crds": ("k8s.io/autoscaler/cluster-autoscaler/apis", "config/crd"),
+}
+DEFINITIONS = {  # name → module by its exact version, file in it: what a cluster knows of llm-d's pools and of KServe
+    "inferencepools": (
+        "sigs.k8s.io/gateway-api-inference-extension@v1.5.0",
+        "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml",
+    ),
+    "httproutes": ("sigs.k8s.io/gateway-api@v1.7.0", "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml"),
+    "gateways": ("sigs.k8s.io/gateway-api@v1.7.0", "config/crd/standard/gateway.networking.k8s.io_gateways.yaml"),
+    "llminferenceservices": (
+        "github.com/kserve/kserve@v0.19.0",
+        "config/crd/full/llmisvc/serving.kserve.io_llminferenceservices.yaml",
+    ),
 }
 MINIO = "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c"
 
@@ -65,6 +79,15 @@ def known_control_plane() -> Path | None:
 def minio() -> Path:
     """Return MinIO's folder, which is made first if it is not there: that takes minutes. Raises RuntimeError."""
     return _built("minio", hashlib.sha256(MINIO.encode()).hexdigest()[:16], _build_minio)
+
+
+def definitions() -> Path:
+    """Return the folder of `DEFINITIONS`, each as `NAME.yaml`, which are fetched first if they are not there.
+
+    Raises:
+        RuntimeError: A module cannot be had.
+    """
+    return _built("definitions", hashlib.sha256(repr(DEFINITIONS).encode()).hexdigest()[:16], _fetch_definitions)
 
 
 def _built(name: str, mark: str, build: Callable[[Path], object]) -> Path:
@@ -116,6 +139,13 @@ def _build_control_plane(folder: Path) -> None:
         path.chmod(0o755)  # the modules' own folders are read-only
 
 
+def _fetch_definitions(folder: Path) -> None:
+    for name, (module, inside) in DEFINITIONS.items():
+        there = json.loads(_go("mod", "download", "-json", module))["Dir"]
+        shutil.copyfile(Path(there, inside), folder / f"{name}.yaml")
+    folder.chmod(0o755)
+
+
 def _build_minio(folder: Path) -> None:
     _go("install", "-trimpath", MINIO, GOBIN=str(folder), GOFLAGS="-mod=mod")
 
@@ -128,4 +158,4 @@ def _go(*words: str, **environ: str) -> str:
 
 
 if __name__ == "__main__":
-    print(root() if sys.argv[1:] == ["root"] else (control_plane(), minio()))
+    print(root() if sys.argv[1:] == ["root"] else (control_plane(), minio(), definitions()))

@@ -6,6 +6,7 @@ MinIO is a tool of the tests alone.
 
 from __future__ import annotations
 
+import base64
 import fnmatch
 import os
 import subprocess
@@ -95,6 +96,15 @@ class S3Server:
         assert reply.status == 200, reply
         return f"s3://{name}"
 
+    def encrypt(self, bucket: str) -> None:
+        """Have the objects of a bucket encrypted by a key of a KMS from now on, so that no ETag is an MD5."""
+        rule = "<ApplyServerSideEncryptionByDefault><SSEAlgorithm>aws:kms</SSEAlgorithm><KMSMasterKeyID>a-key</KMSMasterKeyID></ApplyServerSideEncryptionByDefault>"
+        body = Body(
+            f"<ServerSideEncryptionConfiguration><Rule>{rule}</Rule></ServerSideEncryptionConfiguration>".encode()
+        )
+        reply, _ = requests_of(bucket.removeprefix("s3://")).ask("PUT", query=[("encryption", "")], body=body)
+        assert reply.status == 200, reply
+
     def rot(self, bucket: str, key: str) -> None:
         """Change the first byte of an object that is stored, and nothing of its metadata."""
         requests = requests_of(bucket)
@@ -159,6 +169,7 @@ class S3Server:
             "MINIO_ROOT_PASSWORD": PASSWORD,
             "MINIO_BROWSER": "off",
             "MINIO_UPDATE": "off",
+            "MINIO_KMS_SECRET_KEY": f"a-key:{base64.b64encode(bytes(32)).decode()}",  # for buckets that are encrypted
             "HOME": str(self._folder),
             "PATH": os.environ.get("PATH", ""),
         }

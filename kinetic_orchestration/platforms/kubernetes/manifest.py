@@ -17,7 +17,6 @@ from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.configuration import cluster_names, resource_labels
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.hardware.nodes import Node
-from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.kubernetes import boot, gke
 from kinetic_orchestration.platforms.shared import ownership
@@ -138,18 +137,19 @@ def _pod(asked: Submission, node: Node) -> dict[str, Any]:
     selector = _selector(asked, node)
     selector |= gke.labels(plan, placement["zone"], autopilot=bool(placement.get("autopilot")))
     selector |= cloud["node_selector"] or {}
-    affinity = {} if _is_gke(asked, node) else _affinity(plan, node)
+    spot, chosen = plan.spot or plan.slice.spot, cloud["node_selector"] is not None
+    found = {} if _is_gke(asked, node) else affinity(node, spot=spot, chosen=chosen)
     account, pull, user = cloud["service_account"], cloud["image_pull_secrets"], cloud["run_as_user"]
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": int(max(attempt_rules.GRACE.values())) + LAST_WORDS,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        **({"securityContext": _identity(user)} if user else {}),
+        **({"securityContext": identity(user)} if user else {}),
         **({"serviceAccountName": account} if account else {}),
         **({"imagePullSecrets": [{"name": name} for name in pull]} if pull else {}),
         **({"nodeSelector": selector} if selector else {}),
-        **({"affinity": affinity} if affinity else {}),
+        **({"affinity": found} if found else {}),
         **({"tolerations": tolerated} if (tolerated := _tolerations(asked, node)) else {}),
         "volumes": [{"name": "work", "emptyDir": {}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}],
         "containers": [_container(asked, node)],
@@ -179,7 +179,7 @@ def _python(asked: Submission) -> str:
     return f"python:{environment.python if environment is not None else '3'}"
 
 
-def _identity(user: int) -> dict[str, Any]:
+def identity(user: int) -> dict[str, Any]:
     """Return a user without the rights of root, as the Pod Security Standard "restricted" wants it of every pod."""
     return {
         "runAsNonRoot": True,
@@ -223,18 +223,24 @@ def _selector(asked: Submission, node: Node) -> dict[str, str]:
     return dict([*chosen.items(), *([nodes.SPOT] if plan.spot or plan.slice.spot else ())])
 
 
-def _affinity(plan: Plan, node: Node) -> dict[str, Any]:
+def affinity(node: Node, *, spot: bool, chosen: bool) -> dict[str, Any]:
     """Return nodes of the GPU's model, by the label of GKE or of NVIDIA's GPU feature discovery, and of spot capacity,
-    where nobody knows whose cluster it is."""
+    where nobody knows whose cluster it is.
+
+    Args:
+        node: What a node must have.
+        spot: It is to be of spot capacity.
+        chosen: The user has chosen the labels of its model.
+    """
     models: list[dict[str, Any]] = []
-    if node.resource == nodes.GPU and plan.cloud["node_selector"] is None:
+    if node.resource == nodes.GPU and not chosen:
         models = [_is_in(key, [value]) for key, value in node.labels.items()]
         models += [_is_in(nodes.GPU_PRODUCT, node.products)] if node.products else []
-    spots = [_is_in(key, [value]) for key, value in SPOT] if plan.spot or plan.slice.spot else []
-    chosen = [group for group in (models, spots) if group]
-    if not chosen:
+    spots = [_is_in(key, [value]) for key, value in SPOT] if spot else []
+    groups = [group for group in (models, spots) if group]
+    if not groups:
         return {}
-    terms = [{"matchExpressions": list(each)} for each in itertools.product(*chosen)]
+    terms = [{"matchExpressions": list(each)} for each in itertools.product(*groups)]
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
 

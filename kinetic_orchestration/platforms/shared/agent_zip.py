@@ -90,9 +90,14 @@ if __name__ == "__main__":
 # jobs. The other public names exist on a host, and raise when they are used.
 _ROOMS = ("host", "plan", "program", "protocol")
 _FILES = (
-    "__init__.py", "api/decorator.py", "collections.py", "data.py", "errors.py", "job_status.py",
+    "__init__.py", "api/decorator.py", "api/steps/evaluation.py", "api/steps/inference.py",
+    "api/steps/searches/__init__.py", "api/steps/searches/results.py", "collections.py", "data.py", "errors.py",
+    "job_status.py",
 )  # fmt: skip
-_INSTEAD = {f"api/{name}.py": f"api/on_hosts/{name}.py" for name in ("__init__", "batch", "handle")}
+_STAND_INS = (
+    "__init__", "batch", "handle", "steps/__init__", "steps/promotion", "steps/search", "steps/serving",
+)  # fmt: skip
+_INSTEAD = {f"api/{name}.py": f"api/on_hosts/{name}.py" for name in _STAND_INS}
 _UNCHECKED = 1  # byte code of a source that is not looked at
 # The version of marshal whose bytes do not depend on what else this process knows. Slices of Python 3.14 need another.
 _WITHOUT_REFERENCES = 2

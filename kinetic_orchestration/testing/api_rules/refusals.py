@@ -31,6 +31,7 @@ _API_NAMES = {
     "serviceusage.googleapis.com": "Service Usage API",
     "storage.googleapis.com": "Cloud Storage API",
     "compute.googleapis.com": "Compute Engine API",
+    "aiplatform.googleapis.com": "Agent Platform API",
 }
 # accelerator type → what stands for it in the name of a quota, with spot and without
 _QUOTA_NAMES = {

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from kinetic_orchestration.testing.api_rules import filters, refusals
 from kinetic_orchestration.testing.api_rules.refusals import Refusal
-from kinetic_orchestration.testing.api_servers import billing_skus
+from kinetic_orchestration.testing.api_servers import billing_skus, model_registry
 from kinetic_orchestration.testing.api_servers.api_keys import ApiKeys
+from kinetic_orchestration.testing.api_servers.model_registry import ModelRegistry
 from kinetic_orchestration.testing.api_servers.service_accounts import ServiceAccounts
 from kinetic_orchestration.testing.model.cloud import Cloud
 from kinetic_orchestration.testing.model.faults import Caller
@@ -88,6 +89,7 @@ class OtherApis:
         self._clock = clock
         self.accounts = ServiceAccounts(clock, sign)
         self.keys = ApiKeys()
+        self.models = ModelRegistry()
         self._secrets: dict[str, _Secret] = {}
         self._clusters: dict[str, tuple[Json, Callable[[], Json]]] = {}
         self.skus = billing_skus.skus()
@@ -313,6 +315,20 @@ class OtherApis:
     def _identity_token(self, asked: Request) -> Json:
         return self.accounts.identity_token(_email(asked), asked.body, asked.caller)
 
+    # Vertex AI
+
+    def _upload_model(self, asked: Request) -> Json:
+        return self.models.upload(asked.name, asked.body)
+
+    def _get_operation(self, asked: Request) -> Json:
+        return self.models.operation(asked.name)
+
+    def _list_models(self, asked: Request) -> Json:
+        return self.models.list_versions(asked.name, asked.query)
+
+    def _merge_aliases(self, asked: Request) -> Json:
+        return self.models.merge_aliases(asked.name, asked.body)
+
     # Resource Manager and Service Usage
 
     def _test_permissions(self, asked: Request) -> Json:
@@ -367,7 +383,7 @@ class _Route(NamedTuple):
     act: Callable[[OtherApis, Request], Json]
 
 
-_LETTERS = {"P": "project", "S": "item", "V": "version", "L": "location", "C": "cluster", "N": "pool"}
+_LETTERS = {"P": "project", "S": "item", "V": "version", "L": "location", "C": "cluster", "N": "pool", "M": "model"}
 
 
 def _route(
@@ -430,6 +446,22 @@ _ROUTES = (
     _route(
         "GET /v1/projects/P/locations/L/clusters/C/nodePools/N",
         "GetNodePool", "container.clusters.get", OtherApis._get_pool, _CONTAINER,
+    ),
+    _route(
+        "POST /v1/projects/P/locations/L/models:upload",
+        "UploadModel", "aiplatform.models.upload", OtherApis._upload_model, model_registry.SERVICE,
+    ),
+    _route(
+        "GET /v1/projects/P/locations/L/models/M/operations/S",
+        "GetOperation", "", OtherApis._get_operation, model_registry.SERVICE,
+    ),
+    _route(
+        "GET /v1/projects/P/locations/L/models/M:listVersions",
+        "ListModelVersions", "aiplatform.models.list", OtherApis._list_models, model_registry.SERVICE,
+    ),
+    _route(
+        "POST /v1/projects/P/locations/L/models/M:mergeVersionAliases",
+        "MergeVersionAliases", "aiplatform.models.update", OtherApis._merge_aliases, model_registry.SERVICE,
     ),
     _route("GET /v1/services/S/skus", "ListSkus", "", OtherApis._list_skus, _BILLING),
     _route(

@@ -41,7 +41,17 @@ from kinetic_orchestration.jobs.launch import launch
 from kinetic_orchestration.jobs.request import Draft, draft
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
-from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, WOUNDED, Event, Freed, Observation, Output
+from kinetic_orchestration.plan.values import (
+    ABSENT,
+    GONE,
+    PRESENT,
+    WOUNDED,
+    Event,
+    Freed,
+    Metrics,
+    Observation,
+    Output,
+)
 from kinetic_orchestration.platforms.backend import Backend, Submission
 from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.protocol import names
@@ -419,17 +429,21 @@ class BackendContract:
             job.result(timeout=self.within)
         assert job.attempts() == 1
 
-    def test_a_command_runs(self, tmp_path: Path) -> None:
+    def test_a_command_runs_and_its_numbers_are_read(self, tmp_path: Path) -> None:
         (tmp_path / "work").mkdir()
         (tmp_path / "work" / "pyproject.toml").touch()
+        (tmp_path / "work" / "numbers_of.py").write_text("def read(line):\n    return {'step': 1, 'length': len(line)}")
         (tmp_path / "work" / "tell.py").write_text("import os; print('a command of', os.environ['KINETIC_HOST_COUNT'])")
         job = kinetic.command(
-            ["python", "tell.py"], cwd=tmp_path / "work", accelerator=self.one_host, **dict(self.options)
-        )
+            ["python", "tell.py"], cwd=tmp_path / "work", accelerator=self.one_host, metrics="numbers_of:read",
+            **dict(self.options),
+        )  # fmt: skip
         self._jobs.append(job)
         events = self._followed(job)
         assert job.status() is kinetic.JobStatus.SUCCEEDED
         assert "a command of 1\n" in _lines(events).get(0, [])
+        told = [(event.step, event.values) for event in events if isinstance(event, Metrics)]
+        assert (1, {"length": len("a command of 1")}) in told
 
     def test_secrets_arrive_and_no_record_has_them(self, programs: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
         token = secrets.token_hex(24)

@@ -124,6 +124,8 @@ class Call(NamedTuple):
     """The quota project that it names."""
     failure: str = ""
     """The request and the error, where the emulator itself went wrong."""
+    span: str = ""
+    """The range of bytes that it asks for."""
 
 
 class Counts(NamedTuple):
@@ -165,6 +167,7 @@ class StorageServer:
         memory."""
         self.skew = 0.0
         """By how many seconds the store's clock is ahead of this machine's."""
+        self._calls_of_a_rewrite = 1
         self._root = None if root is None else Path(root)
         self._access = access or Access()
         self._journal = journal.asked_for()
@@ -271,6 +274,10 @@ class StorageServer:
         """Close the connection after that many bytes of the answer's body."""
         self._add(match, Fault(cut=after), times)
 
+    def in_steps(self, calls: int) -> None:
+        """Let every rewrite take that many calls until `heal`, as those of large objects between locations do."""
+        self._calls_of_a_rewrite = calls
+
     def garble(self, match: str, times: int | None = 1) -> None:
         """Let the first byte of the answer's body be another one."""
         self._add(match, Fault(garbled=True), times)
@@ -303,6 +310,7 @@ class StorageServer:
         with self._lock:
             self._rules.clear()
         self.skew = 0.0
+        self._calls_of_a_rewrite = 1
 
     @property
     def calls(self) -> list[Call]:
@@ -365,9 +373,28 @@ class StorageServer:
                             fault = fault._replace(answer=answer)
         if fault == Fault() and self._may_not_replace(verb, where, caller, request):
             fault = Fault(answer=_refusal("permission", "delete", where, caller=caller))
+        if fault == Fault() and verb == "copy" and (rewrite := self._rewrite(request, where)) is not None:
+            fault = Fault(answer=rewrite)
         if fault == Fault() and verb == "policy":  # nor these
             fault = Fault(answer=self._policy(request, where))
         return fault._replace(delay=delay)
+
+    def _rewrite(self, request: Request, where: str) -> Answer | None:
+        """Answer a rewrite whose source is another object by now, which the server would not notice, and each call of
+        one that is not the last."""
+        wanted = request.query("ifSourceGenerationMatch")
+        if wanted:
+            status, about = self._metadata(where)
+            if status == 200 and json.loads(about).get("generation") != wanted:
+                words = "At least one of the pre-conditions you specified did not hold."
+                return _error_answer(412, "conditionNotMet", words, "copy")
+        done = int(request.query("rewriteToken").removeprefix("step-") or 0) + 1
+        if done >= self._calls_of_a_rewrite:
+            return None
+        sizes = {"totalBytesRewritten": str(done << 20), "objectSize": str(self._calls_of_a_rewrite << 20)}
+        body = {"kind": "storage#rewriteResponse", "done": False, "rewriteToken": f"step-{done}", **sizes}
+        said = _parameters_of(request)
+        return Answer(200, said.page(said.select(body)), said.kind)
 
     def _may_not_replace(self, verb: str, where: str, caller: str, request: Request) -> bool:
         """True if the caller lacks the permission to delete, which overwriting an object requires."""
@@ -492,7 +519,14 @@ class StorageServer:
         verb, where = _verb_and_object(request)
         with self._lock:
             self._calls.append(
-                Call(verb, where, status, _caller(request), request.headers.get("x-goog-user-project", ""))
+                Call(
+                    verb,
+                    where,
+                    status,
+                    _caller(request),
+                    request.headers.get("x-goog-user-project", ""),
+                    span=request.headers.get("range", ""),
+                )
             )
 
     def malformed(self, status: int, message: str) -> Answer:

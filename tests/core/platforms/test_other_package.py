@@ -17,7 +17,7 @@ from tests.support.faults import Tree, kill_host
 from tests.support.leftovers import processes_of
 from tests.support.other_package.installed import Site, site
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(6)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(3)]
 
 PROGRAM = """\
 import os

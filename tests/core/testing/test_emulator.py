@@ -107,7 +107,7 @@ def test_hosts_are_real_and_gone_with_their_slice(cloud: Emulator) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(3)
 def test_a_host_deletes_its_own_slice_by_its_own_account(cloud: Emulator) -> None:
     cloud.slow_delete(10.0)  # until all of it was seen
     create(cloud, script=SUICIDE)
@@ -392,7 +392,7 @@ def test_the_command_prints_what_to_paste_and_what_happens_and_ends_with_the_bil
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(5)
 def test_the_command_speaks_json_and_can_be_silent() -> None:
     with _command("--zone", f"{ZONE}=4", "--json", "--faults", "0.5", "--seed", "3") as command:
         assert command.stdout is not None

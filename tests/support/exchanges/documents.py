@@ -22,6 +22,9 @@ NAMES = (
 )  # fmt: skip
 
 
+LATE = ("aiplatform.v1",)  # as large as all the others: read for a path that none of them has
+
+
 class Document(NamedTuple):
     name: str
     revision: str
@@ -57,7 +60,8 @@ class Method(NamedTuple):
 
 def find(verb: str, path: str) -> Method | None:
     """Returns the method that a request is of. Its path says what its parameters' patterns say."""
-    return next((method for method in _methods().get(verb, ()) if method.path.fullmatch(path)), None)
+    tables = (_methods(names) for names in (NAMES, LATE))
+    return next((method for table in tables for method in table.get(verb, ()) if method.path.fullmatch(path)), None)
 
 
 @functools.cache
@@ -70,9 +74,9 @@ def read(name: str) -> dict[str, Any]:
 
 
 @functools.cache
-def _methods() -> dict[str, list[Method]]:
+def _methods(names: tuple[str, ...]) -> dict[str, list[Method]]:
     methods: dict[str, list[Method]] = {}
-    for name in NAMES:
+    for name in names:
         whole = read(name)
         document = Document(name, whole["revision"], whole["parameters"], whole["schemas"])
         for described in _described(whole):

@@ -94,7 +94,9 @@ class Shape:
             return [Wrong("@type", kind, "a message of any kind names it")]
         rest = {name: item for name, item in value.items() if name != "@type"}
         full = kind.rpartition("/")[2]
-        if (schema := self._schemas.get(full.rpartition(".")[2])) and not full.startswith("google.rpc."):
+        long = "".join(part[:1].upper() + part[1:] for part in full.split("."))  # as newer documents call it
+        schema = self._schemas.get(full.rpartition(".")[2]) or self._schemas.get(long)
+        if schema and not full.startswith("google.rpc."):
             return self.wrongs(schema, rest)
         return _message(full, rest)
 

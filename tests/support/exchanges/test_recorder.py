@@ -59,7 +59,7 @@ def test_every_face_is_heard(cloud: Emulator, recorder: Recorder) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(1)
 def test_an_emulator_in_another_process_is_heard(recorder: Recorder) -> None:
     command = [sys.executable, "-m", "kinetic_orchestration.cli", "emulator", "--zone", ZONE, "--print-env"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -73,7 +73,7 @@ def test_an_emulator_in_another_process_is_heard(recorder: Recorder) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(0)
 def test_the_test_in_which_it_is_wrong_fails_and_no_other(tmp_path: Path) -> None:
     program = tmp_path / "test_it.py"
     program.write_text(

@@ -15,6 +15,7 @@ from kinetic_orchestration.testing.kubernetes.api.answers import Object, Refused
 
 _PATCH = "application/strategic-merge-patch+json"  # conditions are merged by their types
 _MERGE = "application/merge-patch+json"  # which is all that custom resources know
+_CUSTOM = (".x-k8s.io/", "/inference.networking.k8s.io/", "/gateway.networking.k8s.io/", ".kserve.io/")
 _PATIENCE = 60.0
 
 
@@ -68,7 +69,7 @@ class Api:
         return cast(Object, json.loads(self._answer(verb, path, body)))
 
     def _answer(self, verb: str, path: str, body: Object | None = None) -> bytes:
-        patch = _MERGE if ".x-k8s.io/" in path else _PATCH
+        patch = _MERGE if any(group in path for group in _CUSTOM) else _PATCH
         kind = patch if verb == "PATCH" else "application/json"
         data = None if body is None else json.dumps(body).encode()
         request = (verb, path, data, self._headers | {"Content-Type": kind})

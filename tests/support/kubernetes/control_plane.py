@@ -19,7 +19,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -89,13 +89,19 @@ class ControlPlane:
         built: The folder of the programs.
         jobset: False for a cluster without JobSet.
         kueue: False for a cluster without Kueue.
+        controllers: Controllers that it has besides the usual ones.
+        reach: The socket of what connects its server with pods, as Konnectivity does on GKE; None: it reaches none.
     """
 
-    def __init__(self, folder: Path, built: Path, *, jobset: bool = True, kueue: bool = True) -> None:
+    def __init__(
+        self, folder: Path, built: Path, *, jobset: bool = True, kueue: bool = True, controllers: Sequence[str] = (),
+        reach: Path | None = None,
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"  # of an administrator
         self.token = secrets.token_urlsafe(24)  # of another one
         self.has_jobset, self.has_kueue = jobset, kueue
+        self._controllers, self._reach = (*_CONTROLLERS, *controllers), reach
         self._built = built
         self._certificates = folder / "certificates"
         self.server_certificate = (self._certificates / "tls.crt", self._certificates / "tls.key")
@@ -303,16 +309,29 @@ class ControlPlane:
             f"--proxy-client-cert-file={at}/proxy.crt", f"--proxy-client-key-file={at}/proxy.key",
             f"--requestheader-client-ca-file={at}/ca.crt", "--requestheader-allowed-names=front-proxy",
             "--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
-            "--requestheader-extra-headers-prefix=X-Remote-Extra-", "--profiling=false",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-", "--profiling=false", *self._egress(),
         )  # fmt: skip
         self._await("kube-apiserver", lambda: self._serves("/readyz"))
+
+    def _egress(self) -> Sequence[str]:
+        """Return what has the server reach pods by a socket."""
+        if self._reach is None:
+            return ()
+        way = {"proxyProtocol": "HTTPConnect", "transport": {"uds": {"udsName": str(self._reach)}}}
+        told = {
+            "apiVersion": "apiserver.k8s.io/v1beta1", "kind": "EgressSelectorConfiguration",
+            "egressSelections": [{"name": "cluster", "connection": way}],
+        }  # fmt: skip
+        path = self.folder / "egress.json"
+        path.write_text(json.dumps(told), encoding="utf-8")
+        return (f"--egress-selector-config-file={path}",)
 
     def _start_controllers(self) -> None:
         shared = (f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", "--secure-port=0", *_FAST)
         at = self._certificates
         self._start(
             "kube-controller-manager", str(self._built / "control"), "kube-controller-manager", *shared,
-            f"--controllers={','.join(_CONTROLLERS)}", f"--service-account-private-key-file={at}/accounts.key",
+            f"--controllers={','.join(self._controllers)}", f"--service-account-private-key-file={at}/accounts.key",
             f"--root-ca-file={at}/ca.crt", "--node-monitor-period=1s", f"--node-monitor-grace-period={SILENT:.0f}s",
         )  # fmt: skip
         self._start("kube-scheduler", str(self._built / "control"), "kube-scheduler", *shared)

@@ -62,6 +62,8 @@ class Google:
         body: Any = None,
         params: Mapping[str, str] | None = None,
         within: float = 0.0,
+        *,
+        repeats: bool = True,
     ) -> Answer:
         """Make a call, for example `call("GET", "secretmanager", "v1/projects/p/secrets")`.
 
@@ -72,11 +74,12 @@ class Google:
             body: Sent as JSON, unless it is None.
             params: Of the query.
             within: Seconds for the call with its repetitions; 0 bounds only each of them.
+            repeats: It may be sent again if it is not known whether it was carried out.
         """
         url = f"{self._base(service)}/{path}"
         deadline = time.monotonic() + within if within else float("inf")
         answer = self._once(service, method, url, body, params, min(TIMEOUT, within or TIMEOUT))
-        for pause in retries.PAUSES:
+        for pause in retries.PAUSES if repeats else ():
             left = deadline - time.monotonic() - pause
             if answer.status not in retries.TRANSIENT or left <= 0:
                 break

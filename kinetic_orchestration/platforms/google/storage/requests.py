@@ -185,6 +185,33 @@ class Requests:
 
         return self._ask("write", name, attempt)
 
+    def copy(self, source: Requests, origin: str, name: str, generation: int) -> bool:
+        """Let the server copy an object of another place as `name`, in several calls if it is large; False if the name
+        is taken, or if the object has another generation by now, or is gone."""
+        from google.api_core.exceptions import PreconditionFailed
+
+        def attempt(_: bool) -> bool:
+            token: str | None = None
+
+            def call() -> None:
+                nonlocal token
+                token = self._blob(name).rewrite(
+                    source._blob(origin), token=token, if_generation_match=0, if_source_generation_match=generation,
+                    timeout=_timeout(), retry=None,
+                )[0]  # fmt: skip
+
+            try:
+                while self._is_there(call):
+                    if token is None:
+                        return True
+            except PreconditionFailed as error:
+                problem = read_error(error)
+                if problem is None or not problem.lost_the_race:
+                    raise
+            return False
+
+        return self._ask("write", name, attempt)
+
     def delete(self, name: str) -> bool:
         def attempt(in_doubt: bool) -> bool:
             # If it is missing, an earlier try whose answer was lost has deleted it.

@@ -31,6 +31,8 @@ _PLAIN: Final = (401, 429)  # an API server itself may say these without JSON
 _NOT_SERVED: Final = b"404 page not found"
 _MARKS: Final = frozenset({"kind", "gitVersion"})  # one of which any object has, and the answer to /version
 LONGEST: Final = 1000  # characters of a message
+# kubernetes/apiserver, handlers/fieldmanager: of an apply with a field that there is not, with the status 500.
+_UNTYPED: Final = "failed to create typed patch object"
 
 Object = dict[str, Any]
 
@@ -140,6 +142,23 @@ def read(reply: Reply, asked: str) -> Object:
     raise foreign(reply, asked)
 
 
+def passed_on(reply: Reply, asked: str) -> Reply:
+    """Return the answer of what is behind the server, whatever it says. Raises ApiError for one of the server "
+    "itself."""
+    found = _json(reply.body) if reply.status >= 400 else {}
+    if found.get("kind") == "Status" and found.get("apiVersion") == "v1":
+        raise _refusal(reply, found, asked)
+    if reply.status == 401:
+        raise _refusal(reply, {"message": _quoted(reply.body)}, asked)
+    return reply
+
+
+def rivals(error: ApiError) -> tuple[tuple[str, str], ...]:
+    """Return the fields for which an apply was refused, each with the manager that holds it."""
+    found = (cause for cause in error.causes if cause.reason == "FieldManagerConflict")
+    return tuple((cause.field, cause.message.removeprefix("conflict with ").replace('"', "")) for cause in found)
+
+
 def rows(page: Object) -> list[Row]:
     """Return the rows of a table, or of a list of objects."""
     if page.get("kind") != "Table":
@@ -171,7 +190,7 @@ def _refusal(reply: Reply, said: Mapping[str, Any], asked: str) -> ApiError:
     reason, words = escaped(said.get("reason")), escaped(said.get("message"))
     found = said.get("details")
     details: Mapping[str, Any] = found if isinstance(found, dict) else {}
-    kind = _kind(reply.status, reason, details)
+    kind = INVALID if _UNTYPED in words else _kind(reply.status, reason, details)
     return ApiError(
         f"Kubernetes refused {asked}: {reply.status} {reason}: {words.rstrip('.')}.",
         kind,

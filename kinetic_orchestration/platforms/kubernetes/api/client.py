@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urlencode, urlsplit
 
 from kinetic_orchestration import __version__
@@ -41,9 +41,11 @@ AGENT: Final = f"kinetic-orchestration/{__version__}"
 JSON: Final = "application/json"
 METADATA: Final = f"{JSON};as=PartialObjectMetadata;v=v1;g=meta.k8s.io,{JSON}"
 TABLE: Final = f"{JSON};as=Table;v=v1;g=meta.k8s.io,{JSON}"  # or objects, of a server that makes no tables
+APPLY: Final = "application/apply-patch+yaml"  # of which JSON is a part
 # How a kept connection shows that the server has closed it.
 _BROKEN: Final = (ConnectionError, http.client.BadStatusLine, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 _NEVER: Final = float("inf")
+_T = TypeVar("_T")
 
 
 class Exchange(NamedTuple):
@@ -138,6 +140,42 @@ class Api:
         query = {"fieldManager": "kinetic-orchestration", "fieldValidation": "Strict"}
         return self._call("POST", path, {**query, "dryRun": "All"} if dry_run else query, dict(body))
 
+    def apply(
+        self, path: str, body: Mapping[str, Any], *, manager: str, force: bool = False, dry_run: bool = False
+    ) -> Object:
+        """Have the object at `path` be as `body` says in the fields that it names (server-side apply): one that is not
+        there is created, and what the same manager named before and names no more goes.
+
+        The same request may be repeated. With a `resourceVersion` in its metadata it raises the kind CONFLICT once the
+        object is another. `answers.rivals` has the fields that another manager holds, which are refused without
+        `force`.
+
+        Args:
+            path: Of the object itself.
+            body: The object: all fields that are this manager's.
+            manager: In whose name the fields are held.
+            force: Take fields that others hold.
+            dry_run: It passes admission and is not stored.
+        """
+        query = {"fieldManager": manager, "fieldValidation": "Strict", "force": "true" if force else "false"}
+        chosen = {**query, "dryRun": "All"} if dry_run else query
+        return self._call("PATCH", path, chosen, dict(body), content=APPLY)
+
+    def through(self, path: str, body: Mapping[str, Any] | None = None, *, within: float = 0.0) -> Reply:
+        """Return what answers behind a path of the server that passes requests on, such as a Service's `…/proxy/…`.
+
+        A GET, or a POST of `body` as JSON. Raises ApiError for what the server itself says: nobody is behind it yet,
+        or the caller may not.
+
+        Args:
+            path: The path.
+            body: What is sent.
+            within: Seconds that its answer may take, in place of those that an API server itself is given.
+        """
+        asked = None if body is None else dict(body)
+        method = "GET" if asked is None else "POST"
+        return self._called(method, path, None, asked, answers.passed_on, within=within)
+
     def delete(self, path: str, *, uid: str = "", propagation: str = "Background") -> Object:
         """Delete an object, which may take a while after this call.
 
@@ -191,17 +229,32 @@ class Api:
         query: Mapping[str, str] | None = None,
         body: Object | None = None,
         form: str = JSON,
+        content: str = JSON,
     ) -> Object:
+        return self._called(method, path, query, body, answers.read, form, content)
+
+    def _called(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Object | None,
+        read: Callable[[Reply, str], _T],
+        form: str = JSON,
+        content: str = JSON,
+        within: float = 0.0,
+    ) -> _T:
         target = f"{path}?{urlencode(query)}" if query else path
-        patience = min(self._patience, LOOK_PATIENCE) if method == "GET" else self._patience
+        patience = within or (min(self._patience, LOOK_PATIENCE) if method == "GET" else self._patience)
         deadline, pauses = time.monotonic() + patience, iter(PAUSES)
         renewed = sought = False
         while True:
             access = self._access
             token = access.token(False)
             try:
-                reply = self._exchange(access, token, method, target, body, form)
-                return answers.read(reply, f"{method} {access.server}{path}")
+                headers = _headers(access, token, body, form, content)
+                reply = self._exchange(access, method, target, body, headers, within)
+                return read(reply, f"{method} {access.server}{path}")
             except ApiError as error:
                 if error.kind == answers.UNAUTHENTICATED:
                     if renewed and not sought:
@@ -256,10 +309,18 @@ class Api:
 
     # ---- one exchange ------------------------------------------------------------------------------------------
 
-    def _exchange(self, access: Access, token: str, method: str, target: str, body: Object | None, form: str) -> Reply:
+    def _exchange(
+        self,
+        access: Access,
+        method: str,
+        target: str,
+        body: Object | None,
+        headers: Sequence[tuple[str, str]],
+        within: float,
+    ) -> Reply:
         began, reply = time.monotonic(), Reply(0, {}, b"")
         try:
-            reply = self._sent(access, method, target, body, _headers(access, token, body, form))
+            reply = self._sent(access, method, target, body, headers, within)
             with suppress(KeyError, ValueError):
                 self._heard = parsedate_to_datetime(reply.headers["date"]).timestamp(), time.monotonic()
         finally:
@@ -268,7 +329,13 @@ class Api:
         return reply
 
     def _sent(
-        self, access: Access, method: str, target: str, body: Object | None, headers: Sequence[tuple[str, str]]
+        self,
+        access: Access,
+        method: str,
+        target: str,
+        body: Object | None,
+        headers: Sequence[tuple[str, str]],
+        within: float,
     ) -> Reply:
         key = _Key(access.way, access.pair())
         content = None if body is None else json.dumps(body).encode()
@@ -276,20 +343,20 @@ class Api:
         try:
             connection = connection or self._opened(key, access)
             try:
-                reply = connection.exchange(method, target, content, headers)
+                reply = connection.exchange(method, target, content, headers, within)
             except _BROKEN:
                 if not connection.is_used:
                     raise
                 connection.close()  # the server closed it between two requests, as it may
                 connection = self._opened(key, access)
-                reply = connection.exchange(method, target, content, headers)
+                reply = connection.exchange(method, target, content, headers, within)
         except BaseException as error:
             if connection is not None:
                 connection.close()
             if not isinstance(error, OSError | http.client.HTTPException):
                 raise
             asked = f"{method} {target.partition('?')[0]}"
-            raise _unanswered(access, key, asked, error, self._timeout) from error
+            raise _unanswered(access, key, asked, error, within or self._timeout) from error
         self._keep(connection)
         return reply
 
@@ -348,14 +415,18 @@ class _Connection(http.client.HTTPConnection):
             raise _TooSlow(f"there was no connection in {self.timeout:g} s") from None
         self.sock.settimeout(self.answer_timeout)
 
-    def exchange(self, method: str, target: str, content: bytes | None, headers: Sequence[tuple[str, str]]) -> Reply:
-        deadline = time.monotonic() + ANSWER_SECONDS
+    def exchange(
+        self, method: str, target: str, content: bytes | None, headers: Sequence[tuple[str, str]], within: float
+    ) -> Reply:
+        longest = within or ANSWER_SECONDS
+        deadline = time.monotonic() + longest
         self.putrequest(method, self.prefix + target)
         for name, value in headers:
             self.putheader(name, value)
         if content is not None:
             self.putheader("Content-Length", str(len(content)))
         self.endheaders(content)
+        self.sock.settimeout(within or self.answer_timeout)
         answer = self.getresponse()
         pieces: list[bytes] = []
         size = 0
@@ -365,7 +436,7 @@ class _Connection(http.client.HTTPConnection):
             if size > LARGEST:
                 raise _TooLarge(f"the answer is larger than {LARGEST} bytes")
             if time.monotonic() > deadline:
-                raise _TooSlow(f"the answer was not complete after {ANSWER_SECONDS:g} s")
+                raise _TooSlow(f"the answer was not complete after {longest:g} s")
         pieces.append(answer.read())  # nothing, or IncompleteRead
         told = {name.lower(): value for name, value in answer.getheaders()}
         return Reply(answer.status, told, b"".join(pieces))
@@ -447,10 +518,10 @@ def _load_pair(context: ssl.SSLContext, pair: Pair, access: Access) -> None:
             ) from error
 
 
-def _headers(access: Access, token: str, body: Object | None, form: str) -> Sequence[tuple[str, str]]:
+def _headers(access: Access, token: str, body: Object | None, form: str, content: str) -> Sequence[tuple[str, str]]:
     headers = [("User-Agent", AGENT), ("Accept", form), *access.headers]
     if body is not None:
-        headers.append(("Content-Type", JSON))
+        headers.append(("Content-Type", content))
     if token:
         if not (token.isascii() and token.isprintable()):  # or the error would quote it
             raise CredentialsError(f"The token of {access.origin} has characters that no token has. Write it anew.")

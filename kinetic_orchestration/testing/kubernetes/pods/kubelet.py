@@ -27,6 +27,7 @@ from kinetic_orchestration.testing.kubernetes.pods.container import Container
 from kinetic_orchestration.testing.kubernetes.pods.environment import NotResolved, command_of, resolve, tpu_names
 from kinetic_orchestration.testing.kubernetes.pods.nodes import LOST, MISNAMED, UNPULLED, Node, Pool
 from kinetic_orchestration.testing.kubernetes.pods.pod import Pod
+from kinetic_orchestration.testing.kubernetes.pods.probes import Probes
 from kinetic_orchestration.testing.kubernetes.pods.reports import FINAL, Api, Reports, condition
 from kinetic_orchestration.testing.vms.metadata_server import Loop
 
@@ -246,7 +247,18 @@ class Kubelet:
         if code is not None:
             self._ended(pod, code)
             return
+        self._probe(pod, pod.container)
         self._end_if_due(pod, pod.container)
+
+    def _probe(self, pod: Pod, container: Container) -> None:
+        """Ask a container what its probes ask, and end one that they want ended."""
+        was = pod.probes.ready
+        pod.probes.step(str(pod.seen["status"].get("podIP", "")), time.monotonic())
+        if pod.probes.failed:
+            self._reports.tell(pod, "Warning", "Unhealthy", f"{pod.probes.failed} probe failed: {pod.probes.said}")
+            container.kill()
+        elif pod.probes.ready != was:
+            self._reports.report(pod, {"phase": "Running"}, {"running": {"startedAt": pod.started}})
 
     def _find(self, pod: Pod) -> None:
         """Say of a pod that ran here before its machine was lost that its container has ended, as nobody knows how."""
@@ -334,6 +346,7 @@ class Kubelet:
             self._wait(pod, "CreateContainerError", str(error))
             return
         pod.waits = ""
+        pod.probes = Probes(pod.spec, time.monotonic())
         self._reports.tell(pod, "Normal", "Started", "Container started")
         self._reports.report(pod, {"phase": "Running"}, {"running": {"startedAt": pod.started}})
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from kinetic_orchestration.testing.kubernetes.api.answers import Object
 from kinetic_orchestration.testing.kubernetes.pods.container import Container
 from kinetic_orchestration.testing.kubernetes.pods.metadata import PodMetadata
+from kinetic_orchestration.testing.kubernetes.pods.probes import Probes
 
 
 class Pod:
@@ -17,6 +18,7 @@ class Pod:
         self.folder = folder
         self.container: Container | None = None
         self.metadata: PodMetadata | None = None  # what it asks who it is
+        self.probes = Probes({}, 0.0)
         self.restarts = 0
         self.last: Object = {}  # how its container ended before
         self.begins = 0.0  # when its container is to start, by the monotonic clock

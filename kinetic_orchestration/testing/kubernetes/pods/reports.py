@@ -31,7 +31,8 @@ class Reports:
         return {"startedAt": pod.started or moment, "finishedAt": moment}
 
     def report(self, pod: Pod, status: Object, state: Object) -> None:
-        running = "running" in state
+        started = "running" in state
+        running = started and pod.probes.ready
         why = (
             ""
             if running
@@ -44,8 +45,9 @@ class Reports:
             condition("Ready", running, why),
         ]
         container = {
-            "name": pod.spec["name"], "image": pod.spec["image"], "imageID": "", "ready": running, "started": running,
-            "restartCount": pod.restarts, "state": state, "lastState": pod.last,
+            "name": pod.spec["name"], "image": pod.spec["image"], "imageID": "", "ready": running,
+            "started": started and pod.probes.started, "restartCount": pod.restarts, "state": state,
+            "lastState": pod.last,
         }  # fmt: skip
         told = {**status, "conditions": conditions + status.get("conditions", []), "containerStatuses": [container]}
         with contextlib.suppress(Refused):  # it was deleted by force

@@ -28,7 +28,7 @@ from tests.support.kubernetes.emulated import EmulatedPlane
 from tests.support.kubernetes.fixtures import on_both
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, on_both(pytest.mark.turn(2))]
+pytestmark = [pytest.mark.slow, on_both(pytest.mark.turn(3))]
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 REVIEWS = "/apis/authorization.k8s.io/v1"

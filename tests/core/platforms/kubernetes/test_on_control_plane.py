@@ -43,7 +43,7 @@ from tests.support.kubernetes.emulated import EmulatedPlane
 from tests.support.kubernetes.fixtures import Lingering, only_real
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(1)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(2)]
 
 NONE: Mapping[str, str] = MappingProxyType({})
 DRY = "?dryRun=All&fieldValidation=Strict"

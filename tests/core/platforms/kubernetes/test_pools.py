@@ -30,7 +30,7 @@ from tests.support.kubernetes.emulated import EmulatedPlane
 from tests.support.kubernetes.fixtures import on_both
 from tests.support.waits import wait_until
 
-pytestmark = on_both(pytest.mark.slow, pytest.mark.turn(5))
+pytestmark = on_both(pytest.mark.slow, pytest.mark.turn(1))
 
 
 class Google:

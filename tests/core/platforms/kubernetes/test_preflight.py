@@ -31,7 +31,7 @@ from tests.support.kubernetes.emulated import EmulatedPlane
 from tests.support.kubernetes.fixtures import Lingering, only_real
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(4)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(5)]
 
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"

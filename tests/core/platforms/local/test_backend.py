@@ -91,7 +91,7 @@ def test_f28_stale_topology_variables_of_the_submitter_do_not_reach_a_host(
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(4)
 def test_one_host_has_the_devices_that_a_framework_counts_there(home: Path) -> None:
     """v2 and v3 show both TensorCores of a chip; GPUs and CPUs are emulated as so many devices."""
     expected = {"v5e-8": "8", "v5e-1": "1", "v2-4": "8", "v3-4": "8", "a100x4": "4", "cpu:8": "8", "cpu": "1"}

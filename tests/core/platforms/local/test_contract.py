@@ -42,10 +42,10 @@ class TestLocalBackend(BackendContract):
 
     # These two wait, for as long as hosts have for their ends.
 
-    @pytest.mark.turn(3)
+    @pytest.mark.turn(5)
     def test_hosts_end_with_a_cancelled_job(self, programs: ModuleType) -> None:
         super().test_hosts_end_with_a_cancelled_job(programs)
 
-    @pytest.mark.turn(4)
+    @pytest.mark.turn(3)
     def test_hosts_that_nobody_follows_end_at_their_limit(self, programs: ModuleType) -> None:
         super().test_hosts_that_nobody_follows_end_at_their_limit(programs)

@@ -169,7 +169,7 @@ def test_the_lines_for_a_client_lead_to_compute_engine(cloud: Emulator) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(0)
 def test_google_s_client_finds_and_deletes_a_disk_that_was_left(google: Google, cloud: Emulator) -> None:
     sent = body()
     sent["disks"][0]["autoDelete"] = False

@@ -12,7 +12,7 @@ import pytest
 from kinetic_orchestration.testing import Emulator
 from tests.support.instances import ZONE, body
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(2), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(5), pytest.mark.timeout(600)]
 
 # The client takes a host and a port, and writes them into the address one after the other: so the emulator's token, which
 # is the first part of each path, goes with the port.

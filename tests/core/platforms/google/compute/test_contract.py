@@ -16,7 +16,7 @@ from kinetic_orchestration.testing import BackendContract, Emulator
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.turn(5),
+    pytest.mark.turn(4),
     pytest.mark.filterwarnings("ignore:the 2 hosts of l4 are joined over plain TCP"),
 ]
 

@@ -11,7 +11,7 @@ import pytest
 
 from kinetic_orchestration.testing import BackendContract, Emulator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.turn(1)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.turn(5)]
 
 
 class TestTpuVmBackend(BackendContract):

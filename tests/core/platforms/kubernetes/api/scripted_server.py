@@ -174,7 +174,7 @@ def serving(certificate: tuple[str, str], clients: str, folder: Path) -> Iterato
             )
             self.reply(server.answer(server.requests[-1]))
 
-        do_POST = do_DELETE = do_GET
+        do_POST = do_PATCH = do_DELETE = do_GET
 
         def reply(self, answer: Answer) -> None:
             time.sleep(answer.pause)

@@ -120,6 +120,72 @@ def test_creating_is_strict_and_can_be_tried(server: Server, api: Api) -> None:
     assert dry.query == {**real.query, "dryRun": "All"}
 
 
+def test_applying_is_strict_names_its_manager_and_can_be_tried(server: Server, api: Api) -> None:
+    server.script(Answer(200, pod("a") | {"kind": "Pod"}))
+    assert api.apply(f"{PODS}/a", pod("a"), manager="tests")["metadata"]["name"] == "a"
+    api.apply(f"{PODS}/a", pod("a"), manager="tests", force=True, dry_run=True)
+    real, dry = server.requests
+    assert (real.method, real.headers["Content-Type"], real.body) == ("PATCH", "application/apply-patch+yaml", pod("a"))
+    assert real.query == {"fieldManager": "tests", "fieldValidation": "Strict", "force": "false"}
+    assert dry.query == {**real.query, "force": "true", "dryRun": "All"}
+
+
+def test_fields_that_others_hold_are_told_and_nothing_is_repeated(server: Server, api: Api) -> None:
+    causes = [
+        {
+            "reason": "FieldManagerConflict",
+            "field": ".spec.replicas",
+            "message": 'conflict with "kubectl" using apps/v1',
+        },
+        {"reason": "FieldManagerConflict", "field": ".spec.x", "message": 'conflict with "\x1b]0;me"'},
+    ]
+    server.script(status(409, "Conflict", "Apply failed with 2 conflicts", causes=causes))
+    with pytest.raises(ApiError) as caught:
+        api.apply(f"{PODS}/a", pod("a"), manager="tests")
+    assert caught.value.kind == answers.CONFLICT
+    assert answers.rivals(caught.value) == ((".spec.replicas", "kubectl using apps/v1"), (".spec.x", r"\x1b]0;me"))
+    assert len(server.requests) == 1
+
+
+def test_a_field_that_there_is_not_is_no_failure_of_the_server(server: Server, api: Api) -> None:
+    words = "failed to create typed patch object (a; v1, Kind=Pod): .spec.colour: field not declared in schema"
+    server.script(status(500, "", words))
+    with pytest.raises(ApiError, match=r"\.spec\.colour") as caught:
+        api.apply(f"{PODS}/a", pod("a"), manager="tests")
+    assert (caught.value.kind, len(server.requests)) == (answers.INVALID, 1)
+
+
+def test_what_is_behind_the_server_answers_as_it_likes(server: Server, api: Api) -> None:
+    path = "/api/v1/namespaces/default/services/a:80/proxy/x"
+    absent = status(503, "ServiceUnavailable", "no endpoints available for service")
+    server.script(absent, Answer(200, b"hello"), Answer(404, {"error": {"message": "no x"}}), Answer(500, b"oh"))
+    assert api.through(path).body == b"hello"  # once there is somebody
+    assert api.through(path, {"a": 1}).status == 404
+    assert api.through(path).status == 500
+    assert [(request.method, request.body) for request in server.requests[1:]] == [
+        ("GET", None),
+        ("POST", {"a": 1}),
+        ("GET", None),
+    ]
+    server.script(status(403, "Forbidden", "may not"))
+    with pytest.raises(ApiError) as caught:
+        api.through(path)
+    assert caught.value.kind == answers.FORBIDDEN
+
+
+def test_what_is_behind_the_server_may_take_as_long_as_the_caller_says(
+    server: Server, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "ANSWER_SECONDS", 1.0)
+    path = "/api/v1/namespaces/default/services/a:80/proxy/x"
+    server.answer = lambda request: Answer(200, b"late", pause=1.5)
+    with Api(api.access, timeout=1.0, patience=0.0) as quick:
+        assert quick.through(path, {"a": 1}, within=20.0).body == b"late"
+        with pytest.raises(ApiError, match="nothing came in 1 s"):  # of the same connection
+            quick.through(path, {"a": 1})
+    assert len({request.connection for request in server.requests}) == 1
+
+
 def test_deleting_names_the_object_itself(server: Server, api: Api) -> None:
     server.script(Answer(200, {"kind": "Status", "status": "Success"}))
     api.delete(f"{PODS}/a", uid="u", propagation="Foreground")

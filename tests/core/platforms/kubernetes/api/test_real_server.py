@@ -22,7 +22,7 @@ from tests.core.platforms.kubernetes.api.scripted_server import Authority
 from tests.support.kubernetes.fixtures import only_real
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(3)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(1)]
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def test_a_stockout_is_told_by_the_group_and_not_by_its_operation_and_none_of_th
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(2)
 def test_flex_start_waits_without_end_until_it_is_granted_or_given_up(world: Slices) -> None:
     world.compute.stockout(ZONE)
     flex = {
