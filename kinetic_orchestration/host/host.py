@@ -245,7 +245,7 @@ class Host:
                 self.exit = attempt_rules.Exit(code or 1, wire.INFRASTRUCTURE, reason)
             return
         if self.exit is None:
-            self.exit = self._blamed(attempt_rules.exit_of(code, self._report(), command=bool(self.task.argv)))
+            self.exit = self._blamed(self.supervisor.exit_of(code))
         self._record_exit()
         self._set_state(wire.ENDING)
 

@@ -105,7 +105,7 @@ class HostContext:
         Raises:
             CheckpointError: The name cannot be a folder's, or the folder cannot be filled.
         """
-        from kinetic_orchestration.program.checkpoints.mirror import folder_of
+        from kinetic_orchestration.program.checkpoints.tier.mirror import folder_of
 
         return folder_of(self, name)
 

@@ -14,7 +14,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NoReturn, TypeVar
 
 from kinetic_orchestration.errors import CheckpointError, UsageError
@@ -26,6 +26,7 @@ from kinetic_orchestration.program.checkpoints import trees
 from kinetic_orchestration.program.checkpoints.agreement import Agreement, Alone
 from kinetic_orchestration.program.checkpoints.background import CopyBuffers, Writing, is_copied, unfinished_at
 from kinetic_orchestration.program.checkpoints.commits import Commit, topology
+from kinetic_orchestration.program.checkpoints.leaves import partial
 from kinetic_orchestration.program.checkpoints.manager import Checkpoints, NotWritten, Snapshot
 from kinetic_orchestration.program.checkpoints.store import open_checkpoints
 from kinetic_orchestration.program.checkpoints.tier.folder import Where, checked
@@ -247,30 +248,42 @@ class Training:
 
     # ---- the three calls ---------------------------------------------------------------------------------------------
 
-    def restore(self, state: S) -> tuple[S, int]:
-        """Restore the newest complete checkpoint.
+    def restore(self, state: S, *, step: int | None = None, only: Iterable[str] | None = None) -> tuple[S, int]:
+        """Restore the newest complete checkpoint, or an older one.
 
         Args:
             state: Shows the structure, the shapes and the placement of arrays. Objects with a state of their own (a
                 torch module or optimizer, an iterator of Grain, a random generator) are restored in place.
+            step: Step of an older checkpoint, at which the training goes on: the newer ones are abandoned, and are
+                removed with its next checkpoint. Later attempts of the same job go on where this one was.
+            only: Paths in the state. What they name, or what lies below them, is restored, and all else stays as it is
+                given. Later attempts of the same job restore all.
 
         Returns:
             The state and the number of steps done; without a checkpoint the given state and 0.
 
         Raises:
-            CheckpointDiffers: The checkpoint is of another model or topology.
+            CheckpointDiffers: The checkpoint is of another model or topology, or does not have what `only` names.
+            CheckpointError: There is no complete checkpoint of that step.
             TypeError: A part of the state cannot be stored.
+            UsageError: An argument is invalid.
         """
         began = time.monotonic()
+        step = step if step is None else _whole("step", step, 0, "the step of a checkpoint")
+        paths = partial.checked(only)
         trees.described(state)  # refuses an unstorable state now, and not when the first checkpoint is due
         trees.refuse_spread(state)
         self._open()
         if self.batch is not None and self._host.host_index == 0:
             self.say(str(self.batch))
         if self._checkpoints is None:
+            if step is not None:
+                raise CheckpointError(
+                    f"there is no checkpoint of step {step}: only a job has any here, and read_checkpoint reads them"
+                )
             return state, 0
         self._settle()
-        restored, commit = self._checkpoints.restore(state, reshard=self._reshard)
+        restored, commit = self._checkpoints.restore(state, reshard=self._reshard, step=step, only=paths)
         if commit is not None:
             self._done = self._saved = self._tried = commit.step
             self.restored = commit.more

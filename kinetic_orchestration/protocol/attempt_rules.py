@@ -91,6 +91,7 @@ class Report(NamedTuple):
     size: int = 0
     format: str = ""  # of a value: wire.PLAIN, or "" for a pickle
     cause: str = wire.USER
+    unsent: bool = False  # a checkpoint is written, or files are sent, only at the program's end
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Report:
@@ -214,22 +215,31 @@ def decide(seen: Situation) -> Move:  # noqa: PLR0911 - an ordered table reads b
     return _lost(seen)
 
 
-def exit_of(code: int, report: Report | None, *, command: bool) -> Exit:
-    """Classify a program's end, by its process' exit code and its own report. A command reports nothing."""
+def exit_of(code: int, report: Report | None, *, command: bool, sent: bool = False) -> Exit:
+    """Classify a program's end, by its process' exit code and its own report. A command reports nothing.
+
+    A function that has returned has done its work, however its process ends then: libraries of threads abort now and
+    then in the last moment. `sent`: what was to be written and sent at the program's end is.
+    """
     if code == 0 and (report is not None or command):
         return Exit(0)
     if report is not None and report.code != 0:
         return exit_of_report(report)
+    if report is not None and (sent or not report.unsent):
+        return Exit(0, wire.USER, f"{_ended(code)} after it had returned its value, which counts")
     if code == 0:
         return Exit(1, wire.USER, "the program ended without an outcome (os._exit?)")
     if code == UNREPORTED and report is None and not command:
         reason = "what the program came to could not be written on this host, whose disk was full (its log says so)"
         return Exit(code, wire.INFRASTRUCTURE, reason)
-    late = " after it had returned its value" if report is not None else ""
-    if code < 0:
-        hint = ": perhaps the machine ran out of memory" if -code == signal.SIGKILL else ""
-        return Exit(code, wire.USER, f"the program was ended by {signal_name(-code)}{late}{hint}")
-    return Exit(code, wire.USER, f"the program ended with exit code {code}{late}")
+    returned = " after it had returned its value, and before its last checkpoint or its files were there"
+    late = returned if report is not None else ""
+    hint = ": perhaps the machine ran out of memory" if -code == signal.SIGKILL else ""
+    return Exit(code, wire.USER, f"{_ended(code)}{late}{hint}")
+
+
+def _ended(code: int) -> str:
+    return f"the program was ended by {signal_name(-code)}" if code < 0 else f"the program ended with exit code {code}"
 
 
 def exit_of_report(report: Report) -> Exit:

@@ -152,7 +152,7 @@ class IdleHost:
         verdict = None if found is None else wire.Verdict.decode(found)
         if verdict is None:
             raise Over("its attempt ended without a verdict", told=False)
-        if verdict.kind != wire.COMMITTED and (verdict.kind, verdict.cause) != (wire.ABORTED, wire.USER):
+        if not verdict.leaves_slice(verdict.cause):
             raise Over(f"its attempt ended otherwise ({verdict.cause or verdict.kind})", told=False)
         self._spec = read_intact(self._records, names.spec(at.job), at.spec) or b""
         task = Task.decode(self._spec, names.spec(at.job), at.choice)

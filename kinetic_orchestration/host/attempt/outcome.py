@@ -73,10 +73,11 @@ class Outcome:
     def abort(
         self, cause: str, reason: str, host: int, failure: wire.Failure | None = None, grace: float = 0.0
     ) -> None:
+        leaves = cause == wire.CANCELLED and wire.leaves_after_cancel(self._view.cancel())
         self.write(
             wire.Verdict(
                 wire.ABORTED, self.at.boot, time.time(),
-                cause=cause, host=host, reason=reason, failure=failure, grace=grace,
+                cause=cause, host=host, reason=reason, failure=failure, grace=grace, leaves=leaves,
                 proof=self._prove(names.EXCEPTION, failure.digest) if failure is not None else "",
             )
         )  # fmt: skip

@@ -6,6 +6,7 @@ its agent; then it becomes the command, or calls the function and leaves the out
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import faulthandler
@@ -36,6 +37,7 @@ ROOT = "kinetic_orchestration.errors.KineticError"
 USAGE = (
     "kinetic_orchestration.errors.UsageError",
     "kinetic_orchestration.errors.CheckpointDiffers",
+    "kinetic_orchestration.errors.EngineNotStarted",
     "kinetic_orchestration.protocol.content.payload.OtherPython",
 )
 NO_ACCELERATOR = (
@@ -49,8 +51,9 @@ CALLERS = (
 RECORD = "kinetic_orchestration.program.context.HostContext._record"  # writes a program's reports to its agent
 FINISH = (
     "kinetic_orchestration.program.checkpoints.background.finish",
-    "kinetic_orchestration.program.checkpoints.mirror.close",
+    "kinetic_orchestration.program.checkpoints.tier.mirror.close",
 )
+LEFT = {finish.rpartition(".")[0]: name for finish, name in zip(FINISH, ("_under_way", "_mirrors"), strict=True)}
 
 
 def main() -> None:
@@ -167,6 +170,7 @@ def _call(go: dict[str, Any]) -> int:
         )
     join.install()
     outcome = go["outcome"]
+    atexit.register(_sent, outcome, os.getpid())  # the first, which Python calls last
     join.waits_path = f"{outcome}.waits"
     try:
         if go["debug"]:
@@ -321,7 +325,8 @@ def _report(go: dict[str, Any], record: dict[str, Any], code: int) -> int:
         code = 1
     if code:
         _finish_checkpoints()
-    text = json.dumps({**record, "code": code}).encode("utf-8", "backslashreplace")
+    unsent = any(getattr(sys.modules.get(module), name, None) for module, name in LEFT.items())
+    text = json.dumps({**record, "code": code, "unsent": unsent}).encode("utf-8", "backslashreplace")
 
     def leave() -> dict[str, Any]:
         with open(outcome + ".tmp", "wb") as file:
@@ -333,6 +338,13 @@ def _report(go: dict[str, Any], record: dict[str, Any], code: int) -> int:
     if code:
         join.waits_path = ""
     return code
+
+
+def _sent(outcome: str, process: int) -> None:
+    """Leave a mark that all of the program's own last acts are done, of which one sends its files."""
+    with contextlib.suppress(OSError):
+        if process == os.getpid():  # and not a worker that it forked
+            open(f"{outcome}.sent", "w", encoding="utf-8").close()
 
 
 def _flush() -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 
-from kinetic_orchestration.host.process import topology
+from kinetic_orchestration.host.process import pipes, topology
+
+READER = "kinetic_orchestration.program.trainers.command"
 
 TYPE_CHECKING = False  # typing would cost an agent a tenth of its start
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def start_message(
         ),
         **_devices(at, task, environ),
         **extra,
+        topology.DEVICES: str(task.devices),
         "KINETIC_JOB_ID": at.job,
         "KINETIC_HOST_INDEX": str(at.host),
         "KINETIC_HOST_COUNT": str(at.hosts),
@@ -68,7 +71,7 @@ def start_message(
         "cwd": ready.cwd,
         "path": ready.path,
         "site": agent,
-        "argv": ready.argv,
+        "argv": _read(ready) if task.argv and at.host == 0 and task.env.get(topology.METRICS) else ready.argv,
         "name": task.name,
         "payload": ready.payload,
         "digest": "" if task.payload is None else task.payload.digest,
@@ -80,6 +83,13 @@ def start_message(
         "beside": task.beside,
         "debug": task.debug if at.host == 0 else 0,
     }
+
+
+def _read(ready: Ready) -> list[str]:
+    """Return the command with the process around it that reads its numbers. `-I` leaves out the hook of a command's
+    Pythons: the slice is joined by the command's own first process.
+    """
+    return [ready.python, "-I", "-c", pipes.program_of(READER), *ready.argv]
 
 
 def _elastic(task: Task) -> dict[str, str]:
@@ -100,9 +110,9 @@ def _misleads(name: str, machine: Machine) -> bool:
 
 
 def _devices(at: Assignment, task: Task, environ: Mapping[str, str]) -> dict[str, str]:
-    if task.emulated:
-        return topology.emulated(task.devices)
     given = {**environ, **task.env}
+    if task.emulated:
+        return topology.emulated(task.devices) | topology.threads(_cores(), at.hosts, given)
     if task.accelerator.kind == "tpu":
         return topology.on_accelerator("tpu", given)
     import json
@@ -110,7 +120,11 @@ def _devices(at: Assignment, task: Task, environ: Mapping[str, str]) -> dict[str
     env: dict[str, str] = json.loads(at.devices)["env"] if at.devices else _of_vm(at)
     if topology.OWN in env and "KERAS_TORCH_DEVICE" not in given:
         env["KERAS_TORCH_DEVICE"] = f"cuda:{env[topology.OWN]}"
-    return {**env, **topology.on_accelerator("gpu", given)}
+    return {**env, **topology.on_accelerator("gpu", given), **topology.threads(_cores(), task.processes, given)}
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _of_vm(at: Assignment) -> dict[str, str]:

@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.host.process import pipes as program
-from kinetic_orchestration.protocol import schema, wire
-from kinetic_orchestration.protocol.attempt_rules import Report
+from kinetic_orchestration.protocol import attempt_rules, schema, wire
+from kinetic_orchestration.protocol.attempt_rules import Exit, Report
 from kinetic_orchestration.protocol.report import frames
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.protocol.system.lock import is_marked_full
@@ -146,6 +146,14 @@ class Supervisor:
         except OSError:
             return None
         return Report.from_json(report)
+
+    def exit_of(self, code: int) -> Exit:
+        """Classify the end of the program's process. One that died with its work done says so in the log."""
+        sent = os.path.exists(self.files["outcome"] + ".sent")
+        found = attempt_rules.exit_of(code, self.report(), command=self.command, sent=sent)
+        if found.code == 0 and found.reason:
+            self._log.write(frames.NOTE, found.reason.encode() + b"\n")
+        return found
 
     def shown(self) -> dict[str, Any]:
         """Return the progress that the program reported, for a beat."""

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 JOIN = "KINETIC_JOIN"
 EXPECT = "KINETIC_EXPECT"
+DEVICES = "KINETIC_DEVICES"  # of this host, as frameworks count them
 OWN = "KINETIC_OWN_DEVICE"  # of a program that shares its machine: which of the devices that it sees is its own
 TRACE = "KINETIC_TRACE"  # the requested profile, as JSON
+METRICS = "KINETIC_METRICS"  # how a command's numbers are read, as JSON
 ALLOW = "KINETIC_ALLOW_CPU"  # the user's word that a program may run without the accelerator it is on
 
 # On machines of their own: where JAX looks for its coordinator on a TPU VM, and libtpu between slices; the others are
@@ -48,6 +50,14 @@ def is_stale(name: str) -> bool:
     return name not in KEPT and (name in STALE_NAMES or name.startswith(STALE))
 
 
+def expected(environ: Mapping[str, str]) -> str:
+    """Return "tpu" or "gpu" on a host whose program expects its accelerator; "" on others.
+
+    The variable also has the process that has taken it, see `join`.
+    """
+    return environ.get(EXPECT, "").partition(" ")[0]
+
+
 def emulated(devices: int) -> dict[str, str]:
     """Make one process on CPU look like a host with so many devices.
 
@@ -62,7 +72,13 @@ def emulated(devices: int) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
         "ROCR_VISIBLE_DEVICES": "",
         "HIP_VISIBLE_DEVICES": "-1",
+        "ACCELERATE_USE_CPU": "true",  # else each host is alone for Accelerate, and for Hugging Face's Trainer
     }
+
+
+def threads(cores: int, sharing: int, given: Mapping[str, str]) -> dict[str, str]:
+    """Return how many threads each of the programs that share a machine computes with: else all take all cores."""
+    return {} if sharing == 1 or "OMP_NUM_THREADS" in given else {"OMP_NUM_THREADS": str(max(1, cores // sharing))}
 
 
 def on_accelerator(kind: str, given: Mapping[str, str]) -> dict[str, str]:
@@ -137,16 +153,17 @@ def environment(
 
 
 def _of_torch(index: int, hosts: int, processes: int) -> dict[str, str]:
-    """Return the variables that torchrun sets, and those of its command line: NODE_RANK, which Lightning reads, and
-    NNODES. TORCHELASTIC_… is left out: it would announce torch's own agent, which provides the store and restarts
-    processes.
+    """Return the variables that torchrun sets, and those of its command line: NODE_RANK and NNODES. Lightning believes
+    RANK only beside TORCHELASTIC_RUN_ID. TORCHELASTIC_USE_AGENT_STORE is left out: no agent of torch provides a store.
     """
     everywhere = {"RANK": index, "WORLD_SIZE": hosts, "LOCAL_RANK": index % processes, "LOCAL_WORLD_SIZE": processes}
     nodes = hosts // processes
     groups = dict.fromkeys(("GROUP_RANK", "NODE_RANK"), index // processes)
     groups |= dict.fromkeys(("GROUP_WORLD_SIZE", "NNODES"), nodes)
     role = {"ROLE_RANK": index, "ROLE_WORLD_SIZE": hosts}
-    return {name: str(value) for name, value in (everywhere | groups | role).items()} | {"ROLE_NAME": "default"}
+    return {name: str(value) for name, value in (everywhere | groups | role).items()} | {
+        "ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": "kinetic"
+    }  # fmt: skip
 
 
 def is_loopback(address: str) -> bool:

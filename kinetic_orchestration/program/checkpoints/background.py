@@ -25,7 +25,7 @@ ALIGNED = 64
 
 def is_copied(found: HostPart, buffers: CopyBuffers) -> bool:
     """Copy the bytes, so that they are not shared; False, without a change, if they are few or there is no memory."""
-    if sum(len(piece.data) for piece in found.pieces) < LARGE:
+    if sum(len(piece.data) for piece in found.pieces) < LARGE and not found.apart:
         return False
     shared = [piece for piece in found.pieces if not piece.fresh]
     sizes = [len(piece.data) for piece in shared]

@@ -9,17 +9,18 @@ import contextlib
 import errno
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from kinetic_orchestration.errors import CheckpointDiffers
+from kinetic_orchestration.errors import CheckpointDiffers, CheckpointError
 from kinetic_orchestration.program.checkpoints import commits, parts, trees
 from kinetic_orchestration.program.checkpoints.agreement import Agreement
 from kinetic_orchestration.program.checkpoints.commits import Commit, Leaf, Part
+from kinetic_orchestration.program.checkpoints.leaves import apart, partial
 from kinetic_orchestration.program.checkpoints.store import CheckpointStore
 from kinetic_orchestration.program.checkpoints.trees import HostPart, Start
-from kinetic_orchestration.protocol.records.base import reason_of
+from kinetic_orchestration.protocol.records.base import RecordsError, reason_of
 
 PATIENCE = 600.0  # seconds for hosts that may still be fetching their parts
 
@@ -40,6 +41,7 @@ class Snapshot:
     finite: bool
     samples: int
     batch: int
+    failed: str = ""  # why another library could not begin to write
 
 
 class Checkpoints:
@@ -60,16 +62,22 @@ class Checkpoints:
     def snapshot(
         self, step: int, state: Any, more: Mapping[str, Any], *, finite: bool, samples: int = 0, batch: int = 0
     ) -> Snapshot:
-        """This host's part of a state, whose bytes are still the state's own."""
+        """This host's part of a state, whose bytes are still the state's own. What other libraries write of it, they
+        begin to write."""
         part, devices = trees.host_part(state), trees.devices(state)
-        return Snapshot(step, part, devices, trees.frameworks(), more, finite, samples, batch)
+        failed = apart.begin(self.store, commits.folder(step, self.store.writer), part.apart)
+        return Snapshot(step, part, devices, trees.frameworks(), more, finite, samples, batch, failed)
 
     def write(self, snapshot: Snapshot, patience: float) -> None:
         """Write this host's part. On host 0 the checkpoint is committed when this returns."""
         host, hosts = self.agreement.host, self.agreement.hosts
         folder = commits.folder(snapshot.step, self.store.writer)
         try:
+            if snapshot.failed:
+                raise RecordsError(errno.EIO, snapshot.failed)
             told = self._write_part(folder, host, snapshot)
+            files = apart.end(self.store, folder, snapshot.part.apart, host, hosts, patience)
+            told = replace(told, files=files)
             if hosts > 1:
                 self.store.report_part(folder, host, told)
         except OSError as error:
@@ -87,6 +95,7 @@ class Checkpoints:
                 record = Commit(
                     snapshot.step, folder, hosts, snapshot.devices, tuple(every), snapshot.part.leaves, snapshot.finite,
                     snapshot.framework, snapshot.more, snapshot.samples, snapshot.batch, self._slice_hosts,
+                    self.store.current_line(), apart.described(snapshot.part.apart),
                 )  # fmt: skip
                 if not self.store.commit(record):
                     raise NotWritten(f"{folder} was committed before")
@@ -127,14 +136,26 @@ class Checkpoints:
 
     # ---- restore ---------------------------------------------------------------------------------------------------
 
-    def restore(self, state: Any, *, reshard: bool) -> tuple[Any, Commit | None]:
-        """The newest whole checkpoint as this state, on all hosts the same; without one, the state as it is."""
+    def restore(
+        self, state: Any, *, reshard: bool, step: int | None = None, only: tuple[str, ...] = ()
+    ) -> tuple[Any, Commit | None]:
+        """The newest whole checkpoint as this state, on all hosts the same; without one, the state as it is.
+
+        Args:
+            step: Of an older checkpoint, at which a new line begins.
+            only: Paths of what is restored; () for all.
+
+        Raises:
+            CheckpointError: There is none of that step.
+        """
         self._restored += 1
         for number in range(1 << 16):
-            mine = self._newest() if self.agreement.host == 0 else ""
-            folder = self.agreement.decide(f"restore-{self._restored}-{number}", mine, PATIENCE)
-            if not folder:
+            mine = self._wanted(step, only) if self.agreement.host == 0 else None
+            folder, paths, refused = self.agreement.decide(f"restore-{self._restored}-{number}", mine, PATIENCE)
+            if refused or not folder:
                 self._meet(f"near-{self._restored}-{number}", None)
+                if refused:
+                    raise CheckpointError(refused)
                 if self.store.torn and self.agreement.host == 0:
                     self.notes.append(
                         f"no whole checkpoint is left in {self.store.place}: the training begins at step 0"
@@ -144,15 +165,54 @@ class Checkpoints:
             with contextlib.ExitStack() as stack:
                 try:
                     record = self._read(folder, f"near-{self._restored}-{number}")
-                    self._check(record, state, reshard)
-                    give = self._load(record, state, stack)
+                    give = self._load(record, state, reshard, tuple(paths), stack)
                 except parts.Torn as error:
                     torn = str(error)
                 said = self.agreement.gather(f"restored-{self._restored}-{number}", torn, PATIENCE)
                 if give is not None and record is not None and not any(said):
+                    self.store.line = max(self.store.line or 0, record.line)  # which may have no record any more
+                    if self.agreement.host == 0 and (step is not None or paths):
+                        self._go_back(record, step, only)
                     return give(), record
             self._pass_over(folder, next(filter(None, said), torn))
         raise AssertionError
+
+    def _go_back(self, record: Commit, step: int | None, only: tuple[str, ...]) -> None:
+        """Begin a line at a checkpoint that was restored."""
+        newer = sorted({one.step for one in self.store.committed() if one.step > record.step})
+        self.store.begin_line(record, step, only)
+        if newer:
+            self.notes.append(
+                f"the training goes on at step {record.step}: the checkpoints after it (of steps "
+                f"{', '.join(map(str, newer))}) are abandoned, and go with its next one"
+            )
+
+    def _wanted(self, step: int | None, only: tuple[str, ...]) -> tuple[str, tuple[str, ...], str]:
+        """The checkpoint to restore, the paths to restore of it (() for all), and why there is none of that step."""
+        lines = self.store.lines()
+        number = self.store.line = max(lines, default=0)
+        if step is None and not only:
+            return self._newest(), (), ""
+        last = lines.get(number)
+        if (
+            last is not None
+            and (last.asked, last.only) == (step, only)
+            and commits.succeeds(self.store.writer, last.writer)
+        ):
+            # An earlier attempt of this job went back there, and this one goes on where that one was.
+            record = self._without_nan(self.store.newest())
+            if record is not None and record.line == number:
+                return record.folder, (), ""
+        if step is None:
+            return self._newest(), only, ""
+        record = self.store.newest(step) or self.store.newest(step, abandoned=True)
+        return (record.folder, only, "") if record is not None else ("", (), self._refusal(step))
+
+    def _refusal(self, step: int) -> str:
+        there = sorted({one.step for one in self.store.committed()})
+        told = f"there are those of {', '.join(map(str, there))}" if there else "there is none at all"
+        torn = [why for folder, why in self.store.torn.items() if commits.step_of(folder) == step]
+        return f"there is no whole checkpoint of step {step} in {self.store.place}{_because(torn)}: {told}"
 
     def _read(self, folder: str, what: str) -> Commit:
         """Read a commit, and learn from the other hosts who has copies of its parts. Raises `Torn`."""
@@ -205,14 +265,17 @@ class Checkpoints:
         self.store.torn[folder] = why
         self.notes.append(f"{folder} is not restored: {why}; another one is looked for")
 
-    def _check(self, record: Commit, state: Any, reshard: bool) -> None:
+    def _check_leaves(self, record: Commit, state: Any) -> None:
         told = commits.differences(record.leaves, trees.described(state))
         if told:
             raise CheckpointDiffers(
                 f"the checkpoint of step {record.step} in {self.store.place} is of another model:\n  "
                 + "\n  ".join(told)
-                + "\nGive the job another key (or the training another name) to begin anew, or restore the model's code"
+                + "\nGive the job another key (or the training another name) to begin anew, restore the model's code, "
+                "or restore a part of it alone (only=)"
             )
+
+    def _check_topology(self, record: Commit, state: Any, reshard: bool) -> None:
         here = self.agreement.hosts, trees.devices(state, told=record.devices > 0)
         same = record.hosts == here[0] and (record.devices == here[1] or 0 in (record.devices, here[1]))
         if not same and not reshard:
@@ -223,26 +286,53 @@ class Checkpoints:
                 "result, will differ"
             )
 
-    def _load(self, record: Commit, state: Any, stack: contextlib.ExitStack) -> Callable[[], Any]:
+    def _load(
+        self, record: Commit, state: Any, reshard: bool, only: tuple[str, ...], stack: contextlib.ExitStack
+    ) -> Callable[[], Any]:
         """Gives the state. All parts that it needs are open by now, and believed."""
-        of = Source(self.store, record, self.agreement.host, self.agreement.hosts, stack)
-        of.check_names(state)
-        kept = [path for path, leaf in trees.named(state) if trees.own(leaf)]
+        if not only:
+            self._check_leaves(record, state)
+        self._check_topology(record, state, reshard)
+        of = Source(self.store, record, self.agreement.host, self.agreement.hosts, stack, narrow=bool(only))
+        chosen = partial.Chosen(state, record, of.plain, only) if only else None
+        if chosen is None:
+            of.check_names(state)
+        leaves = trees.named(state) if chosen is None else list(chosen.leaves.items())
+        engines = {path: leaf for path, leaf in leaves if isinstance(leaf, trees.Engine)}
+        apart.check(record, engines, self.store, self.agreement.host, self.agreement.hosts, all_of_it=not only)
+        kept = [path for path, leaf in leaves if trees.own(leaf)]
         if record.hosts != self.agreement.hosts and kept:
             raise CheckpointDiffers(
                 f"{', '.join(kept)} has a state of each host's own, and {record.hosts} hosts wrote the checkpoint "
                 f"of step {record.step}: it cannot be divided among {self.agreement.hosts}. Leave it out of the "
                 "state, and order the data by the step instead, as Training.indices does"
             )
-        return trees.restorer(state, of.plain, of.fetch, of.look)
+        if chosen is None:
+            give = trees.restorer(state, of.plain, of.fetch, of.look)
+        else:
+            give = chosen.restorer(of.plain, of.fetch, of.look)
+
+        def given() -> Any:
+            apart.read(record, engines, self.store)
+            return give()
+
+        return given
 
 
 class Source:
     """The contents of a checkpoint for one host: its own part first, then the parts of others that it needs."""
 
     def __init__(
-        self, store: CheckpointStore, record: Commit, host: int, hosts: int, stack: contextlib.ExitStack
+        self,
+        store: CheckpointStore,
+        record: Commit,
+        host: int,
+        hosts: int,
+        stack: contextlib.ExitStack,
+        *,
+        narrow: bool = False,
     ) -> None:
+        """`narrow`: little is needed, also of this host's own part."""
         # Of another number of hosts, the part that lies where this host's would: most of what it needs is there, and
         # what is the same on all hosts is host 0's.
         own = host if host < record.hosts == hosts else host * record.hosts // max(hosts, host + 1)
@@ -250,6 +340,8 @@ class Source:
         self._order = list(dict.fromkeys([own, 0, *near]))
         self._opened: dict[int, parts.Opened] = {}
         self._told: dict[int, parts.Pieces] = {}
+        # A host that goes on with its own part needs all of it, and has a copy then. Of others it needs little.
+        self._whole = own if record.hosts == hosts and not narrow else -1
         self._store, self._record, self._stack = store, record, stack
         self.plain = self._part(own).plain
 
@@ -264,16 +356,18 @@ class Source:
             )
 
     def look(self, path: str, start: Start, shape: tuple[int, ...]) -> None:
-        self._all_of(path, start, shape, lambda of: of.has(path, start, shape))
+        self._all_of(path, start, shape, lambda of: of.look(path, start, shape))
 
     def fetch(self, path: str, dtype: str, start: Start, shape: tuple[int, ...]) -> memoryview:
-        into = trees.new_buffer(prod(shape) * _size(dtype))
+        into = trees.new_buffer(prod(shape) * parts.width(dtype))
         self._all_of(path, start, shape, lambda of: of.copy(path, Leaf(dtype, shape), start, into))
         return into
 
     def _part(self, host: int) -> parts.Opened:
         if host not in self._opened:
-            self._opened[host] = self._stack.enter_context(self._store.opened(self._record, host))
+            self._opened[host] = self._stack.enter_context(
+                self._store.opened(self._record, host, whole=host == self._whole)
+            )
         return self._opened[host]
 
     def _has(self, host: int, path: str, start: Start, shape: tuple[int, ...]) -> bool:
@@ -288,23 +382,22 @@ class Source:
     def _all_of(self, path: str, start: Start, shape: tuple[int, ...], found: Callable[[parts.Opened], int]) -> None:
         have, wanted = 0, prod(shape)
         for host in self._order if wanted else ():
-            have += found(self._part(host)) if self._has(host, path, start, shape) else 0
+            if self._has(host, path, start, shape):
+                part = self._part(host)
+                try:
+                    have += found(part)
+                except parts.Torn as error:
+                    raise parts.Torn(f"{commits.part(self._record.folder, host)} is torn: {error}") from None
             if have >= wanted:
                 return
         if have < wanted:
             raise parts.Torn(f"{path} has {have} of {wanted} elements in {self._record.folder}")
 
 
+def _because(torn: list[str]) -> str:
+    return f" ({'; '.join(torn)})" if torn else ""
+
+
 def _reason(error: Exception) -> str:
     told = str(error)
     return reason_of(error) if isinstance(error, OSError) and told.startswith("[Errno") else told.rstrip(".")
-
-
-def _size(dtype: str) -> int:
-    """Bytes of one element."""
-    if dtype.startswith("key<"):
-        return 4
-    if dtype == "bool":
-        return 1
-    digits = "".join(letter if letter.isdigit() else " " for letter in dtype).split()
-    return max(1, int(digits[0]) // 8) if digits else 1

@@ -15,13 +15,14 @@ import math
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, cast
 
 from kinetic_orchestration.program.checkpoints.commits import Leaf, Part
 from kinetic_orchestration.program.checkpoints.trees import HostPart, Start
-from kinetic_orchestration.protocol.content.digest import CHUNK, THREADS, Hasher, of_bytes
+from kinetic_orchestration.protocol.content.digest import CHUNK, THREADS, Hasher, of_bytes, of_chunk, of_leaves
 from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 # The names of dtypes in safetensors; other dtypes are stored as bytes, with their names in the metadata.
@@ -30,6 +31,7 @@ TYPES = {
     "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
     "complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
+READERS = 4  # chunks that are read at a time
 NEAR, APART = 64 << 10, 16  # shorter runs that are not further apart are read together, with the bytes between them
 
 
@@ -48,7 +50,9 @@ def write(path: str, state: HostPart, *, durable: bool = False) -> Part:
             hasher.update(header)
             for piece in state.pieces:
                 hasher.update(piece.data)
-            told = Part(digest=hasher.digest(), size=hasher.size)
+            digest = hasher.digest()
+            several = len(hasher.leaves) > 1  # the digest of a part of one chunk is that of the chunk
+            told = Part(hasher.size, digest, CHUNK if several else 0, b"".join(hasher.leaves) if several else b"")
         if durable:
             os.fsync(file)
         return told
@@ -167,23 +171,29 @@ def count_in(pieces: Pieces, path: str, start: Start, shape: tuple[int, ...]) ->
     )
 
 
+Fetch = Callable[[int, int], bytes]
+"""Returns the bytes of a part from a beginning to an end."""
+
+
 class Opened:
     """A part of which a file is here, believed by its digest. After that it is read and not mapped, so that what is
     restored is not in memory twice."""
 
+    _is_filled = False  # while it is read
+
     def __init__(self, path: str, told: Part) -> None:
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = os.open(path, (os.O_RDWR if self._is_filled else os.O_RDONLY) | os.O_CLOEXEC)
         try:
             size = os.fstat(self._file).st_size
             if size != told.size:
                 raise Torn(f"it has {size} bytes, and {told.size} were written")
             if size < HEADER:
                 raise Torn("it is too short for a part of a checkpoint")
-            if _digest(self._file, size) != told.digest:
-                raise Torn("its digest is not that of what was written")
+            self._believe(told)
             length = int.from_bytes(os.pread(self._file, HEADER, 0), "little")
             if length > size - HEADER:
                 raise Torn("its header is longer than it is")
+            self._need([range(HEADER + length)])
             self._pieces, self.plain = _of_header(os.pread(self._file, length, HEADER), HEADER + length)
         except BaseException:
             self.close()
@@ -191,6 +201,19 @@ class Opened:
 
     def close(self) -> None:
         os.close(self._file)
+
+    def _believe(self, told: Part) -> None:
+        if _digest(self._file, told.size) != told.digest:
+            raise Torn("its digest is not that of what was written")
+
+    def _need(self, spans: Iterable[range]) -> None:
+        """Have these bytes here, and believed."""
+
+    def look(self, path: str, start: Start, shape: tuple[int, ...]) -> int:
+        """The number of elements of a rectangle of an array that this part has. They are here and believed then."""
+        for dtype, at, has, offset in self._pieces.get(path, ()):
+            self._need(_spans(offset, at, has, start, shape, width(dtype)))
+        return self.has(path, start, shape)
 
     def has(self, path: str, start: Start, shape: tuple[int, ...]) -> int:
         """The number of elements of a rectangle of an array that `copy` would find in this part."""
@@ -218,8 +241,96 @@ class Opened:
         copied = 0
         item = len(into) // max(1, prod(leaf.shape))
         for _, at, shape, offset in self._pieces.get(path, ()):
+            self._need(_spans(offset, at, shape, start, leaf.shape, item))
             copied += _overlap(self._file, offset, at, shape, into, start, leaf.shape, item)
         return copied
+
+
+class Ranged(Opened):
+    """A part of which only the chunks are read, and believed by their digests, that have something of what is asked
+    for: those of a file that is here, or such that are fetched into an empty one."""
+
+    def __init__(self, path: str, told: Part, leaves: bytes, fetch: Fetch | None = None) -> None:
+        """`fetch`: fills the file, which is the reader's own; without it the file has everything.
+
+        Raises:
+            Torn: The digests are not those of the part, or a chunk is not what was written.
+        """
+        self._fetch = fetch
+        self._is_filled = fetch is not None
+        self._leaves = _apart(leaves)
+        self._chunk = told.chunk
+        self._size = told.size
+        self._here: set[int] = set()
+        self.timed: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # around what takes time
+        super().__init__(path, told)
+
+    def _believe(self, told: Part) -> None:
+        if len(self._leaves) != -(-told.size // told.chunk) or of_leaves(self._leaves) != told.digest:
+            raise Torn("the digests of its chunks are not those of what was written")
+        self._need([range(HEADER)])
+
+    def _need(self, spans: Iterable[range]) -> None:
+        wanted: set[int] = set()
+        for span in spans:
+            if span.start < 0 or span.stop > self._size:
+                raise Torn("its header names bytes beyond its end")
+            wanted.update(range(span.start // self._chunk, -(-span.stop // self._chunk)))
+        if wanted - self._here:
+            with self.timed():
+                side_by_side(self._take, sorted(wanted - self._here), READERS, name="kinetic-restore")
+            self._here |= wanted
+
+    def _take(self, number: int) -> None:
+        begin = number * self._chunk
+        end = min(begin + self._chunk, self._size)
+        data = os.pread(self._file, end - begin, begin) if self._fetch is None else self._fetch(begin, end)
+        if of_chunk(data) != self._leaves[number]:
+            raise Torn(f"its bytes from {begin} to {end} are not what was written")
+        if self._fetch is not None:
+            os.pwrite(self._file, data, begin)
+
+
+def _apart(leaves: bytes) -> list[bytes]:
+    return [leaves[at : at + 32] for at in range(0, len(leaves), 32)]
+
+
+def digest_of(leaves: bytes) -> str:
+    """Return the digest of a part by those of its chunks; "" without any."""
+    return of_leaves(_apart(leaves)) if leaves else ""
+
+
+def width(dtype: str) -> int:
+    """Bytes of one element."""
+    if dtype.startswith("key<"):
+        return 4
+    if dtype == "bool":
+        return 1
+    digits = "".join(letter if letter.isdigit() else " " for letter in dtype).split()
+    return max(1, int(digits[0]) // 8) if digits else 1
+
+
+def _spans(
+    offset: int, at: Start, has: tuple[int, ...], start: Start, wants: tuple[int, ...], item: int
+) -> Iterator[range]:
+    """The bytes of a piece that a rectangle of its array has, as few long runs of them as they lie in."""
+    for there, _, run, apart, _, count in _runs(at, has, start, wants, item):
+        if apart <= NEAR:  # what lies between them is in the same chunks
+            yield range(offset + there, offset + there + (count - 1) * apart + run)
+        else:
+            yield from (
+                range(first, first + run) for first in range(offset + there, offset + there + count * apart, apart)
+            )
+
+
+def digest_of_file(path: str) -> str:
+    """Return the digest of a whole file."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(file).st_size
+        return _digest(file, size) if size else of_bytes(b"")
+    finally:
+        os.close(file)
 
 
 def _digest(file: int, size: int) -> str:
@@ -232,11 +343,25 @@ def _overlap(
     into: memoryview, start: Start, wants: tuple[int, ...], item: int,
 ) -> int:  # fmt: skip
     """Copy the intersection of two rectangles of one array, both in C order."""
+    for there, here, run, apart, gap, count in _runs(at, has, start, wants, item):
+        _read_runs(file, offset + there, apart, into, here, gap, run, count)
+    return prod(_extent(at, has, start, wants)[1])
+
+
+def _extent(at: Start, has: tuple[int, ...], start: Start, wants: tuple[int, ...]) -> tuple[list[int], list[int]]:
     low = [max(*pair) for pair in zip(at, start, strict=True)]
     high = [min(a + h, s + w) for a, h, s, w in zip(at, has, start, wants, strict=True)]
-    extent = [to - since for since, to in zip(low, high, strict=True)]
-    if any(length <= 0 for length in extent):
-        return 0
+    return low, [max(0, to - since) for since, to in zip(low, high, strict=True)]
+
+
+def _runs(
+    at: Start, has: tuple[int, ...], start: Start, wants: tuple[int, ...], item: int
+) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """The runs of bytes in which two rectangles overlap: the first one's place in either, their length, how far apart
+    they are in either, and how many they are."""
+    low, extent = _extent(at, has, start, wants)
+    if not all(extent):
+        return
     # The innermost dimensions that both have whole form one run; those of the next one are equally far apart.
     run, outer = item, len(extent)
     while outer:
@@ -252,8 +377,7 @@ def _overlap(
             step = row[axis] if axis < len(row) else 0
             there = there * has[axis] + low[axis] - at[axis] + step
             here = here * wants[axis] + low[axis] - start[axis] + step
-        _read_runs(file, offset + there * item, apart, into, here * item, gap, run, count)
-    return prod(extent)
+        yield there * item, here * item, run, apart, gap, count
 
 
 def _indices(extent: list[int]) -> Iterator[tuple[int, ...]]:

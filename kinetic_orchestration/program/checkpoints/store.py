@@ -17,12 +17,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from kinetic_orchestration.errors import CheckpointError
 from kinetic_orchestration.host.machine import buckets
 from kinetic_orchestration.host.prepare.tier import SCRATCH
 from kinetic_orchestration.program.checkpoints import commits, parts
-from kinetic_orchestration.program.checkpoints.commits import Commit, Folder, Part
+from kinetic_orchestration.program.checkpoints.commits import Commit, Folder, Line, Part
 from kinetic_orchestration.program.checkpoints.tier import near
 from kinetic_orchestration.program.checkpoints.trees import HostPart
 from kinetic_orchestration.protocol import wire
@@ -56,6 +58,7 @@ class CheckpointStore(ABC):
         self.records = records
         self.torn: dict[str, str] = {}  # folders that were read and found torn, and why
         self.near: near.Near | None = None  # copies of parts that need not be fetched
+        self.line: int | None = None  # of the checkpoints that are written; None: not yet known
 
     def close(self) -> None:
         """Close the connections, if there are any."""
@@ -93,11 +96,13 @@ class CheckpointStore(ABC):
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
+        if told.leaves:
+            self.records.create(commits.leaves_name(folder, host), told.leaves)
         return told
 
     def report_part(self, folder: str, host: int, told: Part | None, why: str = "") -> None:
         """Report the result of this host's part."""
-        fields = {"failed": why} if told is None else {"size": told.size, "digest": told.digest}
+        fields = {"failed": why} if told is None else told.told()
         self.records.create(commits.report_name(folder, host), wire.encode(fields))
 
     def part_reports(self, folder: str, hosts: int, patience: float) -> tuple[list[Part], str]:
@@ -118,7 +123,13 @@ class CheckpointStore(ABC):
         for host, fields in sorted(heard.items()):
             if "failed" in fields:
                 return [], f"host {host} could not write its part: {fields['failed']}"
-        return [Part(int(heard[host]["size"]), str(heard[host]["digest"])) for host in range(hosts)], ""
+        return [Part.of(heard[host]) for host in range(hosts)], ""
+
+    def current_line(self) -> int:
+        """The number of the line that this writer's checkpoints go on."""
+        if self.line is None:
+            self.line = max(self.lines(), default=0)
+        return self.line
 
     def commit(self, record: Commit) -> bool:
         """Create the commit. False if another writer was first."""
@@ -129,22 +140,67 @@ class CheckpointStore(ABC):
     def folders(self) -> list[Folder]:
         return commits.folders_of((entry.name, entry.size) for entry in self.records.list(commits.FOLDERS))
 
+    def lines(self) -> dict[int, Line]:
+        """The lines of checkpoints that begin at older ones, by their numbers. Raises CheckpointError."""
+        found: dict[int, Line] = {}
+        for entry in self.records.list(commits.LINES):
+            number = entry.name.removeprefix(commits.LINES).removesuffix(".json")
+            if number.isdecimal() and (record := self.records.read(entry.name)) is not None:
+                try:
+                    found[int(number)] = Line.decode(record.data, int(number))
+                except wire.Unreadable as error:
+                    raise CheckpointError(
+                        f"{error}: {self.place}/{entry.name} says which checkpoints were abandoned when the training "
+                        "went back to an older one. Remove it to go on at the newest of all"
+                    ) from None
+        return found
+
+    def begin_line(self, begin: Commit, asked: int | None, only: tuple[str, ...]) -> None:
+        """Begin a line of checkpoints at one that was restored. Raises CheckpointError if that is gone by now."""
+        lines = self.lines()
+        number = max(lines, default=0)
+        last = lines.get(number)
+        if last is None or (last.folder, last.asked, last.only) != (begin.folder, asked, only):
+            number = max([number, *(record.line for record in self._records())])  # of one without a record, too
+            made = False
+            while not made:
+                number += 1
+                line = Line(number, begin.step, begin.folder, begin.line, self.writer, asked, only)
+                made = self.records.create(commits.line_name(number), line.encode()) is not None
+            if self.records.read(commits.commit(begin.folder)) is None:  # by one who did not know of this line
+                self.records.delete(commits.line_name(number))
+                raise CheckpointError(
+                    f"{self.place}/{begin.folder} was removed while it was restored, by an earlier attempt: "
+                    "run the job again, or restore another step"
+                )
+        self.line = number
+        for one in self.folders():  # else this attempt could not write these steps again
+            if one.writer == self.writer and one.step > begin.step:
+                self.remove(one.folder)
+
+    def _records(self) -> Iterator[Commit]:
+        for one in self.committed():
+            with contextlib.suppress(parts.Torn, wire.Newer):
+                yield self.read(one.folder)
+
     def committed(self) -> list[Folder]:
         """Committed checkpoints that are not known to be torn, newest first."""
         return [one for one in self.folders() if one.committed and one.folder not in self.torn]
 
-    def newest(self, step: int | None = None) -> Commit | None:
+    def newest(self, step: int | None = None, *, abandoned: bool = False) -> Commit | None:
         """The newest checkpoint that is not known to be torn and is whole, as far as a listing shows. The search is
         repeated until a listing has no new entries: a writer may have committed another one in between, and removed the
-        earlier ones."""
+        earlier ones. `abandoned`: also one after which the training went back to an older one."""
         known = -1
         while known != len(self.torn):
-            known = len(self.torn)
+            known, lines = len(self.torn), self.lines()
             for one in self.folders():
                 if not one.committed or one.folder in self.torn or step not in (None, one.step):
                     continue
                 try:
                     record = self.read(one.folder)
+                    if not abandoned and not commits.is_on(lines, record):
+                        continue
                     why = commits.missing(record, one)
                 except parts.Torn as error:
                     why = str(error)
@@ -167,10 +223,13 @@ class CheckpointStore(ABC):
         return told
 
     @contextlib.contextmanager
-    def opened(self, record: Commit, host: int, *, kept: bool = True) -> Iterator[parts.Opened]:
-        """One host's part, fetched if it is not on this file system, and believed. `kept`: a copy of it may stay."""
+    def opened(self, record: Commit, host: int, *, kept: bool = True, whole: bool = True) -> Iterator[parts.Opened]:
+        """One host's part, believed. `kept`: a copy of it may stay. Without `whole` only the chunks of it are read that
+        have what is wanted, if their digests are there, which parts of an earlier version do not have."""
         with near.timed(self.near):
             part = None if self.near is None else self.near.opened(host, record.parts[host])
+            if part is None and not whole:
+                part = self._ranged(record, host)
             if part is None:
                 part = self._opened(record, host, kept=kept)
         try:  # the copy may be deleted by now; the open file stays readable until it is closed
@@ -193,6 +252,24 @@ class CheckpointStore(ABC):
                     self.near.fetched(path, record.parts[host])
         return part
 
+    def _ranged(self, record: Commit, host: int) -> parts.Ranged | None:
+        """One host's part, of which chunks are read as they are needed; None without whole digests of them."""
+        told = record.parts[host]
+        if not told.chunk:
+            return None
+        name, most = commits.part(record.folder, host), 32 * -(-told.size // told.chunk)
+        leaves = None
+        with contextlib.suppress(TooLarge):
+            leaves = self.records.read(commits.leaves_name(record.folder, host), limit=most)
+        if leaves is None or parts.digest_of(bytes(leaves.data)) != told.digest:
+            return None
+        try:
+            return self._read_by_chunks(name, told, bytes(leaves.data))
+        except FileNotFoundError:
+            raise parts.Torn(f"{name} is missing") from None
+        except parts.Torn as error:
+            raise parts.Torn(f"{name} is torn: {error}") from None
+
     def pieces(self, record: Commit, host: int) -> parts.Pieces:
         """Return what one host's part says it has, by its header alone, which is not believed yet. Raises `Torn`."""
         name, size = commits.part(record.folder, host), record.parts[host].size
@@ -214,12 +291,15 @@ class CheckpointStore(ABC):
         listed = self.folders()
         if any(commits.succeeds(one.writer, self.writer) for one in listed):
             return  # an incomplete one may be in progress
+        lines = self.lines()
+        if max(lines, default=0) > self.current_line():
+            return  # who went back to an older one needs what is superfluous here
         whole = []
         for one in listed:
             if one.committed and one.folder not in self.torn:
                 with contextlib.suppress(parts.Torn, wire.Newer):
                     record = self.read(one.folder)
-                    if not commits.missing(record, one):
+                    if commits.is_on(lines, record) and not commits.missing(record, one):
                         whole.append(record)
         for folder in commits.superfluous(listed, whole, self.writer, keep):
             self.remove(folder)
@@ -237,6 +317,10 @@ class CheckpointStore(ABC):
 
     def _check_room(self, path: str, state: HostPart) -> None:  # noqa: B027 - a full file system says so itself
         """Raise RecordsError if a part that is written to a local disk first has no room there."""
+
+    @abstractmethod
+    def _read_by_chunks(self, name: str, told: Part, leaves: bytes) -> parts.Ranged:
+        """A part of which chunks are read as they are needed. Raises `Torn`, and FileNotFoundError."""
 
     @abstractmethod
     def _file(self, name: str, size: int) -> AbstractContextManager[str]:
@@ -268,6 +352,12 @@ class FolderStore(CheckpointStore):
         folder = os.path.join(self.place, TEMPORARY)
         os.makedirs(folder, exist_ok=True)
         yield folder
+
+    def _read_by_chunks(self, name: str, told: Part, leaves: bytes) -> parts.Ranged:
+        path = self.records.local_path(name)
+        if path is None:
+            raise FileNotFoundError(name)
+        return parts.Ranged(path, told, leaves)
 
     @contextlib.contextmanager
     def _file(self, name: str, size: int) -> Iterator[str]:
@@ -324,6 +414,25 @@ class BucketStore(CheckpointStore):
                 f"has {free / 1e9:.1f} GB free: set TMPDIR to a folder with more room, such as one in memory "
                 "(/dev/shm)",
             )
+
+    def _read_by_chunks(self, name: str, told: Part, leaves: bytes) -> parts.Ranged:
+        def fetch(begin: int, end: int) -> bytes:
+            found = self.records.read(name, begin, end)
+            if found is None:
+                raise parts.Torn(f"{name} is missing")
+            if self.near is not None:
+                self.near.read[near.BUCKET] += len(found.data)
+            return bytes(found.data)
+
+        with self._scratch() as scratch:  # the file stays readable until it is closed
+            path = os.path.join(scratch, "part")
+            with Path(path).open("wb") as file:
+                file.truncate(told.size)  # which takes the room of what is fetched alone
+            if self.near is not None and shutil.disk_usage(scratch).free < told.size + SPARE:
+                self.near.make_room()
+            part = parts.Ranged(path, told, leaves, fetch)
+        part.timed = partial(near.timed, self.near)
+        return part
 
     @contextlib.contextmanager
     def _file(self, name: str, size: int) -> Iterator[str]:

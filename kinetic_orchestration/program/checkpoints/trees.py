@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from kinetic_orchestration.program.checkpoints.commits import Leaf
 from kinetic_orchestration.protocol.system.parallel import side_by_side
@@ -44,6 +44,30 @@ class Piece:
     fresh: bool = False  # not shared, like a copy from a device
 
 
+@runtime_checkable
+class Engine(Protocol):
+    """A leaf that another library writes into a folder of the checkpoint, and our commit commits.
+
+    All hosts call each of these at the same step, in the same order.
+    """
+
+    kind: str
+    """Names the library, in lower case letters."""
+
+    def described(self) -> Mapping[str, Leaf]:
+        """Return its arrays by their paths within it."""
+
+    def begin_writing(self, folder: str) -> None:
+        """Begin to write into a folder, or bucket address, that is not there yet; what is written may change once this
+        returns."""
+
+    def end_writing(self, patience: float) -> None:
+        """Wait until all hosts have written. Raises OSError."""
+
+    def read_written(self, folder: str) -> None:
+        """Take the values that were written there in place of its own."""
+
+
 @dataclass(slots=True)
 class HostPart:
     """One host's part of a state."""
@@ -53,6 +77,7 @@ class HostPart:
     dtypes: dict[str, str] = field(default_factory=dict)  # of all that has pieces, also within a kept state
     plain: dict[str, Any] = field(default_factory=dict)  # as JSON
     pieces: list[Piece] = field(default_factory=list)
+    apart: dict[str, Engine] = field(default_factory=dict)  # what other libraries write
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +193,7 @@ def described(state: Any) -> dict[str, Leaf]:
     may have none before their first step."""
     found: dict[str, Leaf] = {}
     for path, leaf in named(state):
-        if not isinstance(leaf, PLAIN) and not keeps(leaf):
+        if not isinstance(leaf, (*PLAIN, Engine)) and not keeps(leaf):
             found[path] = _leaf(_now(leaf), path)
     return found
 
@@ -233,6 +258,8 @@ def host_part(state: Any) -> HostPart:
     for path, leaf in leaves:
         if isinstance(leaf, PLAIN):
             into.plain[path] = _plain(leaf, path, into, OWN)
+        elif isinstance(leaf, Engine):
+            into.apart[path] = leaf
         elif (ways := _ways(leaf)) is not None:
             kind = SAME if hasattr(leaf, "load_state_dict") and _torch_is_joined() else OWN
             into.plain[path] = _plain(ways[0](), path, into, kind)
@@ -341,6 +368,8 @@ def restorer(state: Any, plain: Mapping[str, Any], fetch: Fetch, look: Look = la
     for path, leaf in named(state):
         if isinstance(leaf, PLAIN):
             made[path] = plain_value(plain[path], fetch)
+        elif isinstance(leaf, Engine):  # is read by whoever wrote it
+            made[path] = leaf
         elif (ways := _ways(leaf)) is not None:
             _look(plain[path], look)
             kept.append((path, ways[1]))
@@ -484,7 +513,10 @@ def devices(state: Any, *, told: bool = False) -> int:
     """The number of all devices, if the state, or `told`, shows that JAX is in use; else 0. JAX is not asked otherwise,
     as it would then reserve them."""
     leaves = (_now(leaf) for _, leaf in named(state))
-    spread = (_is_jax(leaf) or getattr(leaf, "sharding", None) is not None for leaf in leaves)
+    spread = (
+        _is_jax(leaf) or hasattr(leaf, "begin_writing") or getattr(leaf, "sharding", None) is not None
+        for leaf in leaves
+    )
     return int(sys.modules["jax"].device_count()) if "jax" in sys.modules and (told or any(spread)) else 0
 
 

@@ -37,6 +37,18 @@ def of_bytes(data: bytes | bytearray | memoryview) -> str:
         return hasher.digest()
 
 
+def of_chunk(data: bytes | bytearray | memoryview) -> bytes:
+    """Return the digest of one chunk."""
+    sha = hashlib.sha256(LEAF)
+    sha.update(data)
+    return sha.digest()
+
+
+def of_leaves(leaves: list[bytes]) -> str:
+    """Return the digest of all bytes by those of their chunks."""
+    return leaves[0].hex() if len(leaves) == 1 else hashlib.sha256(NODE + b"".join(leaves)).hexdigest()
+
+
 def plain_of_file(path: str | os.PathLike[str]) -> str:
     """Return the sha256 of a file's bytes as they are, as tools and wheels are named; its size is no matter."""
     hasher = hashlib.sha256()
@@ -58,6 +70,7 @@ class Hasher:
         self, descriptor: int | None = None, written: Callable[[int, int, int], object] = lambda *_: None
     ) -> None:
         self.size = 0
+        self.leaves: list[bytes] = []  # the digests of the chunks, once the whole one was asked for
         self._descriptor = descriptor
         self._written = written
         self._pieces: list[bytearray | memoryview] = []
@@ -88,12 +101,13 @@ class Hasher:
     def digest(self) -> str:
         """Waits for everything; raises what a write raised."""
         if not self._chunks:
-            return self._take(0, self._pieces).hex()
-        if self._pieces:
-            self._submit()
-        parts = [chunk.result() for chunk in self._chunks]
-        self.close()
-        return parts[0].hex() if len(parts) == 1 else hashlib.sha256(NODE + b"".join(parts)).hexdigest()
+            self.leaves = [self._take(0, self._pieces)]
+        else:
+            if self._pieces:
+                self._submit()
+            self.leaves = [chunk.result() for chunk in self._chunks]
+            self.close()
+        return of_leaves(self.leaves)
 
     def close(self) -> None:
         """Ends the threads, whether or not the digest was asked for."""

@@ -126,6 +126,7 @@ VERDICT = schema.Fields(
         "seal": schema.digest,
         "unplaced": schema.flag,
         "grace": schema.seconds,
+        "leaves": schema.flag,
     },
 )
 # Of each training of a program: the steps done when it began and now; seconds of steps, first steps, restoration, and
@@ -167,7 +168,14 @@ BEAT = schema.Fields(
     },
 )
 CANCEL = schema.Fields(
-    {}, {"reason": schema.text(schema.PAGE), "by": schema.text(), "writer": schema.token, "anew": schema.flag}
+    {},
+    {
+        "reason": schema.text(schema.PAGE),
+        "by": schema.text(),
+        "writer": schema.token,
+        "anew": schema.flag,
+        "leaves": schema.flag,  # its hosts may keep their slice, if the job has `keep`: only the program is unwanted
+    },
 )
 KEEPER = schema.Fields({}, {"keeper": schema.token, "within": schema.seconds})
 BEFORE = schema.Fields(
@@ -282,11 +290,12 @@ class Verdict(NamedTuple):
     seal: str = ""  # the signature of all of this by the attempt's key, if the job is signed
     unplaced: bool = False  # closed before the attempt got a place: it is not counted for users
     grace: float = 0.0  # seconds that the hosts' programs have to save, if a notice gives more than the cause does
+    leaves: bool = False  # it was cancelled, and its hosts may keep their slice all the same
     raw: bytes = b""  # as it was read
 
     def encode(self) -> bytes:
         fields = {key: value for key, value in self._asdict().items() if value not in ("", None, b"") and key != "raw"}
-        for name in ("unplaced", "grace"):
+        for name in ("unplaced", "grace", "leaves"):
             if not fields[name]:
                 del fields[name]
         if self.failure is not None:
@@ -299,6 +308,17 @@ class Verdict(NamedTuple):
         if (failure := fields.get("failure")) is not None:
             fields["failure"] = Failure(**FAILURE.known(failure, Failure._fields))
         return cls(**{**VERDICT.known(fields, cls._fields), "raw": data})
+
+    def leaves_slice(self, cause: str) -> bool:
+        """Return True if the attempt may leave its slice to another one: a clean machine is not likely after any other
+        end than these.
+
+        Args:
+            cause: What the verdict counts as, which may be more than its own cause says.
+        """
+        if self.kind == COMMITTED:
+            return True
+        return self.kind == ABORTED and (cause == USER or (cause == CANCELLED and self.leaves))
 
 
 class Beat(NamedTuple):
@@ -338,6 +358,14 @@ class Beat(NamedTuple):
     @classmethod
     def decode(cls, data: bytes) -> Beat:
         return cls(**BEAT.known(fields_of(data, BEAT, "a beat"), cls._fields))
+
+
+def leaves_after_cancel(data: bytes | None) -> bool:
+    """Return True if a cancel lets the hosts keep their slice. One that cannot be read, or none, does not."""
+    try:
+        return data is not None and fields_of(data, CANCEL, "the cancel").get("leaves") is True
+    except (Unreadable, Newer):
+        return False
 
 
 def reason_of_cancel(data: bytes) -> str:

@@ -27,6 +27,7 @@ from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.plan.values import Change, Event, Output
 from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.system import processes
+from kinetic_orchestration.testing.storage_server.server import StorageServer
 from tests.support.by_hand import intended
 from tests.support.faults import (
     events,
@@ -123,7 +124,7 @@ def test_a_host_that_never_comes_is_named_and_no_program_starts(jobs: Any, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(3)
 def test_a_host_that_is_lost_is_missed_by_the_others_when_nobody_follows(jobs: Any, tmp_path: Path) -> None:
     job = intended(functools.partial(jobs.until, str(tmp_path / "never")), accelerator="v5e-16", retry=NONE)
     for host in range(4):
@@ -213,7 +214,6 @@ def test_a_limit_does_not_lose_a_value_that_is_there(jobs: Any, tmp_path: Path) 
         ("real-time signal", "was ended by signal 40", ""),
         ("sys.exit(5)", "SystemExit: 5", ""),
         ("sys.exit('a reason')", "SystemExit: a reason", "a reason"),
-        ("late", "ended with exit code 9 after it had returned its value", ""),
     ],
 )
 def test_every_way_to_end_badly_is_told_as_what_it_is(jobs: Any, how: str, told: str, logged: str) -> None:
@@ -221,6 +221,41 @@ def test_every_way_to_end_badly_is_told_as_what_it_is(jobs: Any, how: str, told:
     with pytest.raises(JobFailed, match=told):
         result(job)
     assert logged in (kinetic.attach(job.job_id).logs() or "")
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("late", "the program ended with exit code 9 after it had returned its value, which counts"),
+        ("abort", "the program was ended by SIGABRT after it had returned its value, which counts"),
+    ],
+)
+def test_a_function_that_has_returned_has_succeeded_however_its_process_ends(jobs: Any, how: str, told: str) -> None:
+    """Processes of torch with gloo abort now and then at their very end."""
+    job = launched(jobs.ends, how, accelerator="v4-8")
+    assert result(job) == 1
+    assert (kinetic.attach(job.job_id).logs() or "").count(told) == 2, "of both hosts"
+
+
+def test_a_program_that_dies_before_its_files_are_sent_has_not_succeeded(jobs: Any) -> None:
+    with StorageServer() as server:
+        bucket = f"{server.make_bucket('files')}/checkpoints"
+        job = launched(jobs.leaves_a_file, server.url, bucket, "first")
+        with pytest.raises(JobFailed, match="ended by SIGABRT after it had returned its value, and before its last ch"):
+            result(job)
+        job = launched(jobs.leaves_a_file, server.url, f"{bucket}-of-another", "last")
+        assert result(job) == 1
+        assert "which counts" in (kinetic.attach(job.job_id).logs() or "")
+
+
+def test_a_program_that_dies_before_its_last_checkpoint_is_there_has_not_succeeded(jobs: Any) -> None:
+    job = launched(jobs.leaves_a_checkpoint, "first")
+    with pytest.raises(JobFailed, match="ended by SIGABRT after it had returned its value, and before its last ch"):
+        result(job)
+    job = launched(jobs.leaves_a_checkpoint, "last")
+    assert result(job) == 1
+    assert "which counts" in (kinetic.attach(job.job_id).logs() or "")
+    assert list(Path(kinetic.attach(job.job_id).checkpoint_dir).glob("*/step-*/commit.json"))
 
 
 def test_a_program_whose_python_has_ended_is_not_killed_by_who_asks_for_its_stacks(jobs: Any, tmp_path: Path) -> None:
@@ -260,7 +295,7 @@ def test_a_shells_child_is_asked_to_end_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(1)
 def test_a_command_that_is_stuck_shows_the_stacks_of_every_python_below_it(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "work.py").write_text(
@@ -465,7 +500,7 @@ def test_no_error_of_ours_is_charged_to_the_user(shared_home: Path) -> None:
     told = result(launched(charged, kinds, retry=NONE))
     assert len(told) == len(kinds) * len(CALLS)
     for (kind, where), cause in told.items():
-        configured = issubclass(kind, errors.UsageError | errors.CheckpointDiffers)
+        configured = issubclass(kind, errors.UsageError | errors.CheckpointDiffers | errors.EngineNotStarted)
         assert (kind, where, cause) == (kind, where, wire.CONFIGURATION if configured else wire.INFRASTRUCTURE)
 
 
@@ -537,7 +572,7 @@ def test_a_function_that_python_itself_calls_fails_by_itself(shared_home: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(0)
 @pytest.mark.parametrize("where", CALLS)
 def test_a_store_that_fails_below_what_the_user_calls_is_not_the_users_failure(shared_home: Path, where: str) -> None:
     job = launched(raised_by_us, errors.Unreachable, where, retry=NONE)
@@ -734,7 +769,7 @@ def test_of_a_host_that_gave_up_a_disk_that_stayed_full_it_is_said(small_store: 
     assert not run.exists()
 
 
-@pytest.mark.turn(0)
+@pytest.mark.turn(4)
 @pytest.mark.slow
 def test_hosts_that_showed_nothing_for_long_may_still_end_one_after_the_other(
     shared_home: Path, tmp_path: Path

@@ -312,3 +312,39 @@ class Own:
 
     def set_state(self, value: Any) -> None:
         self.value = value
+
+
+def writes_files(url: str, checkpoints: str, marks: str) -> dict[str, Any]:
+    """Count to 14, in files of each host's own that are sent to a bucket. The last host dies in the middle of its third
+    checkpoint, once those of the second are in the bucket."""
+    import signal
+
+    os.environ.update({"STORAGE_EMULATOR_HOST": url, "KINETIC_CHECKPOINT_DIR": checkpoints})
+    host, state, saved = kinetic.current(), {"sum": 0}, []
+
+    def save(folder: str) -> None:
+        step = int(folder.rpartition("-")[2])
+        if host.attempt == 1 and step == 9:
+            until = time.monotonic() + 100
+            while steps._checkpoints._newest_sent() < 6 and time.monotonic() < until:
+                time.sleep(0.02)
+            mark(marks, "sent", 6)
+            while len(list(Path(marks).glob("sent-1-*"))) < 2 and time.monotonic() < until:
+                time.sleep(0.02)
+        Path(folder, f"sum-{host.host_index}").write_text(str(state["sum"]))
+        if host.attempt == 1 and step == 9 and host.host_index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        saved.append(step)
+
+    def load(folder: str) -> None:
+        found = {Path(folder, f"sum-{other}").read_text() for other in range(host.host_count)}
+        (state["sum"],) = map(int, found)
+
+    steps = kinetic.torch.files(save, load, every=3, keep=2, total=14)
+    begun = steps.restore()
+    for number in range(begun, 14):
+        state["sum"] += number
+        steps.step(number + 1, value=state["sum"])
+    steps.finish()
+    folder = Path(steps._checkpoints.folder)
+    return {"begun": begun, "sum": state["sum"], "saved": saved, "folders": sorted(os.listdir(folder))}

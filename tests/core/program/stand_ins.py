@@ -5,8 +5,8 @@ runs the page with the real ones, and holds these parameters against theirs.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -27,59 +27,77 @@ class TrainingArguments:
         self.max_steps, self.save_steps, self.save_total_limit = max_steps, save_steps, save_total_limit
 
 
+class TrainerCallback:
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None: ...
+
+
 class HuggingFaceTrainer:
-    def __init__(self, model: Any, args: TrainingArguments, *, train_dataset: Any) -> None:
-        self.args, self.began = args, 0
+    def __init__(self, model: Any, args: TrainingArguments, *, train_dataset: Any, callbacks: Any = ()) -> None:
+        self.args, self.began, self._callbacks = args, 0, callbacks
+        self.state = SimpleNamespace(global_step=0, max_steps=args.max_steps, best_model_checkpoint=None)
+        self._control = SimpleNamespace(should_save=False, should_training_stop=False, should_evaluate=False)
+        self._call("on_init_end")
+
+    def _call(self, event: str) -> None:
+        for one in self._callbacks:
+            getattr(one, event)(self.args, self.state, self._control)
 
     def train(self, resume_from_checkpoint: str | None = None) -> None:
         self.began = int(resume_from_checkpoint.rpartition("-")[2]) if resume_from_checkpoint else 0
+        self.state.global_step = self.began
+        self._call("on_train_begin")
         for step in range(self.began + 1, self.args.max_steps + 1):
+            self.state.global_step = step
+            self._call("on_step_end")
             if step % self.args.save_steps == 0:
-                Path(self.args.output_dir, f"checkpoint-{step}").mkdir(parents=True)
-                for old in _checkpoints(self.args.output_dir)[: -(self.args.save_total_limit or 1000)]:
-                    shutil.rmtree(old)
+                folder = Path(self.args.output_dir, f"checkpoint-{step}")
+                folder.mkdir(parents=True)
+                (folder / "trainer_state.json").write_text("{}")
+                self._call("on_save")
+        self._call("on_train_end")
 
 
-def get_last_checkpoint(folder: str) -> str | None:
-    found = _checkpoints(folder)
-    return str(found[-1]) if found else None
+class HuggingFaceAccelerator:
+    def __init__(self, mixed_precision: str) -> None:
+        self.mixed_precision = mixed_precision
 
 
-def _checkpoints(folder: str) -> list[Path]:
-    return sorted(Path(folder).glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+class DataParallel:
+    """Strategy that knows of other processes."""
 
-
-class ModelCheckpoint:
-    def __init__(self, dirpath: Path, *, save_last: bool, every_n_train_steps: int) -> None:
-        self.dirpath = dirpath
+    cluster_environment = "torchelastic"
 
 
 class LightningTrainer:
     world_size = 1
 
     def __init__(
-        self, *, max_steps: int, callbacks: list[ModelCheckpoint] | None = None, logger: bool = True, num_nodes: int = 1,
-        devices: int = 1, strategy: str = "auto",
+        self, *, max_steps: int, callbacks: list[Any] | None = None, logger: bool = True, num_nodes: int = 1,
+        devices: Any = "auto", strategy: str = "auto",
     ) -> None:  # fmt: skip
-        self.max_steps, self.callbacks, self.num_nodes, self.began = max_steps, callbacks or [], num_nodes, 0
+        self.max_steps, self.callbacks, self.began = max_steps, callbacks or [], 0
+        self.num_nodes, self.devices = num_nodes, devices
+        self.num_devices = devices if isinstance(devices, int) else 1
+        self.strategy = DataParallel() if strategy == "ddp" else None
 
     def fit(self, model: Any, train_dataloaders: Any, *, ckpt_path: Path | None = None) -> None:
         self.began = int(ckpt_path.read_text()) if ckpt_path else 0
-        for one in self.callbacks:
-            one.dirpath.mkdir(parents=True, exist_ok=True)
-            (one.dirpath / "last.ckpt").write_text(str(self.max_steps))
 
 
 # Where the real ones are: the module that defines a Trainer is the one that hosts look at.
 MODULES = {
     "torch": {"accelerator": "Accelerator"},
-    "transformers.trainer_utils": {"get_last_checkpoint": "get_last_checkpoint"},
     "transformers.trainer": {"Trainer": "HuggingFaceTrainer"},
-    "transformers": {"Trainer": "transformers.trainer", "TrainingArguments": "TrainingArguments"},
-    "lightning.pytorch.callbacks": {"ModelCheckpoint": "ModelCheckpoint"},
+    "transformers": {
+        "Trainer": "transformers.trainer",
+        "TrainingArguments": "TrainingArguments",
+        "TrainerCallback": "TrainerCallback",
+    },
+    "accelerate.accelerator": {"Accelerator": "HuggingFaceAccelerator"},
+    "accelerate": {"Accelerator": "accelerate.accelerator"},
     "lightning.pytorch.trainer.trainer": {"Trainer": "LightningTrainer"},
     "lightning.pytorch.trainer": {"Trainer": "lightning.pytorch.trainer.trainer"},
-    "lightning.pytorch": {"Trainer": "lightning.pytorch.trainer", "callbacks": "lightning.pytorch"},
+    "lightning.pytorch": {"Trainer": "lightning.pytorch.trainer"},
     "lightning": {"Trainer": "lightning.pytorch", "pytorch": "lightning"},
 }
 

@@ -913,7 +913,7 @@ def test_in_a_thread_the_notice_is_heard_without_the_signal(host: Become) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(6)
 def test_killed_at_any_moment_it_goes_on_from_a_whole_checkpoint(host: Become, tmp_path: Path) -> None:
     """Writers of two megabytes at every step, killed three times, come to the end of one that was not disturbed."""
     import random

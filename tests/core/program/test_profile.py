@@ -209,7 +209,7 @@ def test_a_trace_of_torch_becomes_one_that_xprof_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(0)
 @pytest.mark.timeout(600)
 def test_a_profile_has_exactly_its_steps_changes_no_number_and_fails_no_program(tmp_path: Path) -> None:
     """Programs with a real JAX, one after another: what each came to is compared in there."""
@@ -284,7 +284,7 @@ def test_a_page_of_a_bucket_is_the_consoles() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(4)
 @pytest.mark.timeout(400)
 def test_a_fit_with_the_callback_is_captured_at_its_steps_and_dagster_and_status_show_it(
     home: Path, capsys: pytest.CaptureFixture[str]

@@ -78,7 +78,7 @@ model.fit(x, x.sum(1), batch_size=4, epochs=3, verbose=0, validation_data=(x[:4]
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(2)
 @pytest.mark.timeout(400)
 def test_a_fit_of_keras_tells_its_speed_without_its_validations(host: Callable[..., Any]) -> None:
     there = host()

@@ -34,18 +34,17 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
-def test_the_pages_trainers_go_on_where_the_attempt_before_ended(
+def test_the_pages_trainer_goes_on_where_the_attempt_before_ended(
     host: Callable[..., Host], run: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     block = programs("docs/training/frameworks.md")["trainers.py"]
-    use = "print(*(f(None, [], until).began for f in (with_transformers, with_lightning)))\n"
-    for attempt, until, began in ((1, 12, "0 0"), (2, 22, "10 12")):
+    for attempt, until, began, told in ((1, 12, 0, ""), (2, 22, 10, "trainer: goes on after step 10\n")):
         there = host(attempt)
-        done = run(f"{block}\nuntil = {until}\n{use}", **there.environ(attempt))
-        assert (done.stdout, done.stderr) == (f"{began}\n", ""), attempt
-    files = there.checkpoints / "files"
-    assert sorted(path.name for path in files.glob("checkpoint-*")) == ["checkpoint-15", "checkpoint-20"]
-    assert (there.checkpoints / "lightning" / "last.ckpt").read_text() == "22"
+        done = run(f"{block}\nprint(with_transformers(None, [], {until}).began)\n", **there.environ(attempt))
+        assert (done.stdout, done.stderr) == (f"{began}\n", told), attempt
+    files = there.checkpoints / "trainer-files"
+    assert sorted(path.name for path in files.iterdir()) == ["checkpoint-15", "checkpoint-20"]
+    assert there.told("p")[-1]["done"] == 22
 
 
 TRAIN = """
@@ -66,7 +65,7 @@ def test_a_trainer_that_knows_of_one_host_is_told_as_idle_once(
     assert done.stdout == "trained\n"
     told = "kinetic: the 2 hosts train a model each, because this Trainer knows of 1: make it as Trainer("
     lines = [
-        told + 'num_nodes=2, devices=1, strategy="ddp")',
+        told + "), without num_nodes, devices and strategy",
         told + "model, TrainingArguments(…, use_cpu=True)), if it is to compute on the CPU",
     ]
     assert done.stderr.splitlines() == (lines if (hosts, index) == (2, 0) else [])
@@ -92,3 +91,64 @@ def test_a_trainer_that_takes_a_bucket_for_a_folder_says_where_it_writes(
         "machine, and not to gs://bucket/checkpoints: give TrainingArguments kinetic.current().checkpoint_path(), which "
         "is mirrored into the bucket"
     )
+
+
+PLACES = {"LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("", "2 4"), ('devices="auto"', "2 4"), ("devices=None", "2 4"), ("num_nodes=1", "1 4"), ("devices=[0]", "2 [0]"),
+        ('strategy="ddp", devices=1', "2 and devices=1, 2 processes, and the job has 8: leave both out"),
+        ('strategy="ddp", num_nodes=1', "1 and devices=4, 4 processes, and the job has 8: leave both out"),
+        ('strategy="ddp", num_nodes=1, devices=8', "1 8"),
+    ],
+)  # fmt: skip
+def test_a_trainer_of_lightning_takes_all_processes_of_all_hosts_unless_it_is_told_otherwise(
+    run: Callable[..., subprocess.CompletedProcess[str]], given: str, taken: str
+) -> None:
+    join = json.dumps({"coordinator": "127.0.0.1:1", "hosts": 8, "index": 1})
+    code = (
+        f"import lightning\ntry:\n    made = lightning.Trainer(max_steps=1, {given})\n"
+        "    print(made.num_nodes, made.devices)\nexcept ValueError as error:\n    print(error)\n"
+    )
+    assert taken in run(code, **{topology.JOIN: join, **PLACES}).stdout
+
+
+MAKES = """
+import sys
+for name, kind in (("lightning", "Trainer"), ("transformers", "Trainer"), ("accelerate", "Accelerator")):
+    module = __import__(name)
+    try:
+        getattr(module, kind)()
+    except TypeError:
+        print("made")
+    except Exception as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("hosts", "told"),
+    [
+        (4, ["by torch_xla alone", "a single chip of a TPU at most", "a single chip of a TPU at most"]),
+        (1, ["by torch_xla alone", "made", "made"]),
+    ],
+)
+def test_a_trainer_that_cannot_compute_on_tpus_is_refused_when_it_is_made(
+    run: Callable[..., subprocess.CompletedProcess[str]], hosts: int, told: list[str]
+) -> None:
+    """Else it would train on the host's CPU, or on each host a model of its own, at the price of a slice."""
+    join = json.dumps({"coordinator": "127.0.0.1:1", "hosts": hosts, "index": hosts - 1})
+    environ = {topology.EXPECT: "tpu", **({topology.JOIN: join} if hosts > 1 else {})}
+    lines = run(MAKES, **environ).stdout.splitlines()
+    assert len(lines) == 3
+    for line, part in zip(lines, told, strict=True):
+        assert part in line
+        assert ("this job has 4 TPU hosts: each would train a model of its own" in line) is (hosts > 1)
+    assert "Train it on GPUs" in lines[0]
+    xla = run("import sys, types; sys.modules['torch_xla'] = found = types.ModuleType('torch_xla')\n"
+              "import importlib.machinery; found.__spec__ = importlib.machinery.ModuleSpec('torch_xla', None)\n" + MAKES,
+              **environ).stdout.splitlines()  # fmt: skip
+    assert ("by torch_xla alone" in xla[0]) is (hosts > 1)

@@ -26,7 +26,7 @@ def said(folder: Path, *command: str, **environ: str) -> str:
     return done.stdout
 
 
-@pytest.mark.turn(5)
+@pytest.mark.turn(7)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_pipeline_of_dagster_goes_from_here_to_production_by_its_variables_alone(home: Path, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_pipeline_of_dagster_goes_from_here_to_production_by_its_variables_alo
     assert not list(folder.iterdir()), "it left something in its folder"
 
 
-@pytest.mark.turn(5)
+@pytest.mark.turn(7)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_step_asks_two_zones_at_once_runs_in_one_and_leaves_nothing(home: Path, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_step_asks_two_zones_at_once_runs_in_one_and_leaves_nothing(home: Path
         cloud.ledger.assert_nothing_left()
 
 
-@pytest.mark.turn(5)
+@pytest.mark.turn(7)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_three_steps_of_a_run_share_one_slice_and_the_last_leaves_none(home: Path, tmp_path: Path) -> None:

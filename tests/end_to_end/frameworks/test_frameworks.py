@@ -101,7 +101,7 @@ def test_a_v5e_16_is_four_processes_of_four_devices_that_train_as_one(home: Path
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(3)
 def test_unsynchronised_collectives_end_and_workers_do_not_join_and_keras_may(home: Path) -> None:
     """Two hosts of four devices on few cores: without a pool of threads wide enough this hangs for ever."""
 
@@ -139,7 +139,7 @@ def test_unsynchronised_collectives_end_and_workers_do_not_join_and_keras_may(ho
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(2)
 def test_distributed_false_leaves_joining_to_the_code(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And flags for XLA in the submitter's shell do not change how many devices a host has."""
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
@@ -193,7 +193,7 @@ def test_a_command_that_imports_jax_joins_and_the_environments_sitecustomize_run
 # -- torch ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.turn(3)
+@pytest.mark.turn(1)
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # an environment is built, and all of it may have to be fetched
 def test_torch_finds_the_other_host_by_its_usual_variables(home: Path) -> None:

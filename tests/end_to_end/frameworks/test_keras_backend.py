@@ -77,7 +77,7 @@ def test_an_asset_of_dagster_takes_it() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(6)
 def test_a_task_of_airflow_takes_it(tmp_path: Path) -> None:
     program = """
 from airflow_kinetic.operators.kinetic import KineticTPUOperator

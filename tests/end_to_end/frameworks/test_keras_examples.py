@@ -25,7 +25,7 @@ from kinetic_orchestration.testing.storage_server.server import StorageServer
 
 EXAMPLES = Path(__file__).parents[3] / "example_pipelines"
 
-ends = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.turn(3)]
+ends = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.turn(0)]
 
 
 def run(name: str, folder: Path, **environ: str) -> str:
@@ -77,7 +77,7 @@ class TestToTheirEnds:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(0)
 @pytest.mark.filterwarnings("ignore:.*run_request_for_partition")  # called by Dagster itself
 def test_of_dagsters_weeks_a_bad_one_is_blocked_and_a_worse_one_changes_nothing(
     home: Path, tmp_path: Path, steps: Any, monkeypatch: pytest.MonkeyPatch

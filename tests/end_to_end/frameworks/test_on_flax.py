@@ -11,7 +11,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from tests.end_to_end.frameworks.curves import BATCH, BOUNDED, EPOCHS, ROWS, check_same, curves, samples
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(3)]
 REQUIREMENTS = Path(__file__).parents[3] / "example_pipelines" / "training_flax.txt"
 
 

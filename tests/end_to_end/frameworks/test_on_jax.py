@@ -11,7 +11,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from tests.end_to_end.frameworks.curves import BATCH, BOUNDED, EPOCHS, ROWS, SLICES, check_same, curves, samples
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(4)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(2)]
 STEPS = EPOCHS * ROWS // BATCH
 Curves = dict[int, dict[str, list[float]]]
 

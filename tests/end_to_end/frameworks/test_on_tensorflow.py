@@ -9,7 +9,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from tests.end_to_end.frameworks.curves import BATCH, BOUNDED, EPOCHS, SLICES, check_same, curves, samples
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(1)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(2)]
 REQUIREMENTS = ["tensorflow-cpu==2.21.0", "keras==3.15.1"]
 
 

@@ -11,7 +11,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from tests.end_to_end.frameworks.curves import BATCH, BOUNDED, EPOCHS, ROWS, check_same, curves, is_close, samples
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(0)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(1)]
 REQUIREMENTS = ["torch==2.13.0", "keras==3.15.1"]
 Curves = dict[int, dict[str, list[float]]]
 

@@ -11,7 +11,7 @@ import kinetic_orchestration as kinetic
 from tests.end_to_end.frameworks import test_on_tensorflow, test_on_torch
 from tests.end_to_end.frameworks.curves import BATCH, BOUNDED, samples
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(5)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(0)]
 XPROF = ["jax==0.10.2", "xprof==2.24.2"]
 
 

@@ -14,7 +14,6 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import CheckpointError
 from tests.end_to_end.frameworks.curves import BOUNDED, samples
-from tests.support.pages import programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 EXAMPLES = Path(__file__).parents[3] / "example_pipelines"
@@ -95,7 +94,7 @@ def in_torch(name: str, dies: bool) -> dict[str, Any]:
 
 def in_keras(name: str, dies: bool) -> dict[str, Any]:
     """Shuffled data, dropout, batch normalization and Adam, cut off in the middle of an epoch."""
-    from tests.core.program.keras_program import train
+    from tests.core.program.trainers.keras_program import train
 
     more = {
         "unbuilt": True,  # its variables are made when it sees the first batch, or by us
@@ -106,7 +105,7 @@ def in_keras(name: str, dies: bool) -> dict[str, Any]:
 
 def in_two(name: str, dies: bool) -> dict[str, Any]:
     """Two networks, each with an optimizer of its own that is built by the first step."""
-    from tests.core.program.keras_program import train
+    from tests.core.program.trainers.keras_program import train
 
     how = {"epochs": EPOCHS, "options": {"name": name}, "two": "unbuilt"}
     return train({**how, **({"die": [1, 6]} if dies else {})})
@@ -116,7 +115,7 @@ def on_torch() -> dict[str, list[dict[str, Any]]]:
     return each_killed_once({"torch": in_torch, "two": in_two, "keras": in_keras})
 
 
-@pytest.mark.turn(0)  # in which another test needs the same environment, as with those below
+@pytest.mark.turn(5)  # in which another test needs the same environment, as with those below
 def test_torch_and_keras_on_torch_come_to_the_same_weights(frameworks: Path) -> None:
     found, log = result(on_torch, requirements=["torch==2.13.0", "keras==3.15.1"], keras_backend="torch")
     killed, whole = found["torch"]
@@ -151,7 +150,7 @@ def on_tensorflow() -> tuple[dict[str, list[dict[str, Any]]], str]:
     return found, refused
 
 
-@pytest.mark.turn(1)
+@pytest.mark.turn(0)
 def test_keras_on_tensorflow_comes_to_the_same_weights_and_its_global_generator_goes_on(frameworks: Path) -> None:
     requirements = ["tensorflow-cpu==2.21.0", "keras==3.15.1"]
     (found, refused), _ = result(on_tensorflow, requirements=requirements, keras_backend="tensorflow")
@@ -211,35 +210,33 @@ def in_flax(name: str, dies: bool) -> dict[str, Any]:
     return {"digest": digest(*keys), "next": next(batches)["y"].tolist()}
 
 
-def in_orbax(source: str) -> Part:
-    """The example of docs/training/training.md: killed while Orbax writes, just before the wait for it."""
+def in_orbax(name: str, dies: bool) -> dict[str, Any]:
+    """`kinetic.Orbax`: killed while Orbax writes, just before the wait for it."""
+    import jax
+    import jax.numpy as jnp
 
-    def part(name: str, dies: bool) -> dict[str, Any]:
-        import jax
-        import jax.numpy as jnp
+    written, end_writing = 0, kinetic.Orbax.end_writing
 
-        page: dict[str, Any] = {}
-        exec(source, page)
-        net = page["InOrbax"]({"w": jnp.zeros(4096)}, f"{kinetic.current().checkpoint_dir}/orbax-{name}")
+    def ended(self: Any, patience: float) -> None:
+        nonlocal written
+        written += 1
+        if dies and written == 3:
+            died()
+        end_writing(self, patience)
+
+    kinetic.Orbax.end_writing = ended  # type: ignore[method-assign]
+    try:
         training = kinetic.Training(every=5, name=name)
-        state, done = training.restore({"net": net, "lost": 0.0})
-        save = net.orbax.save
-
-        def saved(*given: Any) -> None:
-            save(*given)
-            if dies and net.count == 3:
-                died()
-
-        net.orbax.save = saved
+        state, done = training.restore({"net": kinetic.Orbax({"w": jnp.zeros(4096)}), "lost": 0.0})
         for number in range(done, 30):
-            net.tree = {"w": net.tree["w"] + jax.random.normal(jax.random.key(number), (4096,))}
-            state = {"net": net, "lost": float(net.tree["w"].sum())}
+            w = state["net"].tree["w"] + jax.random.normal(jax.random.key(number), (4096,))
+            state = {"net": kinetic.Orbax({"w": w}), "lost": float(w.sum())}
             training.step(number + 1, state)
         training.finish(state)
-        there = len(list(net.folder.iterdir()))
-        return {"digest": digest(net.tree["w"]), "lost": state["lost"], "folders": there}
-
-    return part
+    finally:
+        kinetic.Orbax.end_writing = end_writing  # type: ignore[method-assign]
+    there = len(list(Path(kinetic.current().checkpoint_dir, name).glob("step-*/orbax-*")))
+    return {"digest": digest(state["net"].tree["w"]), "lost": state["lost"], "folders": there}
 
 
 def in_the_example(train: Any, points: Any) -> Part:
@@ -264,7 +261,7 @@ def in_the_example(train: Any, points: Any) -> Part:
     return part
 
 
-@pytest.mark.turn(2)
+@pytest.mark.turn(1)
 def test_flax_with_grain_and_orbax_in_both_ways_come_to_the_same_weights(
     frameworks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,11 +269,10 @@ def test_flax_with_grain_and_orbax_in_both_ways_come_to_the_same_weights(
     import training_flax as example
 
     train, points = example.train, example.points()
-    source = programs("docs/training/training.md")["in_orbax.py"]
 
     def program() -> dict[str, list[dict[str, Any]]]:
         return each_killed_once({
-            "flax": in_flax, "orbax": in_orbax(source), "example": in_the_example(train, points),
+            "flax": in_flax, "orbax": in_orbax, "example": in_the_example(train, points),
         })  # fmt: skip
 
     found, log = result(program, requirements=example.REQUIREMENTS)

@@ -22,7 +22,7 @@ REQUIREMENTS = EXAMPLES / "training_trackers.txt"
 READERS = [*REQUIREMENTS.read_text(encoding="utf-8").splitlines(), "setuptools<81", "tensorboard>=2.20"]
 STEPS = list(range(1, 21))
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(5)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(6)]
 
 
 def trained(folder: Path, **environ: str) -> str:

@@ -45,8 +45,13 @@ def install() -> None:
         join = None
     after.setdefault("keras", []).append(lambda keras: _hook_keras(keras, join))
     after.setdefault("torch", []).append(_hold_groups)
+    hosts = join["hosts"] if join else 1
+    if expected == "tpu" or hosts > 1:
+        from kinetic_orchestration.host.process.frameworks import trainers
+
+        for name, hook in trainers.hooks(hosts, NoAccelerator if expected == "tpu" else None).items():
+            after.setdefault(name, []).append(hook)
     if join is None or join["index"] == 0:
-        hosts = join["hosts"] if join else 1
         for name in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer", "transformers.trainer"):
             after.setdefault(name, []).append(lambda trainer: _hook_trainer(trainer.Trainer, hosts))
     if os.environ.get(OWN):
@@ -286,14 +291,13 @@ def _hook_trainer(kind: Any, hosts: int) -> None:
 
 
 def _idle_trainer(trainer: Any, name: str, hosts: int) -> str:
-    """One of Lightning takes one host for all there are unless it is told of others, and one of Hugging Face does
-    on the CPU unless it is told that it may compute there.
+    """One of Lightning that is told of one host takes it for all there are, and so does one of Hugging Face that
+    computes on the CPU without being told that it may.
     """
     knows = trainer.world_size if name == "fit" else trainer.args.world_size
     if knows >= hosts:
         return ""
-    nodes, processes = os.environ.get("GROUP_WORLD_SIZE", str(hosts)), os.environ.get("LOCAL_WORLD_SIZE", "1")
-    instead = f'Trainer(num_nodes={nodes}, devices={processes}, strategy="ddp")'
+    instead = "Trainer(), without num_nodes, devices and strategy"
     if name == "train":
         instead = "Trainer(model, TrainingArguments(…, use_cpu=True)), if it is to compute on the CPU"
     return f"the {hosts} hosts train a model each, because this Trainer knows of {knows}: make it as {instead}"

@@ -108,6 +108,7 @@ def test_each_framework_finds_its_usual_variables_on_each_host() -> None:
         "ROLE_RANK": "2",
         "ROLE_WORLD_SIZE": "4",
         "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": "kinetic",
         "GLOO_SOCKET_IFNAME": loopback,
         "TP_SOCKET_IFNAME": loopback,
     }
@@ -130,6 +131,7 @@ def test_one_host_needs_nothing_but_torchs_group_of_one() -> None:
     assert variables(index=0, hosts=1) == several | {
         "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "NODE_RANK": "0", "GROUP_WORLD_SIZE": "1",
         "NNODES": "1", "ROLE_RANK": "0", "ROLE_WORLD_SIZE": "1", "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": "kinetic",
     }  # fmt: skip
 
 
@@ -187,6 +189,13 @@ def test_processes_of_one_machine_count_their_ranks_as_torchrun_does() -> None:
     assert [tuple(one[name] for name in told) for one in found] == [
         ("0", "0", "4", "0", "1"), ("3", "3", "4", "0", "1"), ("3", "0", "1", "3", "4")
     ]  # fmt: skip
+
+
+def test_programs_that_share_a_machine_share_its_cores_unless_the_user_says_how() -> None:
+    assert topology.threads(8, 1, {}) == {}
+    assert topology.threads(8, 2, {}) == {"OMP_NUM_THREADS": "4"}
+    assert topology.threads(2, 4, {}) == {"OMP_NUM_THREADS": "1"}
+    assert topology.threads(8, 2, {"OMP_NUM_THREADS": "8"}) == {}
 
 
 # -- the join ---------------------------------------------------------------------------------------------------

@@ -21,9 +21,10 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import CheckpointError
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.platforms.shared import agent_zip
-from kinetic_orchestration.program.checkpoints import commits, manager, mirror, parts, store, trees
+from kinetic_orchestration.program.checkpoints import commits, manager, parts, store, trees
 from kinetic_orchestration.program.checkpoints.commits import Leaf
 from kinetic_orchestration.program.checkpoints.store import open_checkpoints
+from kinetic_orchestration.program.checkpoints.tier import mirror
 from kinetic_orchestration.protocol import attempt_rules, wire
 from kinetic_orchestration.protocol.content.digest import plain_of_file
 from kinetic_orchestration.testing import Emulator
@@ -86,9 +87,9 @@ def test_a_host_fetches_only_the_parts_of_others_that_have_something_of_its_own(
     fetched: list[int] = []
     opened = store.CheckpointStore.opened
 
-    def counted(self: Any, record: commits.Commit, host: int) -> Any:
+    def counted(self: Any, record: commits.Commit, host: int, **more: Any) -> Any:
         fetched.append(host)
-        return opened(self, record, host)
+        return opened(self, record, host, **more)
 
     monkeypatch.setattr(store.CheckpointStore, "opened", counted)
     for before, after in ((12, 6), (4, 12), (4, 3), (3, 4)):
@@ -512,7 +513,7 @@ def take_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(6)
 @pytest.mark.timeout(700)
 def test_four_hosts_on_cloud_tpu_that_are_preempted_go_on_at_their_last_step(
     home: Path, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

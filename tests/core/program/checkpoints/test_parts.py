@@ -24,7 +24,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.program.checkpoints import parts, trees
 from kinetic_orchestration.program.checkpoints.commits import Leaf, Part
-from kinetic_orchestration.protocol.content.digest import of_bytes
+from kinetic_orchestration.protocol.content.digest import of_bytes, of_chunk, of_leaves
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -227,8 +227,8 @@ def test_jax_is_not_asked_for_devices_of_what_it_does_not_know() -> None:
 
 
 def test_what_need_not_be_each_hosts_own_is_not() -> None:
-    from kinetic_orchestration.program.keras_callback import _Kept, _Late
-    from kinetic_orchestration.program.keras_others import Others
+    from kinetic_orchestration.program.trainers.keras_callback import _Kept, _Late
+    from kinetic_orchestration.program.trainers.keras_others import Others
 
     assert trees.own(random.Random(1))
     assert not trees.own(_Kept(Others(), _Late(None)))
@@ -238,7 +238,7 @@ BEST = """
 import sys
 from pathlib import Path
 import keras
-from kinetic_orchestration.program.keras_others import Others
+from kinetic_orchestration.program.trainers.keras_others import Others
 
 def met(path):
     one = keras.callbacks.ModelCheckpoint(str(path), save_best_only=True)
@@ -265,7 +265,7 @@ print("seen")
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(6)
 def test_a_best_value_whose_file_is_not_on_this_host_is_none(tmp_path: Path) -> None:
     """Else a worse model would never be written, and there would be no file at all."""
     environ = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
@@ -369,7 +369,27 @@ def test_any_rectangle_is_put_together_of_any_pieces(seed: int, tmp_path: Path) 
         assert opened.copy("a", Leaf("int32", wanted), start, into) == prod(wanted)
         expected = whole[tuple(slice(a, a + n) for a, n in zip(start, wanted, strict=True))]
         assert np.frombuffer(into, np.int32).reshape(wanted).tolist() == expected.tolist()
+        by_chunks = ranged(tmp_path / "part", chance.choice((64, 100)))
+        again = trees.new_buffer(4 * prod(wanted))
+        assert by_chunks.look("a", start, wanted) == by_chunks.copy("a", Leaf("int32", wanted), start, again)
+        assert again == into
+        by_chunks.close()
     opened.close()
+
+
+def ranged(path: Path, chunk: int) -> parts.Ranged:
+    """The same part by its chunks, each fetched once at most into an empty file."""
+    data, empty = path.read_bytes(), path.with_name("empty")
+    leaves = [of_chunk(data[at : at + chunk]) for at in range(0, len(data), chunk)]
+    fetched: set[int] = set()
+
+    def fetch(begin: int, end: int) -> bytes:
+        assert begin not in fetched
+        fetched.add(begin)
+        return data[begin:end]
+
+    empty.write_bytes(bytes(len(data)))
+    return parts.Ranged(str(empty), Part(len(data), of_leaves(leaves), chunk), b"".join(leaves), fetch)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux begins to store on request")

@@ -105,7 +105,7 @@ def test_a_vm_with_a_gpu_runs_its_program_and_deletes_itself(place: Place, jobs:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(1)
 def test_the_vms_of_several_meet_and_all_are_gone_as_soon_as_all_are_done(place: Place, jobs: Any) -> None:
     place.cloud._machines.machines.environ |= {"LD_LIBRARY_PATH": "/image/lib", "NCCL_NET_PLUGIN": "an image's"}
     task = {"accelerator": L4, "devices": 1, "env": {"NCCL_DEBUG": "INFO"}}

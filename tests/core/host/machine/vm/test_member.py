@@ -103,7 +103,7 @@ def test_the_hosts_of_a_slice_meet_and_free_its_group_with_no_right_but_on_its_n
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(4)
 def test_two_slices_are_two_groups_that_are_joined(place: Place, jobs: Any) -> None:
     attempt = place.site.admit(jobs.topology, accelerator="v4-8", slices=2)
     assert (attempt.hosts, attempt.slices) == (4, 2)
@@ -131,7 +131,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(1)
 def test_a_slice_waits_for_another_that_is_granted_much_later_than_hosts_of_one_come(
     place: Place, jobs: Any, apart: None
 ) -> None:

@@ -80,7 +80,7 @@ def test_the_hosts_of_a_slice_meet_and_host_0_deletes_it_as_soon_as_all_are_done
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(7)
 def test_hosts_of_several_slices_know_their_slice(site: Site, jobs: Any) -> None:
     attempt = site.admit(jobs.topology, accelerator="v5e-16", slices=2).start(machine={"endpoint_format": "triples"})
     assert attempt.verdict().kind == wire.COMMITTED
@@ -230,7 +230,7 @@ def test_a_store_that_is_away_for_longer_than_any_request_waits_loses_no_value(
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(2)
 def test_a_program_that_writes_more_than_the_store_takes_has_to_wait_and_loses_nothing(site: Site, jobs: Any) -> None:
     attempt = site.admit(jobs.flood, 24).start()
     bucket = site.bucket.removeprefix("gs://")
@@ -324,7 +324,7 @@ def test_a_delete_that_is_refused_is_asked_for_again_until_the_slice_is_gone(sit
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(7)
 @pytest.mark.timeout(400)
 def test_when_host_0_is_gone_for_good_host_1_deletes(
     site: Site, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -363,7 +363,7 @@ def test_a_notice_that_comes_between_two_waits_is_not_missed(site: Site, monkeyp
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(0)
 def test_a_host_whose_metadata_server_does_not_say_where_it_is_ends_a_slice_of_several_and_says_so(
     site: Site, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -529,7 +529,7 @@ def test_a_driver_that_is_busy_is_the_machines_failure(site: Site, jobs: Any) ->
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(3)
 def test_jax_without_libtpu_on_a_real_tpu_fails_before_its_first_step(site: Site, jobs: Any) -> None:
     real = {"emulated": False, "accelerator": {"kind": "tpu", "generation": "v4", "topology": "2x2x1"}}
     attempt = site.admit(jobs.imports_jax, task=real).start()

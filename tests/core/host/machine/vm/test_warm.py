@@ -113,7 +113,7 @@ def test_the_next_attempt_of_the_same_job_gets_the_slice_of_its_failed_one_and_i
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(8)
 def test_the_hosts_of_a_slice_follow_a_claim_together(site: Site) -> None:
     first = boot(shell(site, "echo first", accelerator="v5e-16"))
     offered(first)
@@ -312,7 +312,7 @@ def test_a_folder_that_leads_elsewhere_is_a_doubt_and_nothing_there_is_touched(s
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(5)
 def test_a_slice_of_which_one_host_is_not_clean_is_deleted(site: Site) -> None:
     script = 'test "$KINETIC_HOST_INDEX" != 2 || echo "# mine" >> "${KINETIC_ROOT:?}/bin/tool"'
     attempt = boot(shell(site, script, accelerator="v5e-16"), machine={"programs": {"tool": "#!/bin/sh\nexit 0\n"}})
@@ -331,7 +331,7 @@ def test_a_slice_that_nobody_takes_deletes_itself(site: Site) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(3)
 def test_when_host_0_has_died_while_idle_the_others_end_the_slice(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     constants(monkeypatch, idle, FIRST_TURN=0.0, TURN=1.0)
     constants(monkeypatch, self_delete, FIRST_TURN=0.0, TURN=1.0)
@@ -343,7 +343,7 @@ def test_when_host_0_has_died_while_idle_the_others_end_the_slice(site: Site, mo
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(6)
 def test_a_slice_whose_guard_was_killed_while_idle_is_deleted_by_its_deadline(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,7 +380,7 @@ def test_a_client_ends_the_lease_of_a_slice_that_then_deletes_itself(site: Site)
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(8)
 def test_a_store_that_is_silent_while_a_slice_is_idle_is_waited_for_with_a_bound(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,7 +398,7 @@ def test_a_store_that_is_silent_while_a_slice_is_idle_is_waited_for_with_a_bound
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(2)
 def test_a_slice_is_not_deleted_before_its_lease_has_ended_if_the_store_is_silent_for_a_moment(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -472,7 +472,7 @@ def test_a_claim_without_the_key_of_the_slice_is_refused_told_and_ends_it(site: 
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(6)
 @pytest.mark.parametrize("epoch", [1, 3])
 def test_a_claim_of_another_epoch_than_the_next_is_refused(site: Site, epoch: int) -> None:
     """Hosts have seen an earlier one; before a later one somebody else had the slice."""
@@ -528,7 +528,7 @@ def test_a_lease_that_is_lost_stops_the_work_and_deletes_the_slice(site: Site) -
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(8)
 def test_each_time_has_a_deadline_of_its_own(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one's does not end the slice while it is free, nor does that of the lease end the next attempt."""
     constants(monkeypatch, idle, ARMED=0.0)

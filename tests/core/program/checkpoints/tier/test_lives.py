@@ -18,7 +18,7 @@ from tests.support.waits import wait_until
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(5)
 def test_a_program_that_is_killed_while_it_saves_is_followed_by_one_that_reads_the_copy(
     home: Path, jobs: Any, storage: StorageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,7 +44,7 @@ def test_a_program_that_is_killed_while_it_saves_is_followed_by_one_that_reads_t
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(0)
 @pytest.mark.timeout(400)
 def test_hosts_on_cloud_tpu_keep_copies_and_those_of_the_host_before_where_the_job_is_signed(
     home: Path, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -67,7 +67,7 @@ def fit(code: int = 0, **how: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(7)
 def test_a_fit_that_is_killed_in_mid_epoch_resumes_at_its_step_and_comes_to_the_same_weights(
     host: Become, tmp_path: Path
 ) -> None:
@@ -94,12 +94,12 @@ def test_a_fit_that_is_killed_in_mid_epoch_resumes_at_its_step_and_comes_to_the_
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param({"data": "dataset", "options": {"every": "epoch"}}, marks=pytest.mark.turn(2)),
+        pytest.param({"data": "dataset", "options": {"every": "epoch"}}, marks=pytest.mark.turn(9)),
         pytest.param(
-            {"per_execution": 4, "validate": True, "options": {"every": "0.2s", "keep": 1}}, marks=pytest.mark.turn(1)
+            {"per_execution": 4, "validate": True, "options": {"every": "0.2s", "keep": 1}}, marks=pytest.mark.turn(7)
         ),
-        pytest.param({"data": "generator", "options": {"every": 3, "stream": True}}, marks=pytest.mark.turn(5)),
-        pytest.param({"data": "generator", "options": {"every": "epoch", "stream": True}}, marks=pytest.mark.turn(4)),
+        pytest.param({"data": "generator", "options": {"every": 3, "stream": True}}, marks=pytest.mark.turn(8)),
+        pytest.param({"data": "generator", "options": {"every": "epoch", "stream": True}}, marks=pytest.mark.turn(6)),
     ],
     ids=str,
 )  # fmt: skip
@@ -116,7 +116,7 @@ def test_however_the_data_come_the_weights_are_the_same(host: Become, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "every"),
-    [pytest.param(True, "epoch", marks=pytest.mark.turn(4)), pytest.param(False, 3, marks=pytest.mark.turn(2))],
+    [pytest.param(True, "epoch", marks=pytest.mark.turn(6)), pytest.param(False, 3, marks=pytest.mark.turn(9))],
 )
 def test_what_other_callbacks_know_comes_back_and_of_those_that_cannot_be_kept_a_line_says_so(
     host: Become, tmp_path: Path, first: bool, every: Any
@@ -152,7 +152,7 @@ def weights(file: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "two", [pytest.param("built", marks=pytest.mark.turn(2)), pytest.param("unbuilt", marks=pytest.mark.turn(5))]
+    "two", [pytest.param("built", marks=pytest.mark.turn(9)), pytest.param("unbuilt", marks=pytest.mark.turn(8))]
 )
 def test_every_optimizer_that_a_model_holds_is_kept_also_one_that_is_built_within_the_fit(
     host: Become, tmp_path: Path, two: str
@@ -167,7 +167,7 @@ def test_every_optimizer_that_a_model_holds_is_kept_also_one_that_is_built_withi
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(9)
 def test_a_generator_that_goes_on_from_epoch_to_epoch_is_told_what_it_lacks(host: Become) -> None:
     host()
     process = start({"epochs": 2, "data": "generator"})
@@ -179,7 +179,7 @@ def test_a_generator_that_goes_on_from_epoch_to_epoch_is_told_what_it_lacks(host
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(6)
 def test_asked_to_end_it_keeps_its_step_and_nothing_after_the_fit_runs(host: Become, tmp_path: Path) -> None:
     there = host()
     told = fit(143, term=[1, 4], options={"every": None})
@@ -194,7 +194,7 @@ def test_asked_to_end_it_keeps_its_step_and_nothing_after_the_fit_runs(host: Bec
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(7)
 def test_each_fit_of_a_program_has_its_own_checkpoints_and_one_that_ended_is_not_done_again(host: Become) -> None:
     there = host()
     whole = fit(second=True)
@@ -207,7 +207,7 @@ def test_each_fit_of_a_program_has_its_own_checkpoints_and_one_that_ended_is_not
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(8)
 def test_a_fit_that_another_callback_ended_early_is_not_taken_up_again_and_more_epochs_go_on(host: Become) -> None:
     host()
     early = fit(stop=[1, 4])
@@ -223,7 +223,7 @@ def test_a_fit_that_another_callback_ended_early_is_not_taken_up_again_and_more_
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(7)
 def test_another_model_and_a_loss_that_is_no_number_are_told(host: Become) -> None:
     there = host()
     fit(epochs=1)
@@ -249,7 +249,7 @@ def test_without_keras_it_says_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(9)
 def test_a_callback_travels_as_an_argument_and_can_be_subclassed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     code = (
@@ -284,14 +284,14 @@ def moments(tmp_path_factory: pytest.TempPathFactory) -> Moments:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(7)
 def test_after_a_fit_that_had_ended_already_the_next_one_begins_where_it_is_told_to(moments: Moments) -> None:
     _, first, second = moments
     assert (first["plain"], second["plain"]) == ("3", "3")
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(8)
 def test_one_callback_with_a_name_in_two_fits_trains_both(moments: Moments) -> None:
     there, first, _ = moments
     assert first["twice"] == "2 2"
@@ -299,7 +299,7 @@ def test_one_callback_with_a_name_in_two_fits_trains_both(moments: Moments) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(7)
 def test_a_stream_on_torch_is_refused_before_anything_was_trained(moments: Moments) -> None:
     there, first, _ = moments
     assert "give the data an end" in first["stream"]
@@ -307,7 +307,7 @@ def test_a_stream_on_torch_is_refused_before_anything_was_trained(moments: Momen
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(7)
 def test_batches_that_are_no_share_of_the_global_one_are_refused_before_the_first_step(moments: Moments) -> None:
     there, first, _ = moments
     assert (
@@ -317,7 +317,7 @@ def test_batches_that_are_no_share_of_the_global_one_are_refused_before_the_firs
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(7)
 def test_a_model_that_cannot_be_built_before_its_first_step_is_refused_with_what_to_do(moments: Moments) -> None:
     there, first, _ = moments
     assert "call it on a batch before fit" in first["unbuilt"]
@@ -325,13 +325,13 @@ def test_a_model_that_cannot_be_built_before_its_first_step_is_refused_with_what
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(7)
 def test_a_fit_that_an_exception_ended_leaves_nobody_who_listens(moments: Moments) -> None:
     assert moments[1]["failed"].split() == ["True", "0"] * 2
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(7)
 def test_batches_that_are_passed_over_are_a_part_of_the_restoration_and_no_compilation(moments: Moments) -> None:
     there, first, second = moments
     assert (first["passes"], second["passes"]) == ("fails", "10")
@@ -341,7 +341,7 @@ def test_batches_that_are_passed_over_are_a_part_of_the_restoration_and_no_compi
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(7)
 def test_of_all_data_that_go_on_from_epoch_to_epoch_a_line_says_what_they_lack(moments: Moments) -> None:
     said = moments[1]["endless"].split("; ")
     assert said[:2] == [
@@ -355,14 +355,14 @@ def test_of_all_data_that_go_on_from_epoch_to_epoch_a_line_says_what_they_lack(m
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(7)
 def test_an_optimizer_for_what_the_model_does_not_have_is_refused_at_a_checkpoint(moments: Moments) -> None:
     said = moments[1]["elsewhere"]
     assert said.startswith("the optimizer other made its variables within this fit, for some that the model does not")
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(7)
 def test_a_notice_is_heard_within_a_validation_and_the_next_epoch_is_the_next(moments: Moments) -> None:
     there, first, second = moments
     assert first["taken_back"] == "2 True"
@@ -371,7 +371,7 @@ def test_a_notice_is_heard_within_a_validation_and_the_next_epoch_is_the_next(mo
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(7)
 def test_a_model_is_restored_in_place_and_is_not_in_memory_twice(moments: Moments) -> None:
     more, _, values = moments[2]["memory"].partition(" ")
     assert json.loads(values) == [1.0] * 10

@@ -21,8 +21,8 @@ from kinetic_orchestration.host.process.frameworks.keras_fit import optimizers_b
 from kinetic_orchestration.plan.hardware.global_batch import GlobalBatch
 from kinetic_orchestration.program.checkpoints.tier.folder import Where
 from kinetic_orchestration.program.checkpoints.trees import Slot
-from kinetic_orchestration.program.keras_others import Others
 from kinetic_orchestration.program.loop import Choice, Training
+from kinetic_orchestration.program.trainers.keras_others import Others
 
 
 class KineticCallback:
