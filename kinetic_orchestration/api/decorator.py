@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kinetic_orchestration.api.batch import BatchHandle
     from kinetic_orchestration.api.handle import JobHandle
     from kinetic_orchestration.api.keywords import OfCommand
+    from kinetic_orchestration.program.trainers.parsers import Parser
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -255,13 +256,22 @@ class RemoteCallable(Generic[P, R]):
 
 
 def command(
-    argv: Sequence[str], *, cwd: str | os.PathLike[str] | None = None, **options: Unpack[OfCommand]
+    argv: Sequence[str],
+    *,
+    cwd: str | os.PathLike[str] | None = None,
+    metrics: str | Parser | type | None = None,
+    metrics_file: str | os.PathLike[str] | None = None,
+    **options: Unpack[OfCommand],
 ) -> JobHandle[None]:
     """Run a command with the project around it as a job. Nothing is pickled, and the host's Python may be another one.
 
     Args:
         argv: Words of the command. `"python"` is the interpreter of the job's environment.
         cwd: Folder in which it runs; by default the current one.
+        metrics: How host 0's numbers are read from its output, as the job's metrics and progress: `"maxtext"`,
+            `"torchrun"`, `"transformers"`, `"lightning"`, or a function of the project that takes a line and returns
+            numbers by name, such as `{"step": 3, "loss": 0.5}`, or None. A class is made with `argv` first.
+        metrics_file: File whose lines are read instead, once there are numbers in it; of a pattern the newest.
         **options: Options of `run`, except `debug`.
 
     Returns:
@@ -271,6 +281,8 @@ def command(
         KineticError: The job could not be submitted.
     """
     client_only.require("command")
+    from kinetic_orchestration.program.trainers.chosen import variables
+
     if isinstance(argv, str) or not argv or not all(isinstance(part, str) for part in argv):
         raise UsageError(f"a command is a list of strings, such as ['python', 'train.py'], not {argv!r}")
     checked = check_options(options_from(options))
@@ -283,7 +295,8 @@ def command(
     folder = os.path.abspath(os.fspath(cwd) if cwd is not None else os.getcwd())
     if not os.path.isdir(folder):
         raise UsageError(f"the command's folder {folder} does not exist")
-    return _submitted(JobSpec(os.path.basename(argv[0]), checked, argv=tuple(argv), cwd=folder))
+    env = variables(metrics, metrics_file, folder)
+    return _submitted(JobSpec(os.path.basename(argv[0]), checked, argv=tuple(argv), cwd=folder, env=env))
 
 
 def _submitted(spec: JobSpec) -> JobHandle[Any]:

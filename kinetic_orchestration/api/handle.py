@@ -407,6 +407,11 @@ class JobHandle(Generic[R]):
         return max(1, attempts.newest(self._job.store, self.job_id))
 
     @property
+    def checkpoint_dir(self) -> str:
+        """Folder of the job's checkpoints, the same for all attempts."""
+        return self._job.task().checkpoint_dir
+
+    @property
     def output_dir(self) -> str:
         """Folder of the job's outputs, for all attempts and hosts."""
         return self._job.task().output_dir

@@ -80,7 +80,7 @@ def is_under_way(told: list[Event]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(0)
 def test_what_two_hosts_do_is_seen_while_they_run_and_in_a_picture_of_all_attempts(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,7 +56,7 @@ def large() -> bytes:
     return bytes(range(256)) * 40_000
 
 
-@pytest.mark.turn(1)
+@pytest.mark.turn(0)
 def test_four_hosts_return_a_large_value(bucket: str) -> None:
     assert large.run_async().result(timeout=90) == bytes(range(256)) * 40_000
 
@@ -67,7 +67,7 @@ def sleeper() -> None:
     time.sleep(600)
 
 
-@pytest.mark.turn(0)
+@pytest.mark.turn(5)
 def test_a_job_is_cancelled(bucket: str) -> None:
     job = sleeper.run_async()
     until = time.monotonic() + 60
@@ -96,7 +96,7 @@ def train() -> tuple[int, int, str]:
     return begun, int(state["w"][0]), host.checkpoint_dir
 
 
-@pytest.mark.turn(4)
+@pytest.mark.turn(1)
 def test_a_training_continues_from_its_checkpoint_in_the_bucket(bucket: str) -> None:
     begun, total, place = train.run_async().result(timeout=120)
     assert (begun, total) == (4, 6)

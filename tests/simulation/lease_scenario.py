@@ -190,7 +190,8 @@ class LeaseJudge(Judge):
             raise Violation(f"{new.slice} is offered, and {self._dirty(place, new.epoch)} are not clean")
         world.reached.add(f"a slice was offered in epoch {min(new.epoch, 2)}")
         if verdict.kind != wire.COMMITTED:
-            world.reached.add("a slice was offered after a failure of the program")
+            how = "a trial was pruned" if verdict.cause == wire.CANCELLED else "a failure of the program"
+            world.reached.add(f"a slice was offered after {how}")
         if place.hosts > 1:
             world.reached.add("a slice of several hosts was offered")
         place.offered = new.until
@@ -344,9 +345,15 @@ class LeaseJudge(Judge):
     def _may_be_offered(self, key: tuple[str, int]) -> bool:
         verdict = self.verdicts.get(key)
         ended_well = verdict is not None and (
-            verdict.kind == wire.COMMITTED or (verdict.kind == wire.ABORTED and verdict.cause == wire.USER)
+            verdict.kind == wire.COMMITTED
+            or (verdict.kind == wire.ABORTED and verdict.cause == wire.USER)
+            or (verdict.kind == wire.ABORTED and verdict.cause == wire.CANCELLED and self._was_pruned(key[0]))
         )
         return ended_well and self.keep_of(key[0]) > 0.0
+
+    def _was_pruned(self, job: str) -> bool:
+        cancel = self.world.records.get(names.cancel(job))
+        return cancel is not None and wire.decode(cancel.data).get("leaves") is True
 
     def on_program(self, box: KeptBox) -> None:
         place = box.place
@@ -583,8 +590,11 @@ class LeaseSchedule(Schedule):
     def _cancel_one(self, task: Task, want: Want) -> None:
         try:
             job = job_id_of(want.identity, max(1, want.generation))
-            actions.cancel(self._opened(task, job), "enough", task.name)
-            self.world.reached.add("a job was cancelled")
+            leaves = job.endswith(
+                tuple("01234567")
+            )  # as a search does with a bad trial; no draw, which moves all others
+            actions.cancel(self._opened(task, job), "enough", task.name, leaves=leaves)
+            self.world.reached.add("a job was pruned" if leaves else "a job was cancelled")
         except (*self.failures, JobNotFound):
             pass
 

@@ -934,7 +934,7 @@ PLANTED = (
     Planted(
         "a slice is offered after a cancel, or whatever ended its attempt",
         "host/attempt/idle.py",
-        "if verdict.kind != wire.COMMITTED and (verdict.kind, verdict.cause) != (wire.ABORTED, wire.USER):",
+        "if not verdict.leaves_slice(verdict.cause):",
         "if verdict.kind == wire.CLOSED:",
         "--leases",
     ),

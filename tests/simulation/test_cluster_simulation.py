@@ -90,7 +90,7 @@ the reaper released a placement: past its deadline
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(3)
 def test_every_schedule_keeps_every_promise() -> None:
     check(range(SEEDS), REACHED, ClusterSchedule)
 
@@ -124,7 +124,7 @@ def _as_if_it_were_the_first(opening: Any, *, shares_machine: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(3)
 @pytest.mark.parametrize(
     ("module", "rule", "wrong", "told", "first"),
     [

@@ -18,6 +18,7 @@ a host was not clean
 a host was rebooted
 a job claimed the slice of another
 a job was cancelled
+a job was pruned
 a program ran on a kept slice
 a retried write of a lease was refused although its first try had won
 a retry claimed its own slice
@@ -27,6 +28,7 @@ a slice was claimed
 a slice was claimed more than once
 a slice was deleted at its deadline
 a slice was offered after a failure of the program
+a slice was offered after a trial was pruned
 a slice was offered in epoch 0
 a slice was offered in epoch 1
 a slice was offered in epoch 2
@@ -68,7 +70,7 @@ the reaper met a slice at work, whose labels have a deadline in the past
 
 
 @pytest.mark.slow
-@pytest.mark.turn(6)
+@pytest.mark.turn(5)
 def test_every_promise_holds_in_many_schedules_and_every_interesting_state_was_reached() -> None:
     check(range(SEEDS), REACHED, LeaseSchedule)
 

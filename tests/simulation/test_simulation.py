@@ -99,7 +99,7 @@ the reaper released a placement: its hosts died and nobody follows them
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(3)
 def test_never_two_results_never_a_lost_result_never_a_leaked_placement_and_every_interesting_state_was_reached() -> (
     None
 ):

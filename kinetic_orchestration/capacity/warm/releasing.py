@@ -67,16 +67,6 @@ class Use(NamedTuple):
         return str(self.placement.get("name") or "")
 
 
-def leaves(verdict: wire.Verdict, cause: str) -> bool:
-    """Return True if an attempt may leave its slice to another one: a clean machine is not likely after anything else.
-
-    Args:
-        verdict: Its verdict.
-        cause: What the lifecycle makes of it: a failure of the driver is none of the user's.
-    """
-    return verdict.kind == wire.COMMITTED or (verdict.kind == wire.ABORTED and cause == wire.USER)
-
-
 def free_each(store: Store, backend: Backend, use: Use) -> Freed:
     """Free all places of an attempt, as `free` does each: of a race only that which has won may be kept, and the others
     go. Raises StoreError."""
@@ -121,7 +111,7 @@ def _why(use: Use) -> str:
     if use.plan is not None and not use.plan.keep:
         return "its last job leaves none (keep is 0)"
     if not use.leaves:
-        return "its last attempt did not end by success or by an error of its own code"
+        return "its last attempt did not end by success, by an error of its own code, or pruned by a search"
     return "its hosts have not offered it in time after its last attempt"
 
 

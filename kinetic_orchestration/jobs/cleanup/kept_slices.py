@@ -55,7 +55,7 @@ def wait_until_offered(job: Job, outcome: Outcome, patience: float = PATIENCE) -
     """Wait until the hosts of a job that has ended are clean and offer their slice, so that the next step finds it.
     Returns True if they do; False if its plan keeps none, it ended so that they do not, or they do not soon.
     """
-    if not (releasing.leaves(outcome.verdict, outcome.cause) and job.plan().keep):
+    if not (outcome.verdict.leaves_slice(outcome.cause) and job.plan().keep):
         return False
     with suppress(StoreError, Corrupt, NewerWire, wire.Unreadable, wire.Newer):  # it is worth no step
         name = next((str(placement.get("name", "")) for placement in _placements(job.store, [job.job_id])), "")

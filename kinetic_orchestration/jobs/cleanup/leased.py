@@ -124,7 +124,7 @@ def _use_of(store: Store, placement: Mapping[str, Any]) -> releasing.Use:
     leaves = False
     with contextlib.suppress(NewerWire):
         told = None if verdict is None else verdict_at(verdict.data, names.verdict(job, attempt))
-        leaves = told is not None and releasing.leaves(told, lifecycle.classify(told))
+        leaves = told is not None and told.leaves_slice(lifecycle.classify(told))
         leaves = leaves and not has_lost(store, placement)
     at = 0.0 if verdict is None else verdict.updated
     return releasing.Use(job, attempt, _plan(job, spec), placement, leaves, at, ME)

@@ -384,13 +384,15 @@ def close(job: Job, attempt: int, cause: str, reason: str, *, host: int | None =
     return ""
 
 
-def cancel(job: Job, reason: str, by: str, *, anew: bool = False) -> None:
+def cancel(job: Job, reason: str, by: str, *, anew: bool = False, leaves: bool = False) -> None:
     """Request the end of a job. The process that runs the job sees the record; it stays, so a later attempt sees it
     too.
 
     `anew`: only this run of it is unwanted. A later request for the same identity gets a new job.
+    `leaves`: only its program is unwanted. Its hosts may offer their slice to the next job, if it has `keep`.
     """
-    fields = {"reason": reason, "by": by, "writer": ME, **({"anew": True} if anew else {})}
+    flags = {name: True for name, asked in (("anew", anew), ("leaves", leaves)) if asked}
+    fields = {"reason": reason, "by": by, "writer": ME, **flags}
     job.store.create(names.cancel(job.job_id), wire.encode(fields))
     job.store.ring(job.job_id)
 
@@ -456,7 +458,7 @@ def _use_of(job: Job, attempt: int, intent: Intent | None, placement: dict[str, 
 
     ended = job.store.read(names.verdict(job.job_id, attempt))
     verdict = None if ended is None else verdict_at(ended.data, names.verdict(job.job_id, attempt))
-    leaves = verdict is not None and releasing.leaves(verdict, lifecycle.classify(verdict))
+    leaves = verdict is not None and verdict.leaves_slice(lifecycle.classify(verdict))
     at = 0.0 if ended is None else ended.updated
     try:
         plan = job.plan_of(attempt, intent)

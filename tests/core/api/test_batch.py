@@ -188,7 +188,7 @@ def test_cleanup_releases_compute_and_the_records_live_on(mixed: kinetic.BatchHa
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(6)
 def test_no_more_than_max_concurrent_run_at_once(tmp_path: Path) -> None:
     """They are let go one by one. Of more than two that run, the others would have begun by then."""
     batch = wait_for.run_async_map([(str(tmp_path / str(number)), number) for number in range(5)], max_concurrent=2)
@@ -492,7 +492,7 @@ def test_a_batch_that_does_not_exist() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(6)
 def test_a_group_record_that_speaks_of_fewer_jobs_loses_no_results() -> None:
     """A writer of the store changes the record."""
     batch = train.run_async_map([0.1, 0.2, 0.3])

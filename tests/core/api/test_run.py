@@ -171,7 +171,7 @@ class Trainer:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(2)
 def test_methods_of_every_kind() -> None:
     trainer = Trainer(3)
     assert trainer.train(4) == 12
@@ -182,7 +182,7 @@ def test_methods_of_every_kind() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(9)
 def test_partials_callable_objects_lambdas_and_closures() -> None:
     offset = 100
     run = kinetic.run(accelerator="cpu")
@@ -523,7 +523,7 @@ def read(what: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(8)
 def test_data_anywhere_in_the_arguments_is_a_path_on_the_host(tmp_path: Path) -> None:
     folder = tmp_path / "données"
     folder.mkdir()
@@ -592,7 +592,7 @@ def write_output(text: str) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(9)
 def test_outputs_lie_in_the_store_unless_a_folder_is_given(
     shared_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -717,7 +717,7 @@ def attach_debugger(port: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(8)
 @pytest.mark.parametrize("is_taken", [False, True], ids=["", "another session has the usual port"])
 def test_debug_waits_for_a_debugger_on_loopback(is_taken: bool) -> None:
     port = 0
@@ -783,7 +783,7 @@ def fenced(seen: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(1)
 def test_an_attempt_that_is_over_has_no_fence_any_more_and_the_next_one_a_greater(home: Path, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     job = fenced.run_async(str(seen))

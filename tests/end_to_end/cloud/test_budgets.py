@@ -44,7 +44,7 @@ def objects(job: Any) -> list[str]:
     return [entry.name for entry in job._job.store.list(names.BUDGETS)]
 
 
-@pytest.mark.turn(2)
+@pytest.mark.turn(6)
 def test_a_pipeline_runs_until_its_budget_is_used_up_and_its_live_jobs_count(
     priced: Emulator, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,7 +86,7 @@ def test_a_pipeline_runs_until_its_budget_is_used_up_and_its_live_jobs_count(
         assert run(jobs.until, str(tmp_path / "go")).result(timeout=WITHIN) == 1
 
 
-@pytest.mark.turn(3)
+@pytest.mark.turn(2)
 def test_a_forecast_rests_on_past_runs_or_on_limits_and_says_which(
     priced: Emulator, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,7 +137,7 @@ def test_a_forecast_rests_on_past_runs_or_on_limits_and_says_which(
     assert "the schedule of a --forecast" in capsys.readouterr().err
 
 
-@pytest.mark.turn(4)
+@pytest.mark.turn(3)
 def test_without_a_budget_nothing_more_is_asked(priced: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     for text in ("", "another=1USD", "attempt=1000USD"):

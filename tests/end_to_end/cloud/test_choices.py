@@ -77,7 +77,7 @@ def test_what_is_out_of_stock_is_followed_by_the_next_choice_with_its_own_hosts_
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(1)
 def test_what_a_job_of_one_way_has_met_is_known_to_those_that_choose(cloud: Emulator, jobs: Any) -> None:
     cloud.stockout(ZONES[0], "refuse")
     alone = kinetic.run(accelerator="v5e-4")(jobs.hardware).run_async()
@@ -146,7 +146,7 @@ def test_a_forged_intent_leads_to_no_place_that_only_another_choice_has(cloud: E
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(2)
 def test_a_limit_of_cost_counts_hosts_of_each_choice_at_their_own_price(
     cloud: Emulator, jobs: Any, tmp_path: Path
 ) -> None:
@@ -172,7 +172,7 @@ def test_a_limit_of_cost_counts_hosts_of_each_choice_at_their_own_price(
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(4)
 @pytest.mark.parametrize(("saved", "follows"), [(True, 2), (False, 1)])
 def test_hosts_that_cannot_resume_the_checkpoint_are_not_chosen_once_there_is_one(
     cloud: Emulator, jobs: Any, tmp_path: Path, saved: bool, follows: int

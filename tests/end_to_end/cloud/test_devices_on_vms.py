@@ -16,7 +16,7 @@ from kinetic_orchestration.testing import Emulator
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(4)
 @pytest.mark.timeout(600)
 def test_samples_of_two_vms_arrive_and_their_picture_lies_in_the_bucket(
     cloud: Emulator, jobs: Any, tmp_path: Path

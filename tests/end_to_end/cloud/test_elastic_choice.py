@@ -17,7 +17,7 @@ from tests.end_to_end.cloud.conftest import ZONES
 from tests.support.jobs import placements
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.turn(0)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.turn(3)]
 
 STEPS, BATCH = 24, 16
 BOUND = 1e-12  # of a loss, as its part: the sums of four hosts are added in another order than those of two

@@ -126,7 +126,7 @@ def staged_tools(*more: str) -> None:
     assert main(["stage-tools", *more]) == 0
 
 
-@pytest.mark.turn(3)
+@pytest.mark.turn(0)
 def test_a_private_index_is_read_by_client_and_host_and_its_password_lies_nowhere(
     cloud: Emulator, links: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,7 +146,7 @@ def test_a_private_index_is_read_by_client_and_host_and_its_password_lies_nowher
     assert "geheim" not in shown.out + shown.err
 
 
-@pytest.mark.turn(4)
+@pytest.mark.turn(8)
 def test_a_slice_without_a_package_index_works_from_the_store_alone(
     cloud: Emulator, links: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -157,7 +157,7 @@ def test_a_slice_without_a_package_index_works_from_the_store_alone(
     assert kinetic.run("v5e-1", requirements=["beta"])(versions)() == ("1.0", "2.0")
 
 
-@pytest.mark.turn(4)
+@pytest.mark.turn(8)
 def test_a_choice_of_a_tpu_and_a_gpu_runs_with_the_builds_of_the_hardware_that_it_gets(
     cloud: Emulator, links: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from kinetic_orchestration.testing import Emulator
 from tests.support.examples import EXAMPLES, airflow_started, started
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(5)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(3)]
 
 
 def nothing_is_left(cloud: Emulator) -> None:

@@ -75,7 +75,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "LONGEST_WAIT", 0.2)
 
 
-@pytest.mark.turn(4)
+@pytest.mark.turn(3)
 def test_coming_back_to_a_job_costs_the_same_however_often_it_was_refused(cloud: Emulator, jobs: Any) -> None:
     job_id = refused(cloud, jobs.attempt).job_id
     asked = Asked(cloud)
@@ -96,7 +96,7 @@ def test_coming_back_to_a_job_costs_the_same_however_often_it_was_refused(cloud:
     assert (outcome.attempt, outcome.attempts) == (MANY + 1, 1)
 
 
-@pytest.mark.turn(5)
+@pytest.mark.turn(4)
 def test_what_a_job_cost_is_told_by_those_attempts_that_had_hosts(cloud: Emulator, jobs: Any) -> None:
     job = refused(cloud, jobs.attempt)
     assert job.result(timeout=WITHIN) == 1
@@ -109,7 +109,7 @@ def test_what_a_job_cost_is_told_by_those_attempts_that_had_hosts(cloud: Emulato
     assert cost.queued_seconds > 0
 
 
-@pytest.mark.turn(3)
+@pytest.mark.turn(5)
 def test_an_attempt_that_had_hosts_long_ago_is_still_read_counted_and_charged_for(
     cloud: Emulator, jobs: Any, tmp_path: Path
 ) -> None:

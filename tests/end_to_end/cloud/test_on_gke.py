@@ -67,7 +67,7 @@ def test_pods_act_as_their_service_account_which_may_do_what_the_bucket_grants_i
     emulated.wait_until_empty(60)
 
 
-@pytest.mark.turn(1)
+@pytest.mark.turn(5)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("backend", ["local", "tpu-vm", "gke"])
 def test_an_example_runs_unchanged_wherever_its_environment_says(
@@ -80,7 +80,7 @@ def test_an_example_runs_unchanged_wherever_its_environment_says(
     emulated.wait_until_empty(60)
 
 
-@pytest.mark.turn(3)
+@pytest.mark.turn(1)
 @pytest.mark.timeout(1200)
 def test_airflows_example_trains_on_the_cluster(emulated: Emulator, home: Path, tmp_path: Path) -> None:
     environ = emulated.environ(backend="gke", deployment="airflow")

@@ -110,7 +110,7 @@ def forget_this_process() -> None:
     preflight._passed.clear()
 
 
-@pytest.mark.turn(4)
+@pytest.mark.turn(3)
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_submission_waits_for_few_answers_before_its_create_call(submit: Callable[..., list[str]], jobs: Any) -> None:

@@ -20,7 +20,7 @@ OLD = 1e6  # seconds, for a limit of patience that is over at once when it is ta
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(4)
 @pytest.mark.timeout(300)
 def test_tpus_and_gpus_of_one_deployment_run_where_they_are_and_leave_nothing_anywhere(
     cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch

@@ -76,7 +76,7 @@ def topologies(cloud: Emulator, job: JobHandle[Any]) -> list[dict[str, str]]:
     return [json.loads(lines(events, host)) for host in range(job.hosts)]
 
 
-@pytest.mark.turn(1)
+@pytest.mark.turn(6)
 def test_forged_addresses_in_the_bucket_lead_emulated_hosts_nowhere(cloud: Emulator, jobs: Any) -> None:
     for found in topologies(cloud, run(jobs.prints_topology, accelerator=FOUR_HOSTS)):
         assert EVIL not in json.dumps(found)

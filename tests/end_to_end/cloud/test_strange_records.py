@@ -28,7 +28,7 @@ def test_a_beat_that_nobody_here_understands_ends_neither_the_job_nor_whoever_wa
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(1)
 def test_a_slice_whose_intent_is_damaged_is_freed_by_a_cancel(cloud: Emulator, jobs: Any, tmp_path: Path) -> None:
     """It is found by its name, nothing of it is left, and the record's bytes are kept."""
     job = run(jobs.until, str(tmp_path / "never"))

@@ -20,7 +20,7 @@ from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.cloud.conftest import ZONES
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(1)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(4)]
 WITHIN = 120.0
 LOOKED = 12.0  # seconds for which requests are counted
 

@@ -129,7 +129,7 @@ def test_a_retry_takes_the_slice_that_its_failed_attempt_has_left(cloud: Emulato
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(1)
 def test_a_training_goes_on_from_the_copies_on_a_kept_slice_which_the_next_job_does_not_find(
     cloud: Emulator, jobs: Any
 ) -> None:

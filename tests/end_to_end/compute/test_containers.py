@@ -62,7 +62,7 @@ def test_a_docker_without_nvidias_runtime_ends_the_job_with_its_words_and_an_ima
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(9)
 @pytest.mark.parametrize(
     ("docker", "says"),
     [
@@ -87,7 +87,7 @@ def test_an_image_that_no_host_can_run_ends_the_job_with_what_docker_said_and_wh
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(2)
 def test_a_pull_that_fails_in_passing_is_made_again(cloud: Emulator, jobs: Any) -> None:
     cloud.compute.docker(refuses="error pulling image: net/http: TLS handshake timeout", times=2)
     job = contained(jobs.attempt)
@@ -112,7 +112,7 @@ def test_a_container_that_dies_is_told_with_its_code_and_another_attempt_follows
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(0)
 def test_the_program_of_a_container_that_ignores_every_request_is_ended_by_a_cancel(cloud: Emulator, jobs: Any) -> None:
     job = contained(jobs.stubborn, 300.0)
     wait_running(job)
@@ -126,7 +126,7 @@ def test_the_program_of_a_container_that_ignores_every_request_is_ended_by_a_can
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(1)
 @pytest.mark.filterwarnings("ignore:the 2 hosts of l4 are joined over plain TCP")
 @pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("did", ["deleted", "stopped"])
@@ -149,7 +149,7 @@ def test_whoever_ends_the_vm_of_a_container_is_named(
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(9)
 def test_a_program_in_a_container_is_told_of_a_preemption_and_its_last_lines_arrive(cloud: Emulator, jobs: Any) -> None:
     job = contained(jobs.has_last_words, spot=True, retry=NONE)
     wait_running(job)

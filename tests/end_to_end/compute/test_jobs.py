@@ -53,7 +53,7 @@ def test_the_users_exception_comes_back_as_itself(cloud: Emulator, jobs: Any, tm
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(9)
 def test_a_job_that_runs_is_cancelled(cloud: Emulator, jobs: Any, tmp_path: Path) -> None:
     job = run(jobs.until, str(tmp_path / "never"))
     wait_running(job)
@@ -103,7 +103,7 @@ def test_f05_a_zone_that_the_api_says_has_some_is_tried_next(cloud: Emulator, jo
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(8)
 @pytest.mark.filterwarnings(JOINED)
 def test_f05_of_two_vms_one_alone_is_not_kept(cloud: Emulator, jobs: Any) -> None:
     """The second finds no capacity: the first is freed, and both are made in the next zone."""
@@ -191,7 +191,7 @@ def test_f06_a_zone_that_is_none_is_left_for_the_next(
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(9)
 @pytest.mark.parametrize("at", ["call", "provision"])
 def test_f07_an_internal_error_twice_and_then_fine_stays_in_its_zone(cloud: Emulator, jobs: Any, at: Any) -> None:
     """The refusal is the call's own, or its operation's, behind an answer of 200."""
@@ -202,7 +202,7 @@ def test_f07_an_internal_error_twice_and_then_fine_stays_in_its_zone(cloud: Emul
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(9)
 def test_f07_an_internal_error_that_stays_moves_to_the_next_zone(cloud: Emulator, jobs: Any) -> None:
     cloud.fail("instances.insert", 13, times=None, at="provision", zone=ZONES[0])
     job = run(jobs.attempt)
@@ -229,7 +229,7 @@ def test_f08_waiting_and_then_a_state_that_nobody_knows(cloud: Emulator, jobs: A
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(9)
 def test_f09_a_flex_start_request_that_vanishes_after_its_wait_is_made_in_the_next_zone(
     cloud: Emulator, jobs: Any
 ) -> None:
@@ -248,7 +248,7 @@ def test_f09_a_flex_start_request_that_vanishes_after_its_wait_is_made_in_the_ne
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(9)
 @pytest.mark.parametrize(("notice", "grace"), [(0.0, 0.0), (2.0, 0.0), (0.0, 5.0)])
 def test_f17_a_spot_vm_that_is_preempted_is_followed_by_another_attempt(
     cloud: Emulator, jobs: Any, tmp_path: Path, notice: float, grace: float
@@ -281,7 +281,7 @@ def verdict_once_taken_back(cloud: Emulator, job: Any, folder: Path, hosts: int,
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(9)
 @pytest.mark.filterwarnings(JOINED)
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_a_program_on_spot_vms_gets_the_time_to_save_that_the_notice_gives(
@@ -294,7 +294,7 @@ def test_a_program_on_spot_vms_gets_the_time_to_save_that_the_notice_gives(
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(9)
 @pytest.mark.filterwarnings(JOINED)
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_a_vm_that_is_not_spot_and_is_taken_back_counts_as_failed_and_all_programs_save(
@@ -308,7 +308,7 @@ def test_a_vm_that_is_not_spot_and_is_taken_back_counts_as_failed_and_all_progra
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(8)
 @pytest.mark.filterwarnings(JOINED)
 @pytest.mark.parametrize("taken", [0, 1])
 def test_of_two_vms_one_is_preempted_and_the_other_is_not_paid_for_while_it_waits_for_the_dead(
@@ -332,7 +332,7 @@ def test_of_two_vms_one_is_preempted_and_the_other_is_not_paid_for_while_it_wait
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(0)
 @pytest.mark.parametrize("kind", ["compute.instances.hostError", "compute.instances.terminateOnHostMaintenance"])
 def test_f11_a_machine_that_fails_is_told_by_name_and_new_hosts_follow(
     cloud: Emulator, jobs: Any, tmp_path: Path, kind: str
@@ -350,7 +350,7 @@ def test_f11_a_machine_that_fails_is_told_by_name_and_new_hosts_follow(
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(9)
 def test_f10_a_vm_that_is_shut_down_from_inside_stays_neither_as_a_disk_nor_as_a_job_that_waits(
     cloud: Emulator, jobs: Any, tmp_path: Path
 ) -> None:
@@ -376,7 +376,7 @@ def test_f12_an_operation_that_never_ends_keeps_nobody_from_working(cloud: Emula
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(8)
 @pytest.mark.filterwarnings(JOINED)
 @pytest.mark.parametrize(("hosts", "did"), [(1, "deleted"), (2, "deleted"), (1, "stopped")])
 def test_f31_whoever_ends_the_vm_of_a_running_job_ends_it_and_is_named(
@@ -408,7 +408,7 @@ def test_f31_whoever_deleted_the_vm_is_named_also_if_nobody_followed_the_job_the
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(9)
 def test_a_vm_that_is_shut_down_from_inside_is_followed_by_another_attempt(
     cloud: Emulator, jobs: Any, tmp_path: Path
 ) -> None:
@@ -435,7 +435,7 @@ def _end(cloud: Emulator, name: str, did: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(9)
 @pytest.mark.parametrize("told_by", ["unreachables", "warning"])
 def test_f32_a_zone_that_does_not_answer_ends_no_attempt(
     cloud: Emulator, jobs: Any, tmp_path: Path, told_by: Any
@@ -453,7 +453,7 @@ def test_f32_a_zone_that_does_not_answer_ends_no_attempt(
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(9)
 def test_f06_a_rate_limit_waits_until_the_next_minute_and_never_changes_the_zone(cloud: Emulator, jobs: Any) -> None:
     cloud.compute.request_rate(0)
     job = run(jobs.attempt)
@@ -465,7 +465,7 @@ def test_f06_a_rate_limit_waits_until_the_next_minute_and_never_changes_the_zone
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(0)
 def test_f13_a_vm_that_never_boots_is_given_up_with_the_end_of_its_serial_log(
     cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -484,7 +484,7 @@ def test_f13_a_vm_that_never_boots_is_given_up_with_the_end_of_its_serial_log(
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(9)
 def test_f02_the_answer_of_the_create_call_is_lost_and_there_is_one_vm(cloud: Emulator, jobs: Any) -> None:
     cloud.lose_answer("instances.insert")
     job = run(jobs.attempt)

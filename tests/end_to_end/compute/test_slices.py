@@ -85,7 +85,7 @@ def test_whoever_comes_back_while_the_vms_shut_down_changes_nothing_of_what_the_
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(4)
 def test_two_slices_of_two_hosts_are_joined_in_the_order_of_their_hosts(cloud: Emulator, jobs: Any) -> None:
     job = run(jobs.prints_topology, accelerator=TWO_HOSTS, cloud=TWO_SLICES)
     events = told(job)
@@ -100,7 +100,7 @@ def test_two_slices_of_two_hosts_are_joined_in_the_order_of_their_hosts(cloud: E
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(1)
 @pytest.mark.parametrize("notice", [0.0, 2.0])
 def test_a_slice_that_loses_one_host_ends_as_preempted_and_the_next_one_has_the_result(
     cloud: Emulator, jobs: Any, tmp_path: Path, notice: float
@@ -124,7 +124,7 @@ def test_a_slice_that_loses_one_host_ends_as_preempted_and_the_next_one_has_the_
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(2)
 @pytest.mark.parametrize("slices", [1, 2])
 def test_with_all_clients_dead_hosts_free_their_groups_and_the_reaper_what_they_were_made_of(
     cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch, slices: int
@@ -140,7 +140,7 @@ def test_with_all_clients_dead_hosts_free_their_groups_and_the_reaper_what_they_
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(7)
 @pytest.mark.parametrize("slices", [1, 2])
 def test_a_wait_that_is_over_while_nobody_follows_is_told_as_a_stockout_by_whoever_comes_and_all_of_it_is_freed(
     cloud: Emulator, jobs: Any, hosts_break: Break, monkeypatch: pytest.MonkeyPatch, slices: int
@@ -171,7 +171,7 @@ def test_a_wait_that_is_over_while_nobody_follows_is_told_as_a_stockout_by_whoev
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(7)
 def test_a_slice_that_finds_no_capacity_leaves_nothing_in_that_zone_and_is_made_in_the_next(
     cloud: Emulator, jobs: Any
 ) -> None:

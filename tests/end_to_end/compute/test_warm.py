@@ -35,8 +35,8 @@ def offered(job: JobHandle[Any]) -> Lease:
     ("accelerator", "cloud_", "hosts"),
     [
         ("l4", None, 1),
-        pytest.param("l4", kinetic.Compute(hosts=2), 2, marks=[pytest.mark.slow, pytest.mark.turn(2)]),
-        pytest.param("v6e-16", None, 4, marks=[pytest.mark.slow, pytest.mark.turn(3)]),
+        pytest.param("l4", kinetic.Compute(hosts=2), 2, marks=[pytest.mark.slow, pytest.mark.turn(3)]),
+        pytest.param("v6e-16", None, 4, marks=[pytest.mark.slow, pytest.mark.turn(2)]),
     ],
     ids=["one VM", "two VMs", "a group of four"],
 )

@@ -39,7 +39,7 @@ def test_jobs_that_ask_two_places_at_once_leave_one_result_and_nothing_else_and_
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(2)
 @pytest.mark.timeout(300)
 def test_a_job_that_took_the_slice_of_the_one_before_was_among_them(
     own_home: Path, tmp_path: Path, whole: dict[int, Told]
@@ -49,7 +49,7 @@ def test_a_job_that_took_the_slice_of_the_one_before_was_among_them(
 
 
 @pytest.mark.slow
-@pytest.mark.turn(6)
+@pytest.mark.turn(3)
 @pytest.mark.timeout(1200)
 def test_all_runs_together_were_told_what_they_were_charged_for(
     own_home: Path, tmp_path: Path, whole: dict[int, Told]
@@ -61,7 +61,7 @@ def test_all_runs_together_were_told_what_they_were_charged_for(
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(0)
 @pytest.mark.timeout(1200)
 def test_full_disks_of_single_hosts_were_among_them(own_home: Path, tmp_path: Path, whole: dict[int, Told]) -> None:
     for seed in SEEDS:
@@ -71,7 +71,7 @@ def test_full_disks_of_single_hosts_were_among_them(own_home: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(3)
 @pytest.mark.timeout(600)
 def test_a_job_that_took_another_choice_and_one_whose_chips_are_shared_were_among_them(
     own_home: Path, tmp_path: Path, whole: dict[int, Told]
@@ -83,7 +83,7 @@ def test_a_job_that_took_another_choice_and_one_whose_chips_are_shared_were_amon
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(1)
 @pytest.mark.timeout(300)
 def test_a_follower_that_stood_still_was_among_them(own_home: Path, tmp_path: Path, whole: dict[int, Told]) -> None:
     (seed,) = [seed for seed in SEEDS if schedule(seed, "emulator").freezes_a_follower]

@@ -46,7 +46,7 @@ def test_two_to_four_faults_at_once_leave_one_result_and_nothing_else(
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(6)
 @pytest.mark.timeout(1200)
 def test_full_disks_of_the_home_and_of_single_hosts_were_among_them(
     own_home: Path, tmp_path: Path, whole: dict[int, Told]
@@ -58,7 +58,7 @@ def test_full_disks_of_the_home_and_of_single_hosts_were_among_them(
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(1)
 @pytest.mark.timeout(300)
 def test_a_follower_that_stood_still_was_among_them(own_home: Path, tmp_path: Path, whole: dict[int, Told]) -> None:
     (seed,) = [seed for seed in SEEDS if schedule(seed, "local").freezes_a_follower]
@@ -67,7 +67,7 @@ def test_a_follower_that_stood_still_was_among_them(own_home: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(2)
 @pytest.mark.timeout(300)
 def test_where_nothing_can_be_mounted_each_fault_that_could_not_be_made_is_told_and_counted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -70,7 +70,7 @@ def submit(tmp_path_factory: pytest.TempPathFactory, shared_home: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(5)
 def test_f01_a_submitter_may_be_killed_at_any_line(submit: Any) -> None:
     """Killed before the intent, after it, after the create call: the next submitter of the key finds one job and one
     result."""
@@ -80,7 +80,7 @@ def test_f01_a_submitter_may_be_killed_at_any_line(submit: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(5)
 def test_f01_a_submitter_may_be_killed_between_two_hosts_of_a_slice(submit: Any) -> None:
     assert submit("hosts") == {"wrong": []}
 
@@ -150,7 +150,7 @@ def test_f15_a_host_that_fails_when_the_others_have_ended_well_is_heard_with_its
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(5)
 def test_f16_a_host_that_is_alive_but_stuck_is_ended_with_the_stacks_of_every_host_in_the_log(jobs: Any) -> None:
     job = launched(jobs.stuck, accelerator="v5e-16", limits=kinetic.Limits(stall=20.0), retry=NONE)
     heard = events(job, 110.0)  # sooner than it would wake up

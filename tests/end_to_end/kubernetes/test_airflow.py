@@ -19,7 +19,7 @@ from tests.end_to_end.kubernetes.cases import Cluster
 from tests.support.kubernetes.fixtures import only_real
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, only_real, pytest.mark.turn(3), TOLERATED]
+pytestmark = [pytest.mark.slow, only_real, pytest.mark.turn(5), TOLERATED]
 
 DAGS = Path(__file__).with_name("dags")
 SENT = ("KINETIC_HOME", "KINETIC_STORE", "KINETIC_DEPLOYMENT", "KINETIC_SIGNING_KEY", "STORAGE_EMULATOR_HOST")

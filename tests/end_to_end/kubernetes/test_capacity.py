@@ -19,7 +19,7 @@ from tests.support.jobs import WITHIN, placements, wait_running
 from tests.support.kubernetes.api import Object
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(3)]
 
 REQUESTS = "/apis/autoscaling.x-k8s.io/v1"
 TWO_HOSTS = "v5p-8"

@@ -13,7 +13,7 @@ from tests.end_to_end.kubernetes.cases import Cluster
 from tests.support.kubernetes.fixtures import only_real
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, only_real, pytest.mark.turn(5)]
+pytestmark = [pytest.mark.slow, only_real, pytest.mark.turn(2)]
 
 DEFINITIONS = Path(__file__).with_name("dagster_definitions.py")
 WITHIN = 300.0

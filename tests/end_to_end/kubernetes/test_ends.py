@@ -40,7 +40,7 @@ from tests.support.jobs import WITHIN, placements, told, wait_running
 from tests.support.kubernetes.fixtures import Lingering
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(3)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(5)]
 
 
 def reap(**changes: Any) -> list[reaper.Reaped]:

@@ -27,7 +27,7 @@ from tests.end_to_end.kubernetes.cases import NONE, ONE_HOST, Cluster, condition
 from tests.support.jobs import WITHIN, beats, lines, placements, told, wait_running
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(6)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(3)]
 
 PATIENT = "attempt_rules.SIBLING_GRACE = 20.0"
 ONE_PREEMPTION = kinetic.Retry(infra=0, preemption=1)

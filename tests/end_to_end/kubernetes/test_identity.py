@@ -24,7 +24,7 @@ from kinetic_orchestration.testing.model.state.machine import project_number
 from tests.end_to_end.kubernetes.cases import ONE_HOST, Cluster
 from tests.support.jobs import WITHIN, placements
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(6)]
 
 POOL = f"{PROJECT}.svc.id.goog"
 SUBMITTER = "token-of-the-submitter"

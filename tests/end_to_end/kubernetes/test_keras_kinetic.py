@@ -23,7 +23,7 @@ from tests.support.google_tokens import token_server
 from tests.support.jobs import WITHIN
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(5)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(2)]
 
 IMAGE = "us-docker.pkg.dev/ours/images/train:7"
 Start = Callable[..., "subprocess.Popen[str]"]

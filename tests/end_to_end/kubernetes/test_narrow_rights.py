@@ -24,7 +24,7 @@ from tests.support.kubernetes.emulated import EmulatedPlane
 from tests.support.pages import blocks
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(5)]
 
 TOKEN = "hf_" + "aB3" * 12  # which looks like a credential
 VERBS = {"POST": "create", "DELETE": "delete"}

@@ -26,7 +26,7 @@ from tests.support.jobs import WITHIN, changes, placements, told, wait_running
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(1)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(4)]
 
 Queued = Callable[..., kinetic.Kubernetes]
 

@@ -27,7 +27,7 @@ from tests.support.waits import wait_until
 
 __all__ = ["s3", "s3_server"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(0), FIRST_BUILDS]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(1), FIRST_BUILDS]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.end_to_end.kubernetes.cases import NONE, ONE_HOST, Cluster, run
 from tests.support.jobs import WITHIN, changes, placements, told
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(0)]
 
 BACKEND = "kinetic_orchestration.platforms.kubernetes"
 

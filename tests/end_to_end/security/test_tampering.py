@@ -164,7 +164,7 @@ def test_an_identity_that_leads_to_a_foreign_spec(trap: bucket.Trap, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(2)
 @client
 @pytest.mark.parametrize("generation", ["x", None, [1], 1.5])
 def test_an_identity_that_is_garbage(generation: Any) -> None:

@@ -75,7 +75,7 @@ def blob_of(home: Path, least: int) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(4)
 def test_a_large_argument_and_a_large_value_are_hashed_once_and_a_byte_that_decays_is_found(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -163,7 +163,7 @@ def test_a_placement_whose_attempt_has_its_verdict_is_released(home: Path) -> No
     assert not Path(placement["run"]).exists()
 
 
-@pytest.mark.turn(5)
+@pytest.mark.turn(3)
 @pytest.mark.slow
 def test_a_job_ends_with_its_owner_if_that_was_asked(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

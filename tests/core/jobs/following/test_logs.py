@@ -194,7 +194,7 @@ def test_a_commands_lines_are_live_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(5)
 @pytest.mark.timeout(600)
 def test_200_000_lines_arrive_in_order_and_nothing_is_lost(jobs: Any) -> None:
     job = started(jobs.writes_lines, 200_000)

@@ -44,7 +44,7 @@ def test_f05_two_zones_without_capacity_and_the_third_has_some(cloud: Emulator, 
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(5)
 def test_f05_when_no_zone_has_capacity_all_are_asked_again_until_the_limit(cloud: Emulator, jobs: Any) -> None:
     for zone in ZONES:
         cloud.stockout(zone, "refuse")
@@ -58,7 +58,7 @@ def test_f05_when_no_zone_has_capacity_all_are_asked_again_until_the_limit(cloud
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(0)
 def test_f05_capacity_that_comes_back_is_found(cloud: Emulator, jobs: Any) -> None:
     for zone in ZONES:
         cloud.stockout(zone, "refuse", times=2)

@@ -56,7 +56,7 @@ class TestOnCloudTpu(FaultsOfHosts):
     def restock(self, cloud: Emulator) -> None:
         cloud.restock(ZONES[0])
 
-    @pytest.mark.turn(4)
+    @pytest.mark.turn(2)
     def test_f24_host_1_deletes_in_its_turn_in_real_time(self, cloud: Emulator, jobs: Any, hosts_break: Break) -> None:
         self.check_host_1_deletes(cloud, jobs, hosts_break)
 
@@ -77,7 +77,7 @@ def notes(events: list[Any], host: int) -> str:
 # ---- F13 -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.turn(1)
+@pytest.mark.turn(4)
 def test_f13_a_host_that_never_boots_is_named_by_the_others_and_new_hosts_follow(
     cloud: Emulator, jobs: Any, hosts_break: Break
 ) -> None:
@@ -111,7 +111,7 @@ def test_f13_a_slice_on_which_no_host_starts_its_agent_is_given_up(
 # ---- F16 -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.turn(2)
+@pytest.mark.turn(1)
 def test_f16_a_host_that_is_alive_but_frozen_is_missed_by_the_others(
     cloud: Emulator, jobs: Any, tmp_path: Path, hosts_break: Break
 ) -> None:

@@ -245,7 +245,7 @@ def test_f23_a_slice_deletes_itself_at_its_deadline_whatever_its_program_does(
 # ---- all agents are dead ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.turn(0)
+@pytest.mark.turn(4)
 def test_f25_with_all_agents_dead_the_deadline_still_deletes(cloud: Emulator, leave_running: Leave) -> None:
     job = leave_running()
     kill_agents(cloud, job)
@@ -254,7 +254,7 @@ def test_f25_with_all_agents_dead_the_deadline_still_deletes(cloud: Emulator, le
     assert cloud.count("DeleteQueuedResource", "client") == 0
 
 
-@pytest.mark.turn(1)
+@pytest.mark.turn(0)
 def test_f25_with_the_deadlines_process_dead_too_the_reaper_deletes_once_the_deadline_has_passed(
     cloud: Emulator, leave_running: Leave, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,1 @@
+"""Drives a search: its study, its trials, and the jobs that these are."""
