@@ -14,6 +14,7 @@ from kinetic_orchestration.protocol.system.lazy import lazily
 if TYPE_CHECKING:
     from airflow_kinetic.decorators.kinetic import kinetic_task
     from airflow_kinetic.hooks.kinetic import KineticHook
+    from airflow_kinetic.operators.inference import KineticEvaluateOperator, KineticServeBatchOperator
     from airflow_kinetic.operators.kinetic import KineticTPUOperator
     from airflow_kinetic.operators.reap import KineticReapOperator
     from airflow_kinetic.operators.release import KineticReleaseOperator
@@ -21,18 +22,20 @@ if TYPE_CHECKING:
     from airflow_kinetic.triggers.kinetic import KineticJobTrigger
 
 _HOMES = {
+    "KineticEvaluateOperator": "operators.inference",
     "KineticHook": "hooks.kinetic",
     "KineticJobSensor": "sensors.kinetic",
     "KineticJobTrigger": "triggers.kinetic",
     "KineticReapOperator": "operators.reap",
     "KineticReleaseOperator": "operators.release",
+    "KineticServeBatchOperator": "operators.inference",
     "KineticTPUOperator": "operators.kinetic",
     "kinetic_task": "decorators.kinetic",
 }
 
 __all__ = [
-    "KineticHook", "KineticJobSensor", "KineticJobTrigger", "KineticReapOperator", "KineticReleaseOperator",
-    "KineticTPUOperator", "kinetic_task",
+    "KineticEvaluateOperator", "KineticHook", "KineticJobSensor", "KineticJobTrigger", "KineticReapOperator",
+    "KineticReleaseOperator", "KineticServeBatchOperator", "KineticTPUOperator", "kinetic_task",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

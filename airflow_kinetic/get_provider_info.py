@@ -17,7 +17,9 @@ def get_provider_info() -> dict[str, Any]:
         "description": "Python training steps on TPUs, without a server, a cluster or an image build.",
         "integrations": [{"integration-name": _NAME, "tags": ["software"]}],
         "hooks": _modules("hooks"),
-        "operators": [*_modules("operators"), *_modules("operators", "reap"), *_modules("operators", "release")],
+        "operators": [
+            each for name in ("kinetic", "inference", "reap", "release") for each in _modules("operators", name)
+        ],
         "sensors": _modules("sensors"),
         "triggers": _modules("triggers"),
         "extra-links": [f"airflow_kinetic.links.kinetic.{name}" for name in _LINKS],

@@ -23,6 +23,7 @@ from kinetic_orchestration.protocol.system.lazy import lazily
 if TYPE_CHECKING:
     from dagster_kinetic.assets.component import KineticJobComponent
     from dagster_kinetic.fleet.jobs import MapResult
+    from dagster_kinetic.resource.inference import evaluation_check
 
 __all__ = [
     "HostContext",
@@ -34,6 +35,7 @@ __all__ = [
     "build_kinetic_completion_sensor",
     "build_kinetic_reaper_sensor",
     "dagster_plus_branches",
+    "evaluation_check",
     "kinetic_asset",
     "kinetic_multi_asset",
     "kinetic_op",
@@ -42,5 +44,9 @@ __all__ = [
 DagsterLibraryRegistry.register("dagster-kinetic", __version__, is_dagster_package=False)
 
 # Loaded when they are first used: the one is for YAML projects, the other for steps that run.
-_HOMES = {"KineticJobComponent": "assets.component", "MapResult": "fleet.jobs"}
+_HOMES = {
+    "KineticJobComponent": "assets.component",
+    "MapResult": "fleet.jobs",
+    "evaluation_check": "resource.inference",
+}
 __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -26,11 +26,13 @@ from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.configuration.settings import seconds
 from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import JobSpec
+from kinetic_orchestration.program.trainers.chosen import variables
 
 if TYPE_CHECKING:
     from kinetic_orchestration.api.handle import JobHandle
     from kinetic_orchestration.jobs.following.logs import Emit
     from kinetic_orchestration.plan.values import Event, Output
+    from kinetic_orchestration.program.trainers.parsers import Parser
 
 STDERR = {"stdio": "stderr"}  # the setting of dagster-pipes' default message writer
 VERSION = "__dagster_pipes_version"
@@ -111,12 +113,15 @@ class PipesKineticClient(dg.PipesClient, TreatAsResourceParam):
         cwd: str | os.PathLike[str] | None = None,
         timeout: float | str | None = None,
         key: str | None = None,
+        metrics: str | Parser | type | None = None,
+        metrics_file: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> dg.PipesClientCompletedInvocation:
         """Run the command, or the function, on every host of the slice, and wait for it.
 
         Logs of all hosts appear as they are written. What host 0 reports is the result: materializations, checks and
-        custom messages, those of the attempt that came to an end. `timeout` bounds all attempts together.
+        custom messages, those of the attempt that came to an end. `timeout` bounds all attempts together. `metrics` and
+        `metrics_file` say how the numbers of a command are read, as in `kinetic_orchestration.command`.
         """
         from dagster_kinetic.step.step import run_in_step
         from dagster_kinetic.step.summary import metadata_of
@@ -127,10 +132,13 @@ class PipesKineticClient(dg.PipesClient, TreatAsResourceParam):
             {**self._options, **options}, self._timeout if timeout is None else timeout, self._resource.limits.total
         )
         accelerator = accelerator or self._accelerator
+        if function is not None and (metrics is not None or metrics_file is not None):
+            raise UsageError("metrics= reads the numbers of a command: a function calls current().log_metrics()")
         if function is not None:
             spec = self._resource._spec(function, (args, kwargs), accelerator, context, given)
         else:
             spec = self._command(command or (), accelerator, cwd or self._cwd, context, given)
+            spec = replace(spec, env=variables(metrics, metrics_file, spec.cwd))
         call = self._resource._call(context, key)
         reader = self._message_reader or PipesKineticMessageReader()
         handles: list[JobHandle[Any]] = []
@@ -140,7 +148,8 @@ class PipesKineticClient(dg.PipesClient, TreatAsResourceParam):
             message_reader=reader,
             extras=dict(extras) if extras is not None else None,
         ) as session:
-            spec = replace(spec, env={**self._env, **(env or {}), **_fitting(session.get_bootstrap_env_vars())})
+            bootstrap = _fitting(session.get_bootstrap_env_vars())
+            spec = replace(spec, env={**spec.env, **self._env, **(env or {}), **bootstrap})
             messages = Messages(session.message_handler, context)
             try:
                 run_in_step(

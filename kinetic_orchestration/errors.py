@@ -6,6 +6,7 @@
     │   ├── NotPicklable(TypeError)       a function or an argument cannot be pickled; the message has the path to it
     │   ├── NotAFunction(TypeError)       the decorated object cannot run as a job
     │   ├── DataNotFound(FileNotFoundError)  the path of a Data does not exist
+    │   ├── NotAModel                     the folder is no model directory; the message says what was looked for
     │   ├── ConflictingSettings           two settings exclude each other
     │   ├── BudgetExceeded                the month's budget of its pipeline is used up, or cannot be judged
     │   ├── KeyTaken                      the key names a job of another call, and `on_conflict="error"` was given
@@ -23,7 +24,17 @@
     ├── NoPlace                           no place is left in which the hosts could be created
     ├── CheckpointError                   a checkpoint could not be written or read
     │   └── CheckpointDiffers(ValueError)  it is of another model or topology; the message lists the differences
+    ├── PromotionRefused                  the check of a model said no; nothing was copied or registered
+    ├── RegistryError                     a model is promoted, and its registry refused it or did not answer
+    ├── ServingError                      a model was not handed over to serving
+    │   ├── ManifestRefused               the cluster refuses a manifest, or has no such kind; nothing was changed
+    │   ├── DeploymentBusy                another client deploys under this name now
+    │   └── DeploymentFailed              what was applied does not serve, and was undone, or it says why not
+    ├── EngineNotStarted                  a model's server did not become healthy; the message has the end of its log
+    ├── EngineLost                        a model's server died too often, or did not come back
+    ├── ScoresTooLow                      an evaluation of a model has not passed; the message has the scores
     ├── JobNotFound(LookupError)          the store has no such job
+    ├── SearchFailed                      no trial of a search is complete; the first error of a trial is its cause
     ├── Superseded                        this attempt is over, and another one may be running
     └── JobError                          a job ended without a value
         ├── JobFailed                     its own code failed, and the exception could not be restored as an object
@@ -67,6 +78,10 @@ class NotAFunction(UsageError, TypeError):
 
 class DataNotFound(UsageError, FileNotFoundError):
     """The path of a `Data` does not exist."""
+
+
+class NotAModel(UsageError):
+    """The folder is no model directory, or one that is not complete. The message says what was looked for."""
 
 
 class ConflictingSettings(UsageError):
@@ -147,8 +162,71 @@ class CheckpointDiffers(CheckpointError, ValueError):
     """The checkpoint is of another model or topology. The message lists the differences."""
 
 
+class PromotionRefused(KineticError):
+    """The check of a model said no, and nothing was copied or registered; or the alias that it was to get has moved
+    meanwhile, and nothing points to it.
+
+    Attributes:
+        reasons: What the check gave as reasons.
+    """
+
+    def __init__(self, message: str, reasons: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.reasons = reasons
+
+
+class RegistryError(KineticError):
+    """A registry of models refused a request, or did not answer. What was promoted stays in its store, and the same
+    call registers it later.
+    """
+
+
+class ServingError(KineticError):
+    """A model was not handed over to serving."""
+
+
+class ManifestRefused(ServingError):
+    """The cluster refuses a manifest, or does not have its kind of objects. Nothing was changed."""
+
+
+class DeploymentBusy(ServingError):
+    """Another client deploys under this name now, or has taken over from this one."""
+
+
+class DeploymentFailed(ServingError):
+    """What was applied does not serve.
+
+    Attributes:
+        revision: The revision that failed.
+        restored: The revision that is applied again; 0 if there was none before, or if that failed, too.
+        clean: True if the cluster is as it was before.
+    """
+
+    def __init__(self, message: str, *, revision: int = 0, restored: int = 0, clean: bool = True) -> None:
+        super().__init__(message)
+        self.revision = revision
+        self.restored = restored
+        self.clean = clean
+
+
+class EngineNotStarted(KineticError):
+    """A model's server did not become healthy. The message has the end of its log."""
+
+
+class EngineLost(KineticError):
+    """A model's server died too often without an answer between, or did not come back."""
+
+
+class ScoresTooLow(KineticError):
+    """An evaluation of a model has not passed. The message has the scores that are too low or too high."""
+
+
 class JobNotFound(KineticError, LookupError):
     """The store has no such job."""
+
+
+class SearchFailed(KineticError):
+    """No trial of a search is complete. The first error of a trial is its `__cause__`."""
 
 
 class Superseded(KineticError):

@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 
 from kinetic_orchestration.api.keywords import OfTask
 from kinetic_orchestration.plan.declare.choices import Choice
+from kinetic_orchestration.program.trainers.parsers import Parser
 
 
 class KineticOptions(OfTask, total=False):
     """Keywords of `KineticTPUOperator` other than its function."""
 
+    metrics: str | Parser | type | None
+    metrics_file: str | None
     accelerator: str | Choice | Sequence[str | Choice]
     name: str | None
     env: Mapping[str, str] | None

@@ -254,7 +254,7 @@ def source_of(spec: JobSpec) -> tree.Source | None:
     module = sys.modules.get(getattr(_plain(spec.function), "__module__", "") or "")
     if file is None:  # a notebook's cell, or a prompt
         return tree.source_of(Path.cwd(), _imported_by(spec.function))
-    if not {"site-packages", "dist-packages"}.isdisjoint(file.parts) or _is_standard(file):
+    if not {"site-packages", "dist-packages"}.isdisjoint(file.parts) or _is_standard(file) or _is_ours(module):
         return None
     is_dag = module is not None and module.__name__.startswith("unusual_prefix_")
     return tree.source_of(file, imports_only=is_dag)
@@ -389,6 +389,11 @@ def _unsent_modules(spec: JobSpec, project: tree.Snapshot | None) -> dict[str, s
 
 def _is_standard(file: Path) -> bool:
     return file.is_relative_to(os.path.realpath(os.path.dirname(os.__file__)))
+
+
+def _is_ours(module: Any) -> bool:
+    """Return True for a module of this package, whose part for hosts they have."""
+    return module is not None and str(module.__name__).startswith(f"{__name__.partition('.')[0]}.program.")
 
 
 def _check_data(data: Data, plan: Plan) -> None:

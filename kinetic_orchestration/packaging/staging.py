@@ -92,7 +92,7 @@ def _described(environment: Environment) -> task.Environment | None:
         secrets=tuple(environment.secrets),
         uv_itself=environment.uv_itself,
         warm=tuple(re.findall(r"^(jax)==", lock.text, re.MULTILINE)),
-        compiles=dict(re.findall(r"^(jaxlib|libtpu)==(\S+)", lock.text, re.MULTILINE)),
+        compiles=dict(re.findall(r"^(jaxlib|libtpu|vllm(?:-[a-z]+)?)==(\S+)", lock.text, re.MULTILINE)),
     )
 
 

@@ -56,17 +56,24 @@ def options_of(given: Mapping[str, Any], zones: str | Sequence[str]) -> Options:
     return Options(**{**same, "project": given["project_id"], "cloud": cloud, "labels": given["labels"] or None})
 
 
+def _check_program(given: Mapping[str, Any], unknown: Collection[str]) -> None:
+    if {"python_callable", "script"}.isdisjoint(unknown) and (given["python_callable"] is None) == (
+        given["script"] is None
+    ):
+        raise UsageError("a task runs either python_callable= or script=: give one of them")
+    if {"op_kwargs", "script"}.isdisjoint(unknown) and given["script"] is not None and given["op_kwargs"]:
+        raise UsageError("a script has no keyword arguments: give op_args=['--lr', '1e-3'], or variables with env=")
+    reads = given["metrics"] is not None or given["metrics_file"]
+    if {"metrics", "metrics_file", "script"}.isdisjoint(unknown) and given["script"] is None and reads:
+        raise UsageError("metrics= reads the numbers of a script: a function calls current().log_metrics()")
+
+
 def check(given: Mapping[str, Any], templated: Collection[str]) -> None:
     """`given`: all parameters of a `KineticTPUOperator`, and any task's `outlets`; `templated`: those that are rendered
     later.
     """
     unknown = {name for name, value in given.items() if value is UNKNOWN}
-    if unknown.isdisjoint(("python_callable", "script")) and (given["python_callable"] is None) == (
-        given["script"] is None
-    ):
-        raise UsageError("a task runs either python_callable= or script=: give one of them")
-    if unknown.isdisjoint(("op_kwargs", "script")) and given["script"] is not None and given["op_kwargs"]:
-        raise UsageError("a script has no keyword arguments: give op_args=['--lr', '1e-3'], or variables with env=")
+    _check_program(given, unknown)
     if given["python_callable"] is not UNKNOWN and given["python_callable"] is not None:
         check_function(given["python_callable"])
     for flag in FLAGS:

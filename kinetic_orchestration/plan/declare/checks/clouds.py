@@ -96,12 +96,17 @@ def _check_pods(options: Options, cloud: Kubernetes) -> None:
             f"cloud=Kubernetes(hosts={cloud.hosts}) is for nodes with GPUs, and {asked.name} has {asked.crew()}{also}: "
             f"leave hosts out{other}"
         )
+    _check_purchase(options, cloud)
+    if cloud.queued_provisioning and not cloud.flex_start:
+        raise UsageError("queued_provisioning=True is a way of flex-start: add flex_start=True")
+
+
+def _check_purchase(options: Options, cloud: Compute | Kubernetes) -> None:
+    """Refuse flex-start beside another kind of capacity."""
     given = {"spot=True": is_spot(options), f"reservation={cloud.reservation!r}": cloud.reservation}
     if cloud.flex_start and any(given.values()):
         other = next(name for name, value in given.items() if value)
         raise ConflictingSettings(f"flex_start=True and {other} name two kinds of capacity: keep one")
-    if cloud.queued_provisioning and not cloud.flex_start:
-        raise UsageError("queued_provisioning=True is a way of flex-start: add flex_start=True")
 
 
 _SUBNETWORK = r"(?:projects/[^/]+/)?regions/(?P<region>[^/]+)/subnetworks/[^/]+"
@@ -134,10 +139,7 @@ def _check_vms(options: Options, cloud: Compute) -> None:
         check_resource(f"cloud=Compute({name}=…)", getattr(cloud, name))
     check_account("cloud=Compute(service_account=…)", cloud.service_account)
     _check_machines(options, cloud)
-    given = {"spot=True": is_spot(options), f"reservation={cloud.reservation!r}": cloud.reservation}
-    if cloud.flex_start and any(given.values()):
-        other = next(name for name, value in given.items() if value)
-        raise ConflictingSettings(f"flex_start=True and {other} name two kinds of capacity: keep one")
+    _check_purchase(options, cloud)
     if cloud.reservation_bound and not cloud.reservation:
         raise UsageError("cloud=Compute(reservation_bound=True) names no reservation: add reservation='NAME'")
     several = f"hosts={cloud.hosts}" if cloud.hosts > 1 else f"num_slices={cloud.num_slices}"
