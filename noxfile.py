@@ -38,7 +38,7 @@ def tests(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """Run the slow tests: frameworks, whole orchestrators, faults on real processes.
 
-    With TURN=0 to 6, which chooses a seventh of the longest, they take about twelve minutes on two cores.
+    With TURN=0 to 9, which chooses a tenth of the longest, they take about twelve minutes on two cores.
     """
     pytest(session, "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "slow and not offline")
 

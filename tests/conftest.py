@@ -41,7 +41,7 @@ TESTS = Path(__file__).parent
 
 # What takes longest, as a whole or in one test: none of it is begun when another worker has nothing left to do.
 FIRST = (
-    "simulation", "airflow_kinetic/live", "core/program/test_keras_callback.py", "core/program/checkpoints/test_hosts.py",
+    "simulation", "airflow_kinetic/live", "core/program/trainers/test_keras_callback.py", "core/program/checkpoints/test_hosts.py",
     "end_to_end/kubernetes", "core/platforms/kubernetes", "dagster_kinetic/live", "end_to_end/frameworks",
     "end_to_end/disasters", "end_to_end/security/test_damage.py", "core/platforms/google/tpu/test_contract.py",
     "core/platforms/google/compute/test_contract.py", "end_to_end/cloud", "end_to_end/compute",
@@ -49,7 +49,7 @@ FIRST = (
     "airflow_kinetic/operators/test_tasks.py", "end_to_end/faults", "dagster_kinetic/sensors",
 )  # fmt: skip
 
-TURNS = 7  # of which the gate plays one for each number of commits: `turn` of pyproject.toml's markers
+TURNS = 10  # of which the gate plays one for each number of commits: `turn` of pyproject.toml's markers
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -26,7 +26,7 @@ def names(heading: str, column: int) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(2)
 def test_the_first_task_of_the_page_runs(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="first_training")
     assert done["states"] == {"train": "success", "report": "success"}

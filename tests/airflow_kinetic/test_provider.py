@@ -101,7 +101,7 @@ kinetic_task(accelerater="cpu")  # wrong: no such option
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(3)
 @pytest.mark.timeout(900)
 def test_a_type_checker_knows_what_a_task_takes(tmp_path: Path) -> None:
     program = tmp_path / "program.py"

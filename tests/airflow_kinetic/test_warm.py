@@ -87,7 +87,7 @@ def kept_by(home: Path) -> dict[str, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(9)
 @pytest.mark.timeout(900)
 def test_three_tasks_of_a_run_share_a_slice_of_which_the_last_leaves_none(airflow: Airflow, home: Path) -> None:
     with Emulator(zones=("us-west4-a",), python=sys.executable) as cloud:
@@ -101,7 +101,7 @@ def test_three_tasks_of_a_run_share_a_slice_of_which_the_last_leaves_none(airflo
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(9)
 @pytest.mark.timeout(900)
 def test_of_tasks_side_by_side_none_is_the_last_and_the_release_runs_although_one_failed(
     airflow: Airflow, home: Path
@@ -116,7 +116,7 @@ def test_of_tasks_side_by_side_none_is_the_last_and_the_release_runs_although_on
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(5)
 @pytest.mark.timeout(900)
 def test_each_task_and_each_try_finds_the_slice_of_the_one_before_and_the_end_of_the_run_releases_it(
     airflow: Airflow, home: Path

@@ -29,6 +29,7 @@ SECTIONS = {
     "environment": "environment",
     "training": "training",
     "tier": "tier",
+    "stack": "stack",
     "cloud": "cloud",
     "warm": "warm",
     "compute": "compute",

@@ -97,7 +97,7 @@ def test_nothing_private_is_imported_that_is_not_in_the_list() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(0)
 def test_no_attribute_is_asked_for_that_is_not_in_the_list() -> None:
     """Checks attributes of objects: with a default for a missing one, with an underscore, or without a mark."""
     listed = {where.rpartition(".")[2] for where in _compat.PRIVATE if "." in where.partition(":")[2]}
@@ -184,7 +184,7 @@ LOGS = [_compat.FROM_JOB, _compat.LOG_DATA, _compat.LOG_STREAM, _compat.IO_TYPE,
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(9)
 @pytest.mark.parametrize("where", LOGS)
 def test_without_captured_logs_the_lines_are_in_the_steps_own(instance, monkeypatch, where) -> None:
     without(monkeypatch, where)
@@ -194,7 +194,7 @@ def test_without_captured_logs_the_lines_are_in_the_steps_own(instance, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(3)
 @pytest.mark.parametrize("where", [_compat.LEFT_BY, _compat.PLAN_OF_RUN, _compat.KNOWN_STATE])
 def test_without_the_state_of_a_parent_a_run_by_from_failure_begins_anew(instance, monkeypatch, where) -> None:
     job = dg.Definitions(
@@ -386,7 +386,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(9)
 def test_without_what_is_read_at_the_import_runs_go_on(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(textwrap.dedent(WITHOUT_ANY), encoding="utf-8")
     command = [sys.executable, str(tmp_path / "program.py")]
@@ -396,7 +396,7 @@ def test_without_what_is_read_at_the_import_runs_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(3)
 def test_a_log_manager_without_its_own_ways_still_keeps_each_hosts_log(instance, monkeypatch) -> None:
     def told() -> dg.ExecuteInProcessResult:
         return dg.materialize([pipelines.slice_of_four], instance=instance, resources=RESOURCES)

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -84,6 +85,14 @@ def test_a_sweep_promotes_the_best_and_shows_what_failed(tmp_path):
     said = run("dagster_sweep.py", tmp_path)
     assert re.search(r"result +a learning rate of 1, with a loss of 0\.", said), said[-2000:]
     assert "diverges" in said
+
+
+@pytest.mark.slow
+def test_a_search_ends_bad_trials_early_and_materializes_the_best_parameters(tmp_path):
+    said = run("search_optuna.py", tmp_path)
+    assert re.search(r"result +a rate of [01]\.\d+ and a width of \d+, with a loss of 0\.[01]", said), said[-2000:]
+    states = re.findall(r"^\| \d+ \| (\w+) \|", said, re.M)
+    assert len(states) == 12 and set(states) <= {"COMPLETE", "PRUNED"} and states.count("COMPLETE") >= 4
 
 
 @pytest.mark.slow
@@ -225,3 +234,18 @@ def test_the_yaml_of_the_page_loads(tmp_path):
         with contextlib.ExitStack() as stack:
             component, _ = stack.enter_context(sandbox.load_component_and_build_defs(folder))
             assert component.accelerator == "cpu"
+
+
+@pytest.mark.slow
+@pytest.mark.turn(6)
+def test_the_promotion_example_promotes_what_its_job_has_made(home: Path, tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, str(EXAMPLES / "promote_dagster.py"), str(tmp_path)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
+    uri = Path(ran.stdout.splitlines()[-1])
+    lineage = json.loads((uri / "lineage.json").read_text())
+    assert uri.parent == tmp_path / "models" / "ranker" and lineage["kind"] == "safetensors"
+    assert lineage["job"]["id"].startswith("job-") and lineage["metrics"]["error"] < 1e-2
+    assert json.loads((uri.parent / "aliases" / "champion.json").read_text())["version"] == uri.name

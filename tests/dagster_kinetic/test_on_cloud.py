@@ -92,7 +92,7 @@ def model_of(host: HostContext):
     return {"day": host.partition_key}
 
 
-@pytest.mark.turn(4)
+@pytest.mark.turn(5)
 def test_detached_jobs_of_a_cloud_are_seen_by_one_look(
     tpu_cloud: Emulator, monkeypatch: pytest.MonkeyPatch, new_instance: Any
 ) -> None:

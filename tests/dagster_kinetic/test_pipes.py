@@ -629,6 +629,29 @@ def test_a_timeout_ends_the_job(script, instance):
     assert "passed a limit" in result.get_step_failure_events()[0].step_failure_data.error.to_string()
 
 
+def test_numbers_of_a_command_are_metrics_of_the_step_and_its_messages_stay_whole(script, instance):
+    command = script(
+        """
+        from dagster_pipes import open_dagster_pipes
+        with open_dagster_pipes() as pipes:
+            for step in range(3):
+                print(f"step: {step}/3, loss: {1 / (step + 1)}")
+            pipes.report_asset_materialization(metadata={"bar": 1})
+        """
+    )
+    [made] = made_by(instance, command, metrics="torchrun").asset_materializations_for_node("model")
+    assert made.metadata["kinetic/metrics/loss"].value == 1 / 3 and made.metadata["bar"].value == 1
+
+
+def test_a_function_has_no_lines_to_read():
+    @dg.asset
+    def model(context: dg.AssetExecutionContext, pipes: PipesKineticClient):
+        return pipes.run(context=context, function=print, metrics="torchrun").get_results()
+
+    with pytest.raises(UsageError, match=r"a function calls current\(\)\.log_metrics"):
+        dg.materialize([model], resources={"pipes": PipesKineticClient(accelerator="cpu")})
+
+
 INTERRUPTED = """
 import sys
 import dagster as dg
@@ -647,7 +670,7 @@ work.execute_in_process(raise_on_error=False)
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(4)
 def test_the_program_ends_with_its_run(script, tmp_path):
     """A run of its own, outside of any instance: nobody could come back for its job."""
     script(

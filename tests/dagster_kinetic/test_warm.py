@@ -208,7 +208,7 @@ def broken(second: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(6)
 @pytest.mark.timeout(900)
 def test_three_steps_request_one_slice_which_goes_with_the_last_one(tpu_cloud: Emulator, new_instance: Any) -> None:
     with new_instance() as instance:
@@ -224,7 +224,7 @@ def test_three_steps_request_one_slice_which_goes_with_the_last_one(tpu_cloud: E
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(6)
 @pytest.mark.timeout(900)
 def test_what_a_run_that_failed_has_left_is_released_by_the_reaper_sensor(
     tpu_cloud: Emulator, new_instance: Any
@@ -283,7 +283,7 @@ def retried() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(7)
 @pytest.mark.timeout(900)
 def test_a_re_execution_from_failure_goes_on_with_the_slice_that_the_failed_step_has_left(
     tpu_cloud: Emulator, new_instance: Any, tmp_path: Path
@@ -327,7 +327,7 @@ def side_by_side() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(7)
 @pytest.mark.timeout(900)
 def test_jobs_at_once_have_a_slice_each_which_the_sensor_releases_if_the_last_step_is_skipped(
     tpu_cloud: Emulator, new_instance: Any

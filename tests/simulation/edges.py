@@ -216,7 +216,7 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
             task.look_began = worlds[-1].now
         return looked(store, *args, **how)
 
-    def sent(self: Api, access: Access, method: str, target: str, body: Any, headers: Any) -> Any:
+    def sent(self: Api, access: Access, method: str, target: str, body: Any, headers: Any, within: float) -> Any:
         del self, headers
         return worlds[-1].distance.ground.api.sent(access.server, method, target, body)
 

@@ -158,4 +158,11 @@ def _go(*words: str, **environ: str) -> str:
 
 
 if __name__ == "__main__":
-    print(root() if sys.argv[1:] == ["root"] else (control_plane(), minio(), definitions()))
+    if sys.argv[1:] == ["root"]:
+        print(root())
+    else:
+        print(control_plane(), minio())
+        try:
+            print(definitions())
+        except RuntimeError as error:  # one test needs them, and skips
+            print(error)

@@ -251,6 +251,7 @@ def runs_a_script():
         env={"KIND": "{{ 'tem' + 'plated' }}"},
         accelerator="cpu:{{ 1 + 1 }}",
         processes=2,
+        metrics="torchrun",
         deferrable=True,
     )
 

@@ -90,7 +90,7 @@ def test_without_openlineage_there_is_no_lineage_and_no_error() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(6)
 @pytest.mark.timeout(400)
 def test_airflows_openlineage_takes_what_a_task_tells(tmp_path: Path) -> None:
     """Uses the unmodified OpenLineage provider, which is not among this project's development packages."""

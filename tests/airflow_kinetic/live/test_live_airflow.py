@@ -36,7 +36,7 @@ from tests.airflow_kinetic.live.scenes import (
 )
 from tests.dagster_kinetic.live.browser import chromium, page_of, picture
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(4), pytest.mark.timeout(3600), TOLERATED]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(1), pytest.mark.timeout(3600), TOLERATED]
 
 HOSTS = 4
 LATE = 6.0  # seconds that a line may need to be seen, once there is a trigger
@@ -166,7 +166,7 @@ def test_a_worker_that_is_killed_after_the_submission_leaves_its_job_to_the_next
     check_lines(run, hosts=1, steps=run.value()["steps"], number=2)
 
 
-@pytest.mark.turn(1)
+@pytest.mark.turn(8)
 @scene
 def test_a_worker_that_is_killed_with_all_its_processes_is_replaced_and_the_job_goes_on(
     airflow: Airflow, folder: Path
@@ -188,7 +188,7 @@ def test_a_worker_that_is_killed_with_all_its_processes_is_replaced_and_the_job_
 # ---- when somebody ends a task ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.turn(1)
+@pytest.mark.turn(8)
 @scene
 def test_a_clear_ends_the_job_and_begins_another_one(airflow: Airflow, folder: Path) -> None:
     with begun(airflow, folder) as run:
@@ -210,7 +210,7 @@ def test_a_clear_ends_the_job_and_begins_another_one(airflow: Airflow, folder: P
     assert len(starts(folder)) == 2
 
 
-@pytest.mark.turn(1)
+@pytest.mark.turn(8)
 @scene
 def test_a_clear_of_a_task_on_a_worker_does_the_same(airflow: Airflow, folder: Path) -> None:
     with begun(airflow, folder, "training_on_a_worker") as run:
@@ -229,7 +229,7 @@ def test_a_clear_of_a_task_on_a_worker_does_the_same(airflow: Airflow, folder: P
     assert len(starts(folder)) == 2
 
 
-@pytest.mark.turn(1)
+@pytest.mark.turn(8)
 @scene
 def test_a_task_that_is_marked_by_somebody_ends_its_job(airflow: Airflow, folder: Path) -> None:
     """A deferred one that is marked failed or success, one whose DAG run is, and one on a worker."""
@@ -318,7 +318,7 @@ def test_a_triggerer_that_is_killed_loses_no_line_and_no_job(
     assert len(starts(tmp_path)) == HOSTS
 
 
-@pytest.mark.turn(1)
+@pytest.mark.turn(8)
 def test_worker_and_triggerer_are_killed_at_once_and_there_is_one_job(
     servers: Airflow, side_by_side: SideBySide, tmp_path: Path
 ) -> None:
@@ -341,7 +341,7 @@ def test_worker_and_triggerer_are_killed_at_once_and_there_is_one_job(
 # ---- many ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.turn(1)
+@pytest.mark.turn(8)
 def test_five_hundred_tasks_wait_at_once(servers: Airflow, side_by_side: SideBySide, tmp_path: Path) -> None:
     """Five hundred task instances with a trigger, a follower and a log each, which the triggerer finds in the database.
 

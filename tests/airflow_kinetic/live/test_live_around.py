@@ -39,7 +39,7 @@ from tests.airflow_kinetic.live.scenes import (
 from tests.dagster_kinetic.live.browser import chromium, page_of, picture
 from tests.support.on_compute import free_rest
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(6), pytest.mark.timeout(3600), TOLERATED]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(8), pytest.mark.timeout(3600), TOLERATED]
 
 DAGS = 7
 FULL, FREE = "us-west4-a", "us-central1-a"
@@ -96,7 +96,7 @@ def servers(
 # ---- a cloud ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.turn(0)
+@pytest.mark.turn(6)
 @scene
 def test_a_stockout_and_a_preemption_are_told_in_the_tasks_log_and_spend_no_retry(
     airflow: Airflow, folder: Path, cloud: Emulator
@@ -186,7 +186,7 @@ def sees_the_links(airflow: Airflow, run: Run, folder: Path, links: dict[str, st
 # ---- VMs -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.turn(0)
+@pytest.mark.turn(6)
 @scene
 def test_tasks_on_a_gpu_and_on_a_slice_of_vms_are_deferred_resumed_after_a_preemption_and_cancelled(
     airflow: Airflow, folder: Path, cloud: Emulator

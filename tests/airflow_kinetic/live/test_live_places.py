@@ -21,7 +21,7 @@ from tests.airflow_kinetic.live.airflow_servers import Airflow, Run
 from tests.airflow_kinetic.live.conftest import started_airflow
 from tests.airflow_kinetic.live.scenes import TOLERATED
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(2), pytest.mark.timeout(1800), TOLERATED]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(6), pytest.mark.timeout(1800), TOLERATED]
 
 EXAMPLE = "environments_airflow"
 OF_SETTINGS = {row.variable: name for name, row in SETTINGS.items()}

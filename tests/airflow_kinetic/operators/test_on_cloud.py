@@ -16,7 +16,7 @@ CONNECTION = {"conn_type": "google_cloud_platform", "extra": {"is_anonymous": Tr
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(8)
 @pytest.mark.timeout(900)
 def test_a_deferred_task_trains_in_the_project_of_its_connection(airflow: Airflow, home: Path) -> None:
     with Emulator(zones=("us-west4-a",), python=sys.executable) as cloud:
@@ -35,7 +35,7 @@ def test_a_deferred_task_trains_in_the_project_of_its_connection(airflow: Airflo
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(8)
 @pytest.mark.timeout(900)
 def test_a_task_takes_the_slice_that_there_is_in_the_way_that_its_connection_names(
     airflow: Airflow, home: Path
@@ -62,7 +62,7 @@ def test_a_task_takes_the_slice_that_there_is_in_the_way_that_its_connection_nam
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(6)
 @pytest.mark.timeout(900)
 def test_a_hooks_jobs_run_in_the_cloud(airflow: Airflow, home: Path) -> None:
     with Emulator(zones=("us-west4-a",), python=sys.executable) as cloud:

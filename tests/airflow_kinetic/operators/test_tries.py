@@ -209,7 +209,7 @@ def test_a_kill_gets_through_whatever_lock_the_main_thread_has_just_then(
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(0)
 @pytest.mark.timeout(900)
 def test_a_kill_at_any_moment_leaves_no_job(airflow: Airflow, home: Path, tmp_path: Path) -> None:
     moments = [0.05 * number for number in range(30)]

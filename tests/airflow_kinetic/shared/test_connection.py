@@ -34,7 +34,7 @@ def key() -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(1)
 def test_a_key_is_who_the_core_is_and_its_project_counts_unless_another_is_said(
     airflow: Airflow, home: Path, key: str
 ) -> None:

@@ -71,7 +71,7 @@ def test_a_task_holds_to_what_its_trigger_saw(airflow: Airflow, home: Path, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(7)
 def test_a_clock_that_is_an_hour_ahead_keeps_no_task_waiting_for_it(airflow: Airflow, home: Path) -> None:
     done = airflow("fire_early", home, ahead=3600.0)
     assert done["payload"]["job_id"] == done["job"]
@@ -186,7 +186,7 @@ def test_a_store_that_does_not_answer_at_first_fails_no_task(airflow: Airflow, h
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(7)
 def test_a_store_that_does_not_answer_within_seconds_fails_it(airflow: Airflow, home: Path, tmp_path: Path) -> None:
     done = airflow("reached_late", home, late=str(tmp_path / "share"), seconds=0)
     assert done["event"]["how"] == "unreachable"
@@ -194,7 +194,7 @@ def test_a_store_that_does_not_answer_within_seconds_fails_it(airflow: Airflow, 
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(6)
 def test_a_connection_that_airflow_is_long_in_finding_is_no_store_that_does_not_answer(
     airflow: Airflow, home: Path
 ) -> None:

@@ -14,7 +14,7 @@ from kinetic_orchestration.cli import main
 from kinetic_orchestration.platforms.kubernetes import preflight
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(5)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(3)]
 
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
 PROGRAM = """

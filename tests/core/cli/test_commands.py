@@ -437,7 +437,7 @@ def test_following_only_the_tail_of_a_log(ko: Ko, home: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(1)
 def test_a_log_piped_into_head_is_quiet(home: Path) -> None:
     job = ended(speak.run_async())
     pipe = f"{shlex.join(KO)} logs {job.job_id} | head -1"
@@ -446,7 +446,7 @@ def test_a_log_piped_into_head_is_quiet(home: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(5)
 @pytest.mark.parametrize("argv", [["logs", "-f"], ["result"]])
 def test_ctrl_c_leaves_the_job_running_and_says_how_to_end_it(
     home: Path, live: JobHandle[str], argv: list[str]

@@ -56,7 +56,7 @@ def test_what_is_scaffolded_runs_as_it_is():
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(2)
 def test_a_function_with_arguments_options_partitions_and_checks():
     result, defs = materialized(
         {
@@ -253,7 +253,7 @@ def project(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(4)
 @pytest.mark.timeout(600)
 def test_dg_lists_scaffolds_and_checks_it(project, tmp_path):
     listed = project("list", "components", "--json")

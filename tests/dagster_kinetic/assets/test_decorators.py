@@ -50,7 +50,7 @@ def test_many_assets_of_one_job_with_values_checks_and_io_managers_on_this_side(
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(8)
 @pytest.mark.parametrize("result", [dg.MaterializeResult, dg.Output], ids=["MaterializeResult", "Output"])
 def test_a_part_that_gives_one_result_gives_that_one(result):
     def gives(selected):
@@ -125,7 +125,7 @@ def test_a_resource_of_plain_settings_is_made_anew_on_the_host():
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(8)
 def test_callables_of_every_kind_are_taken():
     def plus(base, more):
         return base + more

@@ -99,7 +99,7 @@ def test_what_cannot_be_sent_is_a_failure_of_its_input_alone(instance):
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(4)
 def test_no_more_jobs_run_at_once_than_were_asked_for(tmp_path):
     def counts(folder):
         import os

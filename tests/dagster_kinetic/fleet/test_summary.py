@@ -30,7 +30,7 @@ def sweep(context: dg.AssetExecutionContext, kinetic: KineticResource):
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(0)
 def test_a_step_of_many_jobs_has_one_table_one_picture_and_their_cost_together(instance):
     result = dg.materialize([sweep], instance=instance, resources={"kinetic": KineticResource()})
     assert result.output_for_node("sweep") == [True, False, True]

@@ -38,7 +38,7 @@ def dagster_dev(cloud: Emulator, shared_home: Path, tmp_path_factory: pytest.Tem
         yield server
 
 
-@pytest.mark.turn(1)
+@pytest.mark.turn(5)
 def test_a_training_on_a_cloud_is_seen_from_its_queue_over_a_preemption_to_its_bill(
     dagster_dev: DagsterDev, cloud: Emulator, pictures: Path
 ) -> None:
@@ -97,7 +97,7 @@ def test_a_training_on_a_cloud_is_seen_from_its_queue_over_a_preemption_to_its_b
             picture(page, pictures, "asset-on-a-cloud")
 
 
-@pytest.mark.turn(3)
+@pytest.mark.turn(1)
 def test_assets_on_a_gpu_and_on_a_slice_of_vms_survive_preemptions_and_end_with_their_runs(
     dagster_dev: DagsterDev, cloud: Emulator
 ) -> None:

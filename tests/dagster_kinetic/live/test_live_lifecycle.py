@@ -22,7 +22,7 @@ DAGSTER_ENVIRONMENT = {"KINETIC_TEST_FOLDER": str(FOLDER)}
 FLEET = 5
 WITHIN = 240.0  # for whatever has to come: the machine may be busy
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(2), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(3), pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def retried(dagster_dev: DagsterDev, run: str) -> bool:
     return any(event["eventType"] in ("STEP_UP_FOR_RETRY", "STEP_RESTARTED") for event in dagster_dev.events(run))
 
 
-@pytest.mark.turn(0)
+@pytest.mark.turn(9)
 def test_terminate_cancels_all_jobs_of_a_step_and_only_a_re_execution_runs_it_again(dagster_dev: DagsterDev):
     run = dagster_dev.launch(assets=["waiting_fleet"])
     jobs = wait_for_jobs(dagster_dev, run, FLEET)
@@ -108,7 +108,7 @@ def test_a_killed_step_worker_finds_its_job_again(dagster_dev: DagsterDev):
     assert [f"job-{name}" for name in there()] == [job]
 
 
-@pytest.mark.turn(0)
+@pytest.mark.turn(9)
 def test_a_killed_run_worker_leaves_a_job_that_a_re_execution_adopts(dagster_dev: DagsterDev):
     run = dagster_dev.launch(assets=["waiting_asset"])
     [job] = wait_for_jobs(dagster_dev, run, 1)
@@ -125,7 +125,7 @@ def test_a_killed_run_worker_leaves_a_job_that_a_re_execution_adopts(dagster_dev
     assert [f"job-{name}" for name in there()] == [job]
 
 
-@pytest.mark.turn(0)
+@pytest.mark.turn(9)
 @pytest.mark.skipif(not chromium(), reason="there is no chromium: apt-get install chromium")
 def test_of_two_re_executions_at_once_each_page_says_whose_job_it_follows_and_what_goes_on(
     dagster_dev: DagsterDev, pictures: Path

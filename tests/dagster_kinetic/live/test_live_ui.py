@@ -24,7 +24,7 @@ WITHIN = 240.0  # for whatever has to come: the machine may be busy
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.turn(4),
+    pytest.mark.turn(3),
     pytest.mark.timeout(1200),
     pytest.mark.skipif(not chromium(), reason="there is no chromium: apt-get install chromium"),
 ]

@@ -196,7 +196,7 @@ def test_a_run_submits_and_another_one_finishes_with_its_config_partition_checks
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(9)
 def test_a_tick_that_was_cut_off_is_done_again_and_nothing_runs_twice(instance, gate):
     daemon = Daemon(instance, ranker)
     (gate / "go").touch()
@@ -213,7 +213,7 @@ def test_a_tick_that_was_cut_off_is_done_again_and_nothing_runs_twice(instance, 
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(7)
 def test_a_failed_job_is_a_failed_run_and_re_execution_submits_again_with_its_checkpoints(instance):
     daemon = Daemon(instance, broken)
     first = ticket_of(instance, daemon.submit())
@@ -343,7 +343,7 @@ def test_a_cancelled_job_is_a_failed_run_that_says_so(instance, gate):
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(4)
 def test_many_jobs_are_looked_at_in_one_tick_and_those_that_ended_are_finished(instance, gate, monkeypatch):
     monkeypatch.setattr(completion, "PAGE", 2)
     days = dg.StaticPartitionsDefinition([f"d{number}" for number in range(5)])
@@ -362,7 +362,7 @@ def test_many_jobs_are_looked_at_in_one_tick_and_those_that_ended_are_finished(i
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(9)
 def test_a_mistake_that_one_job_brings_to_light_stops_no_other_and_is_told(instance, monkeypatch, capsys):
     days = dg.StaticPartitionsDefinition(["good", "bad"])
 
@@ -486,7 +486,7 @@ def after(weights: list[int], score: float) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(7)
 def test_many_assets_of_one_job_are_finished_by_one_run_with_what_comes_after_them(instance):
     daemon = Daemon(instance, pair, after)
     run = daemon.submit()
@@ -500,7 +500,7 @@ def test_many_assets_of_one_job_are_finished_by_one_run_with_what_comes_after_th
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(7)
 def test_a_part_of_them_alone(instance):
     specs = [dg.AssetSpec("east"), dg.AssetSpec("west")]
 
@@ -516,7 +516,7 @@ def test_a_part_of_them_alone(instance):
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(6)
 def test_what_has_no_value_is_made_and_what_may_be_left_out_is_not(instance):
     specs = [dg.AssetSpec("said"), dg.AssetSpec("unsaid"), dg.AssetSpec("left_out", skippable=True)]
 
@@ -535,7 +535,7 @@ def made_in(result):
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(6)
 def test_a_body_that_gives_less_than_its_assets_is_a_run_that_fails(instance):
     @kinetic_multi_asset(accelerator="cpu", detached=True, outs={"one": dg.AssetOut(), "two": dg.AssetOut()})
     def too_few():
@@ -603,7 +603,7 @@ def test_the_reaper_says_what_it_removed_and_when_there_is_nothing(instance, mon
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(7)
 def test_a_closed_branch_deployment_loses_its_jobs_and_no_other_does(instance):
     prod = KineticResource(deployment="prod")
     with dagster_plus(Organization({"pr-7": "OPEN", "pr-8": "OPEN", "by-hand": None})) as organization:
@@ -753,7 +753,7 @@ def test_a_resource_of_another_kind_is_refused(instance):
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(7)
 def test_the_run_that_finishes_a_job_holds_to_what_the_sensor_saw(
     instance: dg.DagsterInstance, gate: Path, shared_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

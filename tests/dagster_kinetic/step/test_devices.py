@@ -38,7 +38,7 @@ def observed(instance: dg.DagsterInstance) -> list[Mapping[str, dg.MetadataValue
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(5)
 def test_the_devices_are_observed_with_the_metrics_and_drawn_beside_them(instance, tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "END", str(tmp_path / "end"))
 

@@ -290,7 +290,7 @@ def talkative(host: HostContext):
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(1)
 @pytest.mark.timeout(400)
 def test_a_million_lines_come_whole_and_in_order(instance):
     result = dg.materialize([talkative], instance=instance, resources=RESOURCES)

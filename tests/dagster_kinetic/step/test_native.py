@@ -60,7 +60,7 @@ def test_a_failure_of_dagsters_own_keeps_its_metadata_and_is_not_tried_again_if_
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(8)
 def test_a_body_may_ask_to_be_tried_again():
     @kinetic_asset(accelerator="cpu")
     def stubborn(host: HostContext):
@@ -76,7 +76,7 @@ def test_a_body_may_ask_to_be_tried_again():
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(8)
 def test_a_body_may_leave_out_what_need_not_be_made_and_is_told_what_it_forgot():
     outs = {"model": dg.AssetOut(), "picture": dg.AssetOut(is_required=False)}
 
@@ -200,7 +200,7 @@ def test_keywords_that_dagster_does_not_show_are_taken():
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(4)
 def test_what_a_config_schema_allows_reaches_the_body():
     @kinetic_asset(accelerator="cpu", config_schema={"rate": float, "steps": dg.Field(int, default_value=3)})
     def trained(host, config):

@@ -41,7 +41,7 @@ def test_inputs_config_and_partition_reach_the_host_and_its_value_metadata_and_c
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(5)
 def test_what_ran_on_every_host_is_in_the_metadata_the_captured_output_the_log_and_the_observations(instance):
     result = dg.materialize([pipelines.slice_of_four], instance=instance, resources=RESOURCES)
     assert result.output_for_node("slice_of_four") == 4

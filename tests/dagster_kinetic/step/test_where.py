@@ -178,7 +178,7 @@ def sweeping() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
+@pytest.mark.turn(4)
 def test_jobs_are_listed_by_their_assets_partition_and_run_those_of_a_map_too(
     home: Path, new_instance: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,7 +139,7 @@ def test_terminate_cancels_the_job_and_the_run_ends_canceled(worker: Worker):
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(3)
 def test_a_run_that_takes_too_long_for_dagster_ends_its_job_though_it_is_said_to_have_failed_first(worker: Worker):
     """Repeats the daemon's actions when `max_runtime` has passed, with a launcher that does not wait for the worker."""
     job = worker.wait_for_job()
@@ -165,7 +165,7 @@ def test_a_worker_that_is_moved_elsewhere_leaves_its_job_running(worker: Worker)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "worker, count",
-    [pytest.param("patient", 1, marks=pytest.mark.turn(3)), ("patient_map", 2)],
+    [pytest.param("patient", 1, marks=pytest.mark.turn(1)), ("patient_map", 2)],
     indirect=["worker"],
 )
 def test_of_two_re_executions_at_once_the_last_that_is_terminated_ends_the_jobs_that_they_share(

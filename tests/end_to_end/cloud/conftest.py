@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,11 @@ def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
 def nothing_kept(cloud: Emulator) -> Iterator[None]:
     """Release what a test has left warm, as its user would."""
     yield
+    cloud.clear_faults()
+    cloud.storage.heal()
     store, backend = here()
-    for held in slices(store):
-        releasing.release_slice(store, backend, held.lease.slice, "the test is over", writer=ME, force=True)
+    deadline = time.monotonic() + GONE_WITHIN
+    while cloud.leaks() and time.monotonic() < deadline:  # a slice that is still cleaned is offered in a moment
+        for held in slices(store):
+            releasing.release_slice(store, backend, held.lease.slice, "the test is over", writer=ME, force=True)
+        time.sleep(0.2)

@@ -402,7 +402,7 @@ def test_every_module_of_the_emulator_is_on_the_map() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(4)
 @pytest.mark.timeout(300)
 def test_the_emulators_first_test_passes_as_the_page_has_it(tmp_path: Path) -> None:
     (tmp_path / "test_training.py").write_text(

@@ -45,7 +45,8 @@ from kinetic_orchestration.plan.declare.profile import Profile"""
 OF_OPERATOR_IMPORTS = """from collections.abc import Mapping, Sequence
 
 from kinetic_orchestration.api.keywords import OfTask
-from kinetic_orchestration.plan.declare.choices import Choice"""
+from kinetic_orchestration.plan.declare.choices import Choice
+from kinetic_orchestration.program.trainers.parsers import Parser"""
 
 
 def options() -> dict[str, str]:

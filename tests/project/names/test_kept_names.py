@@ -67,6 +67,7 @@ def test_the_provider_names_the_modules_and_classes_that_it_always_named() -> No
         "hooks": ["airflow_kinetic.hooks.kinetic"],
         "operators": [
             "airflow_kinetic.operators.kinetic",
+            "airflow_kinetic.operators.inference",
             "airflow_kinetic.operators.reap",
             "airflow_kinetic.operators.release",
         ],
@@ -93,13 +94,13 @@ def test_the_provider_names_the_modules_and_classes_that_it_always_named() -> No
 
 def test_the_public_names_of_each_package_are_there() -> None:
     assert set(airflow_kinetic.__all__) == {
-        "KineticHook", "KineticJobSensor", "KineticJobTrigger", "KineticReapOperator", "KineticReleaseOperator",
-        "KineticTPUOperator", "kinetic_task",
+        "KineticEvaluateOperator", "KineticHook", "KineticJobSensor", "KineticJobTrigger", "KineticReapOperator",
+        "KineticReleaseOperator", "KineticServeBatchOperator", "KineticTPUOperator", "kinetic_task",
     }  # fmt: skip
     assert set(dagster_kinetic.__all__) == {
         "HostContext", "KineticJobComponent", "KineticResource", "KineticRunConfig", "MapResult", "PipesKineticClient",
-        "build_kinetic_completion_sensor", "build_kinetic_reaper_sensor", "dagster_plus_branches", "kinetic_asset",
-        "kinetic_multi_asset", "kinetic_op",
+        "build_kinetic_completion_sensor", "build_kinetic_reaper_sensor", "dagster_plus_branches", "evaluation_check",
+        "kinetic_asset", "kinetic_multi_asset", "kinetic_op",
     }  # fmt: skip
     assert set(testing.__all__) == {
         "BackendContract", "Cloud", "Cluster", "Emulator", "Ledger", "Machine", "NodePool", "Refusal", "StoreContract",
@@ -231,6 +232,8 @@ def test_a_serialised_dag_finds_the_classes_that_it_names(airflows_side: dict[st
         "airflow_kinetic.decorators.kinetic.KineticDecoratedOperator",
         "airflow_kinetic.decorators.kinetic.kinetic_task",
         "airflow_kinetic.hooks.kinetic.KineticHook",
+        "airflow_kinetic.operators.inference.KineticEvaluateOperator",
+        "airflow_kinetic.operators.inference.KineticServeBatchOperator",
         "airflow_kinetic.operators.kinetic.KineticTPUOperator",
         "airflow_kinetic.operators.reap.KineticReapOperator",
         "airflow_kinetic.operators.release.KineticReleaseOperator",

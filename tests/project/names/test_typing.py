@@ -113,7 +113,7 @@ def test_signatures_and_values_survive_the_decorator(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(1)
 @pytest.mark.timeout(900)
 def test_the_decorators_of_dagster_know_its_keywords_and_ours(tmp_path: Path) -> None:
     revealed, errors, wrong = checked(DAGSTER, tmp_path)

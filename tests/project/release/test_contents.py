@@ -95,7 +95,7 @@ def test_files_of_another_digest_are_not_installed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(2)
 def test_a_wheel_is_the_same_whoever_builds_it_and_has_the_bill_of_materials(tmp_path: Path) -> None:
     digests = set()
     for name in ("one", "two"):

@@ -24,7 +24,7 @@ def test_the_wheel_runs_in_an_empty_environment_outside_the_checkout(built: dict
     package.try_out(built[".whl"], tmp_path)
 
 
-@pytest.mark.turn(2)
+@pytest.mark.turn(0)
 def test_the_sdist_installs_byte_by_byte_what_the_wheel_does(built: dict[str, Path], tmp_path: Path) -> None:
     """So whatever runs from the one runs from the other."""
     python, environ = package.install(built[".gz"], tmp_path)

@@ -25,7 +25,7 @@ from tests.support.kubernetes.emulated import EmulatedPlane
 from tests.support.kubernetes.fixtures import CONFORMANCE
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(5)]
+pytestmark = [pytest.mark.slow, *CONFORMANCE, pytest.mark.turn(2)]
 
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 WAITS = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(1)); time.sleep(600)"

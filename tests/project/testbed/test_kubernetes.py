@@ -24,7 +24,7 @@ from tests.support.kubernetes.emulated import EmulatedPlane
 from tests.support.kubernetes.fixtures import only_real
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(3)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(5)]
 
 GROUP = "/apis/jobset.x-k8s.io/v1alpha2"
 TPU = {"google.com/tpu": "4"}

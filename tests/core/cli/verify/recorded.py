@@ -49,7 +49,7 @@ def emulated(**options: Any) -> Iterator[Emulator]:
 
 
 def verified(
-    cloud: Emulator, folder: Path, *arguments: str, within: float = 150.0, **environ: str
+    cloud: Emulator, folder: Path, *arguments: str, within: float = 400.0, **environ: str
 ) -> tuple[Any, dict[str, Any], str]:
     """One `ko verify`: its process, its document and its page."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -29,8 +29,8 @@ def test_what_is_shipped_is_whole() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(3)
-@pytest.mark.timeout(480)
+@pytest.mark.turn(2)
+@pytest.mark.timeout(1000)
 def test_what_is_shipped_is_what_the_emulator_answers_now_and_a_second_time(home: Path, tmp_path: Path) -> None:
     with recorded.emulated() as cloud:
         done, document, _ = recorded.verified(cloud, tmp_path / "first")

@@ -94,7 +94,7 @@ def plant(cloud: Emulator) -> dict[str, tuple[str, ...]]:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(3)
 @pytest.mark.timeout(300)
 def test_each_planted_difference_is_a_line_and_every_step_passes(home: Path, tmp_path: Path) -> None:
     with recorded.emulated() as cloud:
@@ -132,7 +132,7 @@ def test_another_error_for_what_is_not_there_fails_its_step_and_is_a_line(home: 
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(0)
 def test_ctrl_c_removes_what_was_made_and_writes_the_report(home: Path, tmp_path: Path) -> None:
     with recorded.emulated() as cloud:
         running = subprocess.Popen(

@@ -320,7 +320,7 @@ def test_what_is_left_of_a_slice_is_told_with_the_commands_that_remove_it(home: 
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(4)
 @pytest.mark.timeout(480)
 def test_a_whole_verification_on_emulated_vms_passes_leaves_nothing_and_answers_as_is_shipped(
     home: Path, tmp_path: Path

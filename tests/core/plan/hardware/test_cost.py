@@ -639,7 +639,7 @@ def _trains() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(5)
+@pytest.mark.turn(8)
 def test_goodput_counts_steps_that_were_not_done_again_and_tells_what_the_rest_went_to(home: Path) -> None:
     job = _trains.run_async()
     assert job.result(timeout=100) == 20
@@ -698,7 +698,7 @@ def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
 
 
 @pytest.mark.slow  # starts an emulated cloud
-@pytest.mark.turn(5)
+@pytest.mark.turn(8)
 def test_a_slice_whose_host_never_boots_costs_what_it_is_ready_says_so_and_ends_at_the_cost_limit(
     cloud: Emulator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -757,7 +757,7 @@ def test_a_slice_that_an_outsider_deletes_just_after_it_is_ready_is_told_as_it_w
 
 
 @pytest.mark.slow
-@pytest.mark.turn(4)
+@pytest.mark.turn(2)
 def test_hosts_end_a_program_at_the_jobs_cost_limit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three cents at 36 dollars an hour are three seconds, counted from the first moment of the first host."""
     with Emulator(zones=("us-west4-a",)) as cloud:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,8 +12,17 @@ import pytest
 from kinetic_orchestration.host.prepare import tier as places
 from kinetic_orchestration.program.checkpoints.commits import Commit
 from kinetic_orchestration.program.checkpoints.store import open_checkpoints
+from kinetic_orchestration.program.checkpoints.tier.folder import SHARE
 from kinetic_orchestration.testing.storage_server.server import StorageServer
 from tests.core.program.conftest import Host
+
+
+@pytest.fixture(autouse=True)
+def room(tmp_path: Path) -> None:
+    """Tell a full disk apart from a defect: copies are kept where a part of it stays free."""
+    disk = shutil.disk_usage(tmp_path)
+    needed = disk.total // SHARE + (1 << 30)
+    assert disk.free > needed, f"the disk of {tmp_path} has {disk.free >> 30} GiB free, and needs {needed >> 30}"
 
 
 @pytest.fixture(scope="module")
