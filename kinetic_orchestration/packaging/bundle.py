@@ -21,6 +21,7 @@ from kinetic_orchestration.errors import ConflictingSettings, DataNotFound, Requ
 from kinetic_orchestration.packaging.call import arguments
 from kinetic_orchestration.packaging.call.first_party import FirstParty, distributions_as_files
 from kinetic_orchestration.packaging.call.pickling import PackedCall, pack_call
+from kinetic_orchestration.packaging.data import checks
 from kinetic_orchestration.packaging.requirements import locks
 from kinetic_orchestration.packaging.requirements.resolution import find_python, here
 from kinetic_orchestration.packaging.source import imports, tree
@@ -32,6 +33,7 @@ from kinetic_orchestration.plan.hardware import machines
 from kinetic_orchestration.plan.messages import size, warn
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms.shared import agent_zip as agent
+from kinetic_orchestration.protocol.content.pins import Pinned
 from kinetic_orchestration.protocol.system.parallel import Ahead
 
 if TYPE_CHECKING:
@@ -46,7 +48,8 @@ class Item:
     file: str = ""
     at: str = ""
     here: str = ""  # of data that is read in place
-    url: str = ""  # of data that is in a bucket
+    url: str = ""  # of data that is in a bucket, or on a hub
+    pinned: Pinned | None = None  # the files of data that are fetched or read as they are now, and no others
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
         arguments.warn_of_secrets(spec)
         _warn_of_large(spec.name, call)
     for item in data:
-        _check_data(item, plan)
+        checks.check(item, plan)
     environments, builds = _environments(spec, plan, settings, source, call, travelling, environ)
     environment = _checked(environments, plan, options.keras_backend)
     project = None
@@ -126,7 +129,12 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
         cwd=_inside(root, spec.cwd or os.getcwd()) or "",
         path=inside,
         extra_path=outside if environment.kind == "current" else (),
-        data=tuple(_data_item(item, settings.home, spool) for item in data),
+        data=tuple(
+            _pinned_item(item, plan, settings, environ)
+            if item.is_hf or item.stream
+            else _data_item(item, settings.home, spool)
+            for item in data
+        ),
         packages=tuple(_package_items(_first_party(environments), root, settings.home, spool)),
         environment=environment,
         spool=spool,
@@ -396,25 +404,6 @@ def _is_ours(module: Any) -> bool:
     return module is not None and str(module.__name__).startswith(f"{__name__.partition('.')[0]}.program.")
 
 
-def _check_data(data: Data, plan: Plan) -> None:
-    in_place = plan.traits.share_machine
-    if data.fuse and not in_place:
-        raise Unsupported(
-            f"{data!r} is refused on the {plan.backend} backend: nothing is mounted on its hosts; leave fuse out, and "
-            "it is copied there before the function runs"
-        )
-    if data.is_gcs and in_place:
-        raise Unsupported(
-            f"Data({data.path!r}) is refused on the {plan.backend} backend: it reads no bucket; copy the data here and "
-            "name the folder"
-        )
-    if data.is_hf:
-        raise Unsupported(
-            f"Data({data.path!r}) is refused on the {plan.backend} backend: it fetches nothing from a hub; load it in "
-            "the function itself, with datasets.load_dataset(…)"
-        )
-
-
 def _check_python(spec: JobSpec, plan: Plan, environ: Mapping[str, str]) -> None:
     """A pickled function is byte code of this Python's minor version; a command runs under any."""
     if spec.function is None or spec.options.python is None:
@@ -479,7 +468,10 @@ def other_arguments(spec: JobSpec, home: Path, had: Mapping[str, str]) -> tuple[
 
 
 def data_digest(home: Path, bundle: Bundle | None, data: Data) -> str:
-    """Return the digest of the data's content, where that is here; else its address."""
+    """Return the digest of the data's content, where that is here; else its address, as it was given: a try of the same
+    call goes on with the content that the first one has pinned."""
+    if data.is_hf or data.stream:
+        return data.path
     known = bundle.call.data if bundle is not None and bundle.call is not None else ()
     at = next((at for at, each in enumerate(known) if each is data), None)
     item = bundle.data[at] if bundle is not None and at is not None else _data_item(data, home, None)
@@ -503,6 +495,21 @@ def _data_item(data: Data, home: Path, spool: Path | None) -> Item:
     if not path.exists():
         raise DataNotFound(f"{data!r}: {path} is not there any more")
     return Item(_snapshot(path, home, spool, ignored=True), file="" if path.is_dir() else path.name)
+
+
+def _pinned_item(data: Data, plan: Plan, settings: Settings, environ: Mapping[str, str]) -> Item:
+    """Data of which the job has a list of files, and no content."""
+    if data.is_hf:
+        from kinetic_orchestration.packaging.data import hub
+
+        found = hub.find(data.path, environ)
+        if found.restricted:
+            checks.check_token(data, plan)
+        return Item(None, url=found.pinned.address, pinned=found.pinned)
+    from kinetic_orchestration.packaging.data import streams
+
+    pinned = streams.find(data, settings)
+    return Item(None, url=data.path, pinned=pinned) if data.is_gcs else Item(None, here=data.path, pinned=pinned)
 
 
 def _snapshot(path: Path, home: Path, spool: Path | None, *, ignored: bool = False) -> tree.Snapshot:

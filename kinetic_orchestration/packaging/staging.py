@@ -97,6 +97,8 @@ def _described(environment: Environment) -> task.Environment | None:
 
 
 def _send(item: Item, spool: Path, store: Store, retention: float) -> tuple[str, int]:
+    if item.pinned is not None:
+        return _send_bytes(item.pinned.digest, item.pinned.encode, store, retention)
     if item.snapshot is None:
         return "", 0
     uploaded = tree.upload(item.snapshot, store, spool=spool, retention=retention)

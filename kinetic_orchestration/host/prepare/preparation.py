@@ -142,7 +142,14 @@ class Preparation:
         own = self._task.environment.secrets if self._task.environment is not None else ()
         uv = {**self._uv, **{name: self._secrets[name] for name in own if name in self._secrets}}
         ready = prepare.prepare(
-            self._view.records, self._task, self._scratch, self._at.home, uv, self._note, self._found_python
+            self._view.records,
+            self._task,
+            self._scratch,
+            self._at.home,
+            uv,
+            self._note,
+            self._found_python,
+            self.secrets(),
         )
         devices.result()
         others.result()

@@ -6,6 +6,8 @@ Independent of processes; it may run on a thread beside the agent's loop.
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import json
 import os
 import sys
@@ -14,14 +16,19 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.host.prepare.fetch import Blobs
+from kinetic_orchestration.host.prepare.data.fetch import Blobs
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.records.base import Damaged, TooLarge, read_bounded, read_intact
+from kinetic_orchestration.protocol.system import copies
 from kinetic_orchestration.protocol.system.parallel import Ahead, Several
 from kinetic_orchestration.protocol.wire.task import DataPiece, Payload, Task
 
 AGAIN = "submit the job again, which sends what is missing"
+AGAIN_WITH_DATA = (
+    "Submit the job again to train on what is there now, or keep data that jobs read under names of their own"
+)
+_FOR_GOOD = (errno.EACCES, errno.ENOENT, errno.ENAMETOOLONG)
 DATA_AT_ONCE = 8  # pieces of data that come side by side; each of them takes several connections of its own
 
 
@@ -35,6 +42,16 @@ class NotReady(Exception):
 
 class Missing(Exception):
     """A blob that was sent is missing."""
+
+
+class _Here(NamedTuple):
+    """What fetching data takes of this host."""
+
+    records: Any
+    home: str
+    environ: Mapping[str, str]  # of the program, with its secrets
+    python: Callable[[], str]  # waits for the environment
+    note: Callable[[str], None]
 
 
 class Ready(NamedTuple):
@@ -56,8 +73,10 @@ def prepare(
     uv: dict[str, str],
     note: Callable[[str], None],
     found: Callable[[str], None] = lambda _: None,
+    secrets: Mapping[str, str] = MappingProxyType({}),
 ) -> Ready:
-    """`uv` are the settings of the package index, which may hold passwords and are never written down.
+    """`uv` are the settings of the package index, which may hold passwords and are never written down, and neither are
+    `secrets`, which are the program's.
 
     On a machine of its own all parts come side by side. `found` is told the interpreter as soon as it is there.
     """
@@ -71,13 +90,15 @@ def prepare(
         return Ahead(_timed, spans, what, work, records, *rest, in_background=in_background)
 
     environment = begin("environment", _environment, task, home, uv, note)
+    python_of = functools.cache(environment.result)
+    at = _Here(records, home, {**copies.environ(), **task.env, **secrets}, python_of, note)
     payload = begin("payload", _payload, blobs, task.payload)
     brought = Several(
-        lambda piece: _timed(spans, f"data {piece[0]}", _data, records, blobs, piece[1], home),
+        lambda piece: _timed(spans, f"data {piece[0]}", _data, at, blobs, piece[1]),
         list(enumerate(task.data)), most=DATA_AT_ONCE, in_background=in_background,
     )  # fmt: skip
     code = begin("code", _code, blobs, task, root, scratch)
-    warm = Ahead(_warm, environment, found, [code, payload, brought], task, spans, note, in_background=in_background)
+    warm = Ahead(_warm, python_of, found, [code, payload, brought], task, spans, note, in_background=in_background)
     packages = code.result()
     data = brought.result()
     python = warm.result()
@@ -102,7 +123,7 @@ def _timed(spans: dict[str, tuple[float, float]], what: str, work: Callable[...,
 
 
 def _warm(
-    environment: Ahead[Any],
+    python_of: Callable[[], str],
     found: Callable[[str], None],
     others: Sequence[Ahead[Any] | Several[Any, Any]],
     task: Task,
@@ -114,7 +135,7 @@ def _warm(
     The import runs in a separate process, and leaves byte code and a warm disk: a program may set JAX's variables
     before it imports JAX itself.
     """
-    python: str = environment.result()
+    python = python_of()
     found(python)
     modules = task.environment.warm if task.environment is not None else ()
     if modules and any(other.pending for other in others):
@@ -238,46 +259,72 @@ def _environment(records: Any, task: Task, home: str, uv: dict[str, str], note: 
     return python
 
 
-def _data(records: Any, blobs: Blobs, item: DataPiece, home: str) -> str:
-    """Return the path of a folder or file of data, fetched once to this machine and shared by all its readers."""
+def _data(at: _Here, blobs: Blobs, item: DataPiece) -> str:
+    """Return the path of a folder or file of data, fetched once to this machine and shared by all its readers; of data
+    that are read where they are, that of the list of their files.
+    """
+    from kinetic_orchestration.host.prepare.data.cached import cached
+
+    if item.digest and (item.url or item.here):
+        return _pinned(at, blobs, item)
     if item.here:
         return item.here
     if url := item.url:
-        return _cached(os.path.join(home, "cache", "data", digest.of_bytes(url.encode())), lambda to: _copied(url, to))
+        root = os.path.join(at.home, "cache", "data", digest.of_bytes(url.encode()))
+        return cached(root, lambda to, _: _copied(url, to))
 
-    def unpack(root: str) -> str:
+    def unpack(root: str, _: int) -> str:
         content = os.path.join(root, "content")
         os.makedirs(content)
-        _unpack(records, blobs, item.digest, content)
+        _unpack(at.records, blobs, item.digest, content)
         return content
 
-    content = _cached(os.path.join(home, "cache", "data", item.digest), unpack)
+    content = cached(os.path.join(at.home, "cache", "data", item.digest), unpack)
     return os.path.join(content, item.file) if item.file else content
 
 
-def _cached(root: str, bring: Callable[[str], str]) -> str:
-    """Return the path that `bring` returned when it filled this folder, now or earlier."""
-    import fcntl
-    import shutil
+def _pinned(at: _Here, blobs: Blobs, item: DataPiece) -> str:
+    """Return the path of the files that the job was submitted with, or of their list, to which the address is held."""
+    from kinetic_orchestration.host.prepare.data import held
+    from kinetic_orchestration.protocol.content import pins
 
-    os.makedirs(root, exist_ok=True)
-    complete = os.path.join(root, "complete")
-    with open(os.path.join(root, "lock"), "w", encoding="ascii") as lock:
-        if not os.path.exists(complete):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        if not os.path.exists(complete):
-            shutil.rmtree(os.path.join(root, "content"), ignore_errors=True)
-            path = os.path.relpath(bring(root), root)
-            with open(complete + ".new", "w", encoding="utf-8") as file:
-                file.write(path)
-            os.replace(complete + ".new", complete)
-    os.utime(root)
-    with open(complete, encoding="utf-8") as file:
-        return os.path.join(root, file.read() or "content")
+    listed = None
+    with contextlib.suppress(Damaged, TooLarge):
+        listed = blobs.path(item.digest, pins.LIMIT)
+    if listed is None:
+        raise NotReady(f"the list of files of {item.url or item.here} is not in the store {at.records.root}: {AGAIN}")
+    try:
+        with open(listed, "rb") as file:
+            pinned = pins.decode(file.read(pins.LIMIT + 1), item.digest)
+        if item.url.startswith("hf://"):
+            return _fetched(at, pinned, item.digest)
+        if why := held.difference(pinned, new=False):
+            raise NotReady(f"{why}. {AGAIN_WITH_DATA}")
+    except pins.Unpinned as error:
+        discard(at.records, names.blob(item.digest))  # else it would be found there for ever
+        raise NotReady(f"{error}. It was removed: {AGAIN}") from None
+    except OSError as error:
+        cause = wire.CONFIGURATION if error.errno in _FOR_GOOD else wire.INFRASTRUCTURE
+        what = "fetched to this host" if item.url.startswith("hf://") else "listed"
+        raise NotReady(f"the data at {item.url or item.here} cannot be {what}: {error}", cause) from None
+    return listed
+
+
+def _fetched(at: _Here, pinned: Any, name: str) -> str:
+    from kinetic_orchestration.host.prepare.data import hub
+    from kinetic_orchestration.host.prepare.data.cached import cached
+
+    def bring(root: str, lock: int) -> str:
+        return hub.fetch(pinned, root, at.python(), at.environ, at.note, (lock,))
+
+    try:
+        return cached(os.path.join(at.home, "cache", "data", name), bring, resumes=True)
+    except hub.Unfetched as error:
+        raise NotReady(str(error), wire.INFRASTRUCTURE if error.passing else wire.CONFIGURATION) from None
 
 
 def _copied(url: str, root: str) -> str:
-    from kinetic_orchestration.host.prepare.fetch import copy_bucket
+    from kinetic_orchestration.host.prepare.data.fetch import copy_bucket
 
     try:
         return copy_bucket(url, root)
@@ -298,7 +345,7 @@ def _make(folder: str) -> None:
 def _volumes(wanted: Mapping[str, int], data: list[str], home: str) -> list[Any]:
     if not wanted:
         return []
-    from kinetic_orchestration.host.prepare import volumes
+    from kinetic_orchestration.host.prepare.data import volumes
 
     try:
         return [volumes.Volume(home, path, data[index]) for path, index in wanted.items()]

@@ -34,6 +34,7 @@ from kinetic_orchestration.packaging.call.unpicklable import find_culprit, of_fu
 from kinetic_orchestration.packaging.source.imports import names_in
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.messages import OURS
+from kinetic_orchestration.program.reading import streamed
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.content import payload
 from kinetic_orchestration.protocol.system import copies, escaping
@@ -344,7 +345,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         # The type, because isinstance() wakes up proxies that pretend to be something else.
         kind = type(obj)
         if issubclass(kind, Data):
-            return payload.data_path, (self._found.index(obj),)
+            index = self._found.index(obj)
+            return (streamed.opened, (_Place(index),)) if obj.stream else (payload.data_path, (index,))
+        if kind is _Place:
+            return payload.data_path, (obj.index,)
         if kind is _Namespace:
             return payload.namespace, _described(obj.module)
         if issubclass(kind, types.ModuleType):
@@ -383,6 +387,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 if isinstance(value, types.ModuleType) or _problem(value, self._modules) is None:
                     attributes.append((module, attribute, value))
         return attributes
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The path that a host gives to data, as an argument of what is called there."""
+
+    index: int
 
 
 def _described(module: types.ModuleType) -> tuple[str, dict[str, Any], str]:

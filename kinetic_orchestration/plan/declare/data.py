@@ -1,4 +1,4 @@
-"""`Data`: a file or folder that a job reads. On the host it is a plain path.
+"""`Data`: a file or folder that a job reads. On the host it is a plain path, or an address that is read in parts.
 
 This module refuses what does not exist; packaging decides how the content is transferred.
 """
@@ -14,22 +14,32 @@ _SCHEMES = ("gs://", "s3://", "hf://")
 
 
 class Data:
-    """A local file or folder, `gs://bucket/object`, `gs://bucket/folder/`, the same with `s3://`, or
-    `hf://dataset?split=train`, for a job.
+    """A local file or folder, `gs://bucket/object`, `gs://bucket/folder/`, the same with `s3://`, or a repository of
+    Hugging Face's hub, for a job: `hf://owner/name@revision`, `hf://datasets/owner/name@revision/folder`.
 
-    Pass it as an argument, inside one, or in `volumes`. The function receives the path of its content on the host.
+    Pass it as an argument, inside one, or in `volumes`. The function receives the path of its content on the host. Of
+    a repository that is the content of one commit: the one that the revision is when the job is submitted.
 
     Args:
         path: Path or address.
         fuse: Mount the data instead of copying them, where the backend can.
         hf_trust_remote_code: Allow the code of a Hugging Face dataset to run.
+        stream: Copy nothing: the function receives the address as `StreamedData`, which reads the objects that were
+            there when the job was submitted, and no other ones. For `gs://`, and on this machine for a folder.
 
     Raises:
         DataNotFound: The path does not exist.
         UsageError: The address cannot be used.
     """
 
-    def __init__(self, path: str | os.PathLike[str], fuse: bool = False, hf_trust_remote_code: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        fuse: bool = False,
+        hf_trust_remote_code: bool = False,
+        *,
+        stream: bool = False,
+    ) -> None:
         try:
             raw = os.fspath(path)
         except TypeError:
@@ -39,11 +49,14 @@ class Data:
         self._raw = raw
         self._fuse = bool(fuse)
         self._hf_trust_remote_code = bool(hf_trust_remote_code)
+        self._stream = bool(stream)
         self._path = _resolved(raw)
         if self.is_hf and self._fuse:
             raise UsageError(f"Data({raw!r}, fuse=True): a Hugging Face dataset cannot be mounted; leave fuse out")
         if self._hf_trust_remote_code and not self.is_hf:
             raise UsageError(f"Data({raw!r}): hf_trust_remote_code is for hf:// paths")
+        if self._stream:
+            _check_stream(self)
         if (self.is_gcs or self.is_s3) and not self.is_dir and "." not in raw.rpartition("/")[2]:
             _hint_at_slash(raw)
 
@@ -71,6 +84,11 @@ class Data:
         return self._hf_trust_remote_code
 
     @property
+    def stream(self) -> bool:
+        """True if the data are read where they are."""
+        return self._stream
+
+    @property
     def is_gcs(self) -> bool:
         """True for an address in Cloud Storage."""
         return self._raw.startswith("gs://")
@@ -94,6 +112,8 @@ class Data:
 
     def __repr__(self) -> str:
         options = ", fuse=True" if self._fuse else ""
+        if self._stream:
+            options += ", stream=True"
         if self._hf_trust_remote_code:
             options += ", hf_trust_remote_code=True"
         return f"Data({self._raw!r}{options})"
@@ -118,6 +138,20 @@ def _resolved(raw: str) -> str:
         missing = "is a broken link" if os.path.islink(path) else "does not exist"
         raise DataNotFound(f"Data({raw!r}): {path} {missing}, as seen from {os.getcwd()}")
     return path
+
+
+def _check_stream(data: Data) -> None:
+    if data.fuse:
+        raise UsageError(f"{data!r}: give either fuse, which mounts, or stream, which reads the address itself")
+    if data.is_hf:
+        raise UsageError(
+            f"{data!r}: files of the hub are copied to the host; leave stream out, or read rows in the function, with "
+            "datasets.load_dataset(…, revision=…, streaming=True)"
+        )
+    if data.is_s3:
+        raise UsageError(f"{data!r}: only gs:// is read where it is; leave stream out, and each host copies the data")
+    if data.is_gcs and not data.path.removeprefix("gs://").partition("/")[2]:
+        raise UsageError(f"{data!r} is a whole bucket: name a folder of it, as gs://bucket/folder/")
 
 
 def _hint_at_slash(raw: str) -> None:

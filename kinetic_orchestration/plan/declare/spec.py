@@ -98,6 +98,8 @@ class JobSpec:
     origin: Mapping[str, str] = field(default_factory=dict)  # who launches it, by an orchestrator's own names
     require_hardware: bool = False  # overrides the settings; True refuses every emulation
     defaults: Mapping[str, str] = field(default_factory=dict)  # what of FOR_THOSE_THAT_CAN is only meant so, and whose
+    output: str = ""  # folder or address where its program keeps its results: it has to outlive the hosts
+    is_priced: bool = False  # its hosts are told what they cost
 
 
 OPTION_NAMES = frozenset(entry.name for entry in fields(Options))

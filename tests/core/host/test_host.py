@@ -500,7 +500,9 @@ def test_no_error_of_ours_is_charged_to_the_user(shared_home: Path) -> None:
     told = result(launched(charged, kinds, retry=NONE))
     assert len(told) == len(kinds) * len(CALLS)
     for (kind, where), cause in told.items():
-        configured = issubclass(kind, errors.UsageError | errors.CheckpointDiffers | errors.EngineNotStarted)
+        configured = issubclass(
+            kind, errors.UsageError | errors.CheckpointDiffers | errors.DataChanged | errors.EngineNotStarted
+        )
         assert (kind, where, cause) == (kind, where, wire.CONFIGURATION if configured else wire.INFRASTRUCTURE)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.cloud.cases import here, nodes
+from tests.end_to_end.cloud.conftest import ZONES
 from tests.support import openai_server
 from tests.support.openai_server import answer_to
 from tests.support.waits import wait_until
@@ -52,6 +54,32 @@ def test_a_preempted_batch_asks_no_prompt_twice_whose_answer_is_in_the_bucket(cl
     prompts = [json.loads(one)["prompt"] for one in asks]
     assert {prompts.count(str(one)) for one in finished} == {1}  # of what was kept, nothing is asked again
     assert lines("journal") == [] and report["emulated"] and report["usd_per_million_tokens"] > 0
+    cloud.wait_until_empty(60)
+
+
+def reversing(model: str | None) -> Any:
+    """An engine that is a function: it answers a prompt by its letters from the last to the first."""
+    return lambda rows: [{"text": row["prompt"][::-1], "tokens_in": 3, "tokens_out": 2} for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.turn(1)
+def test_a_batch_with_a_choice_costs_what_the_hardware_costs_that_it_got(
+    cloud: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_PRICES", "v6e=7200,v5e=36,v5e:spot=18")
+    monkeypatch.delenv("KINETIC_BACKEND")
+    cloud.stockout(ZONES[0], "refuse")
+    ways = [
+        kinetic.Choice(name, capacity="spot", cloud=kinetic.TpuVm(zones=[zone]))
+        for name, zone in zip(("v6e-4", "v5e-4"), ZONES, strict=False)
+    ]
+    report = kinetic.serve_batch(None, ["one", "two"], engine=reversing, accelerator=ways, requirements=[]).result(
+        timeout=300
+    )
+    hours = (report["start_seconds"] + report["seconds"]) / 3600
+    assert report["usd"] == pytest.approx(4 * 18 * hours, rel=0.05, abs=1e-3)
+    assert report["usd_per_million_tokens"] == pytest.approx(report["usd"] / 10 * 1e6)
     cloud.wait_until_empty(60)
 
 

@@ -237,6 +237,8 @@ def _check_volumes(volumes: Any) -> None:
             raise UsageError(f"the volume path {mount!r} is not absolute: write it from the root, as '/data'")
         if not isinstance(data, Data):
             raise UsageError(f"the volume {mount!r} is a {type(data).__name__}: wrap it, as Data({data!r})")
+        if data.stream:
+            raise UsageError(f"the volume {mount!r} is {data!r}, which has no path: pass it as an argument")
 
 
 def _check_conflicts(options: Options) -> None:

@@ -30,7 +30,9 @@ from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import Staged
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.content import pins
 from kinetic_orchestration.protocol.wire.task import DataPiece
+from tests.support.hub_server import TOKEN, HubServer
 from tests.support.wheels import offline, sha256, wheel
 
 HOSTS = Hosts(parse("v5e-4"), emulated=True)
@@ -435,6 +437,26 @@ def test_data_in_a_bucket_travels_as_its_address(desk: Desk) -> None:
         desk.packed(desk.function("data"), Data("gs://bucket/rows/", fuse=True))
     with pytest.raises(Unsupported, match="refused on the tpu-vm backend"):
         desk.packed(desk.function("data"), Data("hf://set?split=train"))
+    with pytest.raises(Unsupported, match="its hosts cannot read a folder of this machine"):
+        desk.packed(desk.function("data"), Data(desk.project / "rows", stream=True))
+
+
+def test_data_of_a_hub_travel_as_a_commit_and_a_private_one_takes_a_token_along(desk: Desk) -> None:
+    desk.write("hub.py", "def train(a):\n    return a\n")
+    with HubServer() as server:
+        desk.environ |= {"HF_ENDPOINT": server.url, "HF_TOKEN": TOKEN}
+        commit = server.push("owner/tiny", {"config.json": b"{}"})
+        bundle, staged = desk.packed(desk.function("hub"), Data("hf://owner/tiny"))
+        (piece,) = staged.data
+        assert piece.url == f"hf://owner/tiny@{commit}" and bundle.data[0].pinned is not None
+        blob = open_store(desk.folder / "store", "test").read(names.blob(piece.digest))
+        assert blob is not None and pins.decode(blob.data, piece.digest) == bundle.data[0].pinned
+        assert TOKEN.encode() not in blob.data
+        commit = server.push("owner/secret", {"config.json": b"{}"}, private=True)
+        with pytest.raises(UsageError, match=r'no token for it: hand yours over with capture_env_vars=\["HF_TOKEN"\]'):
+            desk.packed(desk.function("hub"), Data("hf://owner/secret"))
+        _, staged = desk.packed(desk.function("hub"), Data("hf://owner/secret"), secrets={"HF_TOKEN": "of-the-hub"})
+        assert staged.data[0].url.endswith(commit)
 
 
 def test_the_agent_is_staged_by_its_digest(desk: Desk) -> None:

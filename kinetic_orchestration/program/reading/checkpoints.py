@@ -95,20 +95,20 @@ def _state(
     of = Source(store, record, 0, record.hosts, stack, narrow=bool(only))
     if into is None:
         return _whole(store, record, of, only)
-    trees.refuse_spread(into)
+    layouts = trees.layouts(into)
     engines = {
         path: leaf for path, leaf in trees.named(into)
         if isinstance(leaf, trees.Engine) and (not only or partial.is_chosen(path, only))
     }  # fmt: skip
     apart.check(record, engines, store, 0, 1, all_of_it=not only)
     if only:
-        give = partial.Chosen(into, record, of.plain, only).restorer(of.plain, of.fetch, of.look)
+        give = partial.Chosen(into, record, of.plain, only).restorer(of.plain, of.fetch, of.look, layouts)
         apart.read(record, engines, store)
         return give()
     if told := commits.differences(record.leaves, trees.described(into)):
         raise CheckpointDiffers(f"step {record.step} in {store.place} is of another model:\n  " + "\n  ".join(told))
     of.check_names(into)
-    give = trees.restorer(into, of.plain, of.fetch, of.look)
+    give = trees.restorer(into, of.plain, of.fetch, of.look, layouts)
     apart.read(record, engines, store)
     return give()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.host.prepare.volumes import Taken, Volume
+from kinetic_orchestration.host.prepare.data.volumes import Taken, Volume
 
 
 def test_hosts_with_the_same_data_share_a_link_and_the_last_one_removes_it(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_other_data_is_refused_while_the_path_is_in_use_and_taken_over_afterward
 def test_a_killed_host_leaves_a_link_that_the_next_one_takes_over(tmp_path: Path) -> None:
     path = tmp_path / "data"
     program = (
-        "import os, signal, sys; from kinetic_orchestration.host.prepare.volumes import Volume\n"
+        "import os, signal, sys; from kinetic_orchestration.host.prepare.data.volumes import Volume\n"
         f"volume = Volume({str(tmp_path)!r}, {str(path)!r}, '/some/data'); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=30).returncode == -9
