@@ -3,7 +3,7 @@
     context                        the host on which the program runs (HostContext)
     loop                           training that resumes (Training)
     trainers/                      trainers of others: Keras (KineticCallback), …
-    reading                        checkpoints for other tools (read_checkpoint)
+    reading/                       checkpoints for other tools (read_checkpoint), data in a bucket (StreamedData)
     preemption  ·  speed           notices that the machine goes; steps a second
     checkpoints/                   checkpoints: written, committed, restored and removed
     inference/                     many prompts, answered by all hosts

@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from kinetic_orchestration.host.process.topology import TRACE
 from kinetic_orchestration.protocol.report.frames import SPENT
@@ -51,6 +51,8 @@ class HostContext:
     _notice: str = ""
     _fence: int = 1
     _store: str = ""
+    _usd_per_hour: float = 0.0  # of all hosts, at most; 0.0: nobody has asked for it, or none is known
+    _emulated: bool = False  # its hardware, so that rates and costs say nothing of the real one
     _tier: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # variables; one of them is a key
 
     def fence(self) -> int:
@@ -109,6 +111,19 @@ class HostContext:
 
         return folder_of(self, name)
 
+    def refuse(self, reason: str) -> NoReturn:
+        """End the job for what another attempt would meet again, such as the number of hosts. It is not tried again.
+
+        Args:
+            reason: What cannot be, why, and what to do instead.
+
+        Raises:
+            Unsupported: Always, with the reason.
+        """
+        from kinetic_orchestration.errors import Unsupported
+
+        raise Unsupported(reason)
+
     def _spent(self, name: str, spent: list[float]) -> None:
         """Report the time of a training by its uses, in place of the last report."""
         self._record(SPENT, {"name": name, "spent": spent})
@@ -165,6 +180,7 @@ def current() -> HostContext:
 
 def _of_host(environ: Mapping[str, str]) -> dict[str, Any]:
     fence, _, store = environ.get("KINETIC_FENCE", "1 ").partition(" ")
+    usd_per_hour, _, emulated = environ.get("KINETIC_COSTS", "0 ").partition(" ")
     return {
         "job_id": environ["KINETIC_JOB_ID"],
         "attempt": int(environ["KINETIC_ATTEMPT"]),
@@ -179,6 +195,8 @@ def _of_host(environ: Mapping[str, str]) -> dict[str, Any]:
         "_notice": environ.get("KINETIC_NOTICE", ""),  # an older agent has none
         "_fence": int(fence),
         "_store": store,
+        "_usd_per_hour": float(usd_per_hour),
+        "_emulated": bool(emulated),
         "_tier": tuple(sorted((name, environ[name]) for name in environ if name.startswith("KINETIC_TIER_"))),
     }
 

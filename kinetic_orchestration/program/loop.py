@@ -26,7 +26,7 @@ from kinetic_orchestration.program.checkpoints import trees
 from kinetic_orchestration.program.checkpoints.agreement import Agreement, Alone
 from kinetic_orchestration.program.checkpoints.background import CopyBuffers, Writing, is_copied, unfinished_at
 from kinetic_orchestration.program.checkpoints.commits import Commit, topology
-from kinetic_orchestration.program.checkpoints.leaves import partial
+from kinetic_orchestration.program.checkpoints.leaves import apart, partial
 from kinetic_orchestration.program.checkpoints.manager import Checkpoints, NotWritten, Snapshot
 from kinetic_orchestration.program.checkpoints.store import open_checkpoints
 from kinetic_orchestration.program.checkpoints.tier.folder import Where, checked
@@ -266,13 +266,13 @@ class Training:
             CheckpointDiffers: The checkpoint is of another model or topology, or does not have what `only` names.
             CheckpointError: There is no complete checkpoint of that step.
             TypeError: A part of the state cannot be stored.
-            UsageError: An argument is invalid.
+            UsageError: An argument is invalid, or another library cannot write to where the checkpoints are.
         """
         began = time.monotonic()
         step = step if step is None else _whole("step", step, 0, "the step of a checkpoint")
         paths = partial.checked(only)
         trees.described(state)  # refuses an unstorable state now, and not when the first checkpoint is due
-        trees.refuse_spread(state)
+        layouts = trees.layouts(state, self._hosts if self._host.job_id else 0)
         self._open()
         if self.batch is not None and self._host.host_index == 0:
             self.say(str(self.batch))
@@ -282,8 +282,12 @@ class Training:
                     f"there is no checkpoint of step {step}: only a job has any here, and read_checkpoint reads them"
                 )
             return state, 0
+        engines = {path: leaf for path, leaf in trees.named(state) if isinstance(leaf, trees.Engine)}
+        apart.check_place(self._checkpoints.store.place, engines)
         self._settle()
-        restored, commit = self._checkpoints.restore(state, reshard=self._reshard, step=step, only=paths)
+        restored, commit = self._checkpoints.restore(
+            state, reshard=self._reshard, step=step, only=paths, layouts=layouts
+        )
         if commit is not None:
             self._done = self._saved = self._tried = commit.step
             self.restored = commit.more

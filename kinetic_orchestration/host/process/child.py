@@ -37,6 +37,7 @@ ROOT = "kinetic_orchestration.errors.KineticError"
 USAGE = (
     "kinetic_orchestration.errors.UsageError",
     "kinetic_orchestration.errors.CheckpointDiffers",
+    "kinetic_orchestration.errors.DataChanged",
     "kinetic_orchestration.errors.EngineNotStarted",
     "kinetic_orchestration.protocol.content.payload.OtherPython",
 )

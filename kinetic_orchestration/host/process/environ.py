@@ -60,6 +60,7 @@ def start_message(
         "KINETIC_EVENTS": files["events"],
         "KINETIC_NOTICE": files["notice"],
         "KINETIC_FENCE": f"{at.attempt} {at.store}",
+        "KINETIC_COSTS": f"{task.usd_per_hour!r} {_stands_in(task)}",
         **_traced(at, task.profile),
         **_elastic(task),
     }  # fmt: skip
@@ -121,6 +122,11 @@ def _devices(at: Assignment, task: Task, environ: Mapping[str, str]) -> dict[str
     if topology.OWN in env and "KERAS_TORCH_DEVICE" not in given:
         env["KERAS_TORCH_DEVICE"] = f"cuda:{env[topology.OWN]}"
     return {**env, **topology.on_accelerator("gpu", given), **topology.threads(_cores(), task.processes, given)}
+
+
+def _stands_in(task: Task) -> str:
+    """Return "emulated" if ordinary processors stand in for the requested hardware; a CPU stands in for nothing."""
+    return "emulated" if task.emulated and task.accelerator.kind != "cpu" else ""
 
 
 def _cores() -> int:

@@ -14,6 +14,7 @@ from math import prod
 from typing import Any
 
 from kinetic_orchestration.errors import CheckpointDiffers, CheckpointError
+from kinetic_orchestration.host.process.frameworks.spread import Layouts
 from kinetic_orchestration.program.checkpoints import commits, parts, trees
 from kinetic_orchestration.program.checkpoints.agreement import Agreement
 from kinetic_orchestration.program.checkpoints.commits import Commit, Leaf, Part
@@ -137,13 +138,20 @@ class Checkpoints:
     # ---- restore ---------------------------------------------------------------------------------------------------
 
     def restore(
-        self, state: Any, *, reshard: bool, step: int | None = None, only: tuple[str, ...] = ()
+        self,
+        state: Any,
+        *,
+        reshard: bool,
+        step: int | None = None,
+        only: tuple[str, ...] = (),
+        layouts: Mapping[str, Layouts] = trees.NO_LAYOUTS,
     ) -> tuple[Any, Commit | None]:
         """The newest whole checkpoint as this state, on all hosts the same; without one, the state as it is.
 
         Args:
             step: Of an older checkpoint, at which a new line begins.
             only: Paths of what is restored; () for all.
+            layouts: Of what torch spreads in it (`trees.layouts`).
 
         Raises:
             CheckpointError: There is none of that step.
@@ -165,7 +173,7 @@ class Checkpoints:
             with contextlib.ExitStack() as stack:
                 try:
                     record = self._read(folder, f"near-{self._restored}-{number}")
-                    give = self._load(record, state, reshard, tuple(paths), stack)
+                    give = self._load(record, state, reshard, tuple(paths), layouts, stack)
                 except parts.Torn as error:
                     torn = str(error)
                 said = self.agreement.gather(f"restored-{self._restored}-{number}", torn, PATIENCE)
@@ -287,8 +295,9 @@ class Checkpoints:
             )
 
     def _load(
-        self, record: Commit, state: Any, reshard: bool, only: tuple[str, ...], stack: contextlib.ExitStack
-    ) -> Callable[[], Any]:
+        self, record: Commit, state: Any, reshard: bool, only: tuple[str, ...], layouts: Mapping[str, Layouts],
+        stack: contextlib.ExitStack,
+    ) -> Callable[[], Any]:  # fmt: skip
         """Gives the state. All parts that it needs are open by now, and believed."""
         if not only:
             self._check_leaves(record, state)
@@ -308,9 +317,9 @@ class Checkpoints:
                 "state, and order the data by the step instead, as Training.indices does"
             )
         if chosen is None:
-            give = trees.restorer(state, of.plain, of.fetch, of.look)
+            give = trees.restorer(state, of.plain, of.fetch, of.look, layouts)
         else:
-            give = chosen.restorer(of.plain, of.fetch, of.look)
+            give = chosen.restorer(of.plain, of.fetch, of.look, layouts)
 
         def given() -> Any:
             apart.read(record, engines, self.store)

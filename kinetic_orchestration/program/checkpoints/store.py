@@ -96,8 +96,8 @@ class CheckpointStore(ABC):
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
-        if told.leaves:
-            self.records.create(commits.leaves_name(folder, host), told.leaves)
+        if told.leaves:  # not waited for on a disk: without them, or if they are torn, the whole part is verified
+            self.records.put(commits.leaves_name(folder, host), told.leaves)
         return told
 
     def report_part(self, folder: str, host: int, told: Part | None, why: str = "") -> None:

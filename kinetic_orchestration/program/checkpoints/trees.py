@@ -9,6 +9,7 @@ that the program has not imported.
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
 import os
 import re
@@ -19,6 +20,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Protocol, runtime_checkable
 
+from kinetic_orchestration.errors import CheckpointDiffers
+from kinetic_orchestration.host.process.frameworks import spread
+from kinetic_orchestration.host.process.frameworks.spread import Layout, Layouts
 from kinetic_orchestration.program.checkpoints.commits import Leaf
 from kinetic_orchestration.protocol.system.parallel import side_by_side
 
@@ -27,6 +31,8 @@ SPREAD, SAME, OWN = "spread", "same", "own"
 
 COPIERS = 4  # threads, if there are as many cores
 TOGETHER = 4 << 20  # bytes that one of them copies at a time
+
+NO_LAYOUTS: Mapping[str, Layouts] = {}
 
 Start = tuple[int, ...]
 PLAIN = (bool, int, float, str, bytes)
@@ -195,55 +201,40 @@ def described(state: Any) -> dict[str, Leaf]:
     for path, leaf in named(state):
         if not isinstance(leaf, (*PLAIN, Engine)) and not keeps(leaf):
             found[path] = _leaf(_now(leaf), path)
+            if isinstance(leaf, Slot) and spread.is_spread(_now(leaf)):
+                raise Unstorable(f"{path} is a DTensor within a framework's variable, which has not been tried")
     return found
 
 
-def refuse_spread(state: Any) -> None:
-    """Refuse torch state that is sharded over hosts (FSDP2, tensor parallelism) within an object with a state of its
-    own: a module, an optimizer, or a wrapper of them, whose state is read as at a checkpoint."""
+def layouts(state: Any, hosts: int = 0) -> dict[str, Layouts]:
+    """How torch spreads what the objects with a state of their own have over its processes, by their paths. All hosts
+    call it at the same time: an object may ask the others for its state.
+
+    Args:
+        state: A state, which is not changed.
+        hosts: Number of hosts that write it; 0 if unknown.
+
+    Raises:
+        Unstorable: Something is spread in a way that cannot be kept.
+    """
+    found: dict[str, Layouts] = {}
     for path, leaf in named(state):
-        if hasattr(leaf, "load_state_dict") and (ways := _ways(leaf)) is not None:
-            held = _parameters(leaf)
-            if any(map(_is_spread, held)) or (not held and _gives_spread(ways[0])):
-                raise Unstorable(_SPREAD.format(path or "the state"))
+        _refuse(path or "the state", leaf, hosts)
+        if not hasattr(leaf, "load_state_dict") or (ways := _ways(leaf)) is None:
+            continue
+        held, arrays = spread.parameters(leaf), {}
+        if not held or spread.is_possible():
+            with contextlib.suppress(Exception):  # it may have none before its first step
+                arrays = dict(spread.arrays(ways[0](), path))
+        for name, one in (*arrays.items(), *((f"a parameter of {path or 'the state'}", one) for one in held)):
+            _refuse(name, one, hosts)
+        found[path] = Layouts(path, leaf, arrays)
+    return found
 
 
-def _parameters(kept: Any) -> list[Any]:
-    """The parameters of a module or an optimizer, without reading its whole state."""
-    parameters = getattr(kept, "parameters", None)
-    held = list(parameters()) if callable(parameters) else []
-    groups = getattr(kept, "param_groups", None)
-    for group in groups if isinstance(groups, list) else []:
-        held += group.get("params", []) if isinstance(group, dict) else []
-    return held
-
-
-def _gives_spread(state: Callable[[], Any]) -> bool:
-    """Return True if the object's state holds sharded values. An object without state before its first step may raise:
-    its first checkpoint reports the problem."""
-    try:
-        return _holds_spread(state())
-    except Exception:
-        return False
-
-
-def _holds_spread(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_holds_spread, value.values()))
-    if isinstance(value, (list, tuple)):
-        return any(map(_holds_spread, value))
-    return _is_spread(value)
-
-
-def _is_spread(leaf: Any) -> bool:
-    return any(kind.__name__ == "DTensor" and kind.__module__.startswith("torch.") for kind in type(leaf).__mro__)
-
-
-_SPREAD = (
-    "{} has parameters that torch spreads over the hosts (DTensor, as fully_shard makes them), of which no host has "
-    "the whole: leave it out of the state, and keep it with torch.distributed.checkpoint in "
-    "kinetic.current().checkpoint_path()"
-)
+def _refuse(name: str, value: Any, hosts: int) -> None:
+    if why := spread.why_not(value, hosts):
+        raise Unstorable(f"{name} {why}")
 
 
 def host_part(state: Any) -> HostPart:
@@ -262,7 +253,10 @@ def host_part(state: Any) -> HostPart:
             into.apart[path] = leaf
         elif (ways := _ways(leaf)) is not None:
             kind = SAME if hasattr(leaf, "load_state_dict") and _torch_is_joined() else OWN
-            into.plain[path] = _plain(ways[0](), path, into, kind)
+            kept = ways[0]()
+            if why := spread.check_optimizer(leaf, kept, path):
+                raise Unstorable(why)
+            into.plain[path] = _plain(kept, path, into, kind)
         else:
             into.leaves[path] = _leaf(leaf, path)
             _take(leaf, path, into)
@@ -270,8 +264,8 @@ def host_part(state: Any) -> HostPart:
 
 
 def _leaf(leaf: Any, path: str) -> Leaf:
-    if _is_spread(leaf):
-        raise Unstorable(_SPREAD.format(path or "the state"))
+    if why := spread.why_not(leaf):
+        raise Unstorable(f"{path or 'the state'} {why}")
     if _is_key(leaf):
         data = sys.modules["jax"].eval_shape(sys.modules["jax"].random.key_data, leaf)
         return Leaf(str(leaf.dtype), tuple(data.shape))
@@ -299,8 +293,8 @@ def _take(leaf: Any, path: str, into: HostPart, kind: str = "") -> None:
     if _is_jax(leaf):
         if _is_key(leaf):
             leaf = sys.modules["jax"].random.key_data(leaf)
-        spread = not leaf.is_fully_addressable
-        into.kinds[path] = SPREAD if spread else OWN
+        is_shared = not leaf.is_fully_addressable
+        into.kinds[path] = SPREAD if is_shared else OWN
         for shard in _shards(leaf):
             if shard.replica_id == 0:
                 start = tuple(piece.start or 0 for piece in shard.index)
@@ -308,6 +302,13 @@ def _take(leaf: Any, path: str, into: HostPart, kind: str = "") -> None:
                 lies = str(shard.data.sharding.memory_kind)
                 fresh = shard.device.platform != "cpu" and not lies.endswith("host")
                 into.pieces.append(Piece(path, start, tuple(shard.data.shape), _bytes(shard.data), fresh))
+        return
+    if spread.is_spread(leaf):
+        into.kinds[path] = SPREAD
+        start, part = spread.layout_of(leaf).rectangle(tuple(leaf.shape))
+        if prod(part) and spread.is_written_here(leaf):
+            local = spread.local_of(leaf)
+            into.pieces.append(Piece(path, start, part, _bytes(local), local.device.type != "cpu"))
         return
     into.kinds[path] = kind or (SAME if _is_torch(leaf) and _torch_is_joined() else OWN)
     shape = tuple(int(size) for size in leaf.shape)
@@ -335,7 +336,8 @@ def _plain(value: Any, path: str, into: HostPart, kind: str) -> Any:
         leaf = _leaf(value, path)
         _take(value, path, into, kind)
         of = "torch" if _is_torch(value) else "jax" if _is_jax(value) else "numpy"
-        return {"array": path, "of": of, "dtype": leaf.dtype, "shape": list(leaf.shape)}
+        told: dict[str, Any] = {"array": path, "of": of, "dtype": leaf.dtype, "shape": list(leaf.shape)}
+        return told | {"spread": spread.placements(value)} if spread.is_spread(value) else told
     raise Unstorable(
         f"the state of {path} holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be kept "
         "without pickling it"
@@ -359,7 +361,13 @@ Fetch = Callable[[str, str, Start, tuple[int, ...]], memoryview]
 Look = Callable[[str, Start, tuple[int, ...]], object]
 
 
-def restorer(state: Any, plain: Mapping[str, Any], fetch: Fetch, look: Look = lambda *_: None) -> Callable[[], Any]:
+def restorer(
+    state: Any,
+    plain: Mapping[str, Any],
+    fetch: Fetch,
+    look: Look = lambda *_: None,
+    layouts: Mapping[str, Layouts] = NO_LAYOUTS,
+) -> Callable[[], Any]:
     """Return a function that restores the checkpoint's state in the structure, and with the sharding, of this one.
     Everything that it needs is checked before; until it is called, no object with a state of its own is changed."""
     made: dict[str, Any] = {}
@@ -371,7 +379,7 @@ def restorer(state: Any, plain: Mapping[str, Any], fetch: Fetch, look: Look = la
         elif isinstance(leaf, Engine):  # is read by whoever wrote it
             made[path] = leaf
         elif (ways := _ways(leaf)) is not None:
-            _look(plain[path], look)
+            _look(plain[path], look, layouts.get(path))
             kept.append((path, ways[1]))
             made[path] = leaf
         elif isinstance(leaf, Slot):
@@ -384,7 +392,7 @@ def restorer(state: Any, plain: Mapping[str, Any], fetch: Fetch, look: Look = la
 
     def give() -> Any:
         for path, take in kept:
-            take(plain_value(plain[path], fetch))
+            take(plain_value(plain[path], fetch, layouts.get(path)))
         for path, place in places:
             place.assign(_made(place.value(), path, fetch))
         return rebuilt(state, made)
@@ -410,44 +418,69 @@ def _rectangle(index: tuple[slice, ...], whole: tuple[int, ...]) -> tuple[Start,
     return start, tuple(stop - at for stop, at in zip(stops, start, strict=True))
 
 
-def _look(told: Any, look: Look) -> None:
+def _look(told: Any, look: Look, layouts: Layouts | None) -> None:
     """Visit all arrays within a result of `_plain`."""
     if not isinstance(told, dict):
         return
     pairs = (one for pair in told.get("dict", ()) for one in pair)
     for one in (*told.get("list", ()), *told.get("tuple", ()), *pairs):
-        _look(one, look)
+        _look(one, look, layouts)
     if "array" in told:
-        look(told["array"], (0,) * len(told["shape"]), tuple(told["shape"]))
+        _, (start, shape) = _part_of(told, layouts)
+        look(told["array"], start, shape)
 
 
-def plain_value(told: Any, fetch: Fetch) -> Any:  # noqa: PLR0911 - one tag each
+def _part_of(told: Mapping[str, Any], layouts: Layouts | None) -> tuple[Layout | None, tuple[Start, tuple[int, ...]]]:
+    """The layout of an array within a result of `_plain`, and the rectangle that this process needs of it."""
+    shape = tuple(told["shape"])
+    try:
+        layout = None if layouts is None else layouts.of(told["array"], shape, told.get("spread"))
+    except spread.NoLayout as error:
+        raise CheckpointDiffers(str(error)) from None
+    return layout, ((0,) * len(shape), shape) if layout is None else layout.rectangle(shape)
+
+
+def plain_value(told: Any, fetch: Fetch, layouts: Layouts | None = None) -> Any:  # noqa: PLR0911 - one tag each
+    """The value of a result of `_plain`. Without layouts what was spread over processes comes back whole."""
     if not isinstance(told, dict):
         return told
     if "bytes" in told:
         return base64.b64decode(told["bytes"])
     if "list" in told:
-        return [plain_value(one, fetch) for one in told["list"]]
+        return [plain_value(one, fetch, layouts) for one in told["list"]]
     if "tuple" in told:
-        return tuple(plain_value(one, fetch) for one in told["tuple"])
+        return tuple(plain_value(one, fetch, layouts) for one in told["tuple"])
     if "dict" in told:
-        return {plain_value(key, fetch): plain_value(one, fetch) for key, one in told["dict"]}
-    shape = tuple(told["shape"])
-    data = fetch(told["array"], told["dtype"], (0,) * len(shape), shape)
+        pairs = told["dict"]
+        return {plain_value(key, fetch, layouts): plain_value(one, fetch, layouts) for key, one in pairs}
+    layout, (start, shape) = _part_of(told, layouts)
+    data = fetch(told["array"], told["dtype"], start, shape)
     if told["of"] == "torch" and "torch" in sys.modules:
-        return _to_torch(data, told["dtype"], shape)
+        part = _to_torch(data, told["dtype"], shape)
+        return part if layout is None else layout.joined(part, tuple(told["shape"]))
     array = _to_numpy(data, told["dtype"], shape)
     return sys.modules["jax"].numpy.asarray(array) if told["of"] == "jax" and "jax" in sys.modules else array
 
 
 def whole(leaf: Leaf, fetch: Fetch, path: str) -> Any:
     dtype = "uint32" if leaf.dtype.startswith("key<") else leaf.dtype
-    return _to_numpy(fetch(path, dtype, (0,) * len(leaf.shape), leaf.shape), dtype, leaf.shape)
+    data = fetch(path, dtype, (0,) * len(leaf.shape), leaf.shape)
+    try:
+        return _to_numpy(data, dtype, leaf.shape)
+    except ModuleNotFoundError:  # of ml_dtypes, for what numpy has not
+        if "torch" not in sys.modules:
+            raise
+        return _to_torch(data, dtype, leaf.shape)
 
 
 def _made(leaf: Any, path: str, fetch: Fetch) -> Any:
     found = _leaf(leaf, path)
     whole = (0,) * len(found.shape)
+    if spread.is_spread(leaf):
+        layout = spread.layout_of(leaf)
+        start, shape = layout.rectangle(found.shape)
+        part = _to_torch(fetch(path, found.dtype, start, shape), found.dtype, shape)
+        return layout.joined(part, found.shape).requires_grad_(leaf.requires_grad)
     if _is_torch(leaf):
         data = fetch(path, found.dtype, whole, found.shape)
         return _to_torch(data, found.dtype, found.shape).to(leaf.device).requires_grad_(leaf.requires_grad)
@@ -513,11 +546,11 @@ def devices(state: Any, *, told: bool = False) -> int:
     """The number of all devices, if the state, or `told`, shows that JAX is in use; else 0. JAX is not asked otherwise,
     as it would then reserve them."""
     leaves = (_now(leaf) for _, leaf in named(state))
-    spread = (
+    are_there = (
         _is_jax(leaf) or hasattr(leaf, "begin_writing") or getattr(leaf, "sharding", None) is not None
         for leaf in leaves
     )
-    return int(sys.modules["jax"].device_count()) if "jax" in sys.modules and (told or any(spread)) else 0
+    return int(sys.modules["jax"].device_count()) if "jax" in sys.modules and (told or any(are_there)) else 0
 
 
 def frameworks() -> str:
@@ -534,8 +567,6 @@ def _bytes(array: Any) -> Any:
     if _is_torch(array):
         import ctypes
 
-        if type(array).__name__ == "DTensor":
-            raise Unstorable("a DTensor is spread by torch itself: keep it with torch.distributed.checkpoint")
         flat = array.detach().resolve_conj().resolve_neg().cpu().contiguous()  # the data itself, no lazy view
         size = flat.numel() * flat.element_size()
         # Not through numpy, which may be missing, and which has no bfloat16.

@@ -32,7 +32,7 @@ PASSING = frozenset({408, 409, 425, 429}) | frozenset(range(500, 600))
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a row."""
+    """The end of a row: its text, or its failure."""
 
     text: str | None = None
     error: str = ""

@@ -1,4 +1,4 @@
-"""What a model is: a directory in the layout of Hugging Face's hub, or a name there; and what identifies it."""
+"""Tells what is a model, a directory in the layout of Hugging Face's hub or a name there, and identifies it."""
 
 from __future__ import annotations
 

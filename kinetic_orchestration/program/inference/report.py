@@ -1,4 +1,4 @@
-"""What a batch comes to: counts, tokens, rates and latencies of each host, and of all of them together."""
+"""Counts rows and tokens, and makes rates and latencies of them: of each host, and of all of them together."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class BatchReport(TypedDict):
         seconds: Seconds after that.
         restarts: Servers that died and were started again.
         hosts: Hosts of the attempt.
-        usd: Cost of this attempt's hosts for start and work at the dearest list price; None if no price is known.
+        usd: Cost of this attempt's hosts for start and work, at the dearest price that may be asked for the choice of
+            hardware by which they were made; None if no price is known.
         usd_per_million_tokens: The same for a million tokens, in and out together.
         emulated: The hardware is emulated: rates and costs say nothing of the real one.
         engine: Name of the engine.
@@ -72,7 +73,7 @@ class BatchReport(TypedDict):
 
 
 class Counts:
-    """What this host has done in this attempt. `add` is for any thread."""
+    """Counts what this host has done in this attempt. `add` is for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

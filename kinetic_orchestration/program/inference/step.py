@@ -26,7 +26,7 @@ LOOK = (0.05, 2.0)  # of host 0 at what the others have done: the first pause, a
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a host is told besides the model and the prompts."""
+    """Orders of a host, besides the model and the prompts."""
 
     engine: engines.Engine | None  # None: of `ByFunction`, which has it
     output: str = ""  # "": below the job's output_dir
@@ -38,8 +38,6 @@ class Settings:
     retry_failed: bool = False
     devices: int = 1  # of a host, for the model
     per_chip: int = 1  # devices of a chip
-    usd_per_hour: float | None = None  # of all hosts together
-    emulated: bool = False  # the hardware, so that rates and costs say nothing of the real one
 
 
 def answer_all(model: str | None, prompts: Any, settings: Settings) -> BatchReport | None:
@@ -237,7 +235,7 @@ class _Batch:
         name = engine.name if isinstance(engine, engines.Server) else getattr(engine, "__qualname__", repr(engine))
         return report.report(
             heard, rows=len(self.rows), failed=failed, engine=name, place=self.place.place,
-            usd_per_hour=self.settings.usd_per_hour, emulated=self.settings.emulated,
+            usd_per_hour=self.host._usd_per_hour or None, emulated=self.host._emulated,
         )  # fmt: skip
 
 

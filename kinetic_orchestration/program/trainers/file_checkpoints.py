@@ -2,7 +2,9 @@
 
 Beside the files of a checkpoint each host leaves a record of them, once all hosts have written theirs. A checkpoint is
 complete if it has the records of all hosts of one attempt, and every file that these name: so neither a kill in the
-middle of a save nor one in the middle of an upload leaves one that is taken. Knows no trainer: `torch` does.
+middle of a save nor one in the middle of an upload leaves one that is taken. On a file system each attempt writes into
+a folder of its own, so that an old program, which may still run, writes beside its successor's files and not among
+them; from a bucket each has copies of its own anyway. Knows no trainer: `torch` does.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ from kinetic_orchestration.program.checkpoints.tier import mirror
 from kinetic_orchestration.program.loop import FIRST_MEETING, PATIENCE, Training
 
 RECORD = re.compile(r"kinetic-\d{5}\.json")
+ATTEMPT = re.compile(r"[\w.-]+-\d+")  # the folder of one
 LARGEST = 16 << 20  # bytes of a record
 MOST_HOSTS = 100_000
 
 
 class FileCheckpoints(Training):
-    """A training whose state is in files, each checkpoint in a folder `<prefix>-<step>`.
+    """A training whose state is in files, each checkpoint in a folder `<prefix>-<step>`; on a file system below one of
+    its attempt.
 
     All hosts call `newest` before the training, `begin`, and after each step `reached`, which says if a checkpoint is
     to be written; then each writes its files below `path`, and calls `commit`.
@@ -39,10 +43,12 @@ class FileCheckpoints(Training):
         super().__init__(name=name, every=every, keep=keep, total=total, tier=None)
         self._folder = re.compile(rf"{re.escape(prefix)}-(\d{{1,12}})")
         self._prefix = prefix
-        self.folder = ""
+        self.folder = ""  # into which this attempt writes
+        self._all = ""  # with those of all attempts
         self.resumed: int | None = None  # the step of the checkpoint that `newest` has found
         self._asked = 0
-        self._written: list[int] = []  # steps whose record this host has, oldest first
+        self._written: dict[int, str] = {}  # checkpoints whose record this host has, by their steps, oldest first
+        self._found: set[str] = set()  # what earlier attempts have left
         self.is_wanted = self.is_last = False  # a checkpoint of the step that was reached; and nothing after it
 
     # ---- before the first step ---------------------------------------------------------------------------------------
@@ -51,23 +57,30 @@ class FileCheckpoints(Training):
         """Open the folder, which contains what earlier attempts have left. A name that was used has another one."""
         if not self.folder:
             self._open()
-            self.folder = self._host.checkpoint_path(f"{self._name}-files")
+            host = self._host
+            self.folder = self._all = host.checkpoint_path(f"{self._name}-files")
+            if host.job_id and not buckets.in_bucket(host.checkpoint_dir):
+                self.folder = os.path.join(self._all, f"{host.job_id.removeprefix('job-')[:16]}-{host.attempt}")
+                os.makedirs(self.folder, exist_ok=True)
 
     def newest(self) -> str | None:
         """Return the folder of the newest checkpoint that is complete on all hosts; removes those that are not, and
         what is newer. None if there is none."""
         self.open()
         there = self._there()
-        complete = sorted(step for step in there if is_complete(self.path(step)))
+        complete = sorted((step, name) for name, step in there.items() if is_complete(os.path.join(self._all, name)))
         lists = [complete]
         if self._checkpoints is not None:
             self._asked += 1
-            lists = self._checkpoints.agreement.gather(f"complete-{self._asked}", complete, PATIENCE)
-        common = set(lists[0]).intersection(*lists[1:])
+            told = self._checkpoints.agreement.gather(f"complete-{self._asked}", complete, PATIENCE)
+            lists = [[(step, name) for step, name in one] for one in told]
+        # Of two attempts' checkpoints of one step either is whole, and all hosts take the same.
+        common = dict(sorted(set(lists[0]).intersection(*lists[1:])))
         self.resumed = max(common, default=None)
-        self._remove(step for step in there if step not in common)
-        self._written = sorted(common)
-        return None if self.resumed is None else self.path(self.resumed)
+        self._remove(name for name in there if name not in common.values())
+        self._written = {step: os.path.join(self._all, name) for step, name in common.items()}
+        self._found = set(self._written.values())
+        return None if self.resumed is None else self._written[self.resumed]
 
     def begin(self, done: int, total: int = 0) -> None:
         """Go on after so many steps, as the trainer does."""
@@ -97,7 +110,7 @@ class FileCheckpoints(Training):
         """
         self.is_wanted = self.is_last = False
         self.advance(done, None, metrics, {})
-        return (self.is_wanted or self.is_last) and done not in self._written[-1:]
+        return (self.is_wanted or self.is_last) and done != self.newest_written
 
     def _save(self, done: int, *_: Any, **__: Any) -> None:
         """A checkpoint is due, which the trainer writes."""
@@ -118,24 +131,33 @@ class FileCheckpoints(Training):
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
+    @property
+    def newest_written(self) -> int | None:
+        """The step of the newest checkpoint whose record this host has."""
+        return next(reversed(self._written), None)
+
     def path(self, step: int) -> str:
+        """The folder of a checkpoint, also of an earlier attempt's; one that is not there yet is written there."""
+        return self._written.get(step) or self._path(step)
+
+    def _path(self, step: int) -> str:
         return os.path.join(self.folder, f"{self._prefix}-{step}")
 
     def write(self, step: int, write: Callable[[str], Any]) -> None:
         """Have a function write this host's files into a folder, on all hosts, and commit them."""
         began = time.monotonic()
         self.open()
-        path = self.path(step)
+        path = self._path(step)
         os.makedirs(path, exist_ok=True)
         write(path)
         self.commit(step, began=began)
 
     def commit(self, step: int, *, began: float = 0.0, protected: Collection[str] = ()) -> None:
         """Record that this host's files of a checkpoint are written, once those of all hosts are; and remove
-        checkpoints that are no longer needed. `protected`: names of folders that stay."""
+        checkpoints that are no longer needed. `protected`: folders that stay."""
         began = began or time.monotonic()
         sent = min(self._of_all(step, self._newest_sent()))
-        path, host = self.path(step), self._host
+        path, host = self._path(step), self._host
         os.makedirs(path, exist_ok=True)
         record = {
             "hosts": self._hosts, "writer": f"{host.job_id}-{host.attempt}", "step": step, "files": _files(path),
@@ -144,7 +166,7 @@ class FileCheckpoints(Training):
         Path(f"{name}.tmp").write_text(json.dumps(record), encoding="utf-8")
         os.replace(f"{name}.tmp", name)
         self._saved = self._tried = step
-        self._written = [*(one for one in self._written if one < step), step]
+        self._written = {one: name for one, name in self._written.items() if one < step} | {step: path}
         self._forget(sent, protected)
         self._saved_at = time.monotonic()
         self.leave_out(self._saved_at - began, stall=True)
@@ -165,30 +187,53 @@ class FileCheckpoints(Training):
         sender = mirror._mirrors.get(f"{self._host.checkpoint_dir}/{self._name}-files")
         own = f"kinetic-{self._host.host_index:05d}.json"
         for step in reversed(self._written):
-            if sender is None or f"{self._prefix}-{step}/{own}" in sender._sent:
+            if sender is None or f"{os.path.relpath(self._written[step], self._all)}/{own}" in sender._sent:
                 return step
         return -1
 
     def _forget(self, sent: int, protected: Collection[str]) -> None:
-        """Remove checkpoints, but the newest ones and the one that the next attempt would find now."""
-        kept = {*self._written[-self._keep :], sent}
-        names = {self.path(step) for step in kept} | {os.path.join(self.folder, name) for name in protected}
-        self._remove(step for step in self._there() if step < self._written[-1] and self.path(step) not in names)
+        """Remove checkpoints, but the newest ones and the one that the next attempt would find now. What another
+        attempt has written since is its own."""
+        steps = list(self._written)
+        kept = {self.path(step) for step in {*steps[-self._keep :], sent}} | set(map(os.path.abspath, protected))
+        own = os.path.relpath(self._path(0), self._all).rpartition("/")[0]
+        gone = []
+        for name, step in self._there().items():
+            path = os.path.join(self._all, name)
+            is_known = path in self._found or name.rpartition("/")[0] == own
+            if step < steps[-1] and is_known and not {path, os.path.abspath(path)} & kept:
+                gone.append(name)
+        self._remove(gone)
 
-    def _remove(self, steps: Any) -> None:
-        gone = sorted(steps)
+    def _remove(self, names: Any) -> None:
+        gone = sorted(names)
         is_shared = self._host.host_index > 0 and not buckets.in_bucket(self._host.checkpoint_dir)
         if not gone or is_shared:  # then it is host 0's
             return
         with contextlib.suppress(Unreachable, Superseded):  # then the next time, or the next attempt
             if self._host.job_id:
                 self._host.fence()
-            for step in gone:
-                shutil.rmtree(self.path(step), ignore_errors=True)
+            for name in gone:
+                path = os.path.join(self._all, name)
+                shutil.rmtree(path, ignore_errors=True)
+                if (above := os.path.dirname(path)) not in (self.folder, self._all):
+                    with contextlib.suppress(OSError):  # it has others
+                        os.rmdir(above)
 
-    def _there(self) -> list[int]:
-        found = (self._folder.fullmatch(name) for name in os.listdir(self.folder))
-        return sorted(int(match[1]) for match in found if match is not None)
+    def _there(self) -> dict[str, int]:
+        """The steps of all checkpoints, by their names below the folder of all attempts."""
+        found = {}
+        for name in os.listdir(self._all):
+            if self._folder.fullmatch(name):
+                found[name] = self._step(name)
+            elif ATTEMPT.fullmatch(name):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    inside = os.listdir(os.path.join(self._all, name))
+                    found |= {f"{name}/{one}": self._step(one) for one in inside if self._folder.fullmatch(one)}
+        return found
+
+    def _step(self, name: str) -> int:
+        return int(name.rpartition("-")[2])
 
 
 def is_complete(folder: str) -> bool:

@@ -128,7 +128,7 @@ def accelerate(
 
 def _finish(checkpoints: FileCheckpoints, done: int, save: Callable[[str], Any]) -> None:
     """Write a checkpoint of the last step, unless there is one or the program runs outside a job."""
-    if checkpoints._host.job_id and done not in checkpoints._written[-1:]:
+    if checkpoints._host.job_id and done != checkpoints.newest_written:
         checkpoints.write(done, save)
     checkpoints.finish(None, done)
 
@@ -194,7 +194,7 @@ class _OfTrainer:
             control.should_evaluate = False  # which may take longer than there is
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        best = os.path.basename(state.best_model_checkpoint or "")
+        best = state.best_model_checkpoint
         self._checkpoints.commit(state.global_step, protected=[best] if best else [])
         self._checkpoints.end_if_last(state.global_step)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.testing.storage_server.server import StorageServer
 from tests.end_to_end.frameworks.curves import BOUNDED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(6)]
@@ -112,9 +113,12 @@ def test_orbax_writes_beside_the_steps_and_each_flipped_byte_of_its_files_is_ref
     }  # fmt: skip
 
 
-def on_hosts(place: str, until: int, reshard: bool) -> dict[str, Any]:
-    """One array over all devices of all hosts, and the number of each step added to it."""
+def on_hosts(place: str, until: int, reshard: bool, server: str = "") -> dict[str, Any]:
+    """One array over all devices of all hosts, and the number of each step added to it. `server`: of the bucket that
+    the place is in, which both of Orbax' ways there have to know: gcsfs and tensorstore."""
     os.environ["JAX_NUM_CPU_DEVICES"] = "2"
+    if server:
+        os.environ.update({"STORAGE_EMULATOR_HOST": server, "TENSORSTORE_GCS_HTTP_URL": server})
     import jax
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
@@ -154,3 +158,16 @@ def test_what_orbax_wrote_on_two_hosts_one_restores(frameworks: Path, tmp_path: 
     files = [path for path in Path(newest.state["net"]).rglob("*") if path.is_file()]
     commit = (Path(place, "t", newest.folder) / "commit.json").read_text()
     assert files and all(str(path.relative_to(Path(place, "t", newest.folder))) in commit for path in files)
+
+
+def test_orbax_writes_to_an_emulated_bucket_on_two_hosts_and_one_goes_on(frameworks: Path) -> None:
+    requirements = [*REQUIREMENTS.read_text().splitlines(), "gcsfs==2026.10.1"]
+    with StorageServer() as server:
+        place = f"{server.make_bucket('orbax')}/checkpoints"
+
+        def run(accelerator: str, until: int) -> Any:
+            made = kinetic.run(accelerator=accelerator, limits=BOUNDED, requirements=requirements)
+            return made(on_hosts).run_async(place, until, True, server.url).result()
+
+        assert run("v4-8", 5) == {"begun": 0, "shards": [True] * 2, "hosts": 2, "devices": 4}
+        assert run("cpu", 8) == {"begun": 5, "shards": [True] * 2, "hosts": 1, "devices": 2}

@@ -26,6 +26,13 @@ def described(engines: Engines) -> dict[str, Apart]:
     }
 
 
+def check_place(place: str, engines: Engines) -> None:
+    """Let each of them refuse the location of the checkpoints, before the first step. Raises UsageError."""
+    for engine in engines.values():
+        if (check := getattr(engine, "check_place", None)) is not None:
+            check(place)
+
+
 def begin(store: CheckpointStore, folder: str, engines: Engines) -> str:
     """Begin to write; why that failed, or ""."""
     for path, told in described(engines).items():

@@ -6,6 +6,7 @@ digests of its own: `apart` has them, where the checkpoints are in a folder.
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -53,14 +54,25 @@ class Orbax:
         self._writing: Any = None
         self._failure: BaseException | None = None
 
+    def check_place(self, place: str) -> None:
+        """Raise UsageError if Orbax cannot write there. In gs:// tensorstore writes, and gcsfs finds the way."""
+        if place.startswith("s3://"):
+            raise UsageError(
+                "Orbax writes to folders and to gs://, and these checkpoints are in s3://: give the tree to Training "
+                "as it is"
+            )
+        if place.startswith("gs://") and not any(map(importlib.util.find_spec, ("gcsfs", "tensorflow"))):
+            raise UsageError(
+                f"Orbax needs gcsfs to write to {place}, and it is not installed: add it to the requirements of the "
+                "job, or give the tree to Training as it is"
+            )
+
     def described(self) -> Mapping[str, Leaf]:
         """Return its arrays by their paths."""
         return {path: trees._leaf(leaf, path) for path, leaf in trees.named(self.tree) if hasattr(leaf, "shape")}
 
     def begin_writing(self, folder: str) -> None:
         """Copy the arrays to this host, and begin to write them."""
-        if folder.startswith("s3://"):
-            raise CheckpointError("Orbax writes to folders and to gs://, and these checkpoints are in s3://")
         # One for each checkpoint: an error of an earlier one is raised at its own end, and never later.
         self._writing = self._ocp.StandardCheckpointer(
             async_options=self._ocp.options.AsyncOptions(timeout_secs=PATIENCE)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kinetic_orchestration.errors import CheckpointDiffers, UsageError
+from kinetic_orchestration.host.process.frameworks.spread import Layouts
 from kinetic_orchestration.program.checkpoints import commits, trees
 from kinetic_orchestration.program.checkpoints.commits import Commit, Leaf
 
@@ -70,9 +71,15 @@ class Chosen:
                 "(ShapeDtypeStruct): give an array there, or name it in only="
             )
 
-    def restorer(self, plain: Mapping[str, Any], fetch: trees.Fetch, look: trees.Look) -> Callable[[], Any]:
+    def restorer(
+        self,
+        plain: Mapping[str, Any],
+        fetch: trees.Fetch,
+        look: trees.Look,
+        layouts: Mapping[str, Layouts] = trees.NO_LAYOUTS,
+    ) -> Callable[[], Any]:
         """Return a function that restores what is chosen, and leaves all else as it is, as `trees.restorer` does."""
-        give = trees.restorer(self.leaves, plain, fetch, look)
+        give = trees.restorer(self.leaves, plain, fetch, look, layouts)
 
         def given() -> Any:
             made = give()

@@ -125,3 +125,27 @@ def test_without_the_library_orbax_is_refused_with_what_to_install(monkeypatch: 
     monkeypatch.setitem(sys.modules, "orbax", None)
     with pytest.raises(UsageError, match="orbax-checkpoint, which is not installed"):
         kinetic.Orbax({"w": np.zeros(2)})
+
+
+def test_a_place_to_which_another_library_cannot_write_is_refused_before_the_first_step(
+    host: Become, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orbax = object.__new__(kinetic.Orbax)  # which is not installed here
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    for place, why in {
+        "gs://b/c": "needs gcsfs to write to gs://b/c",
+        "s3://b/c": "writes to folders and to gs://",
+    }.items():
+        with pytest.raises(UsageError, match=why):
+            orbax.check_place(place)
+    orbax.check_place("/folder")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name == "gcsfs" else None)
+    orbax.check_place("gs://b/c")
+
+    class Nowhere(InNumpy):
+        def check_place(self, place: str) -> None:
+            raise UsageError(f"not in {Path(place).name}")
+
+    host()
+    with pytest.raises(UsageError, match=r"^not in t$"):
+        kinetic.Training(name="t").restore({"net": Nowhere(np.zeros(9))})

@@ -194,6 +194,24 @@ class DTensor:
     """A stand-in for torch's, which this environment lacks; tests/end_to_end/frameworks has the real one."""
 
     __module__ = "torch.distributed.tensor"
+    dtype, shape = "torch.float32", (4,)
+
+    def __init__(self, processes: int = 4, *, partial: bool = False) -> None:
+        self.device_mesh = SimpleNamespace(size=lambda: processes, shape=(processes,))
+        self.placements = [SimpleNamespace(is_partial=lambda: partial, dim=0)]
+
+
+class ShardedTensor:
+    __module__ = "torch.distributed._shard.sharded_tensor.api"
+    dtype, shape = "torch.float32", (4,)
+
+
+class Flattened:
+    """A parameter as FSDP1 marks it, also where it leaves the user's own in place."""
+
+    __module__ = "torch.nn.parameter"
+    dtype, shape = "torch.float32", (4,)
+    _fsdp_flattened = True
 
 
 class Around:
@@ -208,10 +226,30 @@ class Around:
     def load_state_dict(self, _: Any) -> None: ...
 
 
-def test_what_torch_spreads_is_found_in_whatever_is_around_it_before_the_first_step() -> None:
-    for spread in (DTensor(), type("Parameter", (DTensor,), {})()):
-        with pytest.raises(trees.Unstorable, match=r"^ema has parameters that torch spreads over the hosts"):
-            kinetic.Training(name="t").restore({"ema": Around(np.zeros(2), spread)})
+@pytest.mark.parametrize(
+    ("spread", "why"),
+    [
+        (DTensor(2), "is a DTensor over 2 of 4 processes, and nothing shows what the others have"),
+        (type("Parameter", (DTensor,), {})(2), "is a DTensor over 2 of 4 processes"),
+        (DTensor(partial=True), r"is a DTensor whose sums are not added up yet \(Partial\)"),
+        (ShardedTensor(), r"is of FSDP1 \(FullyShardedDataParallel\), whose flat shards have no place"),
+        (Flattened(), "is of FSDP1"),
+    ],
+)
+def test_what_torch_spreads_in_a_way_that_cannot_be_kept_is_refused_before_the_first_step(
+    spread: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: 4)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=DTensor, distributed=joined))
+    for path, state in {
+        "ema/within/1/weight": {"ema": Around(np.zeros(2), spread)},
+        "own/0": {"own": [spread]},
+    }.items():
+        with pytest.raises(trees.Unstorable, match=rf"^{path} {why}"):
+            kinetic.Training(name="t").restore(state)
+    optimizer = SimpleNamespace(param_groups=[{"params": [spread]}], state_dict=dict, load_state_dict=print)
+    with pytest.raises(trees.Unstorable, match=rf"^a parameter of opt {why}"):
+        kinetic.Training(name="t").restore({"opt": optimizer})
     kinetic.Training(name="t").restore({"ema": Around(np.zeros(2), np.ones(2))})
 
 

@@ -28,6 +28,11 @@ def is_gone(pid: str | int) -> bool:
     return process is None or process.zombie
 
 
+def both_are_gone(lab: Lab) -> None:
+    """Wait until a server and its worker are: a process that was killed is there until the kernel has ended it."""
+    wait_until(lambda: is_gone((lab.state / "server").read_text()) and is_gone((lab.state / "worker").read_text()))
+
+
 @pytest.mark.slow
 def test_only_what_may_pass_is_tried_again_and_a_prompts_own_fault_is_its_row(lab: Lab, answer: Answer) -> None:
     lab.faults(
@@ -98,7 +103,7 @@ def test_a_server_that_never_becomes_healthy_is_told_by_its_logs_end(lab: Lab, a
         answer(["a"], "--start-delay", "900", "--child", patience=1.0)
     log = re.search(r"the whole is (\S+)\)", str(found.value))
     assert log is not None and "loading the model" in Path(log[1]).read_text()
-    assert is_gone((lab.state / "server").read_text()) and is_gone((lab.state / "worker").read_text())
+    both_are_gone(lab)
     with pytest.raises(
         EngineNotStarted, match=r"ended \d+ s after(.|\n)*no room on the device(.|\n)*ended with exit code 1"
     ):
@@ -151,7 +156,7 @@ def test_a_server_ends_with_all_it_started_when_its_program_is_killed(lab: Lab, 
     finally:
         program.kill()
         program.wait()
-    wait_until(lambda: is_gone((lab.state / "server").read_text()) and is_gone((lab.state / "worker").read_text()))
+    both_are_gone(lab)
     wait_until(lambda: not list(temporary.glob("kinetic-server-*")))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.steps.asked import Judging
 from kinetic_orchestration.api.steps.evaluation import evaluation_spec
 from kinetic_orchestration.errors import ScoresTooLow, UsageError
 from kinetic_orchestration.plan.declare.spec import Options
@@ -48,7 +49,7 @@ def model(tmp_path: Path) -> Path:
 def test_what_cannot_be_evaluated_is_refused_before_anything_runs(model: Path, given: Any, reason: str) -> None:
     asked: dict[str, Any] = {"model": model, "tasks": ["sums"], "options": Options(accelerator="cpu"), **given}
     with pytest.raises(UsageError, match=reason):
-        evaluation_spec(asked.pop("model"), asked.pop("tasks"), **asked)
+        evaluation_spec(asked.pop("model"), asked.pop("tasks"), options=asked.pop("options"), asked=Judging(**asked))
 
 
 def test_the_harness_asks_the_server_in_the_way_that_it_can_be_asked() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.errors import KeyTaken
 from kinetic_orchestration.plan import values
 from tests.core.program.inference.conftest import Lab
 from tests.support.openai_server import answer_to
@@ -49,7 +50,25 @@ def test_a_function_is_an_engine(lab: Lab, prompts: Prompts) -> None:
     job = kinetic.serve_batch(None, asked, engine=backwards, output=lab.output, accelerator="cpu", concurrency=4)
     report = job.result()
     assert (report["answered"], report["failed"]) == (10, 1)
+    assert report["emulated"] is job.emulated is False, "a CPU of this machine is what was asked for"
     assert lab.texts() == {**{one: answer_to(one) for one in asked}, "boom here": "RuntimeError: boom was asked"}
+
+
+def test_a_batch_of_one_key_is_one_job_whatever_it_costs_by_now(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prices change from day to day, and are no part of a call."""
+    asked: dict[str, Any] = {
+        "engine": backwards, "output": lab.output, "accelerator": "v5e-1", "key": "answers", "on_conflict": "error",
+    }  # fmt: skip
+    monkeypatch.setenv("KINETIC_PRICES", "v5e=36")
+    first = kinetic.serve_batch(None, ["one"], **asked)
+    report = first.result()
+    assert report["usd"] == pytest.approx(0.01 * (report["start_seconds"] + report["seconds"]), rel=0.05, abs=1e-4)
+    assert report["emulated"] is True
+    monkeypatch.setenv("KINETIC_PRICES", "v5e=72")
+    again = kinetic.serve_batch(None, ["one"], **asked)
+    assert again.job_id == first.job_id and again.result() == report
+    with pytest.raises(KeyTaken, match="another value of prompts"):
+        kinetic.serve_batch(None, ["two"], **asked)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.program.trainers.file_checkpoints import FileCheckpoints, is_complete
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.testing.storage_server.server import StorageServer
-from tests.core.program.conftest import Host
+from tests.core.program.conftest import JOB, Host
 from tests.support.waits import wait_until
 
 Become = Callable[..., Host]
@@ -44,7 +44,8 @@ class Loop:
 
 
 def folders(there: Host, name: str = "files") -> list[str]:
-    return sorted(path.name for path in (there.checkpoints / f"{name}-files").iterdir())
+    """Those of all attempts."""
+    return sorted(path.name for path in (there.checkpoints / f"{name}-files").glob("*/*"))
 
 
 def test_a_loop_goes_on_at_its_newest_checkpoint_and_reports(host: Become, capfd: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +69,7 @@ def test_a_loop_goes_on_at_its_newest_checkpoint_and_reports(host: Become, capfd
 def test_what_a_kill_left_is_passed_over_and_removed(host: Become, broken: str) -> None:
     there = host()
     Loop().run(11)
-    newest = there.checkpoints / "files-files" / "step-9"
+    (newest,) = (there.checkpoints / "files-files").glob("*/step-9")
     record = newest / "kinetic-00000.json"
     if broken == "a file is missing":
         (newest / "inner" / "sum").unlink()
@@ -82,6 +83,52 @@ def test_what_a_kill_left_is_passed_over_and_removed(host: Become, broken: str) 
     loop = Loop()
     begun = loop.steps.restore()
     assert (begun, loop.sum, folders(there)) == (6, sum(range(6)), ["step-6"])
+
+
+class InTwoFiles(Loop):
+    """Its number is in two files, and it can be cut off between them."""
+
+    cut: int = 0
+
+    def save(self, folder: str) -> None:
+        Path(folder, "first").write_text(f"{self.sum:06}")
+        if self.steps._done == self.cut:
+            raise InterruptedError
+        Path(folder, "second").write_text(f"{self.sum:06}")
+
+    def load(self, folder: str) -> None:
+        (self.sum,) = {int(Path(folder, name).read_text()) for name in ("first", "second")}
+
+
+def test_an_old_program_that_writes_a_step_of_its_successor_changes_none_of_its_files(host: Become) -> None:
+    host()
+    old = InTwoFiles()
+    old.run(5)
+    host(2)
+    InTwoFiles().run(10)
+    old.cut, old.sum = 9, 777
+    with pytest.raises(InterruptedError):  # it wakes up late, writes that step with other numbers, and is killed
+        for number in range(5, 10):
+            old.steps.step(number + 1)
+    third = host(3)
+    after = InTwoFiles()
+    assert (after.steps.restore(), after.sum) == (9, sum(range(9)))
+    assert folders(third) == ["step-6", "step-9"], "of a step that both have one is kept, and what was cut off is not"
+    for number in range(9, 15):
+        after.steps.step(number + 1)
+    assert folders(third) == ["step-12", "step-15"]
+
+
+def test_an_old_program_removes_nothing_of_its_successor(host: Become, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = host()
+    old = Loop(keep=1)
+    old.run(3)
+    host(2)
+    Loop(keep=3).run(12)
+    monkeypatch.setattr("kinetic_orchestration.program.context.HostContext.fence", lambda _: 1)  # asked just before
+    for number in range(3, 15):
+        old.steps.step(number + 1)
+    assert folders(there) == ["step-12", "step-12", "step-15", "step-6", "step-9"], "of both"
 
 
 def test_a_checkpoint_needs_the_records_of_all_hosts_of_one_attempt(tmp_path: Path) -> None:
@@ -151,7 +198,7 @@ def test_the_best_checkpoint_is_known_on_the_next_machine_which_has_it_elsewhere
             keeps.on_save(None, state, None)
 
     there = host()
-    best = there.checkpoints / "trainer-files" / "checkpoint-1"
+    best = there.checkpoints / "trainer-files" / f"{JOB.removeprefix('job-')}-1" / "checkpoint-1"
     trained(
         3, state := SimpleNamespace(global_step=0, max_steps=9, best_global_step=1, best_model_checkpoint=str(best))
     )

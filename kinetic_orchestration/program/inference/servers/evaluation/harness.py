@@ -29,7 +29,7 @@ _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What of a model is evaluated.
+    """Tasks by which a model is evaluated, and how.
 
     Attributes:
         tasks: Names of tasks.

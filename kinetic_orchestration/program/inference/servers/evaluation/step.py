@@ -45,7 +45,7 @@ class EvaluationReport(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a host is told besides the model and the tasks."""
+    """Orders of a host, besides the model and the tasks."""
 
     engine: engines.Server
     engine_options: Mapping[str, Any] = field(default_factory=dict)
