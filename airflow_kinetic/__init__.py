@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from airflow_kinetic.operators.reap import KineticReapOperator
     from airflow_kinetic.operators.release import KineticReleaseOperator
     from airflow_kinetic.sensors.kinetic import KineticJobSensor
+    from airflow_kinetic.shared.parameters.later_data import KineticData
     from airflow_kinetic.triggers.kinetic import KineticJobTrigger
 
 _HOMES = {
+    "KineticData": "shared.parameters.later_data",
     "KineticEvaluateOperator": "operators.inference",
     "KineticHook": "hooks.kinetic",
     "KineticJobSensor": "sensors.kinetic",
@@ -34,8 +36,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "KineticEvaluateOperator", "KineticHook", "KineticJobSensor", "KineticJobTrigger", "KineticReapOperator",
-    "KineticReleaseOperator", "KineticServeBatchOperator", "KineticTPUOperator", "kinetic_task",
+    "KineticData", "KineticEvaluateOperator", "KineticHook", "KineticJobSensor", "KineticJobTrigger",
+    "KineticReapOperator", "KineticReleaseOperator", "KineticServeBatchOperator", "KineticTPUOperator", "kinetic_task",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

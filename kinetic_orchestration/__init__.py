@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from kinetic_orchestration.program.inference.results import read_answers
     from kinetic_orchestration.program.inference.servers.engines import Server
     from kinetic_orchestration.program.loop import Training, TrainingEnded
-    from kinetic_orchestration.program.reading import read_checkpoint
+    from kinetic_orchestration.program.reading.checkpoints import read_checkpoint
+    from kinetic_orchestration.program.reading.streamed import StreamedData
     from kinetic_orchestration.program.trainers import torch as torch  # which `import *` leaves out
     from kinetic_orchestration.program.trainers.keras_callback import KineticCallback
 
@@ -67,6 +68,7 @@ _HOMES = {
     "Server": "program.inference.servers.engines",
     "Serving": "api.steps.serving",
     "SmokeTest": "api.steps.serving",
+    "StreamedData": "program.reading.streamed",
     "TpuVm": "plan.declare.cloud",
     "Training": "program.loop",
     "TrainingEnded": "program.loop",
@@ -82,7 +84,7 @@ _HOMES = {
     "move_alias": "api.steps.promotion",
     "promote": "api.steps.promotion",
     "read_answers": "program.inference.results",
-    "read_checkpoint": "program.reading",
+    "read_checkpoint": "program.reading.checkpoints",
     "run": "api.decorator",
     "search": "api.steps.search",
     "serve_batch": "api.steps.inference",
@@ -123,6 +125,7 @@ __all__ = [
     "Server",
     "Serving",
     "SmokeTest",
+    "StreamedData",
     "TpuVm",
     "Training",
     "TrainingEnded",

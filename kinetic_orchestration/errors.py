@@ -22,6 +22,7 @@
     ├── CredentialsError                  no credentials for a cloud or a cluster, or they lack a permission
     ├── BackendError                      the hosts could not be created; its cause decides about the next attempt
     ├── NoPlace                           no place is left in which the hosts could be created
+    ├── DataChanged                       data that a job reads where they are, are not those that it was submitted with
     ├── CheckpointError                   a checkpoint could not be written or read
     │   └── CheckpointDiffers(ValueError)  it is of another model or topology; the message lists the differences
     ├── PromotionRefused                  the check of a model said no; nothing was copied or registered
@@ -119,7 +120,7 @@ class Denied(StoreError):
 
 
 class Unreachable(StoreError):
-    """The store did not answer in time. Worth another attempt."""
+    """The store, or a hub, did not answer in time. Worth another attempt."""
 
 
 class NewerWire(StoreError):
@@ -154,6 +155,10 @@ class NoPlace(KineticError):
     """No place is left in which the hosts could be created."""
 
 
+class DataChanged(KineticError):
+    """Data that a job reads where they are, are not those that it was submitted with."""
+
+
 class CheckpointError(KineticError):
     """A checkpoint could not be written or read. Earlier checkpoints are unchanged."""
 
@@ -163,11 +168,11 @@ class CheckpointDiffers(CheckpointError, ValueError):
 
 
 class PromotionRefused(KineticError):
-    """The check of a model said no, and nothing was copied or registered; or the alias that it was to get has moved
-    meanwhile, and nothing points to it.
+    """The check of a model said no, or the job that made it did not succeed, and nothing was copied or registered; or
+    the alias that it was to get has moved meanwhile, and nothing points to it.
 
     Attributes:
-        reasons: What the check gave as reasons.
+        reasons: What the check gave as reasons, or how the job has ended.
     """
 
     def __init__(self, message: str, reasons: tuple[str, ...] = ()) -> None:
@@ -194,7 +199,7 @@ class DeploymentBusy(ServingError):
 
 
 class DeploymentFailed(ServingError):
-    """What was applied does not serve.
+    """A server does not serve although its objects were applied.
 
     Attributes:
         revision: The revision that failed.

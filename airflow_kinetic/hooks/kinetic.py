@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
@@ -79,6 +81,17 @@ class KineticHook(Connection):
         location = self._location()
         with location.with_credentials():
             return [handle for handle, _ in live_jobs(self.log.warning, **location.settings())]
+
+    def acting_at(self, *addresses: str | os.PathLike[str]) -> AbstractContextManager[None]:
+        """Act as this connection says within the block: for calls of the core in a task, such as
+        ``kinetic_orchestration.promote(model, to=place)`` or ``deploy``, which know no connections.
+
+        Nothing is looked up if neither one of the addresses nor the jobs' location is on Google Cloud.
+
+        :param addresses: what is read and written, such as a model and the place of its versions
+        """
+        in_bucket = any(os.fspath(address).startswith("gs://") for address in addresses)
+        return self.acting() if in_bucket or self._location().is_google else nullcontext()
 
     def _location(self) -> JobLocation:
         return JobLocation.resolve(self.gcp_conn_id, self.impersonation_chain, **self._given)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
@@ -20,15 +20,20 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
+    from kinetic_orchestration.api.steps.asked import Served
     from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+    from kinetic_orchestration.program.inference.report import BatchReport
 
 ON_LOW = ("fail", "skip", "return")
+RENAMED = {"output": "output_path"}  # `output` is what a task hands to others
+
+S = TypeVar("S", bound="Served")
 
 
 class _StepOperator(KineticTPUOperator):
-    """A task whose job the core makes of the parameters that `of_step` names, once their templates are rendered."""
-
-    of_step: ClassVar[Sequence[str]] = ()
+    """A task whose job the core makes of its parameters, once their templates are rendered. Airflow knows parameters by
+    the signature of a class, so each states those of its step; a test compares them with the core's.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         for name in ("python_callable", "script", "op_args", "op_kwargs"):
@@ -38,7 +43,7 @@ class _StepOperator(KineticTPUOperator):
 
     @staticmethod
     def _stands_in() -> None:
-        """What the checks of a task take for its function; `step` gives the job its own."""
+        """Stand in for a function where a task is checked; `step` gives the job its own."""
 
     @classmethod
     def partial(cls, **given: Any) -> OperatorPartial:
@@ -50,8 +55,11 @@ class _StepOperator(KineticTPUOperator):
             return made
         return CheckedPartial.of(made, {**declared_with(KineticTPUOperator), "python_callable": UNKNOWN})
 
-    def given_to_step(self) -> dict[str, Any]:
-        return {"output" if name == "output_path" else name: getattr(self, name) for name in self.of_step}
+    def asked(self, kind: type[S]) -> S:
+        """Return the keywords of the step, as the core has them."""
+        from kinetic_orchestration.api.steps.asked import names_of
+
+        return kind(**{name: getattr(self, RENAMED.get(name, name)) for name in names_of(kind)})
 
 
 class KineticServeBatchOperator(_StepOperator):
@@ -80,10 +88,6 @@ class KineticServeBatchOperator(_StepOperator):
     template_fields_renderers: ClassVar[dict[str, str]] = {
         **KineticTPUOperator.template_fields_renderers, "prompts": "json", "parameters": "json",
     }  # fmt: skip
-    of_step: ClassVar[Sequence[str]] = (
-        "model", "prompts", "engine", "output_path", "parameters", "concurrency", "engine_options", "patience",
-        "on_bad_row", "retry_failed",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -106,9 +110,26 @@ class KineticServeBatchOperator(_StepOperator):
         self.patience, self.on_bad_row, self.retry_failed = patience, on_bad_row, retry_failed
 
     def step(self, options: Options) -> JobSpec:
+        from kinetic_orchestration.api.steps.asked import Batch
         from kinetic_orchestration.api.steps.inference import batch_spec
 
-        return batch_spec(**self.given_to_step(), options=options)
+        return batch_spec(self.model, self.prompts, self.asked(Batch), options)
+
+    def execute(self, context: Context) -> Any:
+        return self.charged(super().execute(context))
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        return self.charged(super().execute_complete(context, event))
+
+    def charged(self, report: Any) -> Any:
+        """Return the report with the cost of its job, which hosts do not know."""
+        job = self.own_try().job
+        if job is None or not isinstance(report, Mapping):  # with wait=False it is a job's id
+            return report
+        from kinetic_orchestration.api.handle import JobHandle
+        from kinetic_orchestration.api.steps.inference import with_cost
+
+        return with_cost(cast("BatchReport", report), JobHandle(job))
 
 
 class KineticEvaluateOperator(_StepOperator):
@@ -138,10 +159,6 @@ class KineticEvaluateOperator(_StepOperator):
 
     template_fields: Sequence[str] = (
         *KineticTPUOperator.template_fields, "model", "tasks", "folder", "output_path", "engine_options",
-    )  # fmt: skip
-    of_step: ClassVar[Sequence[str]] = (
-        "model", "tasks", "folder", "at_least", "at_most", "engine", "engine_options", "chat", "limit", "few_shot",
-        "concurrency", "harness_options", "output_path", "patience",
     )  # fmt: skip
 
     def __init__(
@@ -177,9 +194,10 @@ class KineticEvaluateOperator(_StepOperator):
         self.harness_options = harness_options
 
     def step(self, options: Options) -> JobSpec:
+        from kinetic_orchestration.api.steps.asked import Judging
         from kinetic_orchestration.api.steps.evaluation import evaluation_spec
 
-        return evaluation_spec(**self.given_to_step(), options=options)
+        return evaluation_spec(self.model, self.tasks, self.asked(Judging), options)
 
     def execute(self, context: Context) -> Any:
         return self.judged(super().execute(context), context)

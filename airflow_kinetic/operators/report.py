@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_kinetic.links.kinetic import KineticCurvesLink, KineticProfileLink
 from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.configuration import xcom_limit
-from airflow_kinetic.shared.outcome import JOB_KEY, WHERE_KEY, uri_of_result, value_for_xcom
+from airflow_kinetic.shared.outcome import JOB_KEY, OUTPUT_KEY, WHERE_KEY, uri_of_result, value_for_xcom
 from airflow_kinetic.shared.waiting.calls import in_background
 from kinetic_orchestration.api.handle import JobHandle, profile_of
 from kinetic_orchestration.api.links import browse
@@ -52,6 +52,8 @@ class TaskReport:
         if self._operator.do_xcom_push:
             self._context["ti"].xcom_push(key=JOB_KEY, value=self._job.job_id)
             self._context["ti"].xcom_push(key=WHERE_KEY, value=self._job.plan_of(1).where)
+            if output := self._job.task().output_dir:
+                self._context["ti"].xcom_push(key=OUTPUT_KEY, value=output)
 
     def finish(self, outcome: Outcome, metrics: Mapping[str, float | str]) -> Any:
         """Return the task's value, or raise what its job has raised, after all else is shown."""

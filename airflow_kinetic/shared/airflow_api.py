@@ -72,6 +72,15 @@ INTERNALS: Final = (
         "an outlet that is named by Asset.ref() gets an event without the job in its extra",
     ),
     Internal(
+        "airflow.sdk.definitions.xcom_arg",
+        ("XComArg.iter_references", "XComArg.iter_xcom_references", "XComArg.resolve"),
+        "no task takes KineticData: give its function the address as text, and read it there",
+    ),
+    Internal(
+        "airflow.sdk.bases.operator", ("BaseOperator.render_template",),
+        "no task takes KineticData: give its function the address as text, and read it there",
+    ),
+    Internal(
         "airflow.sdk.execution_time.context", ("NEVER_EXPIRE",),
         "which job a task means is forgotten after [state_store] retention, and a clear after that knows no job",
     ),

@@ -20,6 +20,7 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system import escaping
 
 JOB_KEY = "kinetic_job_id"  # the job, as soon as there is one
+OUTPUT_KEY = "kinetic_output_dir"  # the folder or the address of what the job writes, as soon as there is one
 WHERE_KEY = "kinetic_where"  # "Cloud TPU v5litepod-8", "emulated on this machine's CPU", …
 WORTH_LOADING = 16  # a file larger than this multiple of the limit cannot hold a value below it
 _FRAME = re.compile(r'^([ |]*)File "')

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.api.steps.evaluation import Evaluation
-from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.plan.declare.spec import JobSpec
 
 if TYPE_CHECKING:
-    from kinetic_orchestration.plan.hardware.cost import Estimate
     from kinetic_orchestration.program.inference.report import BatchReport
 
 BATCH, EVALUATION = "batch", "evaluation"  # prefixes of metadata
@@ -30,31 +27,11 @@ MOST_SCORES = 200
 
 
 def job_of(step: JobSpec, base: JobSpec) -> JobSpec:
-    """Return the job of a step that a resource runs: its call, with everything else of `base`."""
-    return replace(base, name=step.name, function=step.function, args=step.args, kwargs=step.kwargs)
-
-
-def with_cost(report: BatchReport, handle: JobHandle[Any]) -> BatchReport:
-    """Return a report with the cost of the whole job, its waiting hosts and failed attempts too, where it is charged
-    for and its price is known.
-    """
-    report = {**report, "emulated": handle.emulated}
-    try:
-        cost = handle.cost()
-    except KineticError:  # it is worth no step
-        return report
-    return charged(report, cost)
-
-
-def charged(report: BatchReport, cost: Estimate) -> BatchReport:
-    """Return a report with a job's cost. For a million tokens it is not known if earlier attempts have answered rows:
-    the report has the tokens of the last attempt alone.
-    """
-    if cost.uncharged or cost.usd is None:
-        return report
-    tokens = report["tokens_in"] + report["tokens_out"]
-    told = bool(tokens) and not (report["reused"] and cost.attempts > 1)
-    return {**report, "usd": cost.usd, "usd_per_million_tokens": cost.usd / tokens * 1e6 if told else None}
+    """Return the job of a step that a resource runs: `step`, as `base` has it launched."""
+    return replace(
+        step, options=base.options, env=base.env, meant=base.meant, origin=base.origin,
+        require_hardware=base.require_hardware, defaults=base.defaults,
+    )  # fmt: skip
 
 
 def batch_metadata(report: BatchReport) -> dict[str, Any]:

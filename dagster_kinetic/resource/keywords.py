@@ -11,7 +11,7 @@ from typing import Any
 
 import dagster as dg
 
-from kinetic_orchestration.api.keywords import OfJob
+from kinetic_orchestration.api.keywords import OfBatch, OfJob, OfJudging
 
 
 class OfCall(OfJob, total=False):
@@ -97,3 +97,11 @@ class OfOp(OfJob, total=False):
     retry_policy: dg.RetryPolicy | None
     code_version: str | None
     pool: str | None
+
+
+class OfBatchCall(OfBatch, OfCall, total=False):
+    """The same, and the keywords of the step."""
+
+
+class OfJudgingCall(OfJudging, OfCall, total=False):
+    """The same, and the keywords of the step."""

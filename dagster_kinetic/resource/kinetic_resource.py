@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import inspect
 import itertools
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -44,7 +43,7 @@ from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, JobSpec, Optio
 
 if TYPE_CHECKING:
     from dagster_kinetic.fleet.jobs import MapResult
-    from dagster_kinetic.resource.keywords import OfCall
+    from dagster_kinetic.resource.keywords import OfBatchCall, OfCall, OfJudgingCall
     from kinetic_orchestration.api.handle import JobHandle
     from kinetic_orchestration.api.steps.evaluation import Evaluation
     from kinetic_orchestration.program.inference.report import BatchReport
@@ -301,7 +300,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         accelerator: Accelerator | None = None,
         context: _compat.Context = None,
         key: str | None = None,
-        **given: Any,
+        **given: Unpack[OfBatchCall],
     ) -> dg.MaterializeResult[BatchReport]:
         """Answer many prompts by a model on an accelerator, and return what an asset returns: the report as its value,
         and rows, tokens a second, latencies, start-up, cost and the place of the parts as its metadata.
@@ -309,11 +308,13 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         `given`: keywords of `kinetic_orchestration.serve_batch`, and options of its job. A retry of the step finds its
         job again, and a later run with the same `output` asks only what has no answer there.
         """
-        from dagster_kinetic.resource.inference import batch_metadata, with_cost
-        from kinetic_orchestration.api.steps.inference import batch_spec
+        from dagster_kinetic.resource.inference import batch_metadata
+        from kinetic_orchestration.api.steps.asked import Batch, divided
+        from kinetic_orchestration.api.steps.inference import batch_spec, with_cost
 
         handles: list[JobHandle[Any]] = []
-        spec, context, call = self._step(batch_spec, (model, prompts), accelerator, context, key, given)
+        asked, options = divided(Batch, given)
+        spec, context, call = self._step(batch_spec, (model, prompts, asked), accelerator, context, key, options)
         report = self._run_step(spec, context, call, handles.append)
         report = with_cost(report, handles[0])
         return dg.MaterializeResult(value=report, metadata=batch_metadata(report))
@@ -326,36 +327,35 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         accelerator: Accelerator | None = None,
         context: _compat.Context = None,
         key: str | None = None,
-        **given: Any,
+        **given: Unpack[OfJudgingCall],
     ) -> Evaluation:
         """Evaluate a model by tasks of lm-evaluation-harness on an accelerator. `evaluation_check` makes it the result
         of an asset check, which may block what is downstream.
 
         `given`: keywords of `kinetic_orchestration.evaluate`, and options of its job.
         """
+        from kinetic_orchestration.api.steps.asked import Judging, divided
         from kinetic_orchestration.api.steps.evaluation import Evaluation, evaluation_spec
 
-        spec, context, call = self._step(evaluation_spec, (model, tasks), accelerator, context, key, given)
+        asked, options = divided(Judging, given)
+        spec, context, call = self._step(evaluation_spec, (model, tasks, asked), accelerator, context, key, options)
         return Evaluation.of(self._run_step(spec, context, call))
 
     def _step(
         self,
         make: Callable[..., JobSpec],
-        args: tuple[Any, ...],
+        asked: tuple[Any, ...],
         accelerator: Accelerator | None,
         context: _compat.Context,
         key: str | None,
-        given: Mapping[str, Any],
+        options: Mapping[str, Any],
     ) -> tuple[JobSpec, _compat.Context, str]:
-        """Return the job of a step that the core makes, the step's context, and the name of the call."""
+        """Return the job that the core makes of what a step asks, the step's context, and the name of the call."""
         from dagster_kinetic.resource.inference import job_of
 
         context = of_step(context)
-        own = inspect.signature(make).parameters.keys() - {"options"}
-        options = {name: value for name, value in given.items() if name not in own}
         base = self._spec(make, ((), None), accelerator, context, options)
-        mine = {name: value for name, value in given.items() if name in own}
-        spec = job_of(make(*args, **mine, options=base.options), base)
+        spec = job_of(make(*asked, base.options), base)
         return spec if context is not None or key is None else _keyed(spec, key), context, self._call(context, key)
 
     def _run_step(

@@ -1,13 +1,14 @@
-"""The options of `run` as keywords, for type checkers alone.
+"""The options of `run`, and the keywords of steps, for type checkers alone.
 
-Written by `python -m tests.project.names.keywords` from `plan/declare/spec.py`; a test compares them.
+Written by `python -m tests.project.names.keywords` from `plan/declare/spec.py` and
+`api/steps/asked.py`; a test compares them.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from kinetic_orchestration.plan.declare.choices import Choice
 from kinetic_orchestration.plan.declare.cloud import CloudOptions
@@ -67,3 +68,42 @@ class OfCommand(OfJob, total=False):
     accelerator: str | Choice | Sequence[str | Choice]
     key: str | None
     partition_key: str | None
+
+
+class OfServed(TypedDict, total=False):
+    """The keywords of a step that asks a server."""
+
+    engine: Any
+    engine_options: Mapping[str, Any] | None
+    output: str | os.PathLike[str] | None
+    patience: float | None
+
+
+class OfBatch(OfServed, total=False):
+    """The keywords of `serve_batch` alone."""
+
+    parameters: Mapping[str, Any] | None
+    concurrency: int
+    on_bad_row: str
+    retry_failed: bool
+
+
+class OfServeBatch(OfBatch, OfCommand, total=False):
+    """The keywords of `serve_batch`."""
+
+
+class OfJudging(OfServed, total=False):
+    """The keywords of `evaluate` alone."""
+
+    folder: str | os.PathLike[str] | Data | None
+    at_least: Mapping[str, Mapping[str, float]] | None
+    at_most: Mapping[str, Mapping[str, float]] | None
+    chat: bool
+    limit: float | None
+    few_shot: int | None
+    concurrency: int
+    harness_options: Mapping[str, Any] | None
+
+
+class OfEvaluate(OfJudging, OfCommand, total=False):
+    """The keywords of `evaluate`."""

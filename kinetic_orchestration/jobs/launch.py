@@ -25,7 +25,7 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import ME, Job, how_it_ended, open_job, set_aside
-from kinetic_orchestration.jobs.request import Request, differences, located
+from kinetic_orchestration.jobs.request import Request, differences, located, priced
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.jobs.watching import live_index, spending
 from kinetic_orchestration.packaging.bundle import argument_digests, package
@@ -96,6 +96,7 @@ def _refuse_if_strict(request: Request, job: str) -> None:
 
 def _submit(request: Request, job: str, noted: Callable[[], object], say: Callable[[str], object]) -> Record | None:
     """Package, stage and admit a claimed job. Returns its spec, or None if another process has admitted it first."""
+    request = priced(request)
     spec, settings, store = request.spec, request.settings, request.store
     entered = Ahead(live_index.add, store, job, in_background=store.parallel > 1)
     with staging_folder(store, settings.home) as folder:
@@ -404,6 +405,7 @@ def _task(plan: Plan, staged: Staged, store: Store, job: str, identity: Identity
         global_batch=plan.global_batch,
         keep=NOT_KEPT if plan.keep is None else plan.keep,
         shape=_shape(plan),
+        usd_per_hour=plan.usd_per_hour,
         quick=all(one.traits.share_machine for one in plan.each())
         and not (staged.environment is not None or staged.data)
         and staged.size < QUICK_BYTES,

@@ -9,6 +9,7 @@ process acts for at that moment, and handed on.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -53,11 +54,6 @@ class Draft:
         """The pipeline of its job, for budgets and shares."""
         return identity.pipeline_of(self.spec.origin, self.spec.name)
 
-    @property
-    def race_of(self) -> str:
-        """Whose the race of the job is, if it is a default that is meant for those that can; "" if it is its own."""
-        return self.spec.defaults.get("race", "")
-
     def open(self, of: Identity | None = None) -> Request:
         """Open the store and the backend, as the user for whom this process acts now.
 
@@ -67,7 +63,7 @@ class Draft:
         of = of or identity.of(self.settings.deployment, self.spec.options.key)
         store = open_store(self.plan.store, self.plan.deployment)
         backend = open_backend(self.plan.runs_on, self.settings)
-        plan = planner.within_shares(self.plan, self.pipeline, self.race_of)
+        plan = planner.within_shares(self.plan, self.pipeline)
         return Request(self.spec, self.settings, plan, store, backend, trust.of(self.settings), of)
 
 
@@ -131,6 +127,8 @@ def draft(spec: JobSpec, settings: Settings | None = None, *, found: bool = Fals
     for one in plan.each():
         with naming(f"{one.named}, {way_of(one)}", plan.choices):
             each.append(_on(backends[one.backend], one, settings, found=found))
+    if spec.output and not found:
+        _check_outlives(spec.output, each)
     return Draft(spec, settings, planner.choice_of(each, plan.by, settings))
 
 
@@ -161,6 +159,18 @@ def _on(backend: Backend, plan: Plan, settings: Settings, *, found: bool) -> Pla
     return plan
 
 
+def _check_outlives(output: str, each: Sequence[Plan]) -> None:
+    """Raise UsageError for a folder of machines that end with their job, before there are any."""
+    if "://" in output:
+        return
+    for plan in each:
+        mounted = any(f"{output}/".startswith(f"{mount.rstrip('/')}/") for mount in plan.volumes)
+        if not (plan.traits.share_machine or mounted):
+            from kinetic_orchestration.program.inference.output import out_of_reach  # which few jobs need
+
+            raise out_of_reach(output)
+
+
 def _check_together(plan: Plan) -> None:
     """Refuse candidates of which no process could send the same program, or follow the same attempt."""
     apart = {one.backend: one.traits for one in plan.each() if one.traits.share_machine or one.traits.keeps_ended}
@@ -185,8 +195,20 @@ def located(asked: D) -> D:
         if planner.is_open(asked.plan, asked.spec.options, asked.settings):
             raise
         return asked  # it would only decide between equals
-    options, race_of = asked.spec.options, asked.race_of
-    return replace(asked, plan=planner.near_bucket(asked.plan, where, asked.settings, options, race_of=race_of))
+    return replace(asked, plan=planner.near_bucket(asked.plan, where, asked.settings, asked.spec.options))
+
+
+def priced(asked: D) -> D:
+    """Return the request with what its hosts cost by the deployment's prices, if their program reports that.
+
+    Each choice has its own, the dearest of its places, as far as it is known. Of emulated hardware it is what the named
+    one would cost. It is no part of the call: the same call at another price is the same job.
+    """
+    plan = asked.plan
+    if not asked.spec.is_priced or all(one.slice.kind == "cpu" for one in plan.each()):
+        return asked
+    settings = prices.in_force(asked.settings)
+    return replace(asked, plan=plan.joined([planner.priced(one, settings) for one in plan.each()]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,13 @@ from kinetic_orchestration.models.found import Found
 from kinetic_orchestration.models.places.opening import open_place
 from kinetic_orchestration.models.places.place import Place, check_file
 from kinetic_orchestration.models.values import Candidate, Promoted
+from kinetic_orchestration.plan.messages import command
+from kinetic_orchestration.plan.values import JobStatus
 
 ALIASES: Final = "aliases"
 _ALIAS_LIMIT: Final = 1 << 16
 _VERSION: Final = re.compile(rf"[0-9a-f]{{{directory.VERSION_LETTERS}}}")
+_SUCCEEDED: Final = JobStatus.SUCCEEDED.value
 _REASONS: Final = 10
 _REASON: Final = 1000  # characters
 
@@ -54,6 +57,27 @@ def inspect(model: str, kind: str = "") -> Found:
             f"{LINEAGE}, which is not of it"
         )
     return Found(place, marked, found, before)
+
+
+def check_succeeded(model: str, lineage: Mapping[str, Any]) -> None:
+    """Raise PromotionRefused if the job that made a model did not succeed: its last files may be missing or half
+    trained.
+
+    Args:
+        model: Address of the model.
+        lineage: Lineage of the model, which has its job, or that of the version that the model already is.
+    """
+    job = lineage.get("job") or {}
+    status = str(job.get("status") or _SUCCEEDED)
+    if status == _SUCCEEDED:
+        return
+    ended = f"{job.get('id')}, which made it, has ended as {status.lower()}"
+    raise PromotionRefused(
+        f"the model in {model} is not promoted: {ended}, so it may be half trained, or lack files. Nothing was copied "
+        f"or registered. Its log: `{command('logs', str(job.get('id')))}`. Promote the model of a job that succeeded; "
+        "or, if this one is meant as it is, promote it with allow_failed=True",
+        (ended,),
+    )
 
 
 def judge(candidate: Candidate, check: Check | object | None) -> tuple[str, ...]:

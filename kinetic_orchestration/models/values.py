@@ -117,6 +117,7 @@ def flat(lineage: Mapping[str, Any]) -> dict[str, str | int | float]:
     found: dict[str, Any] = {
         "kinetic.version": lineage["version"], "kinetic.digest": lineage["digest"], "kinetic.uri": lineage.get("uri"),
         "kinetic.kind": lineage["kind"], "kinetic.size": lineage.get("size"), "kinetic.job": job.get("id"),
+        "kinetic.job_status": job.get("status"),
         "kinetic.code": code.get("tree"), "kinetic.lock": lock.get("lock"), "kinetic.data": data,
         "kinetic.cost_usd": cost.get("usd"), "kinetic.parent": parent.get("version"),
     }  # fmt: skip

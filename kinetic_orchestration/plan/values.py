@@ -170,6 +170,7 @@ class Candidate:
         slice: One slice of the hardware.
         backend: Where it is requested.
         limits: Limits of an attempt there.
+        usd_per_hour: As of a `Plan`.
         usd: Dollars for an hour of all its hosts, by place; a place without a known price is missing.
         near: Those of its zones that lie where the store's bucket does; () if nobody has asked where that is.
         stand_ins: What the dollars of a place are for, where they stand in for a price that is not known, for users.
@@ -189,6 +190,7 @@ class Candidate:
     zone_patience: float = 0.0
     labels: dict[str, str] = field(default_factory=dict)
     turn: dict[str, Any] = field(default_factory=dict)
+    usd_per_hour: float = 0.0
     usd: dict[str, float] = field(default_factory=dict)
     near: tuple[str, ...] = ()
     stand_ins: dict[str, str] = field(default_factory=dict)
@@ -207,7 +209,7 @@ class Candidate:
 
     def to_json(self) -> dict[str, Any]:
         found = {**asdict(self), "slice": self.slice.to_json()}
-        return {name: value for name, value in found.items() if value or name not in ("turn", "stand_ins")}
+        return {name: value for name, value in found.items() if value or name not in _LEFT_OUT_IF_EMPTY}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Candidate:
@@ -223,6 +225,7 @@ class Candidate:
         )
 
 
+_LEFT_OUT_IF_EMPTY = ("turn", "stand_ins", "usd_per_hour")
 _OF_A_CANDIDATE = tuple(name for name in Candidate.__dataclass_fields__ if name not in ("usd", "near", "stand_ins"))
 
 
@@ -262,6 +265,7 @@ class Plan:
     cloud: dict[str, Any] = field(default_factory=dict)  # what only its backend understands: the fields of `cloud=`
     secret_refs: dict[str, str] = field(default_factory=dict)  # variable → a secret's name in Secret Manager
     affordable: float = 0.0  # seconds of READY slices, over all attempts, for which limits.cost pays; 0: no limit
+    usd_per_hour: float = 0.0  # of all hosts, at most, as they are told if they report their cost; 0: they do not
     zone_patience: float = 0.0  # how long one zone's queue is waited in while there are others
     isolated: bool = False  # in an environment of its own
     abort_without_owner: bool = False
@@ -273,6 +277,7 @@ class Plan:
     reshard: bool = False  # a checkpoint of another number of hosts or devices is restored
     global_batch: int = 0  # samples of one step on all hosts together; 0: unknown
     race: int = 1  # places that an attempt asks at once, of which the first to have its hosts is kept
+    race_of: str = ""  # whose its race is, for users, if only a default: then what cannot race does without
     choices: tuple[Candidate, ...] = ()  # if there are several: the first is the plan's own
     by: str = "order"  # in which they are tried: "order", "price" or "start"
     turn: dict[str, Any] = field(default_factory=dict)  # where chips are shared: by what its turn is decided
@@ -398,9 +403,10 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         found = {**asdict(self), "slice": self.slice.to_json()}
-        for name in ("reshard", "global_batch", "turn"):
+        for name in ("reshard", "global_batch", "turn", "usd_per_hour"):
             if not found[name]:
                 del found[name]
+        del found["race_of"]  # it decides while a job is planned
         if self.race == 1:
             del found["race"]
         if self.keep is None:

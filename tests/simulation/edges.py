@@ -216,9 +216,9 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
             task.look_began = worlds[-1].now
         return looked(store, *args, **how)
 
-    def sent(self: Api, access: Access, method: str, target: str, body: Any, headers: Any, within: float) -> Any:
-        del self, headers
-        return worlds[-1].distance.ground.api.sent(access.server, method, target, body)
+    def sent(self: Api, access: Access, asked: Any) -> Any:
+        del self
+        return worlds[-1].distance.ground.api.sent(access.server, asked.method, asked.target, asked.body)
 
     def chance() -> float:
         return (worlds[-1].random if worlds else random).random()

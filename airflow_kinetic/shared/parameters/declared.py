@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
+from airflow.sdk import XComArg
+
 from airflow_kinetic.shared.location import listed
 from airflow_kinetic.shared.parameters.arguments import is_final, untemplated
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
@@ -82,6 +84,12 @@ def check(given: Mapping[str, Any], templated: Collection[str]) -> None:
     if "on_clear" not in unknown and given["on_clear"] not in ON_CLEAR:
         raise UsageError(f"on_clear is {given['on_clear']!r}: it can be 'rerun' or 'adopt'")
     _check_together(given)
+    for path, data in (given["volumes"] if isinstance(given["volumes"], Mapping) else {}).items():
+        if isinstance(data, XComArg):
+            raise UsageError(
+                f"the volume {path!r} is {data!r}, which is known only when the task begins: volumes= takes Data. Pass "
+                "it as an argument: the function receives its path"
+            )
     pace = given["poll_interval"]
     if pace is not UNKNOWN and (not isinstance(pace, (int, float)) or isinstance(pace, bool) or not pace >= 0):
         raise UsageError(f"poll_interval is {pace!r}: it is a number of seconds")

@@ -14,6 +14,8 @@ from airflow.sdk import XComArg
 from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorPartial
 
 from airflow_kinetic.shared.parameters.declared import UNKNOWN, check, declared_with
+from airflow_kinetic.shared.parameters.later_data import KineticData
+from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.declare.choices import form_of
 
 OURS = "airflow_kinetic."  # the prefix of the module names of our own operators
@@ -35,12 +37,14 @@ class CheckedPartial(OperatorPartial):
         if isinstance(several := mapped.get("accelerator"), (list, tuple)):
             mapped = {**mapped, "accelerator": [form_of(one) for one in several]}  # stored with the DAG, as JSON
         operator = super().expand(**mapped)
+        _check_kept(operator, mapped)
         for values in _one_by_one(mapped):
             check_mapped(operator, values, self.declared)
         return operator
 
     def expand_kwargs(self, kwargs: Any, *, strict: bool = True) -> MappedOperator:
         operator = super().expand_kwargs(kwargs, strict=strict)
+        _check_kept(operator, kwargs)
         anything = dict.fromkeys(self.declared, UNKNOWN)
         stands = operator.partial_kwargs if strict else {}  # nothing may take its place
         for values in [kwargs] if isinstance(kwargs, XComArg) else kwargs:
@@ -69,15 +73,16 @@ def _checked(kind: Any, operator: type) -> Any:
     declared = declared_with(operator)
 
     def expand(self: Any, **mapped: Any) -> XComArg:
-        return _looked_at(kind.expand(self, **mapped), declared)
+        return _looked_at(kind.expand(self, **mapped), declared, mapped)
 
     def expand_kwargs(self: Any, kwargs: Any, *, strict: bool = True) -> XComArg:
-        return _looked_at(kind.expand_kwargs(self, kwargs, strict=strict), declared)
+        return _looked_at(kind.expand_kwargs(self, kwargs, strict=strict), declared, kwargs)
 
     return type("CheckedTask", (kind,), {"expand": expand, "expand_kwargs": expand_kwargs, "__module__": __name__})
 
 
-def _looked_at(made: Any, declared: Mapping[str, Any]) -> XComArg:
+def _looked_at(made: Any, declared: Mapping[str, Any], mapped: Any) -> XComArg:
+    _check_kept(made.operator, mapped)
     check_mapped(made.operator, {"python_callable": made.operator.python_callable}, declared)
     argument: XComArg = made
     return argument
@@ -97,6 +102,27 @@ def check_mapped(operator: MappedOperator, values: Mapping[str, Any], declared: 
     given |= _ours(values, given)
     given["outlets"] = operator.partial_kwargs.get("outlets")
     check(given, operator.template_fields)
+
+
+def _check_kept(operator: MappedOperator, mapped: Any) -> None:
+    """Refuse what Airflow cannot store of a mapped task: its own error has no words."""
+    for found in _later_data((operator.partial_kwargs, mapped)):
+        raise UsageError(
+            f"task {operator.task_id} is mapped, and Airflow cannot store {found!r} of such a task: give it the "
+            "address as text, which model= and prompts= take, and which a function reads on its host"
+        )
+
+
+def _later_data(value: Any) -> Iterator[KineticData]:
+    """Yield those that are anywhere in a value."""
+    if isinstance(value, KineticData):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _later_data(one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _later_data(one)
 
 
 def _ours(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -7,9 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kinetic_orchestration.api.steps.inference import check_limits, check_reach, model_of, place_of
+from kinetic_orchestration.api.steps.asked import (
+    Judging,
+    check_job,
+    check_limits,
+    divided,
+    model_of,
+    on_disk,
+    place_of,
+    showing,
+)
 from kinetic_orchestration.errors import ScoresTooLow, UsageError
-from kinetic_orchestration.plan.declare.checks.options import check_options
 from kinetic_orchestration.plan.declare.choices import ways
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, options_from, slice_of
@@ -22,17 +30,15 @@ from kinetic_orchestration.program.inference.servers.evaluation.step import Eval
 if TYPE_CHECKING:
     from typing import Unpack  # which Python 3.10 on a host has not
 
-    from kinetic_orchestration.api.keywords import OfCommand
+    from kinetic_orchestration.api.keywords import OfEvaluate
 
 NAME = "evaluate"
 _OURS = frozenset({"model", "model_args", "tasks", "output_path", "include_path", "log_samples", "batch_size"})
 
-Table = Mapping[str, Mapping[str, float]]
-
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What an evaluation of a model has found.
+    """The scores of a model by an evaluation, and whether they are good enough.
 
     Attributes:
         passed: No score is too low or too high.
@@ -96,23 +102,9 @@ class Evaluation:
         return self
 
 
+@showing(Judging)
 def evaluate(
-    model: str | os.PathLike[str] | Data,
-    tasks: str | Sequence[str],
-    *,
-    folder: str | os.PathLike[str] | Data | None = None,
-    at_least: Table | None = None,
-    at_most: Table | None = None,
-    engine: Any = "vllm",
-    engine_options: Mapping[str, Any] | None = None,
-    chat: bool = False,
-    limit: float | None = None,
-    few_shot: int | None = None,
-    concurrency: int = 32,
-    harness_options: Mapping[str, Any] | None = None,
-    output: str | os.PathLike[str] | None = None,
-    patience: float | None = None,
-    **options: Unpack[OfCommand],
+    model: str | os.PathLike[str] | Data, tasks: str | Sequence[str], **given: Unpack[OfEvaluate]
 ) -> Evaluation:
     """Evaluate a model by tasks of lm-evaluation-harness, and wait for it.
 
@@ -122,28 +114,31 @@ def evaluate(
     Args:
         model: Directory in the layout of Hugging Face's hub (here, `gs://`, `s3://` or a `Data`), or `hf://owner/name`.
         tasks: Names of tasks.
+        **given: The keywords below, and the options of `run` except `debug` and `processes`. `requirements` needs
+            `lm-eval[api]`, the engine, and `transformers` for tasks that compare log probabilities.
+
+    Keyword Args:
         folder: Folder with tasks of your own: YAML files and their data. Paths in these files are relative to it. With
             it no hub is asked, unless `HF_HUB_OFFLINE` or `HF_DATASETS_OFFLINE` says so.
         at_least: What has to be reached, such as `{"gsm8k": {"exact_match": 0.5}}`. Of a metric with several filters
             one is named, `"exact_match,strict-match"`.
         at_most: The same for metrics of which less is better.
-        engine: `"vllm"`, `"transformers"`, or a `Server`.
+        engine: `"vllm"` (default), `"transformers"`, or a `Server`.
         engine_options: Flags of the server, passed untouched.
         chat: Ask by messages, with the model's template.
         limit: Prompts of each task, or a share of them below 1.
         few_shot: Solved examples before each prompt.
-        concurrency: Prompts that are asked at once.
+        concurrency: Prompts that are asked at once; 32 by default.
         harness_options: Further options of `lm_eval run`, such as `{"gen_kwargs": "temperature=0"}`.
         output: Folder or address of the results; by default `evaluation` in the job's `output_dir`.
         patience: Seconds until the server has to be healthy; by default 45 minutes on a TPU, 20 on a GPU, 15 on a CPU.
-        **options: Options of `run`, except `debug` and `processes`. `requirements` needs `lm-eval[api]`, the engine,
-            and `transformers` for tasks that compare log probabilities.
 
     Returns:
         What it has found.
 
     Raises:
-        UsageError: The model is none, an option is invalid, there is no such task, or the slice has several hosts.
+        UsageError: The model is none, an option is invalid, there is no such task, the slice has several hosts, or the
+            results would end with the host.
         KineticError: The job could not be submitted, or ended without a value.
     """
     client_only.require("evaluate")
@@ -152,70 +147,43 @@ def evaluate(
     from kinetic_orchestration.jobs.launch import cancel_if_interrupted
     from kinetic_orchestration.jobs.request import draft
 
-    spec = evaluation_spec(
-        model, tasks, folder=folder, at_least=at_least, at_most=at_most, engine=engine, engine_options=engine_options,
-        chat=chat, limit=limit, few_shot=few_shot, concurrency=concurrency, harness_options=harness_options,
-        output=output, patience=patience, options=options_from(options),
-    )  # fmt: skip
-    asked = draft(spec)
-    check_reach(asked.plan, spec.args[-1].output)
-    request = asked.open()
+    asked, options = divided(Judging, given)
+    request = draft(evaluation_spec(model, tasks, asked, options_from(options))).open()
     with cancel_if_interrupted(request, say):
         job = launched(request)
     return Evaluation.of(run_to_end(job, request.settings))
 
 
-def evaluation_spec(
-    model: Any,
-    tasks: Any,
-    *,
-    folder: Any = None,
-    at_least: Any = None,
-    at_most: Any = None,
-    engine: Any = "vllm",
-    engine_options: Mapping[str, Any] | None = None,
-    chat: bool = False,
-    limit: float | None = None,
-    few_shot: int | None = None,
-    concurrency: int = 32,
-    harness_options: Mapping[str, Any] | None = None,
-    output: Any = None,
-    patience: float | None = None,
-    options: Options | None = None,
-) -> JobSpec:
+def evaluation_spec(model: Any, tasks: Any, asked: Judging, options: Options | None = None) -> JobSpec:
     """Return the job of an `evaluate` with these arguments: a function and its arguments, for every way to run one.
 
     Raises:
         UsageError: As `evaluate` does, before anything runs.
     """
-    checked = check_options(options or Options())
-    if checked.debug or checked.processes is not None:
-        what = "debug" if checked.debug else "processes"
-        raise UsageError(f"{what}= is not for evaluate: a host runs one server with all its devices")
-    slice_ = slice_of(checked)
+    checked, engine = check_job(NAME, asked, options)
+    if not isinstance(engine, engines.Server):
+        raise UsageError(
+            "lm-evaluation-harness asks a server, and this engine is a function: name an engine or a Server"
+        )
     for each in map(slice_of, ways(checked)):
         if each.hosts > 1:
             raise UsageError(
                 f"{each.name} has {each.hosts} hosts, and an evaluation runs on one: take a slice of one host"
             )
-    chosen, flags = engines.engine_of(engine), dict(engine_options or {})
-    if not isinstance(chosen, engines.Server):
-        raise UsageError(
-            "lm-evaluation-harness asks a server, and this engine is a function: name an engine or a Server"
-        )
-    for each in map(slice_of, ways(checked)):
-        engines.check(chosen, flags, 0 if each.kind == "cpu" else each.devices_per_host, each.name)
-    check_limits(concurrency, patience)
-    _check_numbers(limit, few_shot)
+    check_limits(asked.concurrency, asked.patience)
+    _check_numbers(asked.limit, asked.few_shot)
+    slice_ = slice_of(checked)
     settings = Settings(
-        engine=chosen, engine_options=flags, bounds=scores.checked_bounds(at_least, at_most),
-        output=place_of(output), patience=patience, devices=slice_.devices_per_host, per_chip=slice_.devices_per_chip,
+        engine=engine, engine_options=dict(asked.engine_options or {}),
+        bounds=scores.checked_bounds(asked.at_least, asked.at_most), output=place_of(asked.output),
+        patience=asked.patience, devices=slice_.devices_per_host, per_chip=slice_.devices_per_chip,
     )  # fmt: skip
-    asked = harness.Asked(
-        _tasks(tasks), chat=bool(chat), limit=limit, few_shot=few_shot, concurrency=concurrency,
-        options=_harness_options(harness_options),
+    of_harness = harness.Asked(
+        _tasks(tasks), chat=bool(asked.chat), limit=asked.limit, few_shot=asked.few_shot, concurrency=asked.concurrency,
+        options=_harness_options(asked.harness_options),
     )  # fmt: skip
-    return JobSpec(NAME, checked, evaluate_model, (model_of(model, chosen), _folder(folder), asked, settings))
+    args = model_of(model, engine), _folder(asked.folder), of_harness, settings
+    return JobSpec(NAME, checked, evaluate_model, args, output=settings.output)
 
 
 def _tasks(tasks: Any) -> tuple[str, ...]:
@@ -233,7 +201,7 @@ def _check_numbers(limit: Any, few_shot: Any) -> None:
 
 
 def _folder(folder: Any) -> Data | None:
-    return folder if folder is None or isinstance(folder, Data) else Data(folder)
+    return folder if folder is None else on_disk(folder if isinstance(folder, Data) else Data(folder), "folder")
 
 
 def _harness_options(given: Mapping[str, Any] | None) -> dict[str, Any]:

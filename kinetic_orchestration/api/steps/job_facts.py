@@ -1,6 +1,6 @@
-"""What the lineage of a model says of the job that made it, from the job's own records.
+"""Reads off a job's own records what the lineage of its model says of it.
 
-It reads a job by its handle, and writes nothing.
+It takes a job by its handle, and writes nothing.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ def promote(
     data: Sequence[str] = (),
     parent: Promoted | str | None = None,
     registry: Registry | None = None,
+    allow_failed: bool = False,
     dry_run: bool = False,
 ) -> Promoted:
     """Make a version of a model directory: checked, copied, with its lineage, and registered.
@@ -64,6 +65,8 @@ def promote(
         parent: Version that this one continues or replaces: a name, an alias or an address; by default the one to which
             `alias` points.
         registry: `kinetic.MLflow(…)` or `kinetic.Vertex(…)`.
+        allow_failed: Also promote what a job has left that failed or was cancelled, as a model that is meant to be
+            taken before its training is over. Its lineage says how the job ended.
         dry_run: Print what would be copied, and what the registry would be sent, and do none of it.
 
     Returns:
@@ -71,8 +74,9 @@ def promote(
 
     Raises:
         NotAModel: `model` is no model directory, or is not complete.
-        PromotionRefused: The check said no: nothing was copied or registered. Or the alias moved while it was asked,
-            so that it has not compared with what serves now: the version is there, and nothing points to it.
+        PromotionRefused: The check said no, or the job that made the model did not succeed: nothing was copied or
+            registered. Or the alias moved while the check was asked, so that it has not compared with what
+            serves now: the version is there, and nothing points to it.
         RegistryError: The version is there, and the registry refused it or did not answer.
         StoreError: A store refused, or the model changed while it was copied.
     """
@@ -88,6 +92,8 @@ def promote(
     current = promotion.alias_at(target, alias) if alias else None
     before = _parent(parent, current, target, found.digest)
     told = lineage.compose(name, found, job=of_job, metrics=metrics, data=data, parent=before, now=time.time())
+    if not allow_failed:
+        promotion.check_succeeded(found.place.address, told)
     reasons = promotion.judge(_candidate(found, told, before), check)
     told["check"] = {"passed": True, "reasons": list(reasons)} if check is not None else None
     planned = promotion.promoted_of({**told, "uri": target.address_of(told["version"])}, target)

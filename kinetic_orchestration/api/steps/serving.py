@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, overload
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.models.serving import manifests, smoke
+from kinetic_orchestration.models.serving import admission, manifests, smoke
 from kinetic_orchestration.models.serving.declaration import Located, Serving, SmokeTest, model_of
 from kinetic_orchestration.models.serving.rollout import Done, Rollout
 from kinetic_orchestration.plan.configuration import settings as configuration
@@ -82,9 +82,8 @@ def deploy(model: str | Located, serving: Serving, *, dry_run: bool = False, for
     """Have a model served on Kubernetes, and return once it answers.
 
     All objects are applied as one set (server-side apply), awaited and asked a few questions. If any of it fails, the
-    set
-    before is applied again, and what it did not have is removed. What was applied is recorded in the namespace, so that
-    it can be put back from anywhere, and so that a deployment whose client was killed is finished by the next one.
+    set before is applied again, and what it did not have is removed. What was applied is recorded in the namespace, so
+    that it can be put back from anywhere, and so that a deployment whose client was killed is finished by the next one.
 
     Args:
         model: The model's address (gs://, s3://, hf://, pvc://), or what has one as `uri`, such as a promoted model.
@@ -109,7 +108,7 @@ def deploy(model: str | Located, serving: Serving, *, dry_run: bool = False, for
     if dry_run:
         return manifests.shown(manifests.render(serving, found, _named(serving)))
     with _opened(serving, _named(serving)) as (api, cluster):
-        objects = manifests.render(serving, found, cluster)
+        objects = manifests.render(serving, found, cluster, has_sleep=admission.has_sleep(api))
         return _told(serving, cluster, Rollout(api, serving, _say, force=force).deploy(objects, found.uri))
 
 

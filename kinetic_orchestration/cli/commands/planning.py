@@ -47,8 +47,8 @@ from kinetic_orchestration.plan.hardware.accelerators import zones as zones_of
 from kinetic_orchestration.plan.hardware.price_list import staleness
 from kinetic_orchestration.plan.hardware.prices import Price, Unknown, dearest, price
 from kinetic_orchestration.plan.hardware.regions import Location
-from kinetic_orchestration.plan.identity import pipeline_of
 from kinetic_orchestration.plan.messages import size, warn
+from kinetic_orchestration.plan.planner.describing import counts_with
 from kinetic_orchestration.plan.values import Plan, Traits, traits_of
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.google.storage.location import bucket_of, location_of
@@ -72,7 +72,7 @@ def plan(arguments: Namespace) -> int:
             kept = _kept(planned, settings)
     asked, first = _asked_at_once(planned, lines), _first(planned, lines)
     backend = open_backend(first.backend, settings)
-    monthly = _monthly(planned, settings) if backend.charges else []
+    monthly = spending.foreseen(planned, settings) if backend.charges else []
     if arguments.admission:
         _check_admission(first)
     if arguments.json:
@@ -93,7 +93,9 @@ def plan(arguments: Namespace) -> int:
     if planned.choices:
         _show_choices(planned, lines)
     prices = _prices(planned, priced) if backend.charges and not planned.choices else []
-    prices += [*_limit_of_cost(planned, priced), *(("budget     ", _of_month(*each)) for each in monthly)]
+    if counted := counts_with(planned, priced):
+        prices.append(("cost limit ", f"counts with {counted}"))
+    prices += [("budget     ", _of_month(*each)) for each in monthly]
     more = [row for row in (("warm       ", _warm(planned, kept)), ("egress     ", egress)) if row[1]]
     show_fields([*_shares(planned, priced), *prices, *more, *_contents(bundle, planned)])
     if call := backend.dry_run(first):
@@ -425,16 +427,6 @@ def _shares(planned: Plan, settings: Settings) -> list[tuple[str, str]]:
     return [("shares     ", "; ".join(dict.fromkeys(told)))] if told else []
 
 
-def _monthly(planned: Plan, settings: Settings) -> list[tuple[Budget, str, float | None]]:
-    """Return the budgets that the job would have to keep if it were launched by itself, the month, and what is known to
-    be used of each; "" and None if the store cannot be read."""
-    pipeline = pipeline_of({}, planned.name)
-    if settings.budgets and settings.store == planned.store:
-        with suppress(KineticError):  # as of a store that nobody here may read
-            return spending.settled(open_store(planned.store, planned.deployment), pipeline, settings)
-    return [(budget, "", None) for budget in budgets.applying(settings.budgets, pipeline)]
-
-
 def _of_month(budget: Budget, month: str, used: float | None) -> str:
     of = "all pipelines together" if budget.pipeline == budgets.TOTAL else f"pipeline {budget.pipeline}"
     told = f"{dollars(budget.usd)} a month of {of}, {budget.action}"
@@ -462,21 +454,6 @@ def _prices(planned: Plan, settings: Settings) -> list[tuple[str, str]]:
     elif most.usd_per_chip_hour > known.usd_per_chip_hour:
         told += f"; {dollars(most.usd_per_chip_hour * of.chips)} in {most.region}, the dearest"
     return [("price      ", told)]
-
-
-def _limit_of_cost(planned: Plan, settings: Settings) -> list[tuple[str, str]]:
-    """Say of which place a limit of cost counts with a price that stands in for one that is not known, if it does."""
-    limited = [one for one in planned.each() if one.affordable]
-    if not limited:
-        return []
-    one = min(limited, key=lambda one: one.affordable)  # whose hosts use the money up first
-    asked = {zone: price(one.purchase, zone, settings.prices, settings.listed) for zone in one.zones}
-    known = {zone: found for zone, found in asked.items() if isinstance(found, Price)}
-    zone = max(known, key=lambda zone: known[zone].usd_per_chip_hour, default="")
-    if not zone or not known[zone].stands_in:
-        return []
-    where = zone if "/" in zone else regions.region_of(zone)
-    return [("cost limit ", f"counts with {one.named} in {where}: {known[zone].source}")]
 
 
 def _staleness(planned: Plan, settings: Settings) -> str:

@@ -11,11 +11,12 @@ import math
 import os
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from kinetic_orchestration.capacity import ledger
 from kinetic_orchestration.capacity.ledger import Account, Entry, Kept, Ledger
-from kinetic_orchestration.errors import BudgetExceeded, Corrupt, NewerWire
+from kinetic_orchestration.errors import BudgetExceeded, Corrupt, KineticError, NewerWire
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.job import set_aside
 from kinetic_orchestration.jobs.watching import attempts, usage
@@ -29,6 +30,7 @@ from kinetic_orchestration.plan.identity import pipeline_of
 from kinetic_orchestration.plan.messages import warn
 from kinetic_orchestration.plan.records import intent_of, plan_of, spec_of, verdict_at
 from kinetic_orchestration.plan.values import Plan
+from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import Record
@@ -290,6 +292,16 @@ def settled(store: Store, pipeline: str, settings: Settings) -> list[tuple[Budge
         kept = ledger.read(store, Account(month, budget.pipeline))
         found.append((budget, month, None if kept is None else kept.ledger.spent.usd))
     return found
+
+
+def foreseen(plan: Plan, settings: Settings) -> list[tuple[Budget, str, float | None]]:
+    """Return the budgets that a job of the plan would have to keep if it were launched by itself, the month, and what
+    is known to be used of each; "" and None if its store cannot be read here, or is not that of the settings."""
+    pipeline = pipeline_of({}, plan.name)
+    if settings.budgets and settings.store == plan.store:
+        with suppress(KineticError):
+            return settled(open_store(plan.store, plan.deployment), pipeline, settings)
+    return [(budget, "", None) for budget in budgets.applying(settings.budgets, pipeline)]
 
 
 def worst(plan: Plan, settings: Settings) -> float | None:

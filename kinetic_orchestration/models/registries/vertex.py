@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
@@ -74,6 +75,9 @@ class Vertex:
     def _service(self) -> str:
         return f"{self.location}-aiplatform"
 
+    def _opened(self) -> AbstractContextManager[Google]:
+        return google(configuration.load(store="", deployment="local", project=self._owner))
+
     def _model(self, promoted: Promoted) -> str:
         made = re.sub(r"[^a-z0-9_-]", "-", promoted.name.lower())
         return f"{self._parent}/models/{self.model_id or (made if made[0].isalpha() else f'm-{made}')[:63]}"
@@ -112,7 +116,7 @@ class Vertex:
     def register(self, promoted: Promoted, alias: str) -> Registered:
         """Register a version, unless it is registered, and let an alias point to it. Raises RegistryError."""
         self.planned(promoted, alias)
-        with google(configuration.load(store="", deployment="local", project=self._owner)) as api:
+        with self._opened() as api:
             there = self._versions(api, promoted)
             created, made = not there, False
             for pause in retries.PAUSES:
@@ -131,7 +135,7 @@ class Vertex:
     def point(self, promoted: Promoted, alias: str) -> Registered:
         """Let an alias point to a version that is registered. Raises RegistryError if it is not."""
         self.planned(promoted, alias)
-        with google(configuration.load(store="", deployment="local", project=self._owner)) as api:
+        with self._opened() as api:
             there = self._versions(api, promoted)
             if not there:
                 raise unknown(self._model(promoted), promoted)

@@ -1,4 +1,4 @@
-"""Whether a cluster takes a set: its kinds, what it refers to, and each object as a dry run. Changes nothing.
+"""Checks that a cluster takes a set: its kinds, what it refers to, and each object as a dry run. Changes nothing.
 
 A refusal becomes a sentence that names the object, the field and what to do.
 """
@@ -18,12 +18,29 @@ from kinetic_orchestration.platforms.kubernetes.api.client import Api
 
 Object = dict[str, Any]
 
+FIRST_WITH_SLEEP: Final = (1, 30)
+UNKNOWN_VERSION: Final = answers.number_of("")
 _MISSING: Final = {
     POOLS: "install the Gateway API Inference Extension (its InferencePool v1, and llm-d's router for it)",
     ROUTES: "install the Gateway API and a gateway that knows InferencePools",
     KSERVE: "install KServe 0.19 or later with its LLMInferenceService, by version v1alpha2",
 }
 _PLAIN: Final = "or use kind='deployment', which every cluster has"
+
+
+def has_sleep(api: Api) -> bool:
+    """Return True unless the cluster is older than `sleep` as an action before a container's end, which is on from
+    Kubernetes 1.30 (https://github.com/kubernetes/enhancements/issues/3960). One that does not tell its version is
+    taken for a newer one: an older one refuses the action before anything is changed.
+    """
+    try:
+        told = str(api.get("/version").get("gitVersion", ""))
+    except ApiError as error:
+        if error.kind not in (answers.FORBIDDEN, answers.ABSENT):
+            raise
+        told = ""
+    found = answers.number_of(told)
+    return found == UNKNOWN_VERSION or found >= FIRST_WITH_SLEEP
 
 
 def check(api: Api, given: Serving, objects: Sequence[Object], *, force: bool) -> None:
@@ -44,13 +61,11 @@ def check(api: Api, given: Serving, objects: Sequence[Object], *, force: bool) -
 
 
 def check_owner(given: Serving, key: Key, found: Mapping[str, Any] | None) -> None:
-    """Raise ManifestRefused if there is an object of this name that is not this server's: a rollback would remove "
-    "it."""
+    """Raise ManifestRefused if an object of this name is not this server's: a rollback would remove it."""
     if found is not None and (found["metadata"].get("labels") or {}).get(SERVING) != given.name:
         raise ManifestRefused(
             f"there is a {key} in {given.namespace} that this package did not make, so it is left as it is: choose "
-            "another "
-            f"Serving(name=…), or delete it ('kubectl delete {key.kind.lower()} {key.name} -n {given.namespace}')"
+            f"another Serving(name=…), or 'kubectl delete {key.kind.lower()} {key.name} -n {given.namespace}'"
         )
 
 
@@ -71,8 +86,7 @@ def refused(given: Serving, key: Key, error: ApiError) -> ManifestRefused | ApiE
     if error.kind == answers.FORBIDDEN:
         return ManifestRefused(
             f"the cluster does not let this client write {where}: {error.words}. It takes the rights to get, create, "
-            "patch "
-            f"and delete {PLURALS[key.kind]}: see the page on serving"
+            f"patch and delete {PLURALS[key.kind]}: see the page on serving"
         )
     if error.kind in (answers.INVALID, answers.UNSERVED):
         causes = "; ".join(f"{one.field}: {one.message}" for one in error.causes if one.field)
@@ -98,8 +112,7 @@ def _check_router(api: Api, given: Serving) -> None:
     if picker is None or not any(one.get("port") == port for one in picker["spec"].get("ports") or ()):
         raise ManifestRefused(
             f"there is no Service {name} with the port {port} in {given.namespace}, which would choose a server for "
-            "each "
-            f"request: install llm-d's router for the pool {given.name}, or name its Service with "
+            f"each request: install llm-d's router for the pool {given.name}, or name its Service with "
             f"Serving(endpoint_picker='NAME:PORT'), {_PLAIN}"
         )
     first, slash, second = given.gateway.partition("/")
@@ -108,8 +121,7 @@ def _check_router(api: Api, given: Serving) -> None:
     if _found(api, f"/apis/{ROUTES}/namespaces/{namespace}/gateways/{gateway}") is None:
         raise ManifestRefused(
             f"there is no Gateway {gateway} ({group}) in {namespace}, through which requests would come: name yours "
-            "with "
-            f"Serving(gateway='NAMESPACE/NAME'), {_PLAIN}"
+            f"with Serving(gateway='NAMESPACE/NAME'), {_PLAIN}"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a user declares of a model server on Kubernetes, checked where it is written. Pure.
+"""Declares a model server on Kubernetes, and checks the declaration where it is written. Pure.
 
 It resolves names (an accelerator, a model's address) and knows no manifest and no cluster.
 """
@@ -44,7 +44,7 @@ class Located(Protocol):
 
 
 class Model(NamedTuple):
-    """Where a model server finds its model.
+    """The address of a model, as its server finds it.
 
     Attributes:
         uri: The address as it was given.

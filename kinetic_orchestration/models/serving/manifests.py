@@ -45,7 +45,7 @@ WORKLOADS: Final = ("Deployment", "LLMInferenceService")  # whose pods hold acce
 
 
 class Key(NamedTuple):
-    """What an object is found by, beside its namespace."""
+    """Kind and name by which an object is found, beside its namespace."""
 
     api: str
     kind: str
@@ -69,17 +69,19 @@ def collection(api: str, kind: str, namespace: str) -> str:
     return f"/{'apis' if '/' in api else 'api'}/{api}/namespaces/{namespace}/{PLURALS[kind]}"
 
 
-def render(given: Serving, model: Model, cluster: str = "") -> tuple[Object, ...]:
+def render(given: Serving, model: Model, cluster: str = "", *, has_sleep: bool = True) -> tuple[Object, ...]:
     """Return the set of objects of a server, in the order in which they are applied.
 
     Args:
         given: The declaration.
         model: Its model.
         cluster: The name of its cluster, by which one of GKE is known.
+        has_sleep: The cluster knows `sleep` as an action before a container's end. Otherwise a program of the image is
+            run that sleeps.
     """
     if given.kind == "llm_inference_service":
         return (_llm_inference_service(given, model, cluster),)
-    deployment = _deployment(given, model, cluster)
+    deployment = _deployment(given, model, cluster, has_sleep)
     found = [deployment, service(given, deployment)]
     if given.kind == "inference_pool":
         found += [_pool(given, deployment), _route(given)]
@@ -142,8 +144,8 @@ def _labels(given: Serving) -> dict[str, str]:
 # ---- a Deployment ----------------------------------------------------------------------------------------------------
 
 
-def _deployment(given: Serving, model: Model, cluster: str) -> Object:
-    pod, about = _pod(given, model, cluster), {MODEL: model.uri}
+def _deployment(given: Serving, model: Model, cluster: str, has_sleep: bool) -> Object:
+    pod, about = _pod(given, model, cluster, has_sleep), {MODEL: model.uri}
     labels = {
         **_labels(given),
         SET: digest([pod, about, _labels(given)]),
@@ -177,7 +179,7 @@ def _strategy(given: Serving) -> Object:
     return {"type": "Recreate"}
 
 
-def _pod(given: Serving, model: Model, cluster: str) -> Object:
+def _pod(given: Serving, model: Model, cluster: str, has_sleep: bool = True) -> Object:
     cloud = given.cloud or Kubernetes()
     user = cloud.run_as_user
     return {
@@ -193,7 +195,7 @@ def _pod(given: Serving, model: Model, cluster: str) -> Object:
         ),
         **_placed(given, cluster),
         "volumes": _volumes(given, model),
-        "containers": [_container(given, model, cluster)],
+        "containers": [_container(given, model, cluster, has_sleep)],
     }
 
 
@@ -245,7 +247,7 @@ def _volumes(given: Serving, model: Model) -> list[Object]:
     return found
 
 
-def _container(given: Serving, model: Model, cluster: str) -> Object:
+def _container(given: Serving, model: Model, cluster: str, has_sleep: bool) -> Object:
     cloud = given.cloud or Kubernetes()
     sources = [{"secretRef": {"name": name}} for name in cloud.env_from]
     restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -266,13 +268,17 @@ def _container(given: Serving, model: Model, cluster: str) -> Object:
         "terminationMessagePolicy": "FallbackToLogsOnError",  # its last lines are in the pod's status
         **_probes(given),
         # vLLM ends requests in flight with an error on SIGTERM: before that, it is only asked nothing new.
-        "lifecycle": {"preStop": {"sleep": {"seconds": _whole(given.longest_request)}}},
+        "lifecycle": {"preStop": _pause(_whole(given.longest_request), has_sleep)},
     }
 
 
+def _pause(seconds: int, has_sleep: bool) -> Object:
+    return {"sleep": {"seconds": seconds}} if has_sleep else {"exec": {"command": ["sleep", str(seconds)]}}
+
+
 def _probes(given: Serving) -> Object:
-    """Return the probes: a start may take as long as it is declared to; after it, a server that does not answer is "
-    "ended."""
+    """Return the probes: a start may take as long as it is declared to; after it, a server that does not answer is
+    ended."""
     models = {"httpGet": {"path": "/v1/models", "port": PORT}, "timeoutSeconds": 5}
     health = {"httpGet": {"path": "/health", "port": PORT}, "timeoutSeconds": 10}
     tries = math.ceil(given.startup_seconds / PERIOD)

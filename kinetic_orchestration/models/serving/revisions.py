@@ -1,4 +1,4 @@
-"""What a cluster remembers of a server: the sets that were applied, which one counts, and who has its turn now.
+"""Keeps in a cluster the sets of a server that were applied, which one counts, and who has its turn now.
 
 It is kept in ConfigMaps of the namespace: one for each set, and a head that only one client at a time may change. A
 turn ends by itself soon after its client does. It does not know what a set is for.

@@ -1,4 +1,4 @@
-"""What a cluster says of objects that were applied: do they serve, will they never, and why. Pure.
+"""Judges by what a cluster says of objects that were applied: do they serve, will they never, and why. Pure.
 
 Its words come from controllers and from other people's containers, so they are bounded and escaped.
 """
@@ -31,7 +31,7 @@ _NEVER: Final = ("InvalidImageName",)
 
 
 class Verdict(NamedTuple):
-    """What was seen.
+    """The judgement of what was seen.
 
     Attributes:
         ready: It serves.

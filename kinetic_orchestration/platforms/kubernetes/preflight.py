@@ -223,7 +223,7 @@ def _server(place: Place) -> Finding:
     version = str(place.api.get("/version").get("gitVersion", ""))
     who = answers.escaped(_who(place.api)) or "somebody whom the cluster does not name"
     found = f"{access.origin}: {access.server}, Kubernetes {version}, as {who}"
-    if _number(version) < LEAST_SERVER:
+    if answers.number_of(version) < LEAST_SERVER:
         least = ".".join(map(str, LEAST_SERVER))
         return Finding("cluster", WARNING, found, f"Jobs need what Kubernetes has from {least} on: upgrade it")
     return Finding("cluster", OK, found)
@@ -253,7 +253,7 @@ def _jobset(place: Place) -> Finding:
     except ApiError:
         return Finding("JobSet", OK, f"{manifest.API} is served; its controller's version cannot be read from here")
     version = answers.escaped(str(containers[0].get("image", "")).rpartition(":")[2])
-    if (0,) < _number(version) < LEAST_JOBSET:
+    if (0,) < answers.number_of(version) < LEAST_JOBSET:
         least = ".".join(map(str, LEAST_JOBSET))
         return Finding(
             "JobSet", WARNING, f"{version} is older than {least}, and was never tried", f"Update it. {INSTALL}"
@@ -825,12 +825,6 @@ def _pool(place: Place, pod: Object, there: Sequence[Object] = ()) -> str:
     asked = ", ".join([*chips, *filter(None, [manifest.wanted(pod)])]) or "no taint"
     first = f"{other}. " if other else ""
     return f"{first}Each host needs a node with {asked}; taints: cloud=Kubernetes(tolerations=[…])"
-
-
-def _number(version: str) -> tuple[int, ...]:
-    """The first two numbers of v1.36.3-gke.5; (0,) if it is none."""
-    match = re.match(r"v?(\d+)\.(\d+)", version)
-    return (int(match[1]), int(match[2])) if match else (0,)
 
 
 def _sentence(text: str) -> str:

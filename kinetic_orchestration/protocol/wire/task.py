@@ -42,6 +42,7 @@ CHOICE = Fields(
         "processes": schema.hosts,
         "slices": schema.slices,
         **dict.fromkeys(("provision", "run", "affordable", "stall"), schema.limit),
+        "usd_per_hour": schema.measure,
         "project": schema.project,
         "accelerator": HARDWARE,
         "secrets": table(schema.variable, schema.secret_ref, 1000),
@@ -81,6 +82,7 @@ TASK = Fields(
     {
         "processes": schema.hosts,
         "affordable": schema.limit,
+        "usd_per_hour": schema.measure,
         "profile": schema.plain(),
         "project": schema.project,
         "accelerator": HARDWARE,
@@ -214,6 +216,7 @@ class Task(NamedTuple):
     quick: bool  # preparing takes less time than starting a thread for it
     keep: float = NOT_KEPT  # seconds for which its slice is kept after it, if hosts find it clean; 0.0: takes one only
     shape: str = ""  # of the slice that is kept: the digest of what the next job has to want exactly like that
+    usd_per_hour: float = 0.0  # of all hosts, at most, for a program that reports its cost; 0.0: unknown
     choices: tuple[Mapping[str, Any], ...] = ()  # of each candidate after the first: the fields that differ
 
     def to_json(self) -> dict[str, Any]:
@@ -223,13 +226,16 @@ class Task(NamedTuple):
                 del fields[name]
         if not self.shape:
             del fields["keep"], fields["shape"]
+        if not self.usd_per_hour:
+            del fields["usd_per_hour"]
         return fields
 
     def joined(self, others: Iterable[Task]) -> Task:
         """Return the task of a job with a choice: of its first candidate, with those of the `others`."""
-        own = self.to_json()
+        own = {"usd_per_hour": 0.0, **self.to_json()}
         each = [
-            {name: value for name, value in one.to_json().items() if value != own[name]} | self._other_build(one)
+            {name: value for name, value in {"usd_per_hour": 0.0, **one.to_json()}.items() if value != own[name]}
+            | self._other_build(one)
             for one in others
         ]
         assert not {name for one in each for name in one} - CHOICE.checks.keys()
@@ -316,6 +322,7 @@ _LATER: dict[str, Any] = {  # fields that the first version did not write
     "global_batch": 0,
     "keep": NOT_KEPT,
     "shape": "",
+    "usd_per_hour": 0.0,
     **dict.fromkeys(("project", "image"), ""),
     **{name: {} for name in ("profile", "accelerator", "secrets", "tools", "beside")},
     **dict.fromkeys(_FLAGS, False),

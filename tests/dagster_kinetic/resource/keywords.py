@@ -44,7 +44,7 @@ from typing import Any
 
 import dagster as dg
 
-from kinetic_orchestration.api.keywords import OfJob
+from kinetic_orchestration.api.keywords import OfBatch, OfJob, OfJudging
 '''
 
 
@@ -91,6 +91,8 @@ def generated() -> str:
     for name, function in (("OfAsset", dg.asset), ("OfMultiAsset", dg.multi_asset), ("OfOp", dg.op)):
         says = f"The keywords of `dagster.{function.__name__}`, and the options of its job."
         text += group(name, "OfJob", says, of_dagster(function))
+    for name in ("OfBatch", "OfJudging"):
+        text += group(f"{name}Call", f"{name}, OfCall", "The same, and the keywords of the step.", {})
     return formatted(text, PATH)
 
 

@@ -10,8 +10,8 @@ import dagster as dg
 import pytest
 
 from dagster_kinetic import KineticResource, evaluation_check
-from dagster_kinetic.resource.inference import charged
 from kinetic_orchestration.api.steps.evaluation import Evaluation
+from kinetic_orchestration.api.steps.inference import charged
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.hardware.cost import Estimate
 from kinetic_orchestration.program.inference.servers.evaluation.scores import Score, below, checked_bounds
@@ -61,7 +61,7 @@ def test_a_batch_is_an_asset_whose_page_shows_it_and_a_later_run_asks_nothing_ag
     assert shown["batch/tokens_out_per_second"] > 0 <= shown["batch/start_seconds"]
     assert shown["batch/parts"] == report["parts"] == f"{output}/parts"
     assert shown["batch/emulated"] is False, "a CPU of this machine is what was asked for"
-    assert "batch/usd" not in shown, "what this machine emulates costs nothing"
+    assert "batch/usd" not in shown, "no price is known of it"
     assert shown["kinetic/job_id"], "what each job's page shows is there, too"
 
     again, shown = run()
@@ -81,8 +81,32 @@ def test_a_cost_for_tokens_is_not_told_where_earlier_attempts_have_answered_some
 
 
 def test_a_keyword_of_neither_the_batch_nor_its_job_is_refused_by_its_name() -> None:
-    with pytest.raises(UsageError, match="there is no option 'concurency'"):
+    with pytest.raises(UsageError, match="no option 'concurency': did you mean concurrency"):
         KineticResource().serve_batch(None, ["one"], engine=reversing, concurency=3, **BATCH)
+
+
+def test_answers_that_would_end_with_their_hosts_are_refused_before_anything_is_asked_for(
+    instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")  # nobody answers there
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (model / name).write_text("{}")
+    cloud = {"backend": "tpu-vm", "store": "gs://bucket/kinetic", "project": "project"}
+    given: dict[str, Any] = {"accelerator": "v5e-1", "output": "/x/answers"}
+
+    @dg.asset
+    def answers(context: dg.AssetExecutionContext, kinetic: KineticResource) -> Any:
+        return kinetic.serve_batch(None, ["one"], engine=reversing, context=context, **given)
+
+    @dg.asset
+    def scores(context: dg.AssetExecutionContext, kinetic: KineticResource) -> Any:
+        return kinetic.evaluate(str(model), ["sums"], context=context, **given)
+
+    for asset in (answers, scores):
+        with pytest.raises(UsageError, match="the output /x/answers is a folder of a machine that ends with the job"):
+            dg.materialize([asset], instance=instance, resources={"kinetic": KineticResource(**cloud)})
 
 
 def test_an_evaluation_that_has_not_passed_blocks_what_is_downstream(instance: dg.DagsterInstance) -> None:

@@ -109,6 +109,7 @@ class Driver:
         self._first: Exception | None = None  # error of a trial
         self._request: Request | None = None
         self._left: list[rules.Trial] = []
+        self._seen: dict[int, float] = {}  # trials that others drive: since when this process has seen them
         me = processes.find(os.getpid())
         self._me = f"{processes.machine()} {os.getpid()} {me.started if me else ''}"
 
@@ -145,10 +146,11 @@ class Driver:
 
     def _next(self) -> rules.Trial | None:
         """Return the next trial to follow: one that another driver has left, or a new one."""
-        seen = list(self._study.trials())
+        seen, now = list(self._study.trials()), time.monotonic()
         self._left = [one for one in seen if one.state == rules.RUNNING and one.number not in self._running]
         for one in self._left:
-            goes_on = rules.who_goes_on(one, self._running, self._drives(one), time.time())
+            seen_for = now - self._seen.setdefault(one.number, now)
+            goes_on = rules.who_goes_on(one, self._running, self._drives(one), seen_for)
             if goes_on == rules.ADOPT:
                 return one
             if goes_on == rules.DROP:
@@ -157,11 +159,11 @@ class Driver:
         if len(seen) >= self._terms.trials or self._patience.is_over:
             return None
         number = self._study.ask()
-        now = self._study.trials()
-        if sum(one.number < number for one in now) >= self._terms.trials:
+        begun = self._study.trials()
+        if sum(one.number < number for one in begun) >= self._terms.trials:
             self._drop(number, f"another driver had asked for the last of {self._terms.trials} trials")
             return None
-        return next(one for one in now if one.number == number)
+        return next(one for one in begun if one.number == number)
 
     def _drop(self, number: int, why: str) -> None:
         """End a trial that never had a job."""
@@ -346,12 +348,24 @@ class Driver:
         return self._patience.is_over or len(self._study.trials()) >= self._terms.trials
 
     def _release(self) -> None:
-        """Release the slices that the jobs of this search have left, if it is the search that keeps them."""
-        from kinetic_orchestration.jobs.cleanup import kept_slices
+        """Release the slices that the jobs of this search have left, if it is the search that keeps them.
 
-        if self._terms.releases and self._request is not None and self._jobs:
-            run = ("search", "", self._study.name)
+        What fails is told, and costs no result: such a slice ends after its time, and the reaper sees to it.
+        """
+        from kinetic_orchestration.jobs.cleanup import kept_slices
+        from kinetic_orchestration.plan.messages import command, warn
+
+        if not self._terms.releases or self._request is None or not self._jobs:
+            return
+        run = ("search", "", self._study.name)
+        try:
             kept_slices.release_run(self._request.store, self._request.settings, run, self._jobs)
+        except KineticError as error:
+            warn(
+                f"search {self._study.name}: the slices that its trials have left warm are not released: {error} Each "
+                f"is deleted once its keep= is over; to see and to release them now: `{command('slices')}` and "
+                f"`{command('release')}`"
+            )
 
     def _cancel_all(self) -> None:
         """Cancel all trials that run, and wait until they are told."""

@@ -1,4 +1,4 @@
-"""What a search has found. Standard library only: hosts have this, too."""
+"""Holds the results of a search. Standard library only: hosts have this, too."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SearchTrial:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search has found.
+    """The trials of a search, and the best of them.
 
     Attributes:
         study: Name of the study.

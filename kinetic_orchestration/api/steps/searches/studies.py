@@ -107,10 +107,10 @@ class OptunaStudy:
         return [self._seen(one) for one in self._study.get_trials(deepcopy=False) if one.state.name != "WAITING"]
 
     def _seen(self, frozen: Any) -> Trial:
-        began = frozen.datetime_start or datetime.datetime.fromtimestamp(0)  # local times, without a zone
+        born = "" if frozen.datetime_start is None else frozen.datetime_start.isoformat()  # local time of who asked
         texts = {name: text for name, text in frozen.user_attrs.items() if isinstance(text, str)}
         return Trial(
-            frozen.number, frozen.state.name, dict(frozen.params), began.isoformat(), began.timestamp(),
+            frozen.number, frozen.state.name, dict(frozen.params), born,
             frozen.value if frozen.state.name in (COMPLETE, PRUNED) else None,
             max(frozen.intermediate_values, default=-1), texts, set(self._space) <= set(frozen.params),
         )  # fmt: skip
@@ -187,8 +187,7 @@ class VizierStudy:
         # The client has whole numbers as floats.
         parameters = {name: int(it) if name in self._whole else it for name, it in given.parameters.items()}
         return Trial(
-            int(trial.id), state, parameters, began.isoformat(), began.timestamp(), value,
-            max(steps, default=-1), marks,
+            int(trial.id), state, parameters, began.isoformat(), value, max(steps, default=-1), marks,
         )  # fmt: skip
 
     def mark(self, number: int, name: str, text: str) -> None:

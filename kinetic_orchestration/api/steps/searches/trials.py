@@ -18,7 +18,7 @@ DRIVER = "kinetic_driver"  # the process that asked for it
 ENDS = "kinetic_ends"  # what the trial is told as once its job has ended early, before the job is asked to
 WHY = "kinetic_why"  # why it failed
 
-UNMARKED = 60.0  # seconds that a driver may take to mark a trial that it has asked for
+UNMARKED = 60.0  # seconds that a driver may take from asking for a trial to marking it
 LONGEST_WHY = 1000  # characters
 
 ADOPT, LEAVE, DROP = "adopt", "leave", "drop"
@@ -33,7 +33,6 @@ class Trial(NamedTuple):
         parameters: Its parameters, by name.
         born: What its study has noted of its beginning. It never changes, all drivers read the same text, and a trial
             of another study of this name has another one.
-        began: When it was asked for, in seconds since the epoch.
         value: What it was told as; of a pruned one its last report, of a failed one None.
         last: The last step that was reported; -1 before the first.
         marks: What drivers wrote beside it.
@@ -44,7 +43,6 @@ class Trial(NamedTuple):
     state: str
     parameters: Mapping[str, Any]
     born: str
-    began: float
     value: float | None = None
     last: int = -1
     marks: Mapping[str, str] = MappingProxyType({})
@@ -111,14 +109,15 @@ def told_as(status: JobStatus, ends: str) -> str:
     return PRUNED if status is JobStatus.CANCELLED and ends == PRUNED else FAIL
 
 
-def who_goes_on(trial: Trial, mine: Collection[int], drives: bool | None, now: float) -> str:
+def who_goes_on(trial: Trial, mine: Collection[int], drives: bool | None, seen_for: float) -> str:
     """Decide about a trial that has not ended.
 
     Args:
         trial: The trial.
         mine: Numbers of the trials that this process follows.
         drives: Whether the process that asked for it is alive: None if that is not known, as on another machine.
-        now: The time, in seconds since the epoch.
+        seen_for: Seconds for which this process has seen it without a job. What its study notes of its beginning is no
+            measure: Optuna writes the local time of whoever asked, without its zone, and clocks differ.
 
     Returns:
         ADOPT to go on with its job, DROP to tell it as failed, LEAVE for now.
@@ -127,7 +126,7 @@ def who_goes_on(trial: Trial, mine: Collection[int], drives: bool | None, now: f
         return LEAVE
     if JOB in trial.marks:
         return ADOPT
-    if now - trial.began < UNMARKED:  # its driver may be about to
+    if seen_for < UNMARKED:  # its driver may be about to
         return LEAVE
     return ADOPT if trial.is_whole else DROP
 

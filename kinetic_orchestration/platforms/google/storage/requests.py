@@ -122,7 +122,7 @@ class Requests:
         self._credentials = credentials
         self._endpoint = endpoint
         self._bucket, _, prefix = url.removeprefix("gs://").partition("/")
-        self._prefix = prefix + "/"
+        self._prefix = f"{prefix}/" if prefix else ""
 
     @property
     def client(self) -> Client:

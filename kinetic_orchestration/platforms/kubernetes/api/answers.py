@@ -7,6 +7,7 @@ address): of the latter, none may pass for "there is no such object". It does no
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +36,12 @@ LONGEST: Final = 1000  # characters of a message
 _UNTYPED: Final = "failed to create typed patch object"
 
 Object = dict[str, Any]
+
+
+def number_of(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of v1.36.3-gke.5; (0,) if it is none."""
+    match = re.match(r"v?(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0,)
 
 
 class Cause(NamedTuple):

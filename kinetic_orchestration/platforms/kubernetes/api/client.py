@@ -252,8 +252,8 @@ class Api:
             access = self._access
             token = access.token(False)
             try:
-                headers = _headers(access, token, body, form, content)
-                reply = self._exchange(access, method, target, body, headers, within)
+                asked = _Asked(method, target, body, _headers(access, token, body, form, content), within)
+                reply = self._exchange(access, asked)
                 return read(reply, f"{method} {access.server}{path}")
             except ApiError as error:
                 if error.kind == answers.UNAUTHENTICATED:
@@ -309,54 +309,38 @@ class Api:
 
     # ---- one exchange ------------------------------------------------------------------------------------------
 
-    def _exchange(
-        self,
-        access: Access,
-        method: str,
-        target: str,
-        body: Object | None,
-        headers: Sequence[tuple[str, str]],
-        within: float,
-    ) -> Reply:
+    def _exchange(self, access: Access, asked: _Asked) -> Reply:
         began, reply = time.monotonic(), Reply(0, {}, b"")
         try:
-            reply = self._sent(access, method, target, body, headers, within)
+            reply = self._sent(access, asked)
             with suppress(KeyError, ValueError):
                 self._heard = parsedate_to_datetime(reply.headers["date"]).timestamp(), time.monotonic()
         finally:
             for listener in tuple(_listeners):
-                listener(Exchange(method, target, body or {}, reply.status, reply.body, time.monotonic() - began))
+                seconds = time.monotonic() - began
+                listener(Exchange(asked.method, asked.target, asked.body or {}, reply.status, reply.body, seconds))
         return reply
 
-    def _sent(
-        self,
-        access: Access,
-        method: str,
-        target: str,
-        body: Object | None,
-        headers: Sequence[tuple[str, str]],
-        within: float,
-    ) -> Reply:
+    def _sent(self, access: Access, asked: _Asked) -> Reply:
         key = _Key(access.way, access.pair())
-        content = None if body is None else json.dumps(body).encode()
         connection = self._kept(key)
         try:
             connection = connection or self._opened(key, access)
             try:
-                reply = connection.exchange(method, target, content, headers, within)
+                reply = connection.exchange(asked)
             except _BROKEN:
                 if not connection.is_used:
                     raise
                 connection.close()  # the server closed it between two requests, as it may
                 connection = self._opened(key, access)
-                reply = connection.exchange(method, target, content, headers, within)
+                reply = connection.exchange(asked)
         except BaseException as error:
             if connection is not None:
                 connection.close()
             if not isinstance(error, OSError | http.client.HTTPException):
                 raise
-            asked = f"{method} {target.partition('?')[0]}"
-            raise _unanswered(access, key, asked, error, within or self._timeout) from error
+            path = f"{asked.method} {asked.target.partition('?')[0]}"
+            raise _unanswered(access, key, path, error, asked.within or self._timeout) from error
         self._keep(connection)
         return reply
 
@@ -387,6 +371,29 @@ class Api:
         return _open(access, key, context, self._timeout)
 
 
+class _Asked(NamedTuple):
+    """A request, as it is sent.
+
+    Attributes:
+        method: Its method.
+        target: The path with its query.
+        body: Its object, if it has one.
+        headers: Its headers, in their order.
+        within: Seconds for the whole answer, if they are not the usual ones; 0.0: they are.
+    """
+
+    method: str
+    target: str
+    body: Object | None
+    headers: Sequence[tuple[str, str]]
+    within: float
+
+    @property
+    def content(self) -> bytes | None:
+        """Its object as bytes."""
+        return None if self.body is None else json.dumps(self.body).encode()
+
+
 class _Key(NamedTuple):
     """All that two requests must have in common to use one connection."""
 
@@ -415,18 +422,16 @@ class _Connection(http.client.HTTPConnection):
             raise _TooSlow(f"there was no connection in {self.timeout:g} s") from None
         self.sock.settimeout(self.answer_timeout)
 
-    def exchange(
-        self, method: str, target: str, content: bytes | None, headers: Sequence[tuple[str, str]], within: float
-    ) -> Reply:
-        longest = within or ANSWER_SECONDS
+    def exchange(self, asked: _Asked) -> Reply:
+        longest, content = asked.within or ANSWER_SECONDS, asked.content
         deadline = time.monotonic() + longest
-        self.putrequest(method, self.prefix + target)
-        for name, value in headers:
+        self.putrequest(asked.method, self.prefix + asked.target)
+        for name, value in asked.headers:
             self.putheader(name, value)
         if content is not None:
             self.putheader("Content-Length", str(len(content)))
         self.endheaders(content)
-        self.sock.settimeout(within or self.answer_timeout)
+        self.sock.settimeout(asked.within or self.answer_timeout)
         answer = self.getresponse()
         pieces: list[bytes] = []
         size = 0

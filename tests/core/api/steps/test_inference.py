@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.steps.asked import Batch, Judging, Served
 from kinetic_orchestration.api.steps.evaluation import evaluation_spec
 from kinetic_orchestration.api.steps.inference import batch_spec
 from kinetic_orchestration.errors import DataNotFound, UsageError
@@ -51,6 +55,7 @@ def test_a_model_that_is_none_is_told_by_what_it_lacks(model: Path, tmp_path: Pa
     assert "does not exist: a model is a directory with config.json" in refusal(tmp_path / "none")
     assert "a server serves the model of a directory" in refusal(None)
     assert "write hf://owner/name" in refusal("hf://name") and "hf://owner/name" in refusal("hf://a/b?split=c")
+    assert "model is Data(…, stream=True)" in refusal(kinetic.Data("gs://bucket/model/", stream=True))
 
 
 def test_prompts_that_are_none_are_refused(model: Path, tmp_path: Path) -> None:
@@ -58,6 +63,7 @@ def test_prompts_that_are_none_are_refused(model: Path, tmp_path: Path) -> None:
         kinetic.serve_batch(model, tmp_path / "none.jsonl", accelerator="cpu")
     assert "there are no prompts" in refusal(model, [])
     assert "prompts is a dict" in refusal(model, {"prompt": "a"})
+    assert "prompts is Data(…, stream=True)" in refusal(model, kinetic.Data("gs://bucket/prompts/", stream=True))
     bad = [{"prompt": "a", "messages": []}, "", 7, {"messages": ["hi"]}, "fine", {"prompt": "a", "parameters": [1]}]
     told = refusal(model, bad, on_bad_row="stop")
     assert "5 of 6 prompts cannot be asked: prompt 1: it has both prompt and messages; prompt 2: its prompt is" in told
@@ -80,9 +86,9 @@ def test_a_model_that_takes_several_hosts_is_refused(model: Path, options: Mappi
 def test_each_accelerator_of_a_choice_has_to_serve_the_model(model: Path) -> None:
     options = Options(accelerator=["v6e-8", "v5e-4", "v5e-16"])
     with pytest.raises(UsageError, match="takes 8 devices, and a host of v5e-4 has 4"):
-        batch_spec(model, ["a"], engine_options={"tensor_parallel_size": 8}, options=options)
+        batch_spec(model, ["a"], Batch(engine_options={"tensor_parallel_size": 8}), options)
     with pytest.raises(UsageError, match="v5e-16 has 4 hosts, and an evaluation runs on one"):
-        evaluation_spec(model, ["sums"], options=options)
+        evaluation_spec(model, ["sums"], Judging(), options)
 
 
 def test_other_arguments_that_cannot_be(model: Path) -> None:
@@ -93,9 +99,22 @@ def test_other_arguments_that_cannot_be(model: Path) -> None:
     assert "stream is no parameter" in refusal(model, parameters={"stream": True})
     assert "processes= is not for serve_batch" in refusal(model, processes="gpu", accelerator="gpu:2")
     assert "begins with gs:// or s3://" in refusal(model, output="http://x/y")
-    assert "there is no option 'acelerator'" in refusal(model, acelerator="cpu")
+    assert "there is no option 'acelerator': did you mean accelerator?" in refusal(model, acelerator="cpu")
+    assert "there is no option 'engin': did you mean engine?" in refusal(model, engin="vllm")
     with pytest.raises(UsageError, match="where the server is told its port"):
         kinetic.Server(argv=["serve"])
+
+
+@pytest.mark.parametrize(("function", "kind"), [(kinetic.serve_batch, Batch), (kinetic.evaluate, Judging)])
+def test_help_shows_each_keyword_of_a_step_with_its_default_and_says_what_it_is(
+    function: Any, kind: type[Served]
+) -> None:
+    parameters = inspect.signature(function).parameters
+    assert {name: parameters[name].default for name in (one.name for one in fields(kind))} == {
+        one.name: one.default for one in fields(kind)
+    }
+    described = re.findall(r"^    (\w+): ", inspect.getdoc(function) or "", re.MULTILINE)
+    assert {one.name for one in fields(kind)} <= set(described)
 
 
 def test_options_of_an_engine_are_its_flags_untouched() -> None:
@@ -175,15 +194,14 @@ def test_a_prompt_that_is_no_json_is_a_bad_row(model: Path) -> None:
 def test_an_evaluation_has_the_same_bounds(model: Path, wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(UsageError, match=f"^{name} is "):
-        evaluation_spec(model, ["sums"], **wrong)
+        evaluation_spec(model, ["sums"], Judging(**wrong))
 
 
 def test_an_evaluation_spreads_a_model_over_all_devices_of_a_host(model: Path) -> None:
     """A chip of TPU7x is two devices of a framework."""
-    options = Options(accelerator="tpu7x-4")
-    asked = {"engine_options": {"tensor_parallel_size": 8}, "options": options}
-    (*_, settings) = evaluation_spec(model, ["sums"], **asked).args
-    assert settings.devices == batch_spec(model, ["a"], **asked).args[2].devices == 8
+    options, flags = Options(accelerator="tpu7x-4"), {"tensor_parallel_size": 8}
+    (*_, settings) = evaluation_spec(model, ["sums"], Judging(engine_options=flags), options).args
+    assert settings.devices == batch_spec(model, ["a"], Batch(engine_options=flags), options).args[2].devices == 8
 
 
 def test_a_server_does_not_know_of_the_other_hosts_of_its_slice() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.on_hosts.steps import promotion as on_a_host
-from kinetic_orchestration.errors import JobNotFound, Unsupported, UsageError
+from kinetic_orchestration.errors import JobNotFound, PromotionRefused, Unsupported, UsageError
 from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.usefixtures("shared_home")
@@ -27,6 +27,13 @@ def train(data: str, flag: str = "") -> dict[str, Any]:
     while flag and not os.path.exists(flag):
         time.sleep(0.01)
     return {"data": Path(data).read_text()}
+
+
+@kinetic.run(accelerator="cpu")
+def breaks() -> None:
+    """Leave a model, and fail afterwards."""
+    Path(kinetic.current().output_dir, "model.keras").write_bytes(b"half of the weights")
+    raise ArithmeticError("the loss is not a number")
 
 
 def test_a_model_that_a_job_made_has_the_lineage_of_the_job(tmp_path: Path) -> None:
@@ -57,7 +64,7 @@ def test_a_model_that_a_job_made_has_the_lineage_of_the_job(tmp_path: Path) -> N
         kinetic.promote(elsewhere, tmp_path / "fifth", job=7)  # type: ignore[arg-type]
 
 
-def test_the_model_of_a_job_that_goes_on_is_not_promoted(tmp_path: Path) -> None:
+def test_the_model_of_a_job_that_goes_on_or_was_cancelled_is_not_promoted(tmp_path: Path) -> None:
     rows, flag = tmp_path / "rows.txt", tmp_path / "flag"
     rows.write_text("rows")
     job = train.run_async(kinetic.Data(str(rows)), str(flag))
@@ -66,9 +73,33 @@ def test_the_model_of_a_job_that_goes_on_is_not_promoted(tmp_path: Path) -> None
         with pytest.raises(UsageError, match="has not ended"):
             kinetic.promote(job, tmp_path / "ranker")
     finally:
-        flag.touch()
-        job.result()
+        job.cancel()
+    with pytest.raises(PromotionRefused, match=f"{job.job_id}, which made it, has ended as cancelled"):
+        kinetic.promote(job, tmp_path / "ranker")
     assert not (tmp_path / "ranker").exists()
+
+
+def test_the_model_of_a_failed_job_is_promoted_only_by_who_says_so(tmp_path: Path) -> None:
+    job, asked = breaks.run_async(), list[kinetic.Candidate]()
+    with pytest.raises(ArithmeticError):
+        job.result()
+
+    def is_fine(found: kinetic.Candidate) -> bool:
+        asked.append(found)
+        return True
+
+    ways: list[tuple[Any, dict[str, Any]]] = [(job, {}), (job.output_dir, {}), (job, {"dry_run": True})]
+    for model, more in ways:
+        with pytest.raises(PromotionRefused, match=f"{job.job_id}, which made it, has ended as failed") as refused:
+            kinetic.promote(model, tmp_path / "ranker", check=is_fine, **more)
+        assert "allow_failed=True" in str(refused.value) and f"logs {job.job_id}" in str(refused.value)
+    assert not asked and not (tmp_path / "ranker").exists()
+    promoted = kinetic.promote(job, tmp_path / "ranker", allow_failed=True)
+    assert promoted.lineage["job"]["status"] == "FAILED" and promoted.metadata["kinetic.job_status"] == "FAILED"
+    # The version says so wherever it is promoted on to.
+    with pytest.raises(PromotionRefused, match="has ended as failed"):
+        kinetic.promote(promoted.uri, tmp_path / "production")
+    assert kinetic.promote(promoted.uri, tmp_path / "production", allow_failed=True).version == promoted.version
 
 
 def test_on_a_host_without_the_package_it_is_refused() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ import optuna
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.steps.searches import trials as rules
+from kinetic_orchestration.api.steps.searches.driver import Driver, Terms
+from kinetic_orchestration.api.steps.searches.studies import study_of as study_of_optuna
 from kinetic_orchestration.api.steps.searches.trials import COMPLETE, DRIVER, FAIL, JOB, PRUNED
 from kinetic_orchestration.errors import JobCancelled, KineticError, SearchFailed, UsageError
 from kinetic_orchestration.plan.values import JobStatus
@@ -125,6 +129,50 @@ def test_a_job_that_cannot_be_submitted_ends_the_search_and_its_trial(tmp_path: 
         kinetic.search(lost, study, space=SPACE, trials=1)
     (left,) = study.trials
     assert left.state.name == FAIL and "none.txt" in left.user_attrs["kinetic_why"]
+
+
+def test_a_slice_that_cannot_be_released_costs_no_result(shared_home: Path) -> None:
+    """The store fails after the last trial: no folder can be read that is a link to itself."""
+    slices = shared_home / "store" / "local" / "slices"
+    said = r"search rates: the slices .* are not released: Cannot list slices/ .* deleted once its keep= is over"
+    try:
+        with pytest.warns(UserWarning, match=said):
+            result = search(study_of(0.5), 1, keep="10m", on_trial=lambda _: slices.symlink_to(slices))
+    finally:
+        slices.unlink()
+    assert (result.value, result.counts()) == (0.5, {COMPLETE: 1})
+
+
+@pytest.fixture(params=["WEST+10", "EAST-13"])
+def elsewhere(request: pytest.FixtureRequest) -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
+    """Returns a block in which this process has another time zone."""
+
+    @contextlib.contextmanager
+    def there() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TZ", request.param)
+            time.tzset()
+            yield
+        time.tzset()
+
+    yield there
+    time.tzset()
+
+
+def test_a_trial_that_a_driver_elsewhere_has_just_asked_for_is_its_own_for_a_minute(
+    elsewhere: Callable[[], contextlib.AbstractContextManager[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optuna notes when a trial was asked for by the clock and in the time zone of whoever asked, without saying which."""
+    study = study_of()
+    with elsewhere():
+        other = study.ask(SPACE).number
+    terms = Terms(trials=3, max_concurrent=2, metric=None, value=None, patience=3, releases=False, on_trial=None)
+    driver = Driver(lambda _: pytest.fail("no job is to run"), study_of_optuna(study, SPACE, None), terms)
+    mine = driver._next()
+    assert mine is not None and mine.number != other
+    monkeypatch.setattr(rules, "UNMARKED", 0.0)
+    left = driver._next()
+    assert left is not None and left.number == other
 
 
 # ---- drivers that die, and several ---------------------------------------------------------------------------------

@@ -203,7 +203,11 @@ def test_unpacked_data_that_was_changed_is_found(home: Path, tmp_path: Path) -> 
     spool.mkdir()
     sent = tree.upload(tree.snapshot(tmp_path / "some", index_dir=tmp_path / "index", spool=spool), store, spool=spool)
     item = DataPiece(sent.digest)
-    there = Path(prepare._data(store, prepare.Blobs(store, str(tmp_path / "blobs")), item, str(home)))
+    there = Path(
+        prepare._data(
+            prepare._Here(store, str(home), {}, str, print), prepare.Blobs(store, str(tmp_path / "blobs")), item
+        )
+    )
     assert not look().damaged
     decay_of(there / "deep" / "numbers")
     (damaged,) = look().damaged

@@ -11,9 +11,9 @@ import pytest
 
 from kinetic_orchestration.models.serving.declaration import Serving
 from tests.support.kubernetes import model_server
+from tests.support.kubernetes.fixtures import serving_plane
 
 SERVER = (sys.executable, str(model_server.__file__))
-CONTROLLERS = ("deployment-controller", "replicaset-controller", "endpoints-controller")
 USUAL: dict[str, Any] = {
     "image": "server:1", "command": SERVER, "longest_request": 1, "startup": 120, "wait": 60,
 }  # fmt: skip
@@ -25,14 +25,8 @@ class Declared(Protocol):
 
 @pytest.fixture(scope="module")
 def plane(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A plane of this file alone: it has more controllers than others, and its server reaches pods."""
-    from tests.support.kubernetes.control_plane import ControlPlane
-    from tests.support.kubernetes.egress import egress
-
-    folder = tmp_path_factory.mktemp("serving")
-    way = folder / "egress"
-    made = ControlPlane(folder / "plane", built, jobset=False, kueue=False, controllers=CONTROLLERS, reach=way)
-    with egress(way), made as plane:
+    """A plane of this file alone."""
+    with serving_plane(tmp_path_factory.mktemp("serving"), built) as plane:
         yield plane
 
 

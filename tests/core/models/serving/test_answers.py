@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.errors import DeploymentBusy, DeploymentFailed
-from kinetic_orchestration.models.serving import smoke
+from kinetic_orchestration.models.serving import admission, smoke
 from kinetic_orchestration.models.serving.declaration import SmokeTest
 from kinetic_orchestration.models.serving.revisions import Revisions
 from kinetic_orchestration.platforms.kubernetes.api import client
@@ -50,6 +50,24 @@ def test_the_first_answer_of_a_server_may_take_as_long_as_its_smoke_test_allows(
         with pytest.raises(DeploymentFailed, match=r"took .* to answer 'a', and 0.5 s are allowed"):
             smoke.test(api, "/p", "m", SmokeTest({"a": " Paris"}, latency=0.5), lambda: None)
         assert [one.method for one in server.requests[asked:]] == ["GET", "POST"], "it is asked once"
+
+
+@pytest.mark.parametrize(
+    ("told", "has_sleep"),
+    [
+        (Answer(200, {"major": "1", "minor": "29+", "gitVersion": "v1.29.14-gke.1018000"}), False),
+        (Answer(200, {"major": "1", "minor": "30", "gitVersion": "v1.30.0"}), True),
+        (Answer(200, {"major": "1", "minor": "9", "gitVersion": "v1.9.11"}), False),
+        (Answer(200, {"gitVersion": "of our own"}), True),
+        (status(403, "Forbidden", "nobody may ask"), True),
+    ],
+    ids=["1.29", "1.30", "1.9", "unknown", "forbidden"],
+)
+def test_a_cluster_before_1_30_has_no_sleep_before_the_end(server: Server, told: Answer, has_sleep: bool) -> None:
+    server.answer = lambda _: told
+    with opened(server) as api:
+        assert admission.has_sleep(api) is has_sleep
+    assert [one.path for one in server.requests] == ["/version"]
 
 
 class Head:

@@ -95,6 +95,15 @@ def test_a_rollout_fails_later_than_a_start_may_take(accelerator: str) -> None:
     assert pod["terminationGracePeriodSeconds"] > container["lifecycle"]["preStop"]["sleep"]["seconds"]
 
 
+def test_a_cluster_that_has_no_sleep_gets_the_program_of_the_image() -> None:
+    given = Serving("ranker", image="image:1", longest_request="5m")
+    new, old = (manifests.render(given, model_of("gs://models/1"), has_sleep=known)[0] for known in (True, False))
+    ends = [one["spec"]["template"]["spec"]["containers"][0].pop("lifecycle")["preStop"] for one in (new, old)]
+    assert ends == [{"sleep": {"seconds": 300}}, {"exec": {"command": ["sleep", "300"]}}]
+    marks = [one["spec"]["template"]["metadata"]["labels"].pop(manifests.SET) for one in (new, old)]
+    assert marks[0] != marks[1] and new == old, "they are two sets, which differ in nothing else"
+
+
 @pytest.mark.parametrize("strategy", ["recreate", "in_place", "blue_green"])
 def test_no_rollout_asks_for_one_accelerator_more_than_declared(strategy: str) -> None:
     spec, _ = rendered(accelerator="v6e-8", strategy=strategy)

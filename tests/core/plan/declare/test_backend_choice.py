@@ -14,6 +14,7 @@ from kinetic_orchestration.plan.configuration.settings import Settings, load
 from kinetic_orchestration.plan.declare.backend_choice import chosen, may_run_on
 from kinetic_orchestration.plan.declare.checks.options import check_options
 from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm
+from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.values import Plan
 
@@ -315,15 +316,15 @@ NOT_PLANNED: dict[str, tuple[Options, dict[str, str], str]] = {
         Options("t4"), {"KINETIC_ZONES": ""}, "`gcloud compute accelerator-types list --filter=name=nvidia-tesla-t4`"
     ),
     "too long for flex-start": (
-        Options("l4", cloud=Compute(flex_start=True), limits=planner.Limits(run="8d")), {},
+        Options("l4", cloud=Compute(flex_start=True), limits=Limits(run="8d")), {},
         "limits.run is 8d, and flex-start gives a VM for 10 minutes to 7 days",
     ),
     "too short for flex-start": (
-        Options("l4", cloud=Compute(flex_start=True), limits=planner.Limits(run="5m")), {},
+        Options("l4", cloud=Compute(flex_start=True), limits=Limits(run="5m")), {},
         "limits.run is 5m, and flex-start gives a VM for 10 minutes to 7 days",
     ),
     "too long for any VM": (
-        Options("l4", limits=planner.Limits(run="120d")), {}, "limits.run is 120d, and Compute Engine ends a VM after 120"
+        Options("l4", limits=Limits(run="120d")), {}, "limits.run is 120d, and Compute Engine ends a VM after 120"
     ),
     "processes in a container": (
         Options("l4x4", processes="gpu", container_image="r/train:1"), {},

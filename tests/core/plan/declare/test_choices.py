@@ -21,6 +21,7 @@ from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, slice_of
 from kinetic_orchestration.plan.hardware.accelerators import Gpu
 from kinetic_orchestration.plan.hardware.regions import Location
+from kinetic_orchestration.plan.planner.describing import capacity_of
 from kinetic_orchestration.plan.values import Plan
 
 pytestmark = pytest.mark.fast
@@ -39,7 +40,7 @@ def planned(home: Path, options: Options, **environ: str) -> Plan:
 
 
 def shown(plan: Plan) -> list[tuple[str, str, str]]:
-    return [(one.slice.name, one.backend, planner._capacity(one) or "on-demand") for one in plan.each()]
+    return [(one.slice.name, one.backend, capacity_of(one) or "on-demand") for one in plan.each()]
 
 
 # ---- the order ---------------------------------------------------------------------------------------------------

@@ -94,6 +94,13 @@ def test_a_host_reads_the_task_of_the_candidate_by_which_it_was_made() -> None:
         Task.decode(spec_of(FUNCTION.to_json()), "spec.json", 1)
 
 
+def test_a_candidate_has_its_own_price_and_one_without_has_none() -> None:
+    own, dear = FUNCTION._replace(usd_per_hour=4.8), FUNCTION._replace(usd_per_hour=21.6)
+    for first, others in ((own, (dear, FUNCTION)), (FUNCTION, (dear, FUNCTION))):
+        spec = spec_of(first.joined(others).to_json())
+        assert [Task.decode(spec, "spec.json", choice) for choice in (0, 1, 2)] == [first, *others]
+
+
 def test_a_candidate_has_its_own_environment_by_what_differs_of_it() -> None:
     """Its lock, and what follows of that; the rest stands in the spec once."""
     build = ELSEWHERE._replace(lock="c" * 64, packages=3, warm=(), compiles={})

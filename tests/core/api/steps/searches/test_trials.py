@@ -29,11 +29,9 @@ from kinetic_orchestration.plan.values import JobStatus
 
 pytestmark = pytest.mark.fast
 
-NOW = 1_000_000.0
-
 
 def trial(number: int = 0, state: str = RUNNING, **fields: Any) -> Trial:
-    return Trial(**{"number": number, "state": state, "parameters": {"lr": 0.1}, "born": "x", "began": NOW, **fields})
+    return Trial(**{"number": number, "state": state, "parameters": {"lr": 0.1}, "born": "x", **fields})
 
 
 def test_a_study_hears_each_step_once_and_in_rising_order() -> None:
@@ -72,20 +70,20 @@ def test_what_a_trial_is_told_as(status: JobStatus, ends: str, state: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("one", "drives", "does"),
+    ("one", "drives", "seen_for", "does"),
     [
-        (trial(marks={JOB: "job-1"}), True, LEAVE),  # another driver is alive
-        (trial(marks={JOB: "job-1"}), False, ADOPT),
-        (trial(marks={JOB: "job-1"}), None, ADOPT),  # of another machine: two that follow one job do no harm
-        (trial(), False, LEAVE),  # its driver may be about to mark it
-        (trial(began=NOW - 2 * UNMARKED), False, ADOPT),
-        (trial(began=NOW - 2 * UNMARKED), True, LEAVE),
-        (trial(began=NOW - 2 * UNMARKED, is_whole=False), None, DROP),
+        (trial(marks={JOB: "job-1"}), True, 0.0, LEAVE),  # another driver is alive
+        (trial(marks={JOB: "job-1"}), False, 0.0, ADOPT),
+        (trial(marks={JOB: "job-1"}), None, 0.0, ADOPT),  # of another machine: two that follow one job do no harm
+        (trial(), False, UNMARKED / 2, LEAVE),  # its driver may be about to mark it
+        (trial(), False, UNMARKED, ADOPT),
+        (trial(), True, UNMARKED, LEAVE),
+        (trial(is_whole=False), None, UNMARKED, DROP),
     ],
 )
-def test_who_goes_on_with_a_trial(one: Trial, drives: bool | None, does: str) -> None:
-    assert who_goes_on(one, (), drives, NOW) == does
-    assert who_goes_on(one, {one.number: "mine"}, drives, NOW) == LEAVE
+def test_who_goes_on_with_a_trial(one: Trial, drives: bool | None, seen_for: float, does: str) -> None:
+    assert who_goes_on(one, (), drives, seen_for) == does
+    assert who_goes_on(one, {one.number: "mine"}, drives, seen_for) == LEAVE
 
 
 def test_a_search_is_given_up_when_all_trials_fail_and_not_when_one_works() -> None:
