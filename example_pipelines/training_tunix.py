@@ -1,19 +1,19 @@
-"""Shows Tunix three times: supervised fine-tuning with LoRA, distillation of a teacher into a smaller student, and GRPO
-with a reward that a program verifies. Each is a job in the same environment of its own (training_tunix.txt), whose
+"""Shows Tunix three times: supervised fine-tuning with LoRA, distillation of a teacher into a smaller student, and DPO
+from pairs of a better and a worse answer. Each is a job in the same environment of its own (training_tunix.txt), whose
 numbers are in the orchestrator while it trains and which goes on at its last checkpoint after a preemption.
 
-    python example_pipelines/training_tunix.py [finetune] [distill] [reinforce]
+    python example_pipelines/training_tunix.py [finetune] [distill] [prefer]
 
-The models are tiny random Qwen2 and the text is made here, so that this ends within a minute on two cores.
+The models are tiny random Qwen2 and the text is made here, so that each ends within minutes on two cores.
 For a real slice: give a project and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…), take `accelerator="v5e-16"` with
-`spot=True` (for GRPO one host, such as "v5e-8": this sampler reads its tokens on one), a `ModelConfig` of Tunix such as
-`qwen2p5_0p5b()` with the weights of its safetensors, its tokenizer, and your own `batches`, `prompts` and `counts_on`.
+`spot=True`, a `ModelConfig` of Tunix such as `qwen2p5_0p5b()` with the weights of its safetensors, and your own
+`batches` and `pairs`. For rewards see training_tunix_rl.py, and for pictures training_tunix_vision.py.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import kinetic_orchestration as kinetic
 
 REQUIREMENTS = Path(__file__).with_name("training_tunix.txt")
 VOCABULARY, LENGTH, BATCH, KEEP_EVERY = 64, 16, 16, 10
-ALPHABET, ANSWER, GROUP = "abcdefgh", 4, 8
 
 
 def slice_mesh() -> Any:
@@ -45,19 +44,23 @@ def tiny(seed: int, layers: int, width: int, vocabulary: int = VOCABULARY) -> An
     return qwen2.Qwen2(shape, rngs=nnx.Rngs(seed))
 
 
-def batches(steps: int, mesh: Any) -> Iterator[Any]:
-    """Sequences in which each token tells the next one: of each batch a host makes its share."""
+def spread(rows: Any, mesh: Any) -> Any:
+    """A batch over all hosts, of which each makes its share."""
     import jax
+
+    shares = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp"))
+    return jax.make_array_from_process_local_data(shares, rows[jax.process_index() :: jax.process_count()])
+
+
+def batches(steps: int, mesh: Any) -> Iterator[Any]:
+    """Sequences in which each token tells the next one."""
     import numpy as np
     from tunix.sft.peft_trainer import TrainingInput
 
-    shares = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp"))
     for step in range(steps):
         begin = np.random.default_rng(step).integers(0, VOCABULARY, (BATCH, 1))
-        tokens = (begin + 5 * np.arange(LENGTH)) % VOCABULARY
-        mine = tokens[jax.process_index() :: jax.process_count()].astype(np.int32)
-        whole = jax.make_array_from_process_local_data(shares, mine)
-        yield TrainingInput(input_tokens=whole, input_mask=whole >= 0)
+        tokens = spread(((begin + 5 * np.arange(LENGTH)) % VOCABULARY).astype(np.int32), mesh)
+        yield TrainingInput(input_tokens=tokens, input_mask=tokens >= 0)
 
 
 def as_input(batch: Any) -> dict[str, Any]:
@@ -104,7 +107,8 @@ def kept_and_told(host: kinetic.HostContext, numbers: Numbers, folder: str = "")
         "checkpoint_root_directory": f"{host.checkpoint_dir}/{folder}".rstrip("/"),
         "checkpointing_options": ocp.CheckpointManagerOptions(save_interval_steps=KEEP_EVERY, max_to_keep=2),
         "metrics_logging_options": MetricsLoggerOptions(
-            log_dir=host.output_dir, backend_kwargs={"custom_backend": [lambda: numbers]}
+            log_dir="",  # with one, the learner of agents takes SIGTERM, by which a program is asked to end
+            backend_kwargs={"custom_backend": [lambda: numbers]},
         ),
     }
 
@@ -171,75 +175,46 @@ def distill(steps: int = 40, rate: float = 0.02) -> dict[str, Any]:
     return {"loss": numbers.of("loss"), "first": first, "devices": jax.device_count()}
 
 
-class Letters:
-    """A tokenizer of single letters."""
+def pairs(steps: int, mesh: Any) -> Iterator[Any]:
+    """Beginnings with two endings: the chosen one goes on as the text does, the rejected one is any tokens."""
+    import numpy as np
+    from tunix.sft.dpo.dpo_trainer import TrainingInput
 
-    def encode(self, text: str, **_: Any) -> list[int]:
-        return [2 + ALPHABET.index(letter) for letter in text]
-
-    def decode(self, tokens: Sequence[int], **_: Any) -> str:
-        return "".join(("?" * 2 + ALPHABET)[token] for token in tokens)
-
-    def pad_id(self) -> int:
-        return 0
-
-    bos_id = pad_id  # none is put before a prompt
-
-    def eos_id(self) -> int:
-        return 1
-
-
-def counts_on(prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[float]:
-    """The reward: of an answer's letters, the share that follows the letter before as in the alphabet."""
-    following = set(zip(ALPHABET, ALPHABET[1:] + ALPHABET[0], strict=True))
-
-    def share(prompt: str, answer: str) -> float:
-        return sum(pair in following for pair in zip(prompt[-1] + answer, answer, strict=False)) / ANSWER
-
-    return [share(prompt, answer) for prompt, answer in zip(prompts, completions, strict=True)]
+    half = LENGTH // 2
+    for step in range(steps):
+        chance = np.random.default_rng(step)
+        begin = chance.integers(0, VOCABULARY, (BATCH, 1))
+        text = (begin + 5 * np.arange(LENGTH)) % VOCABULARY
+        parts = {"prompt": text[:, :half], "chosen": text[:, half:]}
+        parts["rejected"] = chance.integers(0, VOCABULARY, (BATCH, LENGTH - half))
+        ids = {f"{name}_ids": spread(rows.astype(np.int32), mesh) for name, rows in parts.items()}
+        yield TrainingInput(**ids, **{name.replace("ids", "mask"): rows >= 0 for name, rows in ids.items()})
 
 
 @kinetic.run(accelerator="v5e-4", requirements=REQUIREMENTS)
-def reinforce(steps: int = 12, rate: float = 0.05) -> dict[str, Any]:
-    """GRPO: for each prompt a group of answers is sampled, and those above the group's mean become more likely."""
+def prefer(steps: int = 40, rate: float = 0.005) -> dict[str, Any]:
+    """DPO: the chosen endings become more likely than they are to the frozen model, the rejected ones less."""
     import jax
-    import numpy as np
     import optax
     from flax import nnx
-    from tunix.rl import reshard, rl_cluster
-    from tunix.rl.grpo import grpo_learner
-    from tunix.rl.rollout.base_rollout import RolloutConfig
+    from tunix.rl import reshard
+    from tunix.sft.dpo import dpo_trainer
 
-    mesh = slice_mesh()
-    actor = reshard.reshard_model_to_mesh(tiny(seed=0, layers=1, width=32, vocabulary=2 + len(ALPHABET)), mesh)
-    numbers = Numbers(kinetic.current(), steps, reward="rewards/train/score/mean", kl="train/kl")
-    rollout = RolloutConfig(max_tokens_to_generate=ANSWER, max_prompt_length=4, kv_cache_size=16, temperature=1.0)
-    config = rl_cluster.ClusterConfig(
-        role_to_mesh=dict.fromkeys((rl_cluster.Role.ACTOR, rl_cluster.Role.REFERENCE, rl_cluster.Role.ROLLOUT), mesh),
-        rollout_config=rollout,
-        training_config=rl_cluster.RLTrainingConfig(
-            actor_optimizer=optax.adamw(rate), **kept_and_told(kinetic.current(), numbers)
-        ),
-    )
-    cluster = rl_cluster.RLCluster(
-        actor=actor, reference=nnx.clone(actor), tokenizer=Letters(), cluster_config=config
-    )  # fmt: skip
-    group = grpo_learner.GRPOConfig(num_generations=GROUP, beta=0.02)
-    learner = grpo_learner.GRPOLearner(cluster, group, reward_fns=counts_on)
-    first = cluster.actor_trainer.train_steps
-
-    def prompts() -> Iterator[dict[str, Any]]:
-        for step in range(steps):
-            rollout.seed = jax.random.PRNGKey(step)  # else every step would be sampled with the same chance
-            letters = np.random.default_rng(step).choice(list(ALPHABET), (BATCH, 2))
-            yield {"prompts": np.array(["".join(pair) for pair in letters])}
-
-    learner.train(prompts())
-    return {"reward": numbers.of("reward"), "first": first, "devices": jax.device_count()}
+    host, mesh = kinetic.current(), slice_mesh()
+    policy = reshard.reshard_model_to_mesh(tiny(seed=0, layers=2, width=32), mesh)
+    frozen = nnx.clone(policy)  # before the trainer restores what the policy has learned
+    numbers = Numbers(host, steps, loss="train/loss", accuracy="train/rewards/accuracy", margin="train/rewards/margin")
+    config = dpo_trainer.DPOTrainingConfig(beta=0.1, **kept_and_told(host, numbers, "policy"))
+    trainer = dpo_trainer.DPOTrainer(policy, frozen, optax.adamw(rate), config)
+    first = trainer.train_steps
+    with mesh:
+        trainer.train(pairs(steps, mesh))
+    found = {name: numbers.of(name) for name in ("loss", "accuracy")}
+    return {**found, "first": first, "devices": jax.device_count()}
 
 
-def main() -> None:
-    ways = {"finetune": finetune, "distill": distill, "reinforce": reinforce}
+def in_turn(ways: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
+    """Run those that the command line names, or all."""
     for name in sys.argv[1:] or ways:
         found = ways[name]()
         what, values = next(iter(found.items()))
@@ -247,4 +222,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_turn({"finetune": finetune, "distill": distill, "prefer": prefer})

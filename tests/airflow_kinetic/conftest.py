@@ -83,8 +83,10 @@ def environ_of(home: Path, dags: Path) -> dict[str, str]:
 def airflow(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterator[Airflow]:
     folder = tmp_path_factory.mktemp("airflow")
     dags = shutil.copytree(HERE / "dags", folder / "dags", ignore=shutil.ignore_patterns("__pycache__"))
-    for example in [*EXAMPLES.glob("airflow_*.py"), *EXAMPLES.glob("*_airflow.py"), EXAMPLES / "keras_rings.py"]:
+    beside = [EXAMPLES / name for name in ("keras_rings.py", "whole_llm.py")]
+    for example in [*EXAMPLES.glob("airflow_*.py"), *EXAMPLES.glob("*_airflow.py"), *EXAMPLES.glob("*.txt"), *beside]:
         shutil.copy(example, dags)
+    shutil.copytree(EXAMPLES / "vllm_on_cpu", dags / "vllm_on_cpu")
     for file, program in pages.programs("docs/pipelines/airflow.md").items():
         (dags / f"page_{file}").write_text(program, encoding="utf-8")
     [program] = [block for block in pages.blocks("README.md") if "task.kinetic" in block]

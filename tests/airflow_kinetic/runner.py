@@ -1572,17 +1572,24 @@ def jobs_of_a_hook(accelerator: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def refused_hook() -> dict[str, Any]:
-    """A place of Google's, by a connection that is not there."""
+    """A place of Google's, by a connection that is not there, after one of this machine."""
     from airflow_kinetic.hooks.kinetic import KineticHook
 
     os.environ.pop("AIRFLOW_CONN_KINETIC_MISSING", None)
+    with KineticHook("kinetic_missing").acting_at("/models/ranker"):
+        pass
+    found = {}
+    try:
+        KineticHook("kinetic_missing").acting_at("/models/ranker", "gs://models/ranker")
+    except Exception as error:
+        found["at"] = f"{type(error).__name__}: {error}"
     try:
         KineticHook("kinetic_missing", store="gs://nowhere/kinetic", deployment="d", project_id="p").job(
             "job-000000000000"
         )
     except Exception as error:
-        return {"refused": f"{type(error).__name__}: {error}"}
-    return {}
+        found["refused"] = f"{type(error).__name__}: {error}"
+    return found
 
 
 def shares_a_store() -> dict[str, Any]:

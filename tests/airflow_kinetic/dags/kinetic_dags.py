@@ -9,7 +9,7 @@ from pathlib import Path
 from airflow.sdk import Asset, dag, get_current_context, task
 from helper_of_dags import doubled
 
-from airflow_kinetic import KineticJobSensor, KineticReleaseOperator, KineticTPUOperator, kinetic_task
+from airflow_kinetic import KineticData, KineticJobSensor, KineticReleaseOperator, KineticTPUOperator, kinetic_task
 from kinetic_orchestration import Choice, Limits
 
 OFFSET = 100
@@ -367,7 +367,27 @@ def watches_by_its_id():
     train >> watch
 
 
+@dag(schedule=None)
+def reads_what_a_task_wrote():
+    @task.kinetic(accelerator="cpu")
+    def write() -> str:
+        import kinetic_orchestration as kinetic
+
+        folder = Path(kinetic.current().output_dir, "made")
+        folder.mkdir()
+        (folder / "text").write_text("read")
+        return str(folder)
+
+    @task.kinetic(accelerator="cpu", deferrable=True)
+    def read(folder: str, *, listed: list[str]) -> list[str]:
+        return [Path(folder, "text").read_text(), Path(listed[0]).read_text()]
+
+    written = write()
+    read(KineticData(written), listed=[KineticData("{{ ti.xcom_pull(task_ids='write') }}/text")])
+
+
 for declare in (
+    reads_what_a_task_wrote,
     waits_on_a_worker, has_a_secret_and_a_cost_limit, waits_on_a_triggerer, is_mapped, fails, returns_more_than_json, is_retried,
     asks_for_its_task_instance, expands_whole_calls, runs_a_script, trains_in_the_cloud, chooses_in_the_cloud, makes_an_asset,
     is_out_of_time, is_given_no_json, senses, is_given_another_argument, runs_two_processes,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import kinetic_orchestration as kinetic
 from airflow_kinetic import KineticEvaluateOperator, KineticServeBatchOperator
+from airflow_kinetic.operators.inference import RENAMED
+from kinetic_orchestration.api.steps.asked import Batch, Judging, Served
 from kinetic_orchestration.errors import UsageError
 from tests.airflow_kinetic.conftest import Airflow
 from tests.support import openai_server
@@ -25,21 +31,63 @@ def test_a_deferred_task_answers_what_another_task_gives_and_a_later_run_asks_no
     airflow: Airflow, home: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "answers"
-    told = {"dag_id": "answers_prompts", "conf": {"output": str(output)}}
-    done = airflow("run_dag", home, **told)
+
+    def run(on: str) -> dict[str, Any]:
+        return airflow("run_dag", home, dag_id="answers_prompts", conf={"output": str(output), "on": on})
+
+    done = run("v5e-1")
     assert done["states"] == {"prompts": "success", "batch": "success", "rows": "success"}
     report = done["xcoms"]["batch/return_value"]
     assert (report["answered"], report["reused"], report["tokens_in"], report["tokens_out"]) == (3, 0, 9, 6)
     assert (report["output"], done["xcoms"]["rows/return_value"]) == (str(output), 3)
     assert lines(output / "parts") == {"one": "eno", "two": "owt", "three": "eerht"}
-    again = airflow("run_dag", home, **told)["xcoms"]["batch/return_value"]
+    cost = kinetic.attach(done["xcoms"]["batch/kinetic_job_id"]).cost().usd
+    assert (report["usd"], report["usd_per_million_tokens"]) == (cost, cost / 15 * 1e6) > (0, 0)
+    assert report["emulated"], "a processor stands in for the hardware whose price this is"
+    again = run("cpu")["xcoms"]["batch/return_value"]
     assert (again["answered"], again["reused"], again["tokens_in"]) == (3, 3, 0)
+    assert (again["usd"], again["emulated"]) == (None, False), "no price is known of it"
 
 
 def test_a_mapped_task_is_one_batch_for_each_list_of_prompts(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="answers_each_language")
     assert done["states"] == {"batch[0]": "success", "batch[1]": "success"}
     assert [done["xcoms"][f"batch[{index}]/return_value"]["answered"] for index in (0, 1)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("operator", "kind", "own"),
+    [
+        (KineticServeBatchOperator, Batch, {"model", "prompts"}),
+        (KineticEvaluateOperator, Judging, {"model", "tasks", "on_low"}),
+    ],
+)
+def test_an_operator_states_the_keywords_of_its_step_with_the_same_defaults(
+    operator: type, kind: type[Served], own: set[str]
+) -> None:
+    stated = inspect.signature(operator).parameters.values()
+    found = {one.name: one.default for one in stated if one.kind is one.KEYWORD_ONLY and one.name not in own}
+    assert found == {RENAMED.get(entry.name, entry.name): entry.default for entry in fields(kind)}
+
+
+def test_answers_that_would_end_with_their_hosts_are_refused_before_anything_is_asked_for(
+    airflow: Airflow, home: Path, tmp_path: Path
+) -> None:
+    cloud = {
+        "STORAGE_EMULATOR_HOST": "http://127.0.0.1:1",  # nobody answers there
+        "KINETIC_STORE": "gs://bucket/kinetic", "KINETIC_DEPLOYMENT": "test",
+        "AIRFLOW_CONN_OF_THE_CLOUD": json.dumps(
+            {"conn_type": "google_cloud_platform", "extra": {"is_anonymous": True, "project": "project"}}
+        ),
+    }  # fmt: skip
+    conf = {"model": "gs://bucket/model", "script": openai_server.__file__, "state": str(tmp_path)}
+    done = airflow("run_dag", home, environ=cloud, dag_id="answers_where_no_host_is", conf=conf)
+    assert done["states"] == {"answer": "failed"}
+    assert not any(done["xcoms"].values()), "there is no job"
+    [said] = {line for line in done["log"].splitlines() if "machine that ends with the job" in line}
+    assert re.search(
+        r"the output /nowhere/answers is a folder of a machine .*\(gs://… or s3://…\), a folder in a vol", said
+    )
 
 
 TASK = """

@@ -10,6 +10,8 @@ import pytest
 
 from kinetic_orchestration.testing import Emulator
 from tests.airflow_kinetic.conftest import Airflow
+from tests.end_to_end.cloud.cases import here
+from tests.support import openai_server
 
 PROJECT = "project-of-the-connection"
 CONNECTION = {"conn_type": "google_cloud_platform", "extra": {"is_anonymous": True, "project": PROJECT}}
@@ -57,6 +59,38 @@ def test_a_task_takes_the_slice_that_there_is_in_the_way_that_its_connection_nam
             "stockout just now)"
         )
         assert cloud.ledger.count("created", "node") == 1
+        cloud.wait_until_empty(60)
+        cloud.ledger.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.turn(8)
+@pytest.mark.timeout(900)
+def test_a_model_of_a_bucket_is_read_asked_and_promoted_as_the_connection_says(
+    airflow: Airflow, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Emulator(zones=("us-west4-a",), python=sys.executable) as cloud:
+        environ = cloud.environ(project=PROJECT)
+        with monkeypatch.context() as patch:
+            for name, value in environ.items():
+                patch.setenv(name, value)
+            store, _ = here()
+            for name in ("config.json", "model.safetensors", "tokenizer.json"):
+                store.create(f"given/model/{name}", b"{}")
+        for name in ("KINETIC_PROJECT", "KINETIC_BACKEND"):
+            del environ[name]
+        environ["AIRFLOW_CONN_OF_THE_CLOUD"] = json.dumps(CONNECTION)
+        conf = {
+            "model": f"{store.url}/given/model", "place": f"{store.url}/place", "state": str(tmp_path),
+            "script": openai_server.__file__,
+        }  # fmt: skip
+        done = airflow("run_dag", home, environ=environ, dag_id="goes_from_one_bucket_to_another", conf=conf)
+        assert done["state"] == "success", done["log"][-5000:]
+        assert done["xcoms"]["read/return_value"] == ["config.json", "model.safetensors", "tokenizer.json"]
+        promoted, report = done["xcoms"]["promote/return_value"], done["xcoms"]["answer/return_value"]
+        assert promoted["answers"] == {"one two": "two one", "three": "three"}
+        assert promoted["uri"].startswith(f"{store.url}/place/models/")
+        assert report["emulated"] and report["usd"] > 0 < report["usd_per_million_tokens"]
         cloud.wait_until_empty(60)
         cloud.ledger.assert_nothing_left()
 

@@ -208,6 +208,8 @@ def test_a_script_runs_with_its_arguments_and_variables(airflow: Airflow, home: 
     assert "metrics step 3: loss=0.25" in done["log"]
     assert sorted(re.findall(r"rank (\d) is local (\d)", done["log"])) == [("0", "0"), ("1", "1")], "processes="
     assert "train/return_value" not in done["xcoms"]
+    output = done["xcoms"]["train/kinetic_output_dir"]
+    assert output == kinetic.attach(done["xcoms"]["train/kinetic_job_id"]).output_dir
 
 
 def test_functions_of_a_bundle_and_of_plain_modules_travel(airflow: Airflow, home: Path) -> None:

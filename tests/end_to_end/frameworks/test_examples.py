@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.plan.values import Metrics
 from tests.end_to_end.frameworks.curves import BOUNDED
 from tests.support.pages import SOURCE, page
 
@@ -135,28 +134,3 @@ class TestTunix:
         said = run("training_tunix.py", tmp_path, "finetune")
         before, after = losses(said)
         assert after < 0.95 * before and "on 4 devices, by finetune" in said
-
-    def test_a_student_and_a_policy_learn_and_go_on_where_they_were_cut_off(
-        self, frameworks: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """With what they had learned: what the policy says is sampled from its restored weights."""
-        monkeypatch.syspath_prepend(str(EXAMPLES))
-        import training_tunix as example
-
-        distill, reinforce = example.distill.__kinetic_function__, example.reinforce.__kinetic_function__
-
-        def cut() -> list[dict[str, Any]]:
-            return [distill(20), distill(40), reinforce(4), reinforce(12)]
-
-        limits = kinetic.Limits(run="800s")
-        options = {"accelerator": "v5e-4", "requirements": example.REQUIREMENTS, "limits": limits}
-        job = kinetic.run(**options)(cut).run_async()
-        student, taught, policy, better = job.result()
-        assert (student["first"], taught["first"], policy["first"], better["first"]) == (0, 20, 0, 4)
-        assert len(taught["loss"]) == 20
-        assert taught["loss"][0] < 0.6 * student["loss"][0]
-        assert taught["loss"][-1] < 0.2 * student["loss"][0]
-        assert len(better["reward"]) == 8
-        assert min(better["reward"]) > 2 * policy["reward"][0]
-        told = {name for event in job.events() if isinstance(event, Metrics) for name in event.values}
-        assert told == {"teacher_loss", "loss", "reward", "kl"}

@@ -134,7 +134,6 @@ def test_the_example_ends_with_a_model_that_the_hub_and_its_tokenizer_agree_on(
     ).result()
 
 
-@pytest.mark.offline
 def test_the_example_says_what_it_shows_and_what_to_change_and_is_on_its_page() -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
     begin = text.partition('"""')[2].partition('"""')[0]

@@ -137,38 +137,6 @@ def test_the_stand_ins_of_the_default_tests_take_what_the_real_ones_take(framewo
         assert parameters[0] == theirs[name][0] or named, name
 
 
-def test_what_torch_spreads_over_hosts_is_refused_before_it_is_trained(frameworks: Path) -> None:
-    def program() -> list[str]:
-        import torch
-        from torch.distributed.fsdp import fully_shard
-
-        torch.distributed.init_process_group("gloo")
-        model = torch.nn.Linear(8, 2)
-        fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
-        optimizer, told = torch.optim.Adam(model.parameters()), []
-
-        class Around:
-            def state_dict(self) -> Any:
-                return {"within": model.state_dict()}
-
-            def load_state_dict(self, _: Any) -> None: ...
-
-        for state in ({"model": model}, {"optimizer": optimizer}, {"weight": model.weight}, {"ema": Around()}):
-            try:
-                kinetic.Training(name="t").restore(state)
-            except TypeError as error:
-                told.append(str(error))
-        torch.distributed.destroy_process_group()
-        return told
-
-    job = kinetic.run(accelerator="v4-8", requirements=REQUIREMENTS, limits=BOUNDED)(program).run_async()
-    told = job.result()
-    assert [one.partition(" has parameters that torch spreads")[0] for one in told] == [
-        *("model", "optimizer", "weight", "ema")
-    ]
-    assert "keep it with torch.distributed.checkpoint in kinetic.current().checkpoint_path()" in told[0]
-
-
 def test_plain_trainers_take_all_hosts_and_those_that_are_told_otherwise_are_told_as_idle(frameworks: Path) -> None:
     def program() -> list[Any]:
         import lightning

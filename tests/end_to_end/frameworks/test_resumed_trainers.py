@@ -112,7 +112,7 @@ def test_each_trainer_comes_to_the_same_losses_killed_and_preempted_as_undisturb
         assert log.count(f"{name}: goes on after step {ended[0]}\n") == 2
     assert "train a model each" not in log
     kept = Path(Path(job.output_dir, "checkpoints").read_text(), "trainer-files")
-    assert sorted(path.name for path in kept.glob("checkpoint-*")) == ["checkpoint-12", "checkpoint-9"]
+    assert sorted(path.name for path in kept.glob("*/checkpoint-*")) == ["checkpoint-12", "checkpoint-9"]
 
 
 @pytest.mark.turn(3)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # every test loads this module, also where what they need is 
 CONFORMANCE = (pytest.mark.conformance, pytest.mark.timeout(func_only=True))
 REAL = pytest.param("real", marks=CONFORMANCE)
 EMULATED = pytest.param("emulated")
+SERVING = ("deployment-controller", "replicaset-controller", "endpoints-controller")  # by which Deployments serve
 only_real = pytest.mark.parametrize("plane", [REAL], indirect=True)
 
 
@@ -85,6 +86,21 @@ def kept_plane(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     kept = _Kept(tmp_path_factory.mktemp("real"), built)
     yield kept
     kept.stop()
+
+
+@contextlib.contextmanager
+def serving_plane(folder: Path, built: Path) -> Iterator[ControlPlane]:
+    """Within the block, there is a real plane whose Deployments run and whose Services are reached through it.
+
+    It has more controllers than others, and its server reaches pods. `folder`: what it may keep files in.
+    """
+    from tests.support.kubernetes.control_plane import ControlPlane
+    from tests.support.kubernetes.egress import egress
+
+    way = folder / "egress"
+    made = ControlPlane(folder / "plane", built, jobset=False, kueue=False, controllers=SERVING, reach=way)
+    with egress(way), made as plane:
+        yield plane
 
 
 @pytest.fixture(scope="module", params=[REAL, EMULATED])
