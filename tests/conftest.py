@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import inspect
 import os
-import shutil
 import signal
 import traceback
 import types
@@ -46,7 +47,7 @@ FIRST = (
     "end_to_end/disasters", "end_to_end/security/test_damage.py", "core/platforms/google/tpu/test_contract.py",
     "core/platforms/google/compute/test_contract.py", "end_to_end/cloud", "end_to_end/compute",
     "core/platforms/test_other_package.py", "core/cli/verify/test_baseline.py", "project",
-    "airflow_kinetic/operators/test_tasks.py", "end_to_end/faults", "dagster_kinetic/sensors",
+    "airflow_kinetic", "end_to_end/faults", "dagster_kinetic/sensors",
 )  # fmt: skip
 
 TURNS = 10  # of which the gate plays one for each number of commits: `turn` of pyproject.toml's markers
@@ -80,6 +81,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Leave the slow tests of a fast file out of `-m fast`."""
     if config.option.markexpr == "fast":
         config.option.markexpr = "fast and not slow and not offline"
+
+
+def pytest_collection() -> None:
+    """Do not look for garbage while everything is imported, again and again through ever more of it."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays, and is not looked through again."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_report_header() -> str | None:
@@ -219,10 +231,14 @@ def fresh_pace() -> None:
 @pytest.fixture(scope="session")
 def agents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The agent as the first job in a new home unpacks and compiles it, here and for other machines, which takes longer
-    than much of a job."""
-    home = tmp_path_factory.mktemp("agents")
-    agent_zip.unpacked(home)
-    agent_zip.packed(home)
+    than much of a job: one worker does it for all."""
+    base = tmp_path_factory.getbasetemp()
+    home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "agents"
+    home.mkdir(exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        agent_zip.unpacked(home)
+        agent_zip.packed(home)
     return home / "agent"
 
 
@@ -240,7 +256,8 @@ def shared_home(tmp_path_factory: pytest.TempPathFactory, agents: Path) -> Itera
 
 
 def _own_home(folder: Path, agents: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    shutil.copytree(agents, folder / "agent", copy_function=os.link)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "agent").symlink_to(agents)
     for name in [name for name in os.environ if name.startswith("KINETIC_") and name != journal.VARIABLE]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("KINETIC_HOME", str(folder))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import gc
 import re
 import subprocess
 import sys
@@ -50,20 +51,21 @@ Imports = dict[str, set[str]]
 class Module:
     name: str
     path: Path
+    text: str
     lines: int
     tree: ast.Module
 
 
 def figures() -> Iterator[Figure]:
-    yield from counted()
+    yield from counted(read(ROOT, PACKAGES))
+    yield from counted_of_tests()
     yield measure.bounded("structure.fast_tests", measure.seconds(_run_fast_tests), "s", 60)
 
 
-def counted() -> Iterator[Figure]:
-    """Return the figures that need no run."""
+def counted(modules: Collection[Module]) -> Iterator[Figure]:
+    """Return the figures of the packages, which need no run."""
     from kinetic_orchestration.platforms.shared import agent_zip
 
-    modules = read(ROOT, PACKAGES)
     imports = imports_of(modules)
     rooms = between_rooms(imports, PACKAGES[0])
     entries = entries_of(ROOT, PACKAGES)
@@ -94,8 +96,6 @@ def counted() -> Iterator[Figure]:
     yield measure.bounded("structure.remote_readings", readings(modules, "remote"), "readings", None)
     yield measure.bounded("structure.docstrings_asking", 100 * share(modules, QUESTIONS), "%", 5)
     yield measure.bounded("structure.docstrings_fragments", 100 * share(modules, FRAGMENTS), "%", None)
-    tests = read(ROOT, ["tests"])
-    yield measure.bounded("structure.tests_docstrings_asking", 100 * share(tests, QUESTIONS), "%", None)
     yield measure.bounded("structure.agent_zip", len(agent_zip.build().data) / 1e6, "MB", None)
     for package in PACKAGES:
         yield measure.bounded(f"structure.lines.{package}", lines_of(modules, package), "lines", None)
@@ -103,6 +103,11 @@ def counted() -> Iterator[Figure]:
     for folder in sorted({module.name.split(".")[1] for module in modules if module.name.count(".") > 1}):
         if lines := lines_of(modules, f"{PACKAGES[0]}.{folder}"):
             yield measure.bounded(f"structure.lines.{folder}", lines, "lines", None)
+
+
+def counted_of_tests() -> Iterator[Figure]:
+    tests = read(ROOT, ["tests"])
+    yield measure.bounded("structure.tests_docstrings_asking", 100 * share(tests, QUESTIONS), "%", None)
     yield measure.bounded("structure.lines.tests", lines_of(tests, "tests"), "lines", None)
 
 
@@ -116,11 +121,15 @@ def _run_fast_tests() -> None:
 def read(root: Path, packages: Collection[str]) -> list[Module]:
     """Read and parse all modules of the packages below `root`."""
     found = []
+    was_enabled = gc.isenabled()
+    gc.disable()  # it would look through all that was parsed again and again
     for path in sorted(path for package in packages for path in (root / package).rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         text = path.read_text(encoding="utf-8")
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found.append(Module(name, path, len(text.splitlines()), ast.parse(text)))
+        found.append(Module(name, path, text, len(text.splitlines()), ast.parse(text)))
+    if was_enabled:
+        gc.enable()
     return found
 
 
@@ -273,7 +282,7 @@ def sizes(
 
 def readings(modules: Collection[Module], attribute: str) -> int:
     """Return how often an attribute of this name is read."""
-    nodes = (node for module in modules for node in ast.walk(module.tree))
+    nodes = (node for module in modules if attribute in module.text for node in ast.walk(module.tree))
     return sum(
         isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load) for node in nodes
     )
@@ -298,7 +307,7 @@ def code_of(modules: Collection[Module], package: str) -> int:
     for module in modules:
         if not f"{module.name}.".startswith(f"{package}."):
             continue
-        lines = module.path.read_text(encoding="utf-8").splitlines()
+        lines = module.text.splitlines()
         for node in (module.tree, *_statements(module.tree)):
             if isinstance(
                 node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

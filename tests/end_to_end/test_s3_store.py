@@ -14,7 +14,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import errors
 from kinetic_orchestration.host.machine.s3.records import S3Records
-from kinetic_orchestration.program.reading import read_checkpoint
+from kinetic_orchestration.program.reading.checkpoints import read_checkpoint
 from tests.support.s3_server import FIRST_BUILDS, S3Server, s3, s3_server
 
 __all__ = ["s3", "s3_server"]

@@ -39,6 +39,7 @@ the answer to a swap was lost
 
 @pytest.mark.slow
 @pytest.mark.turn(0)
+@pytest.mark.timeout(600)
 def test_every_promise_holds_in_many_schedules_and_every_interesting_state_was_reached() -> None:
     check(range(FIRST, FIRST + SEEDS), REACHED, ShareSchedule)
 

@@ -15,7 +15,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.errors import JobError
 from kinetic_orchestration.plan.values import JobStatus
-from kinetic_orchestration.program.reading import read_checkpoint
+from kinetic_orchestration.program.reading.checkpoints import read_checkpoint
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import tree
 from tests.end_to_end.kubernetes.cases import Cluster, condition, run, verdict_of

@@ -17,8 +17,8 @@ from kinetic_orchestration.api.handle import JobHandle, all_jobs, attach
 from kinetic_orchestration.errors import Corrupt, JobError, JobFailed, KineticError, ResultNotTrusted, StoreError
 from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.host.prepare import prepare, toolbox
+from kinetic_orchestration.host.prepare.data.fetch import Blobs
 from kinetic_orchestration.host.prepare.environment import BuildFailed
-from kinetic_orchestration.host.prepare.fetch import Blobs
 from kinetic_orchestration.jobs import launch, results
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.drivers import follow

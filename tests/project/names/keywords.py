@@ -1,8 +1,8 @@
-"""Writes the keywords that editors and type checkers know: of `command`, and of Airflow's operator.
+"""Writes the keywords that editors and type checkers know: of `command`, of steps, and of Airflow's operator.
 
     python -m tests.project.names.keywords
 
-Options are read off the source of `Options`, which states them; `tests.dagster_kinetic.resource.keywords` writes Dagster's.
+They are read off the source of the dataclasses that state them; `tests.dagster_kinetic.resource.keywords` writes Dagster's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from kinetic_orchestration.api.steps import asked
 from kinetic_orchestration.plan.declare import spec
 
 ROOT = Path(__file__).parents[3]
@@ -22,6 +23,7 @@ OF_COMMAND = ROOT / "kinetic_orchestration" / "api" / "keywords.py"
 OF_OPERATOR = ROOT / "airflow_kinetic" / "decorators" / "keywords.py"
 OPERATOR = ROOT / "airflow_kinetic" / "operators" / "kinetic.py"
 THE_CALL = {"python_callable", "script", "op_args", "op_kwargs"}
+STEPS: dict[type, str] = {asked.Batch: "serve_batch", asked.Judging: "evaluate"}
 NAMES_A_JOB = ("accelerator", "key", "partition_key")  # Dagster's decorators have them by themselves
 
 HEAD = '''"""{says}
@@ -35,7 +37,7 @@ from __future__ import annotations
 '''
 OF_COMMAND_IMPORTS = """import os
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from kinetic_orchestration.plan.declare.choices import Choice
 from kinetic_orchestration.plan.declare.cloud import CloudOptions
@@ -51,9 +53,14 @@ from kinetic_orchestration.program.trainers.parsers import Parser"""
 
 def options() -> dict[str, str]:
     """The options of `run`, each with its annotation as it is written."""
-    [made] = [node for node in _read(Path(spec.__file__)) if isinstance(node, ast.ClassDef) and node.name == "Options"]
-    named = {node.target.id: ast.unparse(node.annotation) for node in made.body if isinstance(node, ast.AnnAssign)}  # type: ignore[union-attr]
-    return {name: annotation for name, annotation in named.items() if name in spec.OPTION_NAMES}
+    return {name: annotation for name, annotation in fields_of(spec.Options).items() if name in spec.OPTION_NAMES}
+
+
+def fields_of(kind: type) -> dict[str, str]:
+    """The fields that a dataclass states itself, each with its annotation as it is written."""
+    body = _read(Path(inspect.getsourcefile(kind) or ""))
+    [made] = [node for node in body if isinstance(node, ast.ClassDef) and node.name == kind.__name__]
+    return {node.target.id: ast.unparse(node.annotation) for node in made.body if isinstance(node, ast.AnnAssign)}  # type: ignore[union-attr]
 
 
 def parameters(function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
@@ -72,8 +79,8 @@ def group(name: str, base: str, says: str, fields: dict[str, str]) -> str:
 def of_command() -> str:
     named = options()
     text = HEAD.format(
-        says="The options of `run` as keywords, for type checkers alone.",
-        source="plan/declare/spec.py",
+        says="The options of `run`, and the keywords of steps, for type checkers alone.",
+        source="plan/declare/spec.py` and\n`api/steps/asked.py",
         imports=OF_COMMAND_IMPORTS,
     )
     of_job = dict(item for item in named.items() if item[0] not in NAMES_A_JOB)
@@ -82,6 +89,11 @@ def of_command() -> str:
     text += group("OfTask", "TypedDict", "The options of a job that Airflow's operator takes as well.", of_task)
     text += group("OfJob", "OfTask", "The options of a job.", of_job)
     text += group("OfCommand", "OfJob", "The options of `command`.", {name: named[name] for name in NAMES_A_JOB})
+    text += group("OfServed", "TypedDict", "The keywords of a step that asks a server.", fields_of(asked.Served))
+    for kind, function in STEPS.items():
+        text += group(f"Of{kind.__name__}", "OfServed", f"The keywords of `{function}` alone.", fields_of(kind))
+        name = "".join(map(str.capitalize, function.split("_")))
+        text += group(f"Of{name}", f"Of{kind.__name__}, OfCommand", f"The keywords of `{function}`.", {})
     return formatted(text, OF_COMMAND)
 
 

@@ -61,7 +61,7 @@ def quoted(text: str) -> Iterator[str]:
 
 def known(modules: list[structure.Module]) -> set[str]:
     """Return the words of the code of all packages, the names of their files, and what Python has built in."""
-    found = {word for module in modules for word in words_of(module.path.read_text("utf-8"), module.tree)}
+    found = {word for module in modules for word in words_of(module.text, module.tree)}
     paths = (path for name in structure.PACKAGES for path in Path(ROOT, name).rglob("*"))
     named = {word for path in paths if "__pycache__" not in path.parts for word in WORD.findall(path.name)}
     return found | named | ELSEWHERE | {*dir(builtins), *keyword.kwlist}

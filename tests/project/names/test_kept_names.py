@@ -94,7 +94,7 @@ def test_the_provider_names_the_modules_and_classes_that_it_always_named() -> No
 
 def test_the_public_names_of_each_package_are_there() -> None:
     assert set(airflow_kinetic.__all__) == {
-        "KineticEvaluateOperator", "KineticHook", "KineticJobSensor", "KineticJobTrigger", "KineticReapOperator",
+        "KineticData", "KineticEvaluateOperator", "KineticHook", "KineticJobSensor", "KineticJobTrigger", "KineticReapOperator",
         "KineticReleaseOperator", "KineticServeBatchOperator", "KineticTPUOperator", "kinetic_task",
     }  # fmt: skip
     assert set(dagster_kinetic.__all__) == {
@@ -114,6 +114,8 @@ def test_the_public_names_of_each_package_are_there() -> None:
 def test_the_exceptions_of_a_task_are_there() -> None:
     exceptions = importlib.import_module("airflow_kinetic.exceptions")
     assert set(exceptions.__all__) == {
+        "DeploymentBusy", "DeploymentFailed", "EngineLost", "EngineNotStarted", "ManifestRefused", "NotAModel",
+        "PromotionRefused", "RegistryError", "ScoresTooLow", "ServingError",
         "BackendError", "BudgetExceeded", "CredentialsError", "Denied", "JobCancelled", "JobError", "JobFailed", "JobLost", "JobNotFound",
         "JobTimedOut", "KineticError", "NoPlace", "RequirementsError", "ResultNotPicklable", "ResultNotTrusted",
         "StoreError", "Unreachable", "UsageError",
@@ -135,7 +137,7 @@ import airflow_kinetic
 from airflow_kinetic.shared.tries import ownership, task_identity
 from airflow_kinetic.decorators.kinetic import KineticDecoratedOperator
 from airflow_kinetic.links import kinetic as links
-from airflow_kinetic.shared.outcome import JOB_KEY, WHERE_KEY
+from airflow_kinetic.shared.outcome import JOB_KEY, OUTPUT_KEY, WHERE_KEY
 from kinetic_orchestration.platforms.registry import open_store
 
 given, folder = json.loads(sys.argv[1]), sys.argv[2]
@@ -160,7 +162,7 @@ print(json.dumps({
     "heard": Trigger(**given["trigger"], heard=True).serialize()[1]["heard"],
     "event": asyncio.run(first(Trigger(**{**given["trigger"], "place": there}))),
     "pin": [kept.to_json(), kept._fields, older.life, older.clears, older.place.cluster, older.place.namespace],
-    "keys": [task_identity.KEY, JOB_KEY, WHERE_KEY],
+    "keys": [task_identity.KEY, JOB_KEY, WHERE_KEY, OUTPUT_KEY],
     "links": {kind.__name__: [kind().xcom_key, kind.__module__] for kind in vars(links).values()
               if isinstance(kind, type) and issubclass(kind, links._Link) and kind is not links._Link},
     "urls": airflow_kinetic.KineticTPUOperator.kinetic_urls == {},
@@ -215,7 +217,7 @@ def test_what_a_task_keeps_of_its_job_is_read_again(airflows_side: dict[str, Any
 
 
 def test_the_keys_of_a_tasks_state_and_of_its_xcoms(airflows_side: dict[str, Any]) -> None:
-    assert airflows_side["keys"] == ["kinetic", "kinetic_job_id", "kinetic_where"]
+    assert airflows_side["keys"] == ["kinetic", "kinetic_job_id", "kinetic_where", "kinetic_output_dir"]
     module = "airflow_kinetic.links.kinetic"
     assert airflows_side["links"] == {
         "KineticJobLink": ["kinetic_job_link", module],
@@ -238,6 +240,7 @@ def test_a_serialised_dag_finds_the_classes_that_it_names(airflows_side: dict[st
         "airflow_kinetic.operators.reap.KineticReapOperator",
         "airflow_kinetic.operators.release.KineticReleaseOperator",
         "airflow_kinetic.sensors.kinetic.KineticJobSensor",
+        "airflow_kinetic.shared.parameters.later_data.KineticData",
         "airflow_kinetic.triggers.kinetic.KineticJobTrigger",
     }
 
