@@ -27,13 +27,15 @@ HERE = Path(__file__).parent
 
 # ---- what to change for a real slice ---------------------------------------------------------------------------------
 
+ON_CPU: dict[str, Any] = {"accelerator": "cpu", "backend": "local"}  # where the orchestrator runs, also with a project
+DATA: dict[str, Any] = {**ON_CPU, "requirements": ["google-cloud-storage>=3", "transformers>=5,<6"]}
 PRETRAIN: dict[str, Any] = {
     "accelerator": "v5e-4",
     "requirements": HERE / "pretrain_maxtext.txt",
     "python": "3.12",
     "retry": kinetic.Retry(user=1),
 }  # fmt: skip
-CONVERT: dict[str, Any] = {**PRETRAIN, "accelerator": "cpu"}
+CONVERT: dict[str, Any] = {**PRETRAIN, **ON_CPU}
 FINETUNE: dict[str, Any] = {"accelerator": "cpu", "requirements": HERE / "training_peft.txt"}
 ANSWER: dict[str, Any] = {"accelerator": "cpu", "requirements": HERE / "vllm_on_cpu" / "pyproject.toml"}
 SERVING: dict[str, Any] = {"accelerator": "cpu", "image": "your-registry/vllm-cpu:0.32.0", "namespace": "serving"}
@@ -68,7 +70,7 @@ PARAMETERS = {"max_tokens": 2, "temperature": 0}
 RUN = "run"  # MaxText goes on with the run of this name in its folder
 
 
-# ---- 1: data, on a host in the environment FINETUNE ------------------------------------------------------------------
+# ---- 1: data, on a host in the environment DATA ----------------------------------------------------------------------
 
 
 def make_data() -> str:
@@ -294,18 +296,15 @@ def kept(folder: Path, name: str) -> str:
 
 
 def fetched(address: str) -> str:
-    """Return a folder of this host with what is at an address, in MaxText's environment; a bucket takes gcsfs there."""
+    """Return a folder of this host with what is at an address, in MaxText's environment."""
     if "://" not in address:
         return address
-    from etils import epath
+    import fsspec
 
-    here, place = Path(tempfile.mkdtemp()), epath.Path(address)
-    for path in place.rglob("*"):
-        if not path.is_dir():
-            target = here / str(path.relative_to(place))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            path.copy(target)
-    return str(here)
+    here = tempfile.mkdtemp()
+    files, path = fsspec.url_to_fs(address)  # by gcsfs, if it is in gs://
+    files.get(f"{path}/", f"{here}/", recursive=True)
+    return here
 
 
 if __name__ == "__main__":

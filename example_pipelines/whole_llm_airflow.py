@@ -74,7 +74,7 @@ def whole_llm_airflow():
         return {"folder": folder, **{name: params[name] for name in ("pretrain_steps", "tuning_steps")}}
 
     run = begin()
-    data = task.kinetic(task_id="data", deferrable=True, **steps.FINETUNE)(steps.make_data)()
+    data = task.kinetic(task_id="data", deferrable=True, **steps.DATA)(steps.make_data)()
     checkpoints = f"{run['folder']}/checkpoints"
     pretrain = KineticTPUOperator(
         task_id="pretrain",

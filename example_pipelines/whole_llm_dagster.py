@@ -13,10 +13,11 @@ machine is asked. MLFLOW names an MLflow server that registers the version.
 
 For a real slice: ON = `KineticResource(project="my-project", store="gs://my-bucket/kinetic", require_hardware=True)`,
 PLACE=gs://my-bucket/language-model and ENGINE=vllm; and in whole_llm.py the options at its top: PRETRAIN with "v5e-16",
-and `jax[tpu]` and `gcsfs` in pretrain_maxtext.txt, FINETUNE with a GPU ("a100x1"), ANSWER with "v6e-4" and
-`["vllm-tpu"]`, ENGINE_OPTIONS["vllm"] and ENVIRONMENT empty, SERVING with your accelerator and image; below them MODEL
-without its overrides, TRAINING and STEPS as your data take them, and data and questions of yours in place of
-`make_data` and QUESTIONS.
+and `jax[tpu]` in pretrain_maxtext.txt, FINETUNE with a GPU ("a100x1"), ANSWER with "v6e-4" and `["vllm-tpu"]`,
+ENGINE_OPTIONS["vllm"] and ENVIRONMENT empty, SERVING with your accelerator and image; below them MODEL without its
+overrides, TRAINING and STEPS as your data take them, and data and questions of yours in place of `make_data` and
+QUESTIONS. DATA and CONVERT stay on the CPU of the machine that runs Dagster, unless you name a slice and leave out
+`backend`, as for a model that this machine cannot hold.
 """
 
 import os
@@ -39,7 +40,7 @@ ON = KineticResource()  # where all jobs run, those of commands too
 @dg.asset
 def data(context: dg.AssetExecutionContext, kinetic: KineticResource) -> str:
     """Text, questions and a tokenizer."""
-    return kinetic.run(steps.make_data, context=context, **steps.FINETUNE)
+    return kinetic.run(steps.make_data, context=context, **steps.DATA)
 
 
 @dg.asset

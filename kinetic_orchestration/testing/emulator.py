@@ -160,7 +160,7 @@ class Emulator(Cloud):
             (folder / name).unlink(missing_ok=True)  # of an earlier emulator in the same folder
             (folder / name).symlink_to(python.path)
         path = f"{folder}:/usr/bin:/bin:/usr/sbin:/sbin"
-        return {"LANG": "C.UTF-8", **route_to_index(copies.environ()), **self.addresses(), "PATH": path}
+        return {"LANG": "C.UTF-8", **route_to_index(copies.environ()), **self._addresses_on_hosts(), "PATH": path}
 
     def _heard(self, told: Tell) -> None:
         about = told.about["metadata"]
@@ -173,7 +173,7 @@ class Emulator(Cloud):
             self.root / "hosts",
             token=server.token,
             sign_identity=self.sign_identity,
-            environ=self.addresses(),
+            environ=self._addresses_on_hosts(),
             access=self.access,
             **self._host_options,  # type: ignore[arg-type]
         )
@@ -196,6 +196,15 @@ class Emulator(Cloud):
             "KINETIC_EMULATOR": self.rest.url,
             "KINETIC_EMULATOR_GRPC": self.grpc.address,
         }
+
+    def _addresses_on_hosts(self) -> dict[str, str]:
+        """Return the same for its machines, and how those find its buckets that do not go by them: Orbax' tensorstore,
+        and gcsfs, which else asks Google's Storage Control API for the kind of a bucket, minutes long.
+
+        Not for clients: in one that goes to Google once more, it would send checkpoints here.
+        """
+        found = {"TENSORSTORE_GCS_HTTP_URL": self.storage.url, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+        return {**self.addresses(), **found}
 
     def environ(
         self,

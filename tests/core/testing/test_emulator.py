@@ -94,9 +94,11 @@ def consoles(cloud: Emulator, node: str = "q") -> list[str]:
 
 
 def test_hosts_are_real_and_gone_with_their_slice(cloud: Emulator) -> None:
-    resource = create(cloud, accelerator="v6e-16", script="echo host $KINETIC_ROOT; sleep 600")
+    script = "echo bucket $TENSORSTORE_GCS_HTTP_URL; echo host $KINETIC_ROOT; sleep 600"
+    resource = create(cloud, accelerator="v6e-16", script=script)
     ready(cloud)
     cloud.wait_until(lambda: all("host /" in text for text in consoles(cloud)), WAIT, "four startup scripts")
+    assert all(f"bucket {cloud.storage.url}\n" in text for text in consoles(cloud)), "as Orbax looks for it"
     pids = [pid for vm in cloud.vms("q") if vm is not None for pid in vm.processes()]
     assert len(pids) >= 4
     assert len(cloud.ledger.leaks()) == 6

@@ -4,9 +4,11 @@ transformers and vLLM themselves, each in an environment of its own. One step is
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -262,6 +264,21 @@ def test_without_a_cluster_the_example_shows_the_manifests_and_asks_a_server_of_
     assert "smoke    answers as before: a server on this machine" in done.stdout
     assert "served   nowhere: SERVING_CLUSTER names no cluster" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["place"], "it left something in its folder"
+
+
+def test_a_folder_of_a_store_is_fetched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    fsspec, whole_llm = (importlib.import_module(name) for name in ("fsspec", "whole_llm"))
+    files = {"text-0.jsonl": b"one two", "tokenizer/tokenizer.json": b"{}"}
+    for name, content in files.items():
+        fsspec.filesystem("memory").pipe(f"/counting/data/{name}", content)
+    found = Path(whole_llm.fetched("memory://counting/data"))
+    try:
+        assert {str(each.relative_to(found)): each.read_bytes() for each in found.rglob("*") if each.is_file()} == files
+    finally:
+        shutil.rmtree(found)
+        fsspec.filesystem("memory").rm("/counting", recursive=True)
+    assert whole_llm.fetched("/a/folder") == "/a/folder"
 
 
 def test_the_example_says_what_it_shows_and_what_to_change_and_is_on_its_page() -> None:
