@@ -229,7 +229,7 @@ def with_flax(model: str, epochs: int = 6, rate: float = 0.01) -> dict[str, Any]
 
 
 def on_all_devices(leaf: Any, mesh: Any) -> Any:
-    """What lies on one device, such as the number of steps, would be restored to that one alone."""
+    """Place a leaf of a state on all devices: a number on one device would be restored to that one alone."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -265,7 +265,7 @@ def written_by_flax(gemma: Any, base: str, mesh: Any, host: kinetic.HostContext)
 
 @kinetic.run(accelerator="v5e-4", requirements=REQUIREMENTS, keras_backend="jax")
 def read_by_both(model: str) -> dict[str, Any]:
-    """What each of the two loaders computes from the same folder."""
+    """Return the logits that each of the two loaders computes from the same folder."""
     tokens, mesh = tokens_of(model, BATCH * EPOCH)[:4], slice_mesh()
     return {
         "keras": logits_by_keras(read_by_keras(model), tokens),

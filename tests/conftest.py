@@ -89,7 +89,7 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is there now stays, and is not looked through again."""
+    """Keep all that is imported out of later searches for garbage."""
     gc.freeze()
     gc.enable()
 

@@ -32,6 +32,7 @@ def answer_to(prompt: str) -> str:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or an answer's body waits for the acknowledgement of its head, some 40 ms
     options: Any
     lock = threading.Lock()
 

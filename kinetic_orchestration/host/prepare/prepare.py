@@ -45,7 +45,7 @@ class Missing(Exception):
 
 
 class _Here(NamedTuple):
-    """What fetching data takes of this host."""
+    """The interpreter, folders and secrets of this host that fetching data takes."""
 
     records: Any
     home: str

@@ -1,4 +1,4 @@
-"""What of data is refused on the backend of a job, before anything is asked or sent."""
+"""Refusals of data that the backend of a job cannot have, before anything is asked or sent."""
 
 from __future__ import annotations
 

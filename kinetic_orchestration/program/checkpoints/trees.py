@@ -207,7 +207,7 @@ def described(state: Any) -> dict[str, Leaf]:
 
 
 def layouts(state: Any, hosts: int = 0) -> dict[str, Layouts]:
-    """How torch spreads what the objects with a state of their own have over its processes, by their paths. All hosts
+    """Return how torch spreads over its processes the objects with a state of their own, by their paths. All hosts
     call it at the same time: an object may ask the others for its state.
 
     Args:

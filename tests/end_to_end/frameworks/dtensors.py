@@ -98,7 +98,7 @@ class Built:
         return {"model": model, "optimizers": optimizers, "own": dict(self.tensors), "scalar": self.scalar}
 
     def take(self, state: dict[str, Any]) -> None:
-        """What `restore`, or dcp, returned beside the objects."""
+        """Take the values that `restore`, or dcp, returned beside the objects."""
         self.tensors, self.scalar = state["own"], state["scalar"]
 
     def digests(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a client asks of Hugging Face's hub, and what it takes of the answers."""
+"""Requests of a client to Hugging Face's hub, and the answers that it takes or refuses."""
 
 from __future__ import annotations
 
