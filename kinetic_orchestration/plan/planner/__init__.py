@@ -125,7 +125,8 @@ def _plan_of_one(spec: JobSpec, settings: Settings, environ: Mapping[str, str] |
     limits = _limits_of(options)
     if traits.share_machine:
         check_shared(options, backend)
-        cloud: dict[str, Any] = {"secret_refs": dict(options.secrets or {})}
+        slices = options.cloud.num_slices if options.cloud is not None else 1
+        cloud: dict[str, Any] = {"slices": slices, "secret_refs": dict(options.secrets or {})}
     else:
         check_remote(options, settings, backend, traits)
         limits = _bounded(limits)

@@ -36,8 +36,9 @@ def ignored(options: Options, traits: Traits) -> Iterator[str]:
 
 
 def check_shared(options: Options, backend: str) -> None:
-    if options.cloud is not None and options.cloud.num_slices != 1:
-        raise refuse("cloud=TpuVm(num_slices=…)", backend, "it emulates one slice; leave num_slices out")
+    if options.cloud is not None and options.cloud.num_slices != 1 and slice_of(options).kind != "tpu":
+        given = f"cloud={type(options.cloud).__name__}(num_slices=…)"
+        raise refuse(given, backend, "only slices of TPUs are joined; name a TPU, or leave num_slices out")
     if options.limits.cost is not None:
         check_usd(options.limits.cost)
 

@@ -99,7 +99,8 @@ class LocalBackend:
         return plan
 
     def check(self, plan: Plan) -> None:
-        check_size(plan.slice, self._max_hosts)
+        check_size(plan.slice, self._max_hosts, plan.slices)
+        check_slices(plan.slice, plan.slices)
         if plan.slice.kind == "gpu" and not plan.emulation_asked:
             self._choice(plan.slice)
         elif plan.slice.kind == "cpu" and (unseen := gpus.hidden(os.environ.get("PATH", ""))):
@@ -129,7 +130,7 @@ class LocalBackend:
             "job": job_id,
             "attempt": attempt,
             "run": str(self._runs / f"{job_id}-{attempt}"),  # identifies the home for other processes
-            "hosts": plan.slice.hosts,
+            "hosts": plan.machines,
             "machine": processes.machine(),
         }
 
@@ -181,7 +182,7 @@ class LocalBackend:
     def _admit(self, plan: Plan, run: Path) -> tuple[str, list[dict[str, Any]] | None]:
         """Give each host its devices, exclusively while its lock is held; or return the reason why the job has
         to wait."""
-        if wait := self._must_wait(plan.slice.hosts, run):
+        if wait := self._must_wait(plan.machines, run):
             return wait, None
         if plan.emulated or plan.slice.kind == "cpu":
             return "", []
@@ -286,7 +287,7 @@ class LocalBackend:
         """Start one launcher for each host; the started ones are in the list even after an error."""
         folder = agent_zip.unpacked(self._home)
         run = self._run_of(asked.intent.placement)
-        for host in range(asked.plan.slice.hosts):
+        for host in range(asked.plan.machines):
             assignment = self.assignment(asked.plan, asked.job_id, asked.spec_digest, asked.intent, host)
             assignment.devices = json.dumps(devices[host]) if devices else ""
             launcher = subprocess.Popen(
@@ -309,7 +310,8 @@ class LocalBackend:
             job=job_id,
             attempt=intent.attempt,
             host=host,
-            hosts=plan.slice.hosts,
+            hosts=plan.machines,
+            slices=plan.slices,
             choice=intent.choice,
             spec=spec_digest,
             boot=f"{intent.boot}/{host}",
@@ -463,19 +465,29 @@ def _check_mount(mount: str) -> None:
     )
 
 
-def check_size(slice_: Slice, max_hosts: int) -> None:
+def check_size(slice_: Slice, max_hosts: int, slices: int = 1) -> None:
     """Refuse what this machine cannot hold, and warn of what will be slow."""
-    bound = most_hosts(max_hosts)
-    if slice_.hosts > bound:
+    bound, hosts = most_hosts(max_hosts), slice_.hosts * slices
+    name = f"{slices} × {slice_.name}" if slices > 1 else slice_.name
+    if hosts > bound:
         raise TooBig(
-            f"{slice_.name} has {slice_.crew()}, and this machine ({cores()} cores, {memory() >> 30} GiB) can "
+            f"{name} has {slice_.crew(slices)}, and this machine ({cores()} cores, {memory() >> 30} GiB) can "
             f"hold {bound} processes of about {HOST_MEMORY >> 20} MiB: choose a smaller slice here, or raise "
             "KINETIC_MAX_HOSTS"
         )
-    if slice_.hosts > 4 * cores():
+    if hosts > 4 * cores():
         warnings.warn(
-            f"{slice_.name} is {slice_.hosts} processes on {cores()} cores here: it will be slow",
+            f"{name} is {hosts} processes on {cores()} cores here: it will be slow",
             stacklevel=2,
+        )
+
+
+def check_slices(slice_: Slice, slices: int, root: Path = Path("/")) -> None:
+    """Refuse several slices of which this machine is one, by the files below `root`: they are not emulated then."""
+    if slices > 1 and has_real(slice_, root):
+        raise UsageError(
+            f"this machine is one {slice_.name}, and {slices} are asked for: leave num_slices out, or name a project "
+            "and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…) to have them from Google Cloud"
         )
 
 

@@ -36,7 +36,7 @@ def arguments(given: Sequence[str], host: HostContext, environ: Mapping[str, str
         own["skip_jax_distributed_system"] = "true"
     if environ.get(FILE):
         own["metrics_file"] = environ[FILE]
-    if slices > 1 and hardware == "tpu" and not any(name.startswith("dcn_") for name in said):
+    if slices > 1 and not any(name.startswith("dcn_") for name in said):
         own["dcn_data_parallelism"] = str(slices)
     begin = 1 if given and given[0].endswith((".yml", ".yaml")) else 0
     added = [f"{name}={value}" for name, value in own.items() if name not in said]

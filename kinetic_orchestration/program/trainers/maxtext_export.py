@@ -131,7 +131,7 @@ def export(checkpoint: str, tokenizer: str, output: str, words: Sequence[str]) -
 
     Args:
         checkpoint: Folder of a run, of which the last step is taken, or of a step.
-        tokenizer: Folder of the tokenizer, which goes into the directory.
+        tokenizer: Folder or address of the tokenizer, which goes into the directory.
         output: Folder to make, local or `gs://`; one that exists is refused.
         words: MaxText's own of the training that say what the model is: `model_name=` and the overrides.
 
@@ -146,15 +146,15 @@ def export(checkpoint: str, tokenizer: str, output: str, words: Sequence[str]) -
         raise UsageError("only a model that MaxText knows by a name can be converted: add model_name=, as in training")
     if epath.Path(output).exists():
         raise UsageError(f"{output} exists: name a folder that does not, since what is served must never be half of it")
-    special, size = _tokens_of(tokenizer)
-    if size > int(said.get("vocab_size", size)):
-        raise UsageError(
-            f"the tokenizer in {tokenizer} has {size} entries and the model {said['vocab_size']}: "
-            f"train it with vocab_size={size} or more"
-        )
     with tempfile.TemporaryDirectory(prefix="kinetic-maxtext-") as scratch:
-        made = Path(scratch, "model")
-        _convert(newest(checkpoint), tokenizer, made, words)
+        tokens, made = here(tokenizer, Path(scratch)), Path(scratch, "model")
+        special, size = _tokens_of(tokens)
+        if size > int(said.get("vocab_size", size)):
+            raise UsageError(
+                f"the tokenizer in {tokenizer} has {size} entries and the model {said['vocab_size']}: "
+                f"train it with vocab_size={size} or more"
+            )
+        _convert(newest(checkpoint), tokens, made, words)
         tensors = tensors_in(made)
         path = made / "config.json"
         config = repaired(json.loads(path.read_text(encoding="utf-8")), tensors, special)
@@ -169,6 +169,18 @@ def export(checkpoint: str, tokenizer: str, output: str, words: Sequence[str]) -
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         _publish(made, output)
     return config
+
+
+def here(address: str, scratch: Path) -> str:
+    """Return a folder of this host with what is at an address: a folder as it is, a bucket's copied into `scratch`."""
+    if "://" not in address:
+        return address
+    import fsspec
+
+    files, path = fsspec.url_to_fs(address)  # by gcsfs, if it is in gs://
+    found = str(scratch / "tokenizer")
+    files.get(f"{path.rstrip('/')}/", f"{found}/", recursive=True)
+    return found
 
 
 def main() -> None:

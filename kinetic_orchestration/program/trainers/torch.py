@@ -259,6 +259,7 @@ class _OfLightning:
         with contextlib.suppress(ValueError):  # not the main thread
             # Lightning's own handler begins a collective, wherever each host is; the hosts agree by their records.
             signal.signal(signal.SIGTERM, self._handler)
+        _count_next_epoch(trainer.fit_loop)
         self._reached = trainer.global_step
         total = trainer.estimated_stepping_batches
         self._checkpoints.begin(self._reached, int(total) if 0 < total < 1 << 53 else 0)
@@ -298,6 +299,18 @@ def _kind_of_lightning() -> type:
         from lightning.pytorch.callbacks import Checkpoint
     found: type = Checkpoint
     return found
+
+
+def _count_next_epoch(fit: Any) -> None:
+    """Have the epoch counted that begins after a checkpoint of the last step of the one before.
+
+    Lightning (2.6.6) completes the epoch of the checkpoint, and then takes the next one for its rest: it neither calls
+    `on_train_epoch_start` nor counts an epoch as started. To it, a checkpoint of the last step of that epoch is then
+    one of its beginning, and another epoch is trained.
+    """
+    counted = fit.epoch_progress.current
+    if getattr(fit, "restarted_mid_epoch", False) and counted.processed == counted.started:
+        fit.reset_restart_stage()
 
 
 def _go_on(trainer: Any, path: str) -> tuple[dict[str, Any], bool]:

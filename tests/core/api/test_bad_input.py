@@ -305,7 +305,10 @@ def test_two_conflicting_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cloud": kinetic.TpuVm(num_slices=2), "backend": "local"}, "num_slices=….*not possible on the local backend"),
+        (
+            {"cloud": kinetic.TpuVm(num_slices=2), "backend": "local"},
+            "num_slices=….*not possible on the local backend: only slices of TPUs are joined",
+        ),
     ],
 )
 def test_options_of_ours_that_mean_nothing_here_are_refused_by_name(options: dict[str, Any], message: str) -> None:

@@ -10,19 +10,29 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.plan.values import Metrics, Output, Progress
 from kinetic_orchestration.program.trainers.maxtext_export import tensors_in
+from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.frameworks.curves import BOUNDED
 from tests.support.interpreters import required
 from tests.support.pages import SOURCE
 
 EXAMPLE = Path(__file__).parents[3] / "example_pipelines" / "pretrain_maxtext.py"
 STEPS, DIES_AT = 10, 6
+
+
+class Killed(NamedTuple):
+    """A training that has gone on after a kill: its job, its losses by step, and what it has written."""
+
+    job: kinetic.JobHandle[None]
+    losses: dict[int, float]
+    text: str
+
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -56,23 +66,16 @@ DIES = f"""
 """
 
 
-@pytest.mark.parametrize(
-    "hosts", [pytest.param(1, marks=pytest.mark.offline), pytest.param(2, marks=pytest.mark.turn(7))]
-)
-def test_a_killed_training_goes_on_at_its_checkpoint_with_the_same_losses(
-    hosts: int, frameworks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of two hosts one is killed, and the other, which waits for it for ever, is ended."""
+def trained_but_killed_once(folder: Path, monkeypatch: pytest.MonkeyPatch, hosts: int, **options: Any) -> Killed:
+    """Train, with the last host's process killed on the way, and check that the next attempt has gone on."""
     monkeypatch.syspath_prepend(str(EXAMPLE.parent))
     import pretrain_maxtext as example
 
-    (tmp_path / "dies.py").write_text(textwrap.dedent(DIES), encoding="utf-8")
+    (folder / "dies.py").write_text(textwrap.dedent(DIES), encoding="utf-8")
     words = [*example.MODEL, *example.TRAINING, f"steps={STEPS}", "async_checkpointing=false"]
-    options: dict[str, Any] = {**example.ENVIRONMENT, "cwd": tmp_path, "limits": BOUNDED}
-    job = kinetic.command(
-        ["python", "dies.py", *words], accelerator="v5e-4" if hosts == 1 else "v4-8", metrics="maxtext",
-        retry=kinetic.Retry(user=3, infra=1), **options,
-    )  # fmt: skip
+    environment: dict[str, Any] = {**example.ENVIRONMENT, "cwd": folder, "limits": BOUNDED}
+    retry = kinetic.Retry(user=3, infra=1)
+    job = kinetic.command(["python", "dies.py", *words], metrics="maxtext", retry=retry, **environment, **options)
     events: list[Any] = []
     job.follow(events.append)
     assert job.status() is kinetic.JobStatus.SUCCEEDED, (job.logs() or "")[-3000:]
@@ -99,6 +102,57 @@ def test_a_killed_training_goes_on_at_its_checkpoint_with_the_same_losses(
     while (left := [pid for _, pid in said if Path("/proc", pid).exists()]) and time.monotonic() < end:
         time.sleep(0.05)
     assert not left, "no process of it is left, also not the one that waited"
+    return Killed(job, losses[1] | losses[2], text)
+
+
+@pytest.mark.parametrize(
+    "hosts", [pytest.param(1, marks=pytest.mark.offline), pytest.param(2, marks=pytest.mark.turn(7))]
+)
+def test_a_killed_training_goes_on_at_its_checkpoint_with_the_same_losses(
+    hosts: int, frameworks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two hosts one is killed, and the other, which waits for it for ever, is ended."""
+    accelerator = "v5e-4" if hosts == 1 else "v4-8"
+    trained_but_killed_once(tmp_path, monkeypatch, hosts, accelerator=accelerator)
+
+
+@pytest.mark.offline
+def test_two_slices_train_on_the_mesh_of_two_networks_with_the_losses_of_one(
+    frameworks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them is killed on the way. MaxText refuses `dcn_data_parallelism=2`, which it was given, on one slice."""
+    slices = {"cloud": kinetic.TpuVm(num_slices=2), "backend": "local"}
+    two = trained_but_killed_once(tmp_path, monkeypatch, 2, accelerator="v5e-4", **slices)
+    assert "Num_devices: 2, shape (1, 2, 1, 1, " in two.text, "the batch is shared between slices, the model within one"
+    import pretrain_maxtext as example
+
+    words = [*example.MODEL, *example.TRAINING, f"steps={STEPS}", "enable_checkpointing=false"]
+    options: dict[str, Any] = {**example.ENVIRONMENT, "limits": BOUNDED}
+    one = kinetic.command([*example.MAXTEXT, *words], metrics="maxtext", accelerator="cpu:2", **options)
+    one.result()
+    assert "Num_devices: 2, shape (1, 1, 1, 2, " in (one.logs() or "")
+    losses = {event.step: event.values["loss"] for event in one.events() if isinstance(event, Metrics)}
+    assert two.losses == pytest.approx(losses, rel=1e-3)
+
+
+@pytest.mark.offline
+def test_a_training_of_two_slices_has_its_checkpoints_in_an_emulated_bucket(
+    frameworks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the two VMs' programs one is killed, and the next attempt restores on both what both have written."""
+    with Emulator(zones=("us-west4-a",), python=required("3.12")) as cloud:
+        for name, value in cloud.environ().items():
+            monkeypatch.setenv(name, value)
+        slices = kinetic.TpuVm(num_slices=2)
+        trained = trained_but_killed_once(tmp_path, monkeypatch, 2, accelerator="v5e-4", cloud=slices)
+        assert "Num_devices: 2, shape (1, 2, 1, 1, " in trained.text
+        place = trained.job.checkpoint_dir.removeprefix("gs://emulated/kinetic/test/")
+        steps = f"{place}/run/checkpoints/"
+        written = [entry.name.removeprefix(steps) for entry in trained.job._job.store.list(steps)]
+        for host in range(2):
+            assert [name for name in written if name.startswith(f"{STEPS - 1}/items/ocdbt.process_{host}/")], written
+        cloud.wait_until_empty(60)
+        cloud.ledger.assert_nothing_left()
 
 
 @pytest.mark.offline

@@ -37,6 +37,9 @@ ALT = re.compile(r"json(;enum-encoding=int)?|media", re.IGNORECASE)
 """google-cloud-tpu itself sends `$alt=json;enum-encoding=int`. For the case of letters see docs/pipelines/emulator.md."""
 UPLOAD_ID = {"upload_id": {"type": "string"}}
 """https://cloud.google.com/storage/docs/performing-resumable-uploads: Google's own addresses of uploads name them."""
+UNCACHED = {"tensorstore": {"type": "string", "pattern": "[0-9a-f]{32}"}}
+"""By such a word, new each time, tensorstore has an object's contents past Google's cache, which takes no other hint
+(its driver of gs://, `kvstore/gcs_http/gcs_key_value_store.cc`). So does Orbax, and with it MaxText."""
 NUMBERS = ("int64", "uint64")
 """https://protobuf.dev/programming-guides/json: a request may have these as numbers, and null for a field that is not set.
 `Blob.compose` of google-cloud-storage sends both."""
@@ -219,7 +222,8 @@ def _message(full: str, fields: Mapping[str, Any]) -> Wrongs:
 def parameters(method: Method, given: Sequence[tuple[str, str]]) -> Iterator[Wrong]:
     """Check those of a query, in their order."""
     system = {**documents.read(SYSTEM)["parameters"], **method.document.parameters}
-    known = {**system, **method.parameters, **(UPLOAD_ID if method.uploads else {})}
+    more = {**(UPLOAD_ID if method.uploads else {}), **(UNCACHED if method.downloads else {})}
+    known = {**system, **method.parameters, **more}
     seen: set[str] = set()
     for name, value in given:
         described = known.get(name) or system.get(name.removeprefix("$"))

@@ -127,6 +127,7 @@ RIGHT = [
     composed({"sourceObjects": [{"name": "a", "generation": 3}, {"name": "b", "generation": None}]}),
     exchange("GET /download/storage/v1/b/b/o/o?alt=media", None, None, kind="text/plain"),
     exchange("GET /storage/v1/b/b/o/o?alt=media", None, b"No such object", 404, "text/html"),
+    exchange(f"GET /storage/v1/b/b/o/o?alt=media&tensorstore={'0a' * 16}", None, None, kind="text/plain"),
     exchange("DELETE /storage/v1/b/b/o/o", None, None, 204, ""),
     exchange("POST /upload/storage/v1/b/b/o?uploadType=resumable", {"name": "o"}, OBJECT),
     exchange("PUT /upload/storage/v1/b/b/o?uploadType=resumable&upload_id=u", None, None, 308, ""),
@@ -155,6 +156,8 @@ WRONG = {
     'compose: request ifGenerationMatch: "new": it is a string of the format int64': composed({"sourceObjects": []}, "ifGenerationMatch=new"),
     'get: request $nonsense: "name": storage.objects.get has no such parameter': stored(query="$nonsense=name"),
     'get: request upload_id: "u": storage.objects.get has no such parameter': stored(query="upload_id=u"),
+    'get: request tensorstore: "1": it is like [0-9a-f]{32}': stored(query="tensorstore=1"),
+    f'list: request tensorstore: "{"0a" * 16}": storage.objects.list has no such parameter': exchange(f"GET /storage/v1/b/b/o?tensorstore={'0a' * 16}", None, {}),
     "testIamPermissions: request permissions: storage.buckets.testIamPermissions needs it": exchange("GET /storage/v1/b/b/iam/testPermissions", None, {}),
     # Bodies of requests
     'reset: request body: "{": it is JSON': exchange(f"POST {ZONE}/queuedResources/q:reset", b"{", OPERATION),

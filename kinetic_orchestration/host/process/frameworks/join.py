@@ -37,10 +37,11 @@ def install() -> None:
         os.environ[EXPECT] = f"{expected} {os.getpid()}"  # taken, for its children; after an exec it is still ours
         for name, check in _CHECKS.get(expected, {}).items():
             after[name] = [check]
+    after.setdefault("jax", []).append(_number_slices)
     join = json.loads(os.environ.get(JOIN, "null"))
     if join and join.setdefault("process", os.getpid()) == os.getpid():
         os.environ[JOIN] = json.dumps(join)
-        after.setdefault("jax", []).append(lambda jax: _join_jax(jax, join))
+        after["jax"].append(lambda jax: _join_jax(jax, join))
     else:
         join = None
     after.setdefault("keras", []).append(lambda keras: _hook_keras(keras, join))
@@ -195,6 +196,15 @@ def _has(module: str) -> bool:
     import importlib.util
 
     return importlib.util.find_spec(module) is not None
+
+
+def _number_slices(jax: Any) -> None:
+    if not os.environ.get("MEGASCALE_NUM_SLICES"):
+        return
+    from kinetic_orchestration.host.process.frameworks import emulated_slices
+
+    if hosts := emulated_slices.hosts_of_each(os.environ):
+        emulated_slices.number(jax.Device, hosts)
 
 
 def _join_jax(jax: Any, join: dict[str, Any]) -> None:

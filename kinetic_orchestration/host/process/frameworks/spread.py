@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 Shape = tuple[int, ...]
 
@@ -279,14 +279,47 @@ def arrays(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def check_optimizer(kept: Any, state: Any, path: str) -> str:
-    """Return which plain tensor of an optimizer's state is a shard, and why it cannot be kept; "" if there is none."""
-    if not isinstance(state, Mapping):
+    """Return which plain tensor of an optimizer's state is a shard, and why it cannot be kept; "" if there is none.
+
+    All processes whose optimizer has the same kinds of state come to the same, without asking each other.
+    """
+    held = state.get("state") if isinstance(state, Mapping) else None
+    if not isinstance(held, Mapping):  # an optimizer of a user's own, whose state has another form
         return ""
+    kinds: dict[str, dict[int, Plain]] = {}
     for number, parameter in enumerate(_of_groups(kept)):
-        if is_spread(parameter):
-            local, whole = tuple(local_of(parameter).shape), tuple(parameter.shape)
-            held = state.get("state", {}).get(number)
-            for name, one in arrays(held, f"{path}/state/{number}"):
-                if not is_spread(one) and tuple(one.shape) == local != whole:
-                    return f"{name} {_OWN_SHARD}"
+        if is_spread(parameter) and _is_divided(parameter):
+            local = tuple(map(int, local_of(parameter).shape))
+            for name, one in arrays(held.get(number), ""):
+                if not is_spread(one):
+                    kinds.setdefault(name, {})[number] = Plain(local, tuple(map(int, one.shape)))
+    for name, tensors in kinds.items():
+        if (shard := _first_shard(name.strip("/"), tensors)) is not None:
+            return f"{path}/state/{shard}{name} {_OWN_SHARD}"
     return ""
+
+
+def _is_divided(parameter: Any) -> bool:
+    """Return True if no process has the whole of a DTensor. Of one that has a single row, the first process has it."""
+    sizes = zip(parameter.device_mesh.shape, parameter.placements, strict=True)
+    return any(size > 1 and (dim := _dim(place)) is not None and parameter.shape[dim] > 1 for size, place in sizes)
+
+
+class Plain(NamedTuple):
+    """The shapes of a parameter's shard on this process, and of a plain tensor that an optimizer keeps for it."""
+
+    local: Shape
+    shape: Shape
+
+
+def _first_shard(kind: str, tensors: Mapping[int, Plain]) -> int | None:
+    """Return the first parameter of which an optimizer keeps a shard under a name; None if there is none.
+
+    A tensor with one entry, such as a count of steps, has the size of a vector's shard on some processes and not on
+    others. So those of matrices decide. Where there are none, a tensor with one entry counts as a shard on all
+    processes, unless its name says that it counts steps.
+    """
+    if sure := {number: one for number, one in tensors.items() if len(one.local) > 1}:
+        return next((number for number, one in sure.items() if one.shape == one.local), None)
+    are_shards = kind != "step" and all(one.shape in (one.local, (1,)) for one in tensors.values())
+    return min(tensors) if are_shards else None

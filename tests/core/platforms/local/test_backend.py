@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.errors import TooBig
+from kinetic_orchestration.errors import TooBig, UsageError
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import Change, Event
 from kinetic_orchestration.platforms.local import backend as local
@@ -176,6 +176,9 @@ def test_without_a_setting_the_bound_follows_from_the_memory() -> None:
     huge = accelerators.parse("v5p-6144")
     with pytest.raises(TooBig, match="1536 hosts"):
         local.check_size(huge, 0)
+    with pytest.raises(TooBig, match=r"5 × v5e-16 has 20 hosts, .* can hold 16 processes"):
+        local.check_size(accelerators.parse("v5e-16"), 16, slices=5)
+    local.check_size(accelerators.parse("v5e-4"), 16, slices=5)
     assert 4 <= local.most_hosts(0) <= 64
     assert local.most_hosts(5) == 5
 
@@ -280,7 +283,14 @@ def machine(root: Path, *, nodes: int = 0, device: str = "", vfio: bool = False)
 def test_real_chips_are_used_only_if_the_machine_has_what_was_asked_for(
     tmp_path: Path, asked: str, real: bool, there: dict[str, Any]
 ) -> None:
-    assert local.has_real(accelerators.parse(asked), machine(tmp_path, **there)) is real
+    slice_, root = accelerators.parse(asked), machine(tmp_path, **there)
+    assert local.has_real(slice_, root) is real
+    local.check_slices(slice_, 1, root)
+    if real:
+        with pytest.raises(UsageError, match=f"this machine is one {asked}, and 2 are asked for: leave num_slices out"):
+            local.check_slices(slice_, 2, root)
+    else:
+        local.check_slices(slice_, 2, root)
 
 
 # -- who else is at it ------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def test_a_fit_that_is_killed_in_mid_epoch_resumes_at_its_step_and_comes_to_the_
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param({"data": "dataset", "options": {"every": "epoch"}}, marks=pytest.mark.turn(9)),
+        pytest.param({"data": "dataset", "options": {"every": "epoch"}}, marks=pytest.mark.turn(8)),
         pytest.param(
             {"per_execution": 4, "validate": True, "options": {"every": "0.2s", "keep": 1}}, marks=pytest.mark.turn(7)
         ),
@@ -116,7 +116,7 @@ def test_however_the_data_come_the_weights_are_the_same(host: Become, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "every"),
-    [pytest.param(True, "epoch", marks=pytest.mark.turn(6)), pytest.param(False, 3, marks=pytest.mark.turn(9))],
+    [pytest.param(True, "epoch", marks=pytest.mark.turn(6)), pytest.param(False, 3, marks=pytest.mark.turn(8))],
 )
 def test_what_other_callbacks_know_comes_back_and_of_those_that_cannot_be_kept_a_line_says_so(
     host: Become, tmp_path: Path, first: bool, every: Any
@@ -152,7 +152,7 @@ def weights(file: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "two", [pytest.param("built", marks=pytest.mark.turn(9)), pytest.param("unbuilt", marks=pytest.mark.turn(8))]
+    "two", [pytest.param("built", marks=pytest.mark.turn(8)), pytest.param("unbuilt", marks=pytest.mark.turn(8))]
 )
 def test_every_optimizer_that_a_model_holds_is_kept_also_one_that_is_built_within_the_fit(
     host: Become, tmp_path: Path, two: str
@@ -167,7 +167,7 @@ def test_every_optimizer_that_a_model_holds_is_kept_also_one_that_is_built_withi
 
 
 @pytest.mark.slow
-@pytest.mark.turn(9)
+@pytest.mark.turn(8)
 def test_a_generator_that_goes_on_from_epoch_to_epoch_is_told_what_it_lacks(host: Become) -> None:
     host()
     process = start({"epochs": 2, "data": "generator"})
@@ -249,7 +249,7 @@ def test_without_keras_it_says_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(9)
+@pytest.mark.turn(8)
 def test_a_callback_travels_as_an_argument_and_can_be_subclassed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     code = (

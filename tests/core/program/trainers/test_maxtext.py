@@ -13,7 +13,7 @@ from kinetic_orchestration.errors import CheckpointError
 from kinetic_orchestration.host.process import topology
 from kinetic_orchestration.program.context import HostContext
 from kinetic_orchestration.program.trainers import maxtext
-from kinetic_orchestration.program.trainers.maxtext_export import differences, repaired, tensors_in
+from kinetic_orchestration.program.trainers.maxtext_export import differences, here, repaired, tensors_in
 
 ALONE = HostContext(job_id="job-1", checkpoint_dir="gs://b/k/checkpoints/1")
 SECOND = HostContext(job_id="job-1", host_index=1, host_count=2, checkpoint_dir="/c")
@@ -56,7 +56,7 @@ def test_slices_share_the_batch_unless_the_words_divide_the_work_between_them() 
     assert [word for word in words if word.startswith("dcn_")] == ["dcn_fsdp_parallelism=2"]
     emulated = {**environ, **topology.emulated(4)}
     del emulated[topology.EXPECT]
-    assert not [word for word in maxtext.arguments([], host, emulated) if word.startswith("dcn_")], "a CPU has none"
+    assert {"dcn_data_parallelism=2", "hardware=cpu"} <= set(maxtext.arguments([], host, emulated))
     one = topology.environment(0, 2, addresses[:2], topology.PORTS) | topology.on_accelerator("tpu", {})
     assert not [word for word in maxtext.arguments([], SECOND, one) if word.startswith(("dcn_", "skip_"))]
 
@@ -115,3 +115,17 @@ def test_a_file_that_holds_no_tensors_is_refused_by_its_name(data: bytes, messag
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(CheckpointError, match=rf"model\.safetensors.*{message}"):
         tensors_in(tmp_path)
+
+
+def test_a_tokenizer_in_a_bucket_is_fetched_whole_and_one_of_a_folder_is_read_there(tmp_path: Path) -> None:
+    import fsspec
+
+    files = {"tokenizer.json": b"{}", "more/chat_template.jinja": b"{{ text }}"}
+    for name, content in files.items():
+        fsspec.filesystem("memory").pipe(f"/tokens/tokenizer/{name}", content)
+    try:
+        found = Path(here("memory://tokens/tokenizer/", tmp_path))
+    finally:
+        fsspec.filesystem("memory").rm("/tokens", recursive=True)
+    assert {str(each.relative_to(found)): each.read_bytes() for each in found.rglob("*") if each.is_file()} == files
+    assert here("/a/folder", tmp_path) == "/a/folder"
