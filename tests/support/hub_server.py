@@ -19,6 +19,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from tests.support.xet_storage import XetStorage
+
 LARGE = 1 << 10  # bytes from which a file of these tests is in the storage of large ones
 TOKEN = f"hf_{os.urandom(12).hex()}"  # of no account, and in no file of this project
 
@@ -54,6 +56,7 @@ class HubServer:
         self.expired: dict[str, int] = {}  # of files of these names, so many signed addresses are refused
         self.statuses: list[int] = []  # of the next answers about revisions
         self.sizes: dict[str, int] = {}  # what is said of files of these names
+        self.xet: XetStorage | None = None  # has large files as well, if it is set
         self.held, self.release = threading.Event(), threading.Event()
         self._servers = [ThreadingHTTPServer(("127.0.0.1", 0), self._handler(storage)) for storage in (False, True)]
         self._threads = [
@@ -131,6 +134,10 @@ class HubServer:
                     self._bytes(file, hub.repositories[repository].commits[commit][file])
                 elif (found := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)/revision/(.+)", path)) is not None:
                     self._revision(*found.groups(), token)
+                elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/xet-read-token/([^/]+)", path):
+                    if hub.xet is not None and self._commit(*found.groups(), token) is not None:
+                        body, about = hub.xet.token()
+                        self._send(200, body, about)
                 elif found := re.fullmatch(r"/((?:datasets/)?[^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
                     self._resolve(*found.groups(), token)
                 else:
@@ -159,6 +166,9 @@ class HubServer:
                 about["X-Linked-ETag"] = f'"{hashlib.sha256(data).hexdigest()}"'
                 about["X-Linked-Size"] = str(len(data))
                 port = hub._servers[1].server_port
+                if hub.xet is not None:
+                    about["X-Xet-Hash"] = hub.xet.put(data)
+                    about["Link"] = f'<{hub.url}/api/models/{name}/xet-read-token/{commit}>; rel="xet-auth"'
                 about["Location"] = f"http://127.0.0.1:{port}/bytes//{name}//{commit}//{file}?signature=1"
                 self._send(302, b"", about)
 

@@ -5,6 +5,7 @@ It may run on a thread beside the host's loop, which sees what it came to.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING
@@ -125,11 +126,32 @@ class Preparation:
             prepare.discard(self._view.records, names.blob(self._task.payload.digest))
 
     def release(self, seconds: float) -> None:
-        """Give back what the program had. The compile cache may take so long to send what is new."""
+        """Give back what the program had. The compile cache may take so long to send what is new, and data four times
+        as long to be listed once more."""
+        self._tell_news(4 * seconds)
         for volume in self.ready.volumes if self.ready is not None else ():
             volume.release()
         if self._compiled is not None:
             self._compiled.close(seconds)
+
+    def _tell_news(self, seconds: float) -> None:
+        """Say of data that are read where they are what others have changed since the job was submitted."""
+        ready, data = self.ready, self._task.data
+        if self._at.host or ready is None or not any(prepare.is_pinned(item) for item in data):
+            return
+        import threading
+
+        found: list[str] = []
+
+        def look() -> None:
+            with contextlib.suppress(OSError, ValueError):  # the job has ended, and nobody waits for this
+                found.extend(prepare.news(self._task, ready))
+
+        thread = threading.Thread(target=look, name="kinetic-news", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        for told in () if thread.is_alive() else found:
+            self._note(told)
 
     def _prepared(self) -> Ready:
         if self._machine.is_own and self._machine.keeps_files:
@@ -151,6 +173,8 @@ class Preparation:
             self._found_python,
             self.secrets(),
         )
+        for told in ready.told if self._at.host == 0 else ():
+            self._note(told)
         devices.result()
         others.result()
         self.compile_cache()  # waits for it here, with a bound, and not in the loop

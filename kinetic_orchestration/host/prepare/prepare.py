@@ -52,6 +52,7 @@ class _Here(NamedTuple):
     environ: Mapping[str, str]  # of the program, with its secrets
     python: Callable[[], str]  # waits for the environment
     note: Callable[[str], None]
+    told: list[str]  # what host 0 says of data that are no longer those of the submission
 
 
 class Ready(NamedTuple):
@@ -63,6 +64,7 @@ class Ready(NamedTuple):
     data: list[str]
     volumes: list[Any]  # to be released at the end
     spans: Mapping[str, tuple[float, float]] = MappingProxyType({})  # of each part, by the steady clock
+    told: Sequence[str] = ()  # about data that are no longer those of the submission
 
 
 def prepare(
@@ -91,7 +93,7 @@ def prepare(
 
     environment = begin("environment", _environment, task, home, uv, note)
     python_of = functools.cache(environment.result)
-    at = _Here(records, home, {**copies.environ(), **task.env, **secrets}, python_of, note)
+    at = _Here(records, home, {**copies.environ(), **task.env, **secrets}, python_of, note, [])
     payload = begin("payload", _payload, blobs, task.payload)
     brought = Several(
         lambda piece: _timed(spans, f"data {piece[0]}", _data, at, blobs, piece[1]),
@@ -111,7 +113,7 @@ def prepare(
     argv = list(task.argv)
     if argv and argv[0] in ("python", "python3"):
         argv[0] = python
-    return Ready(python, cwd, path, argv, payload.result(), data, volumes, spans)
+    return Ready(python, cwd, path, argv, payload.result(), data, volumes, spans, at.told)
 
 
 def _timed(spans: dict[str, tuple[float, float]], what: str, work: Callable[..., Any], *rest: Any) -> Any:
@@ -265,13 +267,13 @@ def _data(at: _Here, blobs: Blobs, item: DataPiece) -> str:
     """
     from kinetic_orchestration.host.prepare.data.cached import cached
 
-    if item.digest and (item.url or item.here):
+    if is_pinned(item):
         return _pinned(at, blobs, item)
     if item.here:
         return item.here
     if url := item.url:
         root = os.path.join(at.home, "cache", "data", digest.of_bytes(url.encode()))
-        return cached(root, lambda to, _: _copied(url, to))
+        return cached(root, lambda to, _: _copied(url, to), what=url, note=at.note)
 
     def unpack(root: str, _: int) -> str:
         content = os.path.join(root, "content")
@@ -279,8 +281,14 @@ def _data(at: _Here, blobs: Blobs, item: DataPiece) -> str:
         _unpack(at.records, blobs, item.digest, content)
         return content
 
-    content = cached(os.path.join(at.home, "cache", "data", item.digest), unpack)
+    what = f"data {item.digest[:12]} of the submission"
+    content = cached(os.path.join(at.home, "cache", "data", item.digest), unpack, what=what, note=at.note)
     return os.path.join(content, item.file) if item.file else content
+
+
+def is_pinned(item: DataPiece) -> bool:
+    """Return True if the digest is that of a list of files, and not of the content itself."""
+    return bool(item.digest and (item.url or item.here))
 
 
 def _pinned(at: _Here, blobs: Blobs, item: DataPiece) -> str:
@@ -298,8 +306,11 @@ def _pinned(at: _Here, blobs: Blobs, item: DataPiece) -> str:
             pinned = pins.decode(file.read(pins.LIMIT + 1), item.digest)
         if item.url.startswith("hf://"):
             return _fetched(at, pinned, item.digest)
-        if why := held.difference(pinned, new=False):
+        now = held.listed(pinned)
+        if why := held.difference(pinned, new=False, now=now):
             raise NotReady(f"{why}. {AGAIN_WITH_DATA}")
+        if news := held.news(pinned, now):
+            at.told.append(news)
     except pins.Unpinned as error:
         discard(at.records, names.blob(item.digest))  # else it would be found there for ever
         raise NotReady(f"{error}. It was removed: {AGAIN}") from None
@@ -310,6 +321,20 @@ def _pinned(at: _Here, blobs: Blobs, item: DataPiece) -> str:
     return listed
 
 
+def news(task: Task, ready: Ready) -> list[str]:
+    """Return what was not told at the start of data that are read where they are. Raises OSError."""
+    from kinetic_orchestration.host.prepare.data import held
+    from kinetic_orchestration.protocol.content import pins
+
+    found = []
+    for item, path in zip(task.data, ready.data, strict=True):
+        if not is_pinned(item) or item.url.startswith("hf://"):
+            continue
+        with open(path, "rb") as file:
+            found.append(held.news(pins.decode(file.read(pins.LIMIT + 1), item.digest)))
+    return [told for told in found if told and told not in ready.told]
+
+
 def _fetched(at: _Here, pinned: Any, name: str) -> str:
     from kinetic_orchestration.host.prepare.data import hub
     from kinetic_orchestration.host.prepare.data.cached import cached
@@ -318,7 +343,8 @@ def _fetched(at: _Here, pinned: Any, name: str) -> str:
         return hub.fetch(pinned, root, at.python(), at.environ, at.note, (lock,))
 
     try:
-        return cached(os.path.join(at.home, "cache", "data", name), bring, resumes=True)
+        root = os.path.join(at.home, "cache", "data", name)
+        return cached(root, bring, what=pinned.address, note=at.note, resumes=True)
     except hub.Unfetched as error:
         raise NotReady(str(error), wire.INFRASTRUCTURE if error.passing else wire.CONFIGURATION) from None
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from kinetic_orchestration.errors import DataNotFound, UsageError
+from kinetic_orchestration.host.prepare.data import held
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.protocol.content import pins
@@ -53,16 +52,9 @@ def _object(name: str, blob: object) -> pins.File:
 
 
 def _files(path: str) -> list[pins.File]:
-    if os.path.isfile(path):
-        found = os.stat(path)
-        return [pins.File(os.path.basename(path), found.st_size, "", str(found.st_mtime_ns))]
     files: list[pins.File] = []
-    for folder, _, names in os.walk(path, followlinks=True):
-        for name in names:
-            file = os.path.join(folder, name)
-            if os.path.isfile(file):  # no pipes, no broken links
-                found = os.stat(file)
-                files.append(pins.File(os.path.relpath(file, path), found.st_size, "", str(found.st_mtime_ns)))
+    for name, found in held.files_of(path):
+        files.append(pins.File(name, found.st_size, "", str(found.st_mtime_ns)))
         if len(files) > pins.MOST_FILES:
             break
     return files

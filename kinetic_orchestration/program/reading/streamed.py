@@ -77,7 +77,7 @@ class StreamedData(str):
 
     def check(self) -> None:
         """Compare all that is at the address with what was there when the job was submitted, for readers that are
-        given the address itself. Before the function is called, each host has done so.
+        given the address itself. Before the function is called, each host has done so, but for files that are new.
 
         Raises:
             DataChanged: A file is missing, new or another one.

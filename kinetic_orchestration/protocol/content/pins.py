@@ -94,6 +94,23 @@ def decode(data: bytes, expected: str) -> Pinned:
         raise Unpinned(f"the list of the data's files cannot be read ({error})") from None
 
 
+def alike(names: Iterable[str]) -> tuple[str, str] | None:
+    """Return two names of files or of folders above them that differ only in case, or in how an accent is written: a
+    disk that tells neither apart has one place for both. None if there are none.
+    """
+    import unicodedata
+
+    spelled: dict[str, str] = {}
+    for name in names:
+        path = name
+        while path:
+            form = unicodedata.normalize("NFD", unicodedata.normalize("NFD", path).casefold())
+            if (other := spelled.setdefault(form, path)) != path:
+                return other, path
+            path = path.rpartition("/")[0]
+    return None
+
+
 def _check(file: File, address: str) -> None:
     try:
         schema.text()(file.name)

@@ -150,6 +150,11 @@ def _inode(found: os.stat_result) -> tuple[int, int, int]:
     return found.st_dev, found.st_ino, found.st_size
 
 
+def boot_of(path: str) -> str:
+    """Return the id of this boot of the kernel if a path is on a file system of this machine; "" if unknown, or not."""
+    return _boot() if _file_system(os.path.realpath(path)) in _LOCAL else ""
+
+
 def _boot() -> str:
     """Return the id of this boot of the kernel; "" if unknown."""
     try:

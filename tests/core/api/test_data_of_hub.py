@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,34 @@ def test_a_folder_of_this_machine_is_read_where_it_is_and_a_change_is_an_error(h
     assert not list((home / "cache").rglob("a"))
     with pytest.raises(DataChanged, match="was changed after the job was submitted"):
         step.run_async(data, str(rows / "a")).result(timeout=120)
+
+
+def grows(rows: kinetic.StreamedData, folder: str) -> list[str]:
+    """Adds a file at each of its attempts, of which the first one dies."""
+    import os
+    import pathlib
+    import signal
+
+    import kinetic_orchestration as kinetic
+
+    attempt = kinetic.current().attempt
+    pathlib.Path(folder, f"new-{attempt}").write_text("3")
+    if attempt == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return list(rows.files)
+
+
+def test_files_that_are_added_are_not_read_and_told_when_an_attempt_begins_and_when_it_ends(
+    home: Path, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    (rows / "a").write_text("one")
+    step = kinetic.run(accelerator="cpu", limits=BOUNDED, retry=kinetic.Retry(user=1, infra=1))(grows)
+    job = step.run_async(kinetic.Data(rows, stream=True), str(rows))
+    assert job.result(timeout=120) == ["a"]
+    told = re.findall(r"of its files, (.*)\. The job reads what was there when it was submitted", job.logs() or "")
+    assert told == ["1 new (new-1)", "1 new (new-1)", "2 new (new-1, new-2)"]
 
 
 def test_a_hub_that_is_gone_when_hosts_ask_ends_the_job_with_a_sentence(server: HubServer, tmp_path: Path) -> None:

@@ -130,6 +130,7 @@ def test_what_is_gone_or_new_is_named_and_what_is_new_concerns_only_readers_of_t
     found = pinned(bucket)
     bucket.write("rows/new", b"new")
     assert held.difference(found, new=False) == ""
+    assert "1 new (new). The job reads what was there when it was submitted" in held.news(found)
     with pytest.raises(DataChanged, match=r"of its files, 1 new \(new\)"):
         data(found, tmp_path).check()
     bucket.remove("rows/deep/b")
@@ -224,6 +225,10 @@ def test_a_folder_of_this_machine_is_read_where_it_is(home: Path, tmp_path: Path
     with rows.open("deep/b") as file:
         assert file.read() == B
     rows.check()
+    (folder / "new").touch()
+    with pytest.raises(DataChanged, match=r"of its files, 1 new \(new\)"):
+        rows.check()
+    (folder / "new").unlink()
     os.utime(folder / "a", ns=(1, 1))
     with pytest.raises(DataChanged, match="was changed after"):
         rows.open("a")

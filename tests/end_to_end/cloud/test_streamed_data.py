@@ -95,7 +95,8 @@ def test_two_hosts_read_disjoint_shares_go_on_with_the_next_record_and_never_rea
         read.setdefault(int(record), set()).add((int(step), int(record)))
     assert sorted(read) == [value(record) for record in range(SHARDS * RECORDS)]
     assert all(len(steps) == 1 for steps in read.values()), "a step that is done again has the same record"
-    assert min(int(step) for attempt, step, _ in found if attempt == "2") == 8
+    begun = min(int(step) for attempt, step, _ in found if attempt == "2")
+    assert begun in (4, 8), "after a checkpoint: that of step 8 may not have been whole when the host died"
     asked = [call for call in cloud.storage.calls if call.where.startswith("large-data/rows/shard")]
     assert asked and all(call.span for call in asked), "ranges, and no copies"
 
@@ -103,8 +104,10 @@ def test_two_hosts_read_disjoint_shares_go_on_with_the_next_record_and_never_rea
     job = kinetic.run(**{**options, "accelerator": "v5e-1"})(program.waits).run_async(data, str(go))
     wait_until(lambda: "waits" in (job.logs() or ""), within=120.0)
     bucket.write("rows/shard-2", b"%08d" % 0 * RECORDS)
+    bucket.write("rows/shard-new", b"%08d" % 0 * RECORDS)
     go.touch()
     with pytest.raises(JobError, match=r"is not what the job was submitted with: of its files, 1 changed \(shard-2\)"):
         job.result(timeout=240)
     assert (job.logs() or "").count("waits") == 1
+    assert "of its files, 1 changed (shard-2), 1 new (shard-new). The job reads what was there" in (job.logs() or "")
     bucket.close()

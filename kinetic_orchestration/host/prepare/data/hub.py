@@ -27,15 +27,23 @@ READERS = 4
 TOLD = 16 << 10  # bytes of what a failed fetch has printed
 TOKEN = "HF_TOKEN"
 _QUERY = re.compile(r"(https?://[^\s?'\"]+\?)[^\s'\"]+")  # of a signed address, which opens its file to anybody
-_PASSING = "passing"  # the word of `hub_fetch` for what another attempt may mend
+# Of hf_xet 1.8.0, which else tries for four minutes where its servers cannot be reached. What it gives up goes on by
+# the ordinary address.
+_XET = {
+    "HF_XET_CLIENT_CONNECT_TIMEOUT": "10s",
+    "HF_XET_CLIENT_RETRY_BASE_DELAY": "1s",
+    "HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "2",
+}
+_PASSING, _FULL = "passing", "full"  # words of `hub_fetch`: another attempt may mend it; there is no room
 
 
 class Unfetched(Exception):
-    """The files could not be fetched. `passing`: another attempt may have more luck."""
+    """The files could not be fetched. `passing`: another attempt may have more luck. `full`: there is no room."""
 
-    def __init__(self, message: str, *, passing: bool = False) -> None:
+    def __init__(self, message: str, *, passing: bool = False, full: bool = False) -> None:
         super().__init__(message)
         self.passing = passing
+        self.full = full
 
 
 def fetch(
@@ -57,19 +65,40 @@ def fetch(
         held: Descriptors that a fetch which outlives this process keeps open.
 
     Raises:
-        Unfetched: There is no room, the library is missing, or the hub refused or has other content.
+        Unfetched: The disk cannot have all names; or there is no room, and what had come is removed, since nobody could
+            continue it and the next job needs the room; or the library is missing, or the hub refused or has other
+            content.
     """
+    import shutil
+
+    try:
+        return _fetched(pinned, root, python, environ, note, held)
+    except Unfetched as error:
+        for folder in (CONTENT, PARTS) if error.full else ():
+            shutil.rmtree(os.path.join(root, folder), ignore_errors=True)
+        raise
+
+
+def _fetched(
+    pinned: pins.Pinned,
+    root: str,
+    python: str,
+    environ: Mapping[str, str],
+    note: Callable[[str], object],
+    held: Sequence[int],
+) -> str:
     import shutil
 
     began = time.monotonic()
     at = hub_address.parse(pinned.address)
+    _check_names(pinned, root)
     wanted = _missing(pinned, root)
     _check_room(pinned, root, wanted)
     if wanted:
         note(f"{len(wanted):,} files ({_size(sum(file.size for file in wanted))}) are fetched of {pinned.address}")
     for left in reversed(range(TRIES)):
-        if wanted:
-            _run(pinned, root, wanted, python, environ, held)
+        if wanted:  # what came with other bytes comes in the other way than Xet
+            _run(pinned, root, wanted, python, environ, held, xet=left == TRIES - 1)
         wanted = _wrong(pinned, root)
         if not wanted:
             shutil.rmtree(os.path.join(root, PARTS), ignore_errors=True)  # also what the library keeps of its own
@@ -78,15 +107,32 @@ def fetch(
         for file in wanted:
             os.unlink(_place(root, file))
         if left:
-            note(
-                f"{wanted[0].name} of {pinned.address} came with other bytes than the commit has, and is fetched again"
-            )
+            note(f"{wanted[0].name} of {pinned.address} has other bytes here than in the commit, and is fetched again")
     names = ", ".join(file.name for file in wanted[:3])
     raise Unfetched(
         f"{pinned.address}: {names} came {TRIES} times with other bytes than the commit has ({wanted[0].mark}). Look "
         f"for what lies between this host and {pinned.hub}: a proxy, or a mirror in HF_ENDPOINT",
         passing=True,
     )
+
+
+def _check_names(pinned: pins.Pinned, root: str) -> None:
+    """Raise Unfetched if two names of the repository are one on this disk, as on most disks of macOS."""
+    pair = pins.alike(file.name for file in pinned.files)
+    if pair and tells_no_case(root):
+        raise Unfetched(
+            f"{pinned.address} has {pair[0]!r} and {pair[1]!r}, which are one name on the disk of {root}: name a "
+            f"folder or a file of it ({pinned.address}/PATH), or set KINETIC_HOME to a folder of a disk that tells "
+            "upper case from lower case"
+        )
+
+
+def tells_no_case(folder: str) -> bool:
+    """Return True if a file of this folder is found by its name in upper case."""
+    import tempfile
+
+    with tempfile.NamedTemporaryFile(prefix="case-", dir=folder) as found:
+        return os.path.lexists(os.path.join(folder, os.path.basename(found.name).upper()))
 
 
 def _place(root: str, file: pins.File) -> str:
@@ -117,11 +163,19 @@ def _check_room(pinned: pins.Pinned, root: str, wanted: Sequence[pins.File]) -> 
     found = os.statvfs(root)
     free = found.f_bavail * found.f_frsize
     if needed + min(SPARE, needed) > free:
+        began = f", beside the {_size(had)} that had come and are removed now" if (had := _had(pinned, root)) else ""
         raise Unfetched(
             f"{pinned.address} does not fit on this host: {_size(needed)} are still to come, and the disk of {root} "
-            f"has {_size(free)} free. Name a folder or a file of the repository ({pinned.address}/PATH), take hosts "
-            "with a larger disk, or put the files into a bucket and read them there, with Data('gs://…/', stream=True)"
+            f"has {_size(free)} free{began}. Name a folder or a file of the repository ({pinned.address}/PATH), take "
+            "hosts with a larger disk, or put the files into a bucket and read them there, with "
+            "Data('gs://…/', stream=True)",
+            full=True,
         )
+
+
+def _had(pinned: pins.Pinned, root: str) -> int:
+    paths = (place(root, file) for file in pinned.files for place in (_place, _part))
+    return sum(max(_length(path), 0) for path in paths)
 
 
 def _size(count: int) -> str:
@@ -154,6 +208,8 @@ def _run(
     python: str,
     environ: Mapping[str, str],
     held: Sequence[int],
+    *,
+    xet: bool,
 ) -> None:
     """Have the files fetched. Raises Unfetched."""
     import pkgutil
@@ -166,7 +222,9 @@ def _run(
     for file in wanted:
         os.makedirs(os.path.dirname(_place(root, file)), exist_ok=True)
         files.append({"name": file.name, "size": file.size, "part": _part(root, file), "path": _place(root, file)})
-    asked = {"hub": pinned.hub, "kind": at.kind, "repository": at.name, "commit": at.commit, "files": files}
+    asked = {
+        "hub": pinned.hub, "kind": at.kind, "repository": at.name, "commit": at.commit, "files": files, "xet": xet
+    }  # fmt: skip
     program = pkgutil.get_data(__package__, "hub_fetch.py") or b""  # the agent may be in a zip
     with tempfile.TemporaryFile() as told:
         done = subprocess.run(
@@ -175,6 +233,7 @@ def _run(
             stdout=told,
             stderr=subprocess.STDOUT,
             env={
+                **_XET,
                 **environ,
                 "HF_HUB_DISABLE_PROGRESS_BARS": "1",
                 "HF_HUB_OFFLINE": "0",  # is for the program, whose files these are
@@ -199,4 +258,4 @@ def _failure(pinned: pins.Pinned, text: str, code: int, token: str) -> Unfetched
     if token := token.strip():
         message = message.replace(token, "…")
     message = _QUERY.sub(r"\1…", message)
-    return Unfetched(f"{pinned.address} could not be fetched: {message}", passing=kind == _PASSING)
+    return Unfetched(f"{pinned.address} could not be fetched: {message}", passing=kind == _PASSING, full=kind == _FULL)

@@ -205,7 +205,7 @@ def test_unpacked_data_that_was_changed_is_found(home: Path, tmp_path: Path) -> 
     item = DataPiece(sent.digest)
     there = Path(
         prepare._data(
-            prepare._Here(store, str(home), {}, str, print), prepare.Blobs(store, str(tmp_path / "blobs")), item
+            prepare._Here(store, str(home), {}, str, print, []), prepare.Blobs(store, str(tmp_path / "blobs")), item
         )
     )
     assert not look().damaged
