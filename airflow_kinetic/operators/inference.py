@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_kinetic.operators.kinetic import KineticTPUOperator
-from airflow_kinetic.shared import airflow_api
-from airflow_kinetic.shared.parameters.declared import UNKNOWN, declared_with
+from airflow_kinetic.shared.parameters.declared import UNKNOWN
 from kinetic_orchestration.errors import UsageError
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
-    from airflow.sdk.definitions.mappedoperator import OperatorPartial
+    from airflow.sdk import Context, XComArg
 
+    from kinetic_orchestration import Data
     from kinetic_orchestration.api.steps.asked import Served
     from kinetic_orchestration.plan.declare.spec import JobSpec, Options
     from kinetic_orchestration.program.inference.report import BatchReport
@@ -46,14 +45,8 @@ class _StepOperator(KineticTPUOperator):
         """Stand in for a function where a task is checked; `step` gives the job its own."""
 
     @classmethod
-    def partial(cls, **given: Any) -> OperatorPartial:
-        made = super(KineticTPUOperator, cls).partial(**given)
-        try:
-            from airflow_kinetic.shared.parameters.mapping import CheckedPartial
-        except ImportError as error:
-            airflow_api.warn_missing("airflow.sdk.definitions.mappedoperator", error)
-            return made
-        return CheckedPartial.of(made, {**declared_with(KineticTPUOperator), "python_callable": UNKNOWN})
+    def declared(cls) -> Mapping[str, Any]:
+        return {**super().declared(), "python_callable": UNKNOWN}
 
     def asked(self, kind: type[S]) -> S:
         """Return the keywords of the step, as the core has them."""
@@ -67,8 +60,8 @@ class KineticServeBatchOperator(_StepOperator):
 
     A later task with the same `output_path` asks only the rows that have no answer there.
 
-    :param model: directory in the layout of Hugging Face's hub (here, ``gs://`` or ``s3://``), or ``hf://owner/name``
-        (templated)
+    :param model: directory in the layout of Hugging Face's hub (here, ``gs://`` or ``s3://``), or ``hf://owner/name``;
+        also the output of a task, `Data` or `KineticData` (templated)
     :param prompts: a list of texts or rows, or a file of JSON lines (templated)
     :param engine: ``"vllm"``, ``"transformers"``, a `Server`, or a function
     :param output_path: folder or address of the answers; by default ``batch`` in the job's ``output_dir`` (templated)
@@ -92,7 +85,7 @@ class KineticServeBatchOperator(_StepOperator):
     def __init__(
         self,
         *,
-        model: str | None,
+        model: str | os.PathLike[str] | Data | XComArg | None,
         prompts: Any,
         engine: Any = "vllm",
         output_path: str | os.PathLike[str] | None = None,
@@ -135,8 +128,8 @@ class KineticServeBatchOperator(_StepOperator):
 class KineticEvaluateOperator(_StepOperator):
     """Evaluate a model by tasks of lm-evaluation-harness on an accelerator. The task's value is its report.
 
-    :param model: directory in the layout of Hugging Face's hub (here, ``gs://`` or ``s3://``), or ``hf://owner/name``
-        (templated)
+    :param model: directory in the layout of Hugging Face's hub (here, ``gs://`` or ``s3://``), or ``hf://owner/name``;
+        also the output of a task, `Data` or `KineticData` (templated)
     :param tasks: names of the harness's tasks (templated)
     :param folder: folder with tasks of your own (templated)
     :param at_least: scores that have to be reached, such as ``{"gsm8k": {"exact_match": 0.5}}``
@@ -164,8 +157,8 @@ class KineticEvaluateOperator(_StepOperator):
     def __init__(
         self,
         *,
-        model: str,
-        tasks: str | Sequence[str],
+        model: str | os.PathLike[str] | Data | XComArg,
+        tasks: str | Sequence[str] | XComArg,
         folder: str | os.PathLike[str] | None = None,
         at_least: Mapping[str, Mapping[str, float]] | None = None,
         at_most: Mapping[str, Mapping[str, float]] | None = None,

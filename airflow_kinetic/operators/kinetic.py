@@ -171,54 +171,29 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self.op_args: Collection[Any] = op_args or []
         self.op_kwargs: Mapping[str, Any] = op_kwargs or {}
         self.accelerator = form_of(accelerator)  # JSON, so that it is rendered, and stored with its DAG
-        self.name = name
-        self.env = env
+        self.name, self.env, self.labels, self.partition_key = name, env, labels, partition_key
         self.gcp_conn_id = gcp_conn_id or DEFAULT_CONNECTION
         self.names_connection = gcp_conn_id is not None  # then the task means Google Cloud
-        self.impersonation_chain = impersonation_chain
-        self.project_id = project_id
-        self.deferrable = deferrable
-        self.durable = durable
-        self.cancel_on_kill = cancel_on_kill
-        self.poll_interval = poll_interval
-        self.get_logs = get_logs
-        self.on_clear, self.wait = on_clear, wait
-        self.zone = zone
-        self.zones = zones
-        self.spot = spot
-        self.capacity = capacity
-        self.regions = regions
+        self.impersonation_chain, self.project_id = impersonation_chain, project_id
+        self.deferrable, self.durable, self.wait, self.get_logs = deferrable, durable, wait, get_logs
+        self.cancel_on_kill, self.poll_interval, self.on_clear = cancel_on_kill, poll_interval, on_clear
+        self.zone, self.zones, self.spot, self.capacity, self.regions = zone, zones, spot, capacity, regions
         self.by, self.race, self.keep = by, race, keep
         self.priority, self.reshard, self.global_batch = priority, reshard, global_batch
-        self.backend = backend
-        self.store = store
-        self.deployment = deployment
-        self.cluster = cluster
-        self.namespace = namespace
-        self.cloud = cloud
-        self.container_image = container_image
-        self.limits = limits
-        self.retry = retry
-        self.requirements = requirements
-        self.python = python
-        self.first_party = first_party
-        self.capture_env_vars = capture_env_vars
-        self.secrets = secrets
-        self.volumes = volumes
-        self.output_dir = output_dir
-        self.distributed = distributed
+        self.backend, self.store, self.deployment, self.cloud = backend, store, deployment, cloud
+        self.cluster, self.namespace, self.container_image = cluster, namespace, container_image
+        self.limits, self.retry, self.on_conflict = limits, retry, on_conflict
+        self.requirements, self.python, self.first_party = requirements, python, first_party
+        self.capture_env_vars, self.secrets, self.volumes = capture_env_vars, secrets, volumes
+        self.output_dir, self.distributed, self.profile = output_dir, distributed, profile
         self.keras_backend, self.processes = keras_backend, processes
-        self.profile = profile
-        self.partition_key = partition_key
-        self.labels = labels
-        self.on_conflict = on_conflict
         self.killed = False
         self._try: TaskTry | None = None  # in a worker
         check({**self.given(), "outlets": self.outlets}, self.template_fields)
 
     def given(self) -> dict[str, Any]:
         """Return the values of the parameters that this class declares."""
-        return {name: getattr(self, name) for name in declared_with(KineticTPUOperator)}
+        return {name: getattr(self, name) for name in self.declared()}
 
     def step(self, options: Options) -> JobSpec | None:
         """Return the job of a step that the core makes of this task's parameters; None for one of a function or a
@@ -236,7 +211,12 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         except ImportError as error:
             airflow_api.warn_missing("airflow.sdk.definitions.mappedoperator", error)
             return made
-        return CheckedPartial.of(made, declared_with(KineticTPUOperator))
+        return CheckedPartial.of(made, cls.declared())
+
+    @classmethod
+    def declared(cls) -> Mapping[str, Any]:
+        """Return the parameters of a job that a DAG file may give, each with its default."""
+        return declared_with(KineticTPUOperator)
 
     # ---- what Airflow calls ------------------------------------------------------------------------------------
 

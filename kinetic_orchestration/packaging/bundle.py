@@ -6,7 +6,6 @@ Decides which files are sent and where they belong; `tree`, `payload` and `requi
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
 import os
 import sys
@@ -17,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinetic_orchestration.errors import ConflictingSettings, DataNotFound, RequirementsError, Unsupported
+from kinetic_orchestration.errors import ConflictingSettings, DataNotFound
+from kinetic_orchestration.packaging import needs
 from kinetic_orchestration.packaging.call import arguments
 from kinetic_orchestration.packaging.call.first_party import FirstParty, distributions_as_files
 from kinetic_orchestration.packaging.call.pickling import PackedCall, pack_call
@@ -113,7 +113,9 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
     for item in data:
         checks.check(item, plan)
     environments, builds = _environments(spec, plan, settings, source, call, travelling, environ)
-    environment = _checked(environments, plan, options.keras_backend)
+    for one in environments:
+        needs.check(one, spec, plan)
+    environment = environments[0]
     project = None
     if source is not None:
         index_dir = settings.home / "index"
@@ -144,14 +146,6 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
         others=environments[1:],
         builds=builds,
     )
-
-
-def _checked(environments: Sequence[locks.Environment], plan: Plan, keras_backend: str | None) -> locks.Environment:
-    """The first of the environments, once each is known to have what the options of the job need."""
-    for one in environments:
-        _check_debugger(plan, one)
-        _check_keras_backend(keras_backend, one)
-    return environments[0]
 
 
 def _first_party(environments: Sequence[locks.Environment]) -> tuple[FirstParty, ...]:
@@ -415,40 +409,6 @@ def _check_python(spec: JobSpec, plan: Plan, environ: Mapping[str, str]) -> None
             f"python={spec.options.python!r} is Python {asked}, and {spec.name} is pickled by Python {own}: a function "
             f"only runs under the minor version that pickled it. Submit it from Python {asked}, or leave out python=, "
             f"or run a file with kinetic.command([...], python={asked!r})."
-        )
-
-
-def _check_debugger(plan: Plan, environment: locks.Environment) -> None:
-    if not plan.debug_port:
-        return
-    if environment.lock is not None:
-        there = "debugpy" in locks.names_in(environment.lock.text)
-    else:
-        there = importlib.util.find_spec("debugpy") is not None
-    if not there:
-        where = "add it to requirements=" if environment.lock is not None else "install it here (pip install debugpy)"
-        raise Unsupported(f"debug=True is refused: it needs debugpy, which the job's environment has not; {where}")
-
-
-def _check_keras_backend(backend: str | None, environment: locks.Environment) -> None:
-    """Warn of a missing Keras backend, which Keras would report only on the hosts."""
-    if backend is None or environment.kind == "image":
-        return
-    if environment.lock is None:
-        if importlib.util.find_spec(backend) is None:
-            raise RequirementsError(
-                f"keras_backend={backend!r} is refused: {backend} is not installed in this environment, in which the "
-                f"job runs. Install it here (pip install {backend}), or give the job an environment of its own: "
-                f"requirements=['keras', {backend!r}]"
-            )
-        return
-    names = locks.names_in(environment.lock.text)
-    travelling = {item.name for item in environment.lock.first_party}
-    provides = {backend, *(f"{backend}-{build}" for build in ("cpu", "tpu", "rocm", "gpu", "intel"))}
-    if "keras" in names | travelling and provides.isdisjoint(names | travelling):
-        raise RequirementsError(
-            f"keras_backend={backend!r} is refused: with {environment.lock.source.partition(',')[0]} the job has keras "
-            f"and no {backend}. Add the line {backend} to the requirements"
         )
 
 

@@ -56,6 +56,19 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+def processors_of_session(leader: int) -> float:
+    """The seconds of processors that the processes of a session have used, which live."""
+    used = 0
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            fields = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        if int(fields[3]) == leader:
+            used += int(fields[11]) + int(fields[12])
+    return used / os.sysconf("SC_CLK_TCK")
+
+
 def environment(**more: str) -> dict[str, str]:
     """The environment of a measured process: nobody's settings, and byte code is read and written as usual."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KINETIC_")}

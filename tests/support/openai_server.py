@@ -51,7 +51,8 @@ class Handler(BaseHTTPRequestHandler):
         given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         prompt, state = text_of(given), Path(self.options.state)
         with self.lock, (state / "asked").open("a") as file:
-            file.write(json.dumps({"prompt": prompt, "path": self.path, "server": LIFE, "body": given}) + "\n")
+            told = {"prompt": prompt, "path": self.path, "server": LIFE, "body": given}
+            file.write(json.dumps({**told, "connection": self.client_address[1]}) + "\n")
         fault = self.fault_of(prompt, state)
         time.sleep(self.options.delay)
         if "hang" in fault:
@@ -128,8 +129,13 @@ if __name__ == "__main__":
     parser.add_argument("--exit", type=int)
     parser.add_argument("--cache", help="variable that names the folder of what is compiled")
     parser.add_argument("--child", action="store_true")
+    parser.add_argument("--lora-modules", nargs="*", default=[])
     Handler.options = parser.parse_args()
     print("loading the model", flush=True)
+    for adapter in Handler.options.lora_modules:  # by vLLM's two forms
+        folder = json.loads(adapter)["path"] if adapter.startswith("{") else adapter.partition("=")[2]
+        with Path(Handler.options.state, "adapters").open("a") as file:
+            file.write(Path(folder, "adapter.bin").read_text() + "\n")
     if Handler.options.child:  # as engines have workers
         import subprocess
 

@@ -16,7 +16,7 @@ from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.declare.checks.options import check_options
 from kinetic_orchestration.plan.declare.choices import ways
 from kinetic_orchestration.plan.declare.data import Data
-from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, Options, slice_of
+from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, Need, Options, slice_of
 from kinetic_orchestration.program.inference import models
 from kinetic_orchestration.program.inference.servers import engines
 
@@ -111,8 +111,8 @@ def showing(kind: type[Served]) -> Callable[[F], F]:
     return decorate
 
 
-def check_job(step: str, given: Served, options: Options | None) -> tuple[Options, engines.Engine]:
-    """Return the options of a step's job, and its engine.
+def check_job(step: str, given: Batch | Judging, options: Options | None) -> tuple[Options, engines.Engine]:
+    """Return the options of a step's job, and its engine; what all steps with a server are asked is checked.
 
     Args:
         step: Name of the step.
@@ -121,7 +121,7 @@ def check_job(step: str, given: Served, options: Options | None) -> tuple[Option
 
     Raises:
         UsageError: An option is invalid, or not for a step whose hosts each run one server; there is no such engine, or
-            the hosts of one of the choices cannot serve its model.
+            the hosts of one of the choices cannot serve its model; a number of requests or of seconds is none.
     """
     checked = check_options(options or Options())
     if checked.debug or checked.processes is not None:
@@ -131,11 +131,18 @@ def check_job(step: str, given: Served, options: Options | None) -> tuple[Option
     for each in map(slice_of, ways(checked)):
         devices = 0 if each.kind == "cpu" else each.devices_per_host
         engines.check(engine, dict(given.engine_options or {}), devices, each.name)
+    _check_limits(given.concurrency, given.patience)
     return checked, engine
 
 
-def check_limits(concurrency: Any, patience: Any) -> None:
-    """Raise UsageError unless these are a number of requests and of seconds, as every step with a server takes them."""
+def needs_of(engine: engines.Engine) -> tuple[Need, ...]:
+    """Return what hosts have to have for the server of an engine; nothing if it is not Python's, or has its own."""
+    if not isinstance(engine, engines.Server) or not engine.module or engine.python:
+        return ()
+    return (Need(engine.module, engines.advice(engine), tuple(engine.distributions.values())),)
+
+
+def _check_limits(concurrency: Any, patience: Any) -> None:
     if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= 4096:
         raise UsageError(f"concurrency is {concurrency!r}: it is a number of requests, from 1 to 4096")
     if patience is not None and (isinstance(patience, bool) or not isinstance(patience, (int, float)) or patience <= 0):

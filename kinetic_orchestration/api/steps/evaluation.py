@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from kinetic_orchestration.api.steps.asked import (
     Judging,
     check_job,
-    check_limits,
     divided,
     model_of,
+    needs_of,
     on_disk,
     place_of,
     showing,
@@ -20,7 +20,7 @@ from kinetic_orchestration.api.steps.asked import (
 from kinetic_orchestration.errors import ScoresTooLow, UsageError
 from kinetic_orchestration.plan.declare.choices import ways
 from kinetic_orchestration.plan.declare.data import Data
-from kinetic_orchestration.plan.declare.spec import JobSpec, Options, options_from, slice_of
+from kinetic_orchestration.plan.declare.spec import JobSpec, Need, Options, options_from, slice_of
 from kinetic_orchestration.program import client_only
 from kinetic_orchestration.program.inference.servers import engines
 from kinetic_orchestration.program.inference.servers.evaluation import harness, scores
@@ -170,7 +170,6 @@ def evaluation_spec(model: Any, tasks: Any, asked: Judging, options: Options | N
             raise UsageError(
                 f"{each.name} has {each.hosts} hosts, and an evaluation runs on one: take a slice of one host"
             )
-    check_limits(asked.concurrency, asked.patience)
     _check_numbers(asked.limit, asked.few_shot)
     slice_ = slice_of(checked)
     settings = Settings(
@@ -183,7 +182,8 @@ def evaluation_spec(model: Any, tasks: Any, asked: Judging, options: Options | N
         options=_harness_options(asked.harness_options),
     )  # fmt: skip
     args = model_of(model, engine), _folder(asked.folder), of_harness, settings
-    return JobSpec(NAME, checked, evaluate_model, args, output=settings.output)
+    needs = (*needs_of(engine), Need("lm_eval", harness.REQUIREMENT))
+    return JobSpec(NAME, checked, evaluate_model, args, output=settings.output, needs=needs)
 
 
 def _tasks(tasks: Any) -> tuple[str, ...]:

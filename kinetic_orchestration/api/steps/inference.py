@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from kinetic_orchestration.api.steps.asked import (
     Batch,
     check_job,
-    check_limits,
     divided,
     model_of,
+    needs_of,
     on_disk,
     place_of,
     showing,
@@ -132,13 +132,12 @@ def batch_spec(model: Any, prompts: Any, asked: Batch, options: Options | None =
     function: Callable[..., BatchReport | None] = (
         answer_all if isinstance(engine, engines.Server) else ByFunction(engine)
     )
-    return JobSpec(NAME, checked, function, args, output=settings.output, is_priced=True)
+    return JobSpec(NAME, checked, function, args, output=settings.output, is_priced=True, needs=needs_of(engine))
 
 
 def _check(asked: Batch) -> None:
     if wrong := rows.check_parameters(asked.parameters or {}):
         raise UsageError(wrong)
-    check_limits(asked.concurrency, asked.patience)
     if asked.on_bad_row not in ("keep", "stop"):
         raise UsageError(f"on_bad_row is {asked.on_bad_row!r}: it is 'keep' or 'stop'")
 

@@ -188,7 +188,8 @@ class MLflow:
             ) as reply:
                 data = reply.raw.read(_LIMIT + 1, decode_content=True)
         except (exceptions.RequestException, HTTPError, OSError) as error:
-            return 0, {}, escaping.text(str(error).rpartition(": ")[2].rstrip("'\")"))[:_WORDS]
+            words = escaping.text(str(error).rpartition(": ")[2].rstrip("'\")"))[:_WORDS]
+            return 0, {}, words + ")" * (words.count("(") - words.count(")"))
         try:
             answer = json.loads(data) if len(data) <= _LIMIT else None
         except (ValueError, RecursionError):

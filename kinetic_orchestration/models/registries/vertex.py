@@ -176,7 +176,7 @@ class Vertex:
         name = str(operation.get("name", ""))
         while not operation.get("done"):
             if time.monotonic() > deadline:
-                raise away(self._parent, f"{name} is not done after {_PATIENCE:.0f} s")
+                raise away(f"of {self._parent}", f"{name} is not done after {_PATIENCE:.0f} s")
             time.sleep(_POLL)
             operation = self._good(api.call("GET", self._service, f"v1/{name}"))
         if isinstance(error := operation.get("error"), dict):

@@ -20,6 +20,7 @@ from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.hardware import nodes
 from kinetic_orchestration.plan.hardware.nodes import Node
 from kinetic_orchestration.platforms.kubernetes import gke, manifest
+from kinetic_orchestration.program.inference.servers.engines import flags
 
 Object = dict[str, Any]
 
@@ -314,23 +315,7 @@ def arguments(given: Serving, model: Model) -> list[str]:
         words += ["--revision", model.revision]
     if model.scheme in ("gs", "s3") and "load_format" not in given.engine_options:
         words += ["--load-format", "runai_streamer"]  # which reads a bucket without a copy
-    return [*words, *options(given.engine_options)]
-
-
-def options(given: Mapping[str, Any]) -> list[str]:
-    """Return options as the words of a command line."""
-    words: list[str] = []
-    for name, value in given.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif isinstance(value, Mapping):
-            words += [f"--{flag}", json.dumps(dict(value), separators=(",", ":"), ensure_ascii=False)]
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            words += [f"--{flag}", *map(str, value)]
-        else:
-            words += [f"--{flag}", str(value)]
-    return words
+    return [*words, *flags(given.engine_options)]
 
 
 # ---- a router of llm-d, and KServe -----------------------------------------------------------------------------------
@@ -360,7 +345,7 @@ def _route(given: Serving) -> Object:
 
 def _llm_inference_service(given: Serving, model: Model, cluster: str) -> Object:
     """Return KServe's own object. Its presets start the engine: options go by the variable that they put behind it."""
-    words = options(given.engine_options)
+    words = flags(given.engine_options)
     if any(any(letter.isspace() for letter in word) for word in words):
         raise UsageError(
             "with kind='llm_inference_service' the options of the engine go through a shell of KServe's preset, which "

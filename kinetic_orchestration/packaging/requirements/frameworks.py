@@ -1,13 +1,13 @@
 """The builds of frameworks that drive each accelerator, as a table.
 
-A `jax`, `torch` or `tensorflow` line of the user becomes the host's build of it. If an ordinary processor emulates the
-accelerator (an emulated slice), the lines stay as they are. Pure: resolves nothing. Unknown combinations are refused
-with a sentence.
+A `jax`, `torch`, `tensorflow` or `vllm` line of the user becomes the host's build of it. If an ordinary processor
+emulates the accelerator (an emulated slice), the lines stay as they are. Pure: resolves nothing. Unknown combinations
+are refused with a sentence.
 
 From the packages' own metadata in the package index, November 2026: `jax[tpu]` needs libtpu, and up to 0.5.0 a nightly
 build of it that no index has; `torch-tpu` needs torch 2.11 or later, `torch_xla[tpu]` is made for the torch of the same
 minor version, from 2.7 to 2.9; `tensorflow-tpu` holds the same modules as `tensorflow` and takes its place, from 2.19.1
-on.
+on; so do `vllm-tpu` (by JAX) and `vllm-torchtpu` with the modules of `vllm`, which is for CUDA.
 """
 
 from __future__ import annotations
@@ -135,6 +135,8 @@ def _jax_tpu(asked: Requirement, _: frozenset[str]) -> Builds:
 def _torch_tpu(asked: Requirement, there: frozenset[str]) -> Builds:
     if "torch-tpu" in there:
         return Builds(needed=("torch-tpu",))
+    if there & {"torchax", "vllm", "vllm-tpu"}:
+        return NO_BUILDS  # torch of a CPU, whose programs JAX runs, or the one that vllm-torchtpu brings
     newer = ("2.11", "2.12", "2.13", "2.14", "2.15", "3.0")
     if "torch-xla" in there or not any(_allows(asked.specifier, minor) for minor in newer):
         minor = next((minor for minor in ("2.9", "2.8", "2.7") if _allows(asked.specifier, minor)), None)
@@ -158,6 +160,13 @@ def _tensorflow_tpu(asked: Requirement, _: frozenset[str]) -> Builds:
         needed=("tensorflow-tpu",),
         advice="tensorflow-tpu is complete in package indexes from 2.19.1 on.",
     )
+
+
+def _vllm_tpu(asked: Requirement, there: frozenset[str]) -> Builds:
+    """The build by JAX, unless that by torch is named: each has the module of the plain one, which is for CUDA."""
+    if "vllm-torchtpu" in there:
+        return Builds(left_out=("vllm",), needed=("vllm-torchtpu",))
+    return Builds((f"vllm-tpu{asked.specifier}",), left_out=("vllm",), needed=("vllm-tpu|vllm-torchtpu",))
 
 
 _BEFORE_TURING = ("v100", "p100", "p4")  # for which CUDA 13 has no code: it begins with SM 7.5
@@ -242,9 +251,11 @@ _TABLE = (
     _Row("jax", "tpu", _jax_tpu, (r"jax\[.*(cuda|rocm)", r"jax-(cuda|rocm)\d*-(plugin|pjrt)")),
     _Row("torch", "tpu", _torch_tpu, (rf"torch==?{_LOCAL_BUILD}(cu|rocm|xpu)",)),
     _Row("tensorflow", "tpu", _tensorflow_tpu, (r"tensorflow\[.*cuda", r"tensorflow-(cpu|rocm|gpu|intel)\b")),
+    _Row("vllm", "tpu", _vllm_tpu, (r"vllm-(cpu|rocm|xpu)\b",)),
     _Row("jax", "gpu", _jax_cuda, (r"jax\[.*tpu", r"libtpu")),
     _Row("torch", "gpu", _as_it_is, (rf"torch==?{_LOCAL_BUILD}(cpu|rocm|xpu)", r"torch-xla\[.*tpu", r"torch-tpu")),
     _Row("tensorflow", "gpu", _tensorflow_cuda, (r"tensorflow-(cpu|tpu|rocm|intel)\b",)),
+    _Row("vllm", "gpu", _as_it_is, (r"vllm-(cpu|tpu|torchtpu|xpu)\b",)),
 )
 
 

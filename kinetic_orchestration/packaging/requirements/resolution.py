@@ -172,11 +172,11 @@ class Resolution:
                 command += ["--python-platform", self.platform, "--python-version", self.python.version]
             constraints = folder / "constraints.txt"
             stubs = [f"{item.name} @ {stub(folder, item, self.pinned).as_uri()}" for item in self.stubs]
-            _write(constraints, [*stubs, *self.pins])
+            _write(constraints, [*stubs, *self.pins, *self._of_project("constraint-dependencies")])
             command += ["--constraints", str(constraints), *self._pip_constraints()]
-            if self.builds.left_out:
-                overrides = _write(folder / "overrides.txt", [f"{name} ; {NEVER}" for name in self.builds.left_out])
-                command += ["--overrides", str(overrides)]
+            left_out = [f"{name} ; {NEVER}" for name in self.builds.left_out]
+            if overrides := [*left_out, *self._of_project("override-dependencies")]:
+                command += ["--overrides", str(_write(folder / "overrides.txt", overrides))]
             if self.named or self.builds.added:
                 command.append(str(_write(folder / "more.in", [*self.named, *self.builds.added])))
             given = "-" if self.asked.path is None else str(self.asked.path)
@@ -184,6 +184,12 @@ class Resolution:
             if done.returncode:
                 raise self._failure(done.stderr)
             return [entry for entry in _entries(done.stdout) if str(folder) not in entry]
+
+    def _of_project(self, name: str) -> list[str]:
+        """Return requirements in the table of uv of a pyproject.toml, which `uv pip compile` takes for settings of the
+        machine: it passes over them if UV_CONFIG_FILE, UV_NO_CONFIG or a uv.toml beside them says so."""
+        found = _uv_table(self.asked.text).get(name, []) if self.asked.kind == "pyproject" else []
+        return [each for each in found if isinstance(each, str)]
 
     def _pip_constraints(self) -> list[str]:
         files = indexes.pip_settings(self.environ).get("constraint", "").split()

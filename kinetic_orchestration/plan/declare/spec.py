@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.plan.declare.choices import Choice, ways
@@ -82,6 +82,20 @@ class Options:
     priority: int | None = None
 
 
+class Need(NamedTuple):
+    """A module that hosts have to have though no code of a job imports it, as the server of a model is.
+
+    Attributes:
+        module: Its name.
+        advice: The requirement that brings it, for users.
+        others: Distributions that have it, besides those whose names begin like it.
+    """
+
+    module: str
+    advice: str
+    others: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class JobSpec:
     """One call: a function with its arguments, or a command with the folder in which it runs."""
@@ -100,6 +114,7 @@ class JobSpec:
     defaults: Mapping[str, str] = field(default_factory=dict)  # what of FOR_THOSE_THAT_CAN is only meant so, and whose
     output: str = ""  # folder or address where its program keeps its results: it has to outlive the hosts
     is_priced: bool = False  # its hosts are told what they cost
+    needs: tuple[Need, ...] = ()
 
 
 OPTION_NAMES = frozenset(entry.name for entry in fields(Options))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
@@ -80,6 +79,7 @@ class Counts:
         self.begun = time.monotonic()
         self.answered = self.failed = self.reused = self.tokens_in = self.tokens_out = 0
         self.latencies: list[float] = []
+        self.failure = ""  # the first one
         self.wrote_rows: dict[int, tuple[int, int]] = {}  # by part: rows, and those of them that failed
 
     def begin(self) -> None:
@@ -90,6 +90,7 @@ class Counts:
         with self._lock:
             if answer.error:
                 self.failed += 1
+                self.failure = self.failure or answer.error
                 return
             self.answered += 1
             self.tokens_in += answer.tokens_in
@@ -98,13 +99,10 @@ class Counts:
             if len(self.latencies) > 2 * SAMPLES:
                 self.latencies = self.latencies[::2]
 
-    def wrote(self, part: int, lines: Iterable[bytes] | None) -> None:
-        """A part was written; by another attempt, if its lines are not known."""
-        if lines is None:
-            return
-        found = [json.loads(line) for line in lines]
+    def wrote(self, part: int, rows: int, failed: int) -> None:
+        """A part was written, by this host."""
         with self._lock:
-            self.wrote_rows[part] = len(found), sum("error" in answer for answer in found)
+            self.wrote_rows[part] = rows, failed
 
     def told(self, **more: Any) -> dict[str, Any]:
         """Return it for host 0."""

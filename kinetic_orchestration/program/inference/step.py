@@ -60,7 +60,7 @@ def answer_all(model: str | None, prompts: Any, settings: Settings) -> BatchRepo
         models.check(model)
     found = rows.check(rows.found_in(prompts), settings.on_bad_row)
     identity = models.identity(model) if model is not None else ""
-    by = f"{identity} {engines.answers_by(settings.engine, settings.engine_options)}"
+    by = f"{identity} {engines.answers_by(settings.engine, settings.engine_options, models.identity)}"
     all_rows = rows.keyed(found, by, settings.parameters)
     address = settings.output or f"{host.output_dir}/{FOLDER}"
     output.check_reach(address, host)
@@ -111,6 +111,9 @@ class _Batch:
                 feed.close()
             self.lanes.check()
         self._tell(last=True)
+        if failed := self.counts.failed:
+            of = f"{failed} of {self.counts.answered + failed} prompts here have a failure in place of an answer"
+            self._say(f"{of}. One of them: {self.counts.failure}")
         self.place.tell(self.plan, self.counts.told(start_seconds=self.start_seconds, restarts=self.restarts))
         return self._together() if self.host.host_index == 0 else None
 

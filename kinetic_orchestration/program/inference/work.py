@@ -2,16 +2,18 @@
 have answers.
 
 What is answered is journaled meanwhile, by a thread of its own: whatever there is as soon as what was there before is
-kept. Knows neither servers nor models.
+kept. Parts are written by threads of their own, too: a lane that waited for the disk would leave its place at the
+server empty. Knows neither servers nor models.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kinetic_orchestration.program.inference import output
@@ -21,6 +23,8 @@ from kinetic_orchestration.program.inference.report import Counts
 from kinetic_orchestration.program.inference.rows import Row
 
 PACE_IN_BUCKET, PACE = 1.0, 0.05  # seconds between two writes of the journal
+WRITERS_IN_BUCKET, WRITERS = 16, 2  # threads that write parts
+WAITING = 32  # whole parts that may wait for them; then lanes wait, too
 
 
 class Part:
@@ -29,6 +33,7 @@ class Part:
     def __init__(self, number: int, rows: Sequence[Row]) -> None:
         self.number, self.rows = number, rows
         self.lines: dict[str, bytes] = {}
+        self.failed = 0
 
     def is_whole(self) -> bool:
         return len(self.lines) == len(self.rows)
@@ -45,7 +50,7 @@ class Journal:
         self._written: set[int] = set()
         self._number = 0
         self._changed = threading.Condition()
-        self._over = False
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kinetic-journal", daemon=True)
         self._thread.start()
 
@@ -63,7 +68,7 @@ class Journal:
     def close(self) -> None:
         """Keep what is left."""
         with self._changed:
-            self._over = True
+            self._over.set()
             self._changed.notify()
         self._thread.join()
 
@@ -71,10 +76,10 @@ class Journal:
         try:
             while True:
                 with self._changed:
-                    while not (self._waiting or self._over or self._superfluous()):
+                    while not (self._waiting or self._over.is_set() or self._superfluous()):
                         self._changed.wait()
                     some, self._waiting = [one for one in self._waiting if one[0] not in self._written], []
-                    old, over = self._superfluous(), self._over
+                    old, over = self._superfluous(), self._over.is_set()
                     self._pieces = [one for one in self._pieces if one[0] not in old]
                 if some:
                     self._number += 1
@@ -84,18 +89,12 @@ class Journal:
                 self._place.remove(old)
                 if over:
                     return
-                self._wait()
+                self._over.wait(self._pace)  # no answer wakes it meanwhile
         except BaseException as error:
             self._failed(error)
 
     def _superfluous(self) -> list[str]:
         return [name for name, parts in self._pieces if parts <= self._written]
-
-    def _wait(self) -> None:
-        deadline = time.monotonic() + self._pace
-        with self._changed:
-            while not self._over and (left := deadline - time.monotonic()) > 0:
-                self._changed.wait(left)
 
 
 class Feed:
@@ -122,6 +121,10 @@ class Feed:
         self._lock = threading.Lock()
         self._claiming = threading.Lock()
         self._suspects: list[tuple[Part, Row]] = []
+        self._failed = failed
+        self._refused = threading.Event()
+        self._room = threading.Semaphore(WAITING)
+        self._writers = ThreadPoolExecutor(WRITERS_IN_BUCKET if place.in_bucket else WRITERS, "kinetic-parts")
         self.journal = Journal(place, failed)
 
     def take(self, most: int) -> list[tuple[Part, Row]]:
@@ -136,11 +139,12 @@ class Feed:
                 return [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
 
     def answered(self, part: Part, row: Row, answer: Answer) -> None:
-        """Keep a row's answer; the last one of a part writes it."""
+        """Keep a row's answer; with the last one of a part it is written."""
         line = output.encode(answer.line(row))
         self._counts.add(answer)
         with self._lock:
             part.lines[row.key] = line
+            part.failed += bool(answer.error)
             whole = part.is_whole()
         if whole:
             self._write(part)
@@ -158,6 +162,8 @@ class Feed:
         return found
 
     def close(self) -> None:
+        """Write what is left."""
+        self._writers.shutdown()
         self.journal.close()
 
     def _claim(self) -> Part | None:
@@ -175,10 +181,12 @@ class Feed:
             for row in part.rows:
                 if (line := self._known.get(row.key)) is not None:
                     part.lines[row.key] = line
+                    part.failed += "error" in json.loads(line)
                     self._counts.reused += 1
                 elif row.error:
                     answer = Answer(error=row.error)
                     part.lines[row.key] = output.encode(answer.line(row))
+                    part.failed += 1
                     self._counts.add(answer)
                 else:
                     left.append((part, row))
@@ -190,10 +198,26 @@ class Feed:
             return part
 
     def _write(self, part: Part) -> None:
-        lines = [part.lines[row.key] for row in part.rows]
-        won = self._place.commit(self._plan, part.number, lines, [row.key for row in part.rows])
-        self._counts.wrote(part.number, part.lines.values() if won else None)
-        self.journal.written(part.number)
+        """Have a whole part written, soon."""
+        self._room.acquire()
+        self._writers.submit(self._commit, part)
+
+    def _commit(self, part: Part) -> None:
+        """Write a whole part, unless another one could not be written: a full disk is waited for once, and not by each
+        part in turn.
+        """
+        try:
+            if self._refused.is_set():
+                return
+            lines = [part.lines[row.key] for row in part.rows]
+            if self._place.commit(self._plan, part.number, lines, [row.key for row in part.rows]):
+                self._counts.wrote(part.number, len(lines), part.failed)
+            self.journal.written(part.number)
+        except BaseException as error:
+            self._refused.set()
+            self._failed(error)
+        finally:
+            self._room.release()
 
 
 class Lanes:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.errors import RequirementsError, UsageError
 from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.cloud.cases import here, nodes
 from tests.end_to_end.cloud.conftest import ZONES
@@ -88,4 +88,8 @@ def test_what_no_host_can_serve_is_refused_before_anything_is_asked_of_the_cloud
         kinetic.serve_batch("hf://owner/name", ["a"], engine_options={"tensor_parallel_size": 8}, accelerator="v5e-16")
     with pytest.raises(UsageError, match=r"the output /x/answers is a folder of a machine that ends with the job"):
         kinetic.serve_batch("hf://owner/name", ["a"], accelerator="v5e-16", output="/x/answers")
-    assert cloud.nodes() == []
+    for requirements in (None, ["numpy"]):
+        said = r"serve_batch needs vllm on its hosts, .* has none: name vllm-tpu for a TPU, vllm for a GPU"
+        with pytest.raises(RequirementsError, match=said):
+            kinetic.serve_batch("hf://owner/name", ["a"], accelerator="v5e-16", requirements=requirements)
+    assert cloud.nodes() == [] and kinetic.list_jobs() == []

@@ -18,7 +18,7 @@ from typing import Any
 
 from kinetic_orchestration.host.prepare.compile_cache import FETCH_BYTES, SUFFIX
 from kinetic_orchestration.program.inference.models import CONFIG
-from kinetic_orchestration.program.inference.servers.engines import JAX, Server
+from kinetic_orchestration.program.inference.servers.engines import JAX, Server, by_content
 from kinetic_orchestration.protocol.content.digest import plain_of_file
 
 FOLDER_OF_JAX = "JAX_COMPILATION_CACHE_DIR"
@@ -59,8 +59,8 @@ class Caches:
         facts = [
             engine.name,
             sorted(self._folders),
-            dict(options),
-            _architecture(model),
+            by_content(options, _architecture),  # an adapter, which has none, is compiled for wherever it lies
+            _architecture(model) or model,
             _versions(),
             sys.version_info[:2],
         ]
@@ -107,9 +107,9 @@ class Caches:
 
 
 def _architecture(model: str) -> str:
-    """Return what a model's programs are compiled for: its configuration, wherever it lies."""
+    """Return what a model's programs are compiled for: its configuration, wherever it lies; "" without one."""
     path = os.path.join(model, CONFIG)
-    return plain_of_file(path) if os.path.isfile(path) else model
+    return plain_of_file(path) if os.path.isfile(path) else ""
 
 
 def _versions() -> list[str]:

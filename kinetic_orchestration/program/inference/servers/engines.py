@@ -33,7 +33,8 @@ _HOW_FAST = frozenset(
     | {"tensor_parallel_size", "data_parallel_size", "enforce_eager", "async_scheduling", "load_format", "download_dir"}
     | {"enable_chunked_prefill", "cpu_offload_gb", "disable_log_stats", "uvicorn_log_level", "max_log_len"}
 )
-
+# Options that name files which change what it answers: they count by their bytes, wherever these lie on a host.
+_BY_CONTENT = frozenset({"lora_modules", "speculative_config", "tokenizer", "chat_template"})
 
 JAX = "jax"
 
@@ -179,13 +180,40 @@ def _said(argv: Sequence[str]) -> set[str]:
     return {flag.lstrip("-").replace("-", "_") for flag, value in pairs if flag.startswith("--") and "{" in value}
 
 
-def answers_by(engine: Engine | None, options: Mapping[str, Any]) -> str:
-    """Return what of an engine and its options changes the answers: the same answers have the same text."""
+def answers_by(
+    engine: Engine | None, options: Mapping[str, Any], content: Callable[[str], str] = lambda path: path
+) -> str:
+    """Return what of an engine and its options changes the answers: the same answers have the same text.
+
+    Args:
+        engine: The engine.
+        options: Its options.
+        content: Returns the digest of what is at a path of this host; the path itself if nothing is there.
+    """
     if not isinstance(engine, Server):
         return _named(engine)
-    names = {name.replace("-", "_"): value for name, value in options.items()}
-    kept = {name: value for name, value in names.items() if name not in _HOW_FAST}
+    kept = {name: value for name, value in by_content(options, content).items() if name not in _HOW_FAST}
     return json.dumps(kept, sort_keys=True, default=str) if kept else ""
+
+
+def by_content(options: Mapping[str, Any], content: Callable[[str], str]) -> dict[str, Any]:
+    """Return options with what `content` says of a path in place of the path, where what is there changes answers."""
+    named = {name.replace("-", "_"): value for name, value in options.items()}
+    return {name: _by_content(value, content) if name in _BY_CONTENT else value for name, value in named.items()}
+
+
+def _by_content(value: Any, content: Callable[[str], str]) -> Any:
+    """Return a value with the digest of what is at each path in it (`/path`, `name=/path`), in place of the path."""
+    if isinstance(value, Mapping):
+        return {name: _by_content(one, content) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_by_content(one, content) for one in value]
+    if not isinstance(value, str):
+        return value
+    name, named, rest = value.partition("=/")
+    if named:
+        return f"{name}={content(f'/{rest}')}"
+    return content(value) if value.startswith("/") else value
 
 
 def _named(engine: Any) -> str:
@@ -202,17 +230,17 @@ def flags(options: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for name, value in options.items():
         flag = "--" + name.replace("_", "-").lstrip("-")
-        if value is None:
-            continue
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")
-        elif isinstance(value, Mapping):
-            words += [flag, json.dumps(value, separators=(",", ":"))]
-        elif isinstance(value, (list, tuple)):
-            words += [flag, *map(str, value)]
-        else:
-            words += [flag, str(value)]
+        elif value is not None:
+            words += [flag, *map(_word, value if isinstance(value, (list, tuple)) else [value])]
     return words
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return json.dumps(dict(value), separators=(",", ":"), ensure_ascii=False, default=str)
+    return str(value)
 
 
 def command(engine: Server, options: Mapping[str, Any], filled: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
@@ -231,6 +259,12 @@ def command(engine: Server, options: Mapping[str, Any], filled: Mapping[str, str
     return [*(_fill(word, filled) for word in engine.argv), *flags(given)], {
         name: _fill(value, filled) for name, value in engine.env.items()
     }
+
+
+def advice(engine: Server) -> str:
+    """Return which distribution has the engine's module, for each hardware, as a list for users."""
+    told = [f"{name} for a {kind.upper()}" for kind, name in engine.distributions.items()]
+    return f"{', '.join(told[:-1])} or {told[-1]}" if len(told) > 1 else engine.module
 
 
 def missing_module(engine: Server, kind: str) -> str:

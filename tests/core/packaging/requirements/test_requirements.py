@@ -92,6 +92,21 @@ def test_a_pyproject_gives_its_dependencies(environ: dict[str, str], tmp_path: P
     assert names(lock(tmp_path / "pyproject.toml", environ=environ)) == ["alpha", "beta"]
 
 
+def test_overrides_of_a_pyproject_hold_with_any_configuration_of_uv(environ: dict[str, str], tmp_path: Path) -> None:
+    wheel(tmp_path / "links", "alpha", "1.1")
+    (uv := tmp_path / "of the machine.toml").write_text("offline = true\n")
+    project = '[project]\nname = "mine"\nversion = "1"\ndependencies = ["gamma", "alpha>=2"]\n[tool.uv]\n'
+    mine = (
+        'override-dependencies = ["mylib ; python_version < \'0\'", "alpha"]\nconstraint-dependencies = ["alpha<1.1"]\n'
+    )
+    (tmp_path / "pyproject.toml").write_text(project + mine)
+    for more in ({}, {"UV_CONFIG_FILE": str(uv)}, {"UV_NO_CONFIG": "1"}):
+        found = lock(tmp_path / "pyproject.toml", environ={**environ, **more})
+        assert names(found) == ["alpha", "gamma"] and "alpha==1.0 " in found.text, more
+    (tmp_path / "uv.toml").write_text("offline = true\n")
+    assert names(lock(tmp_path / "pyproject.toml", environ=environ)) == ["alpha", "gamma"]
+
+
 def test_a_second_submission_asks_no_index(environ: dict[str, str], cache: Path, tmp_path: Path) -> None:
     first = lock(["beta"], environ=environ, cache=cache)
     (tmp_path / "nothing").mkdir()

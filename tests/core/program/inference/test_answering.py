@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,28 @@ def test_prompts_in_flight_are_asked_again_when_the_server_dies(lab: Lab, answer
     assert len(os.listdir(lab.output / "logs")) == 1 + report["restarts"]
 
 
+def test_lanes_ask_on_while_the_disk_is_slow(
+    lab: Lab, answer: Answer, prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No lane writes to the disk, and what was answered meanwhile is written at once: this bounds what a row costs."""
+    asked, at_once, waited, whole = prompts(160), 8, Counter[str](), os.fsync
+
+    def slowly(descriptor: int) -> None:
+        name = threading.current_thread().name.partition("_")[0]
+        waited[name.rstrip("0123456789")] += 1
+        if name in ("kinetic-journal", "kinetic-parts"):
+            wait_until(lambda: (lab.state / "asked").read_bytes().count(b"\n") == len(asked))
+        whole(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slowly)
+    report = answer(asked, concurrency=at_once)
+    assert lab.texts() == {one: answer_to(one) for one in asked} and report["answered"] == len(asked)
+    assert len(lab.asked()) == len(asked) and len({one["connection"] for one in lab.asked()}) == at_once
+    parts, journal = waited["kinetic-parts"], waited["kinetic-journal"]
+    assert parts == 16 and 1 <= journal <= 2 + at_once  # the first, all of it, and those in flight one by one
+    assert set(waited) <= {"kinetic-parts", "kinetic-journal", "MainThread"} and waited["MainThread"] <= 5, waited
+
+
 def test_a_prompt_that_kills_every_server_is_one_bad_row(lab: Lab, answer: Answer, prompts: Prompts) -> None:
     lab.faults({"poison": {"die": 1, "times": 9}})
     asked = [*prompts(12), "poison"]
@@ -99,7 +123,9 @@ def test_a_request_that_hangs_is_asked_again(lab: Lab, answer: Answer) -> None:
 
 
 def test_a_server_that_never_becomes_healthy_is_told_by_its_logs_end(lab: Lab, answer: Answer) -> None:
-    with pytest.raises(EngineNotStarted, match=r"was not healthy after 1 s(.|\n)*loading the model") as found:
+    with pytest.raises(
+        EngineNotStarted, match=r"^the server was not healthy after 1 s: .* patience=(.|\n)*loading the model"
+    ) as found:
         answer(["a"], "--start-delay", "900", "--child", patience=1.0)
     log = re.search(r"the whole is (\S+)\)", str(found.value))
     assert log is not None and "loading the model" in Path(log[1]).read_text()
@@ -118,7 +144,7 @@ def test_a_missing_module_is_told_with_the_distribution_for_the_hardware(lab: La
 
 
 def test_broken_lines_are_named_by_number_and_the_rest_goes_on_by_choice(
-    lab: Lab, answer: Answer, tmp_path: Path
+    lab: Lab, answer: Answer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "prompts.jsonl"
     lines = [
@@ -138,6 +164,8 @@ def test_broken_lines_are_named_by_number_and_the_rest_goes_on_by_choice(
     assert "line 5 of prompts.jsonl: stream is no parameter" in str(found.value)
     report = answer(str(file))
     assert (report["rows"], report["answered"], report["failed"]) == (5, 2, 3)
+    said = "kinetic: 3 of 5 prompts here have a failure in place of an answer. One of them: line "
+    assert said in capsys.readouterr().err, "nobody has to look for it"
     failed = [one["error"]["message"] for one in lab.answers() if "error" in one]
     assert sorted(re.findall(r"^line \d", "\n".join(failed), re.M)) == ["line 2", "line 4", "line 5"]
 
@@ -176,6 +204,8 @@ def test_a_folder_of_a_machine_of_its_own_is_no_place_for_answers(
     told |= {"PARTITION_KEY": "", "EVENTS": str(lab.folder / "events")}
     for name, value in told.items():
         monkeypatch.setenv(f"KINETIC_{name}", value)
+    # What is mounted is left to it, as temporary files may be.
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == "/")
     with pytest.raises(UsageError, match=r"output .* is a folder of a machine that ends with the job"):
         answer(["a b"])
     assert lab.asked() == []

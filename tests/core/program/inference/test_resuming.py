@@ -3,7 +3,9 @@ is written twice."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -16,8 +18,9 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import Superseded, UsageError
+from kinetic_orchestration.host.view import retrying_records
 from kinetic_orchestration.program.context import HostContext
-from kinetic_orchestration.program.inference import output
+from kinetic_orchestration.program.inference import output, work
 from tests.core.program.inference.conftest import Lab
 from tests.support.openai_server import answer_to
 from tests.support.waits import wait_until
@@ -76,6 +79,26 @@ def test_an_output_is_asked_only_for_what_it_lacks(lab: Lab, answer: Answer, pro
     assert answer(asked[:5], parameters={"max_tokens": 3})["reused"] == 5
 
 
+def test_an_adapter_counts_by_its_bytes_wherever_it_lies_and_the_longest_prompts_are_first(
+    lab: Lab, answer: Answer
+) -> None:
+    """A path of a host says nothing of what is there, and may be another one on the next."""
+
+    def at(name: str, weights: str) -> dict[str, Any]:
+        folder = lab.folder / name
+        folder.mkdir(exist_ok=True)
+        (folder / "adapter.bin").write_text(weights)
+        return {"engine_options": {"lora_modules": [{"name": "mine", "path": str(folder)}]}, "concurrency": 1}
+
+    asked = ["a", "a b c d", {"messages": [{"role": "user", "content": "a b c d e f g"}]}, "a b"]
+    assert answer(asked, **at("one", "first"))["reused"] == 0
+    contents = [one["body"].get("prompt") for one in lab.asked()]
+    assert contents == [None, "a b c d", "a b", "a"], "the longest are asked first"
+    assert answer(asked, **at("another", "first"))["reused"] == 4
+    assert answer(asked, **at("one", "second"))["reused"] == 0
+    assert (lab.state / "adapters").read_text().split() == ["first", "second"]
+
+
 def test_two_attempts_alive_write_each_row_once(lab: Lab, answer: Answer, prompts: Prompts) -> None:
     asked = prompts(90)
     with pytest.raises(UsageError, match="no output of a batch inference"):
@@ -89,6 +112,32 @@ def test_two_attempts_alive_write_each_row_once(lab: Lab, answer: Answer, prompt
     assert [report["answered"] for report in reports] == [90, 90]
     counts = Counter(one["prompt"] for one in lab.answers())
     assert set(counts) == set(asked) and set(counts.values()) == {1}
+
+
+def test_a_full_disk_ends_a_batch_once_and_not_for_each_part_that_waits(
+    lab: Lab, answer: Answer, prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, refused, whole = prompts(160), [0], os.fsync
+
+    def full(descriptor: int) -> None:
+        if threading.current_thread().name.startswith("kinetic-parts"):
+            wait_until(lambda: len(lab.asked()) == len(asked))  # all parts wait for those that are written first
+            refused[0] += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        whole(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        patched.setattr(retrying_records, "STORE_PATIENCE", 0.1)
+        with pytest.raises(OSError, match="the disk is full"):
+            answer(asked)
+    assert refused[0] <= work.WRITERS * 5, "parts that waited were tried, too"  # 0.02 + 0.04 + 0.08 s, and once more
+    journaled = keys(lab.answers("journal"))
+    assert not lab.answers() and len(asked) - 16 <= len(journaled) < len(asked)  # all but the last one of each part
+    begun = len(lab.asked())
+    report = answer(asked)
+    assert set(lab.prompts_asked()[begun:]) == set(asked) - set(journaled) and report["reused"] == len(journaled)
+    assert lab.texts() == {one: answer_to(one) for one in asked}
 
 
 @pytest.mark.slow

@@ -30,13 +30,19 @@ def backwards(model: str | None) -> Callable[[list[dict[str, Any]]], list[Any]]:
 
 
 def test_a_server_on_each_host_answers_every_row_once(lab: Lab, prompts: Prompts) -> None:
-    asked = prompts(40)
-    job = kinetic.serve_batch(lab.model, asked, engine=lab.server(), output=lab.output, accelerator="cpu")
+    asked, adapter = prompts(40), lab.folder / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter.bin").write_text("adapted")
+    job = kinetic.serve_batch(
+        lab.model, asked, engine=lab.server(), output=lab.output, accelerator="cpu",
+        engine_options={"lora_modules": [{"name": "mine", "path": kinetic.Data(adapter)}]},
+    )  # fmt: skip
     told: list[Any] = []
     job.follow(told.append)
     report = job.result()
     (*_, last) = [event.values for event in told if isinstance(event, values.Metrics)]
     assert last["answered"] == 40 and last["tokens_out_per_second"] > 0
+    assert (lab.state / "adapters").read_text() == "adapted\n", "data of the engine is a path on the host"
     assert lab.texts() == {prompt: answer_to(prompt) for prompt in asked}
     assert sorted(lab.prompts_asked()) == sorted(asked)
     tokens = sum(len(prompt.split()) for prompt in asked)
