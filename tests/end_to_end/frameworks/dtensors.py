@@ -248,14 +248,15 @@ class Around:
 
 
 class Momentum:
-    """An optimizer of a user's own, which keeps plain tensors of the size of its shards."""
+    """An optimizer of a user's own, which keeps plain tensors, such as ones of the size of its shards."""
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters: Any, kept: Any = lambda one: {"momentum": one.to_local().detach() * 0}) -> None:
         self.param_groups = [{"params": list(parameters)}]
+        self._kept = kept
 
     def state_dict(self) -> Any:
         held = enumerate(self.param_groups[0]["params"])
-        return {"state": {number: {"momentum": one.to_local().detach() * 0} for number, one in held}}
+        return {"state": {number: self._kept(one) for number, one in held}}
 
     def load_state_dict(self, state: Any) -> None: ...
 
@@ -272,8 +273,8 @@ def refused() -> dict[str, str]:
     def flat(original: bool) -> Any:
         return FullyShardedDataParallel(torch.nn.Linear(4, 4), device_id=torch.device("cpu"), use_orig_params=original)
 
-    def sharded(device: str = "cpu") -> Any:
-        net = torch.nn.Linear(4, 4, device=device)
+    def sharded(device: str = "cpu", rows: int = 4) -> Any:
+        net = torch.nn.Linear(4, rows, device=device)
         fully_shard(net, mesh=mesh)
         return net
 
@@ -293,6 +294,7 @@ def refused() -> dict[str, str]:
         "uneven": {"own": uneven},
         "meta": {"net": sharded("meta")},
         "own shard": {"opt": Momentum(sharded().parameters())},
+        "own shard of a vector": {"opt": Momentum([sharded(rows=3).bias])},
         "no layout": {"net": Around(adam)},
     }
     found = {}
@@ -306,4 +308,8 @@ def refused() -> dict[str, str]:
             found[name] = "not refused"
         except (TypeError, CheckpointDiffers) as error:
             found[name] = str(error).split(":")[0].split(",")[0]
-    return found
+    counts = {"opt": Momentum([sharded(rows=3).bias], lambda _: {"step": torch.zeros(1)})}
+    with kinetic.Training(every=1, name="counts") as training:
+        training.restore(counts)
+        training.step(1, counts)
+    return found | {"a count of each": "kept"}

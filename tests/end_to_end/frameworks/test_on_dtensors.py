@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from tests.end_to_end.frameworks import dtensors
 from tests.end_to_end.frameworks.curves import BOUNDED
+from tests.support.pages import programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(1)]
 REQUIREMENTS = ["torch==2.13.0", "keras==3.15.1"]  # of test_on_torch.py
@@ -61,5 +66,45 @@ def test_what_is_not_kept_is_refused_by_its_path_before_the_first_step(framework
         "uneven": "own is a DTensor whose shard on this process is not one rectangle of it",
         "meta": "net/weight is a DTensor on the device meta",
         "own shard": "opt/state/0/momentum is a plain tensor of the size of this process' shard of its parameter",
+        "own shard of a vector": "opt/state/0/momentum is a plain tensor of the size of this process' shard of its parameter",
+        "a count of each": "kept",
         "no layout": "net/opt/state/0/exp_avg is spread over the processes in the checkpoint",
     }  # fmt: skip
+
+
+KILLED = """
+        shown = float(loss.detach())
+        print("done", number + 1, flush=True)
+        if kinetic.current().attempt == 1 and kinetic.current().host_index == 1 and number + 1 == 5:
+            import os, signal
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_program_of_the_page_comes_to_the_same_loss_undisturbed_and_killed(
+    frameworks: Path, tmp_path: Path
+) -> None:
+    program = killed = programs("docs/training/llm.md")["fsdp2_train.py"]
+    for text, other in {
+        "\n        shown = float(loss.detach())\n": KILLED,
+        'every="5m"': "every=2",
+        "requirements=[": "retry=kinetic.Retry(user=1, infra=1), requirements=[",
+    }.items():
+        assert killed.count(text) == 1, text
+        killed = killed.replace(text, other)
+    whole, _ = printed(tmp_path / "page", program)
+    loss, log = printed(tmp_path / "killed", killed)
+    assert re.findall(r"^\[host 1\] done (\d)$", log, re.M) == ["1", "2", "3", "4", "5", "5", "6"]
+    assert loss == whole
+
+
+def printed(folder: Path, program: str) -> tuple[float, str]:
+    """Run a program; return the number that it prints at its end, and all that it says."""
+    folder.mkdir()
+    (folder / "fsdp2_train.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "fsdp2_train.py"], cwd=folder, env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
+    return float(done.stdout.splitlines()[-1]), done.stdout

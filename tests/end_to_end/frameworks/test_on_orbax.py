@@ -14,7 +14,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.testing.storage_server.server import StorageServer
 from tests.end_to_end.frameworks.curves import BOUNDED
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(6)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(2)]
 REQUIREMENTS = Path(__file__).parents[3] / "example_pipelines" / "training_flax.txt"
 
 

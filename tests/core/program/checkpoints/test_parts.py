@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ import numpy as np
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.host.process.frameworks import spread
 from kinetic_orchestration.program.checkpoints import parts, trees
 from kinetic_orchestration.program.checkpoints.commits import Leaf, Part
 from kinetic_orchestration.protocol.content.digest import of_bytes, of_chunk, of_leaves
@@ -227,7 +229,7 @@ class Around:
 
 
 @pytest.mark.parametrize(
-    ("spread", "why"),
+    ("value", "why"),
     [
         (DTensor(2), "is a DTensor over 2 of 4 processes, and nothing shows what the others have"),
         (type("Parameter", (DTensor,), {})(2), "is a DTensor over 2 of 4 processes"),
@@ -237,20 +239,87 @@ class Around:
     ],
 )
 def test_what_torch_spreads_in_a_way_that_cannot_be_kept_is_refused_before_the_first_step(
-    spread: Any, why: str, monkeypatch: pytest.MonkeyPatch
+    value: Any, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joined = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: 4)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=DTensor, distributed=joined))
     for path, state in {
-        "ema/within/1/weight": {"ema": Around(np.zeros(2), spread)},
-        "own/0": {"own": [spread]},
+        "ema/within/1/weight": {"ema": Around(np.zeros(2), value)},
+        "own/0": {"own": [value]},
     }.items():
         with pytest.raises(trees.Unstorable, match=rf"^{path} {why}"):
             kinetic.Training(name="t").restore(state)
-    optimizer = SimpleNamespace(param_groups=[{"params": [spread]}], state_dict=dict, load_state_dict=print)
+    optimizer = SimpleNamespace(param_groups=[{"params": [value]}], state_dict=dict, load_state_dict=print)
     with pytest.raises(trees.Unstorable, match=rf"^a parameter of opt {why}"):
         kinetic.Training(name="t").restore({"opt": optimizer})
     kinetic.Training(name="t").restore({"ema": Around(np.zeros(2), np.ones(2))})
+
+
+class Sharded(DTensor):
+    """A parameter of which a process has its share of the rows, as torch divides them."""
+
+    __module__ = "torch.distributed.tensor"
+
+    def __init__(self, shape: tuple[int, ...], rank: int, processes: int) -> None:
+        super().__init__(processes)
+        each = -(-shape[0] // processes)
+        self.shape = shape
+        self._local = np.zeros((max(0, min(each, shape[0] - rank * each)), *shape[1:]))
+
+    def detach(self) -> Any:
+        return self
+
+    def to_local(self) -> Any:
+        return self._local
+
+
+KEEPS: dict[str, Callable[[Any], Any]] = {
+    "its shard": lambda parameter: {"momentum": parameter.to_local()},
+    "all of it": lambda parameter: {"momentum": np.zeros(parameter.shape)},
+    "its shard of some": lambda parameter: {
+        "momentum": parameter.to_local() if parameter.shape == MATRIX else np.zeros(parameter.shape)
+    },
+    "a count": lambda _: {"step": np.zeros(1)},
+    "one entry": lambda _: {"scale": np.zeros(1)},
+}
+VECTOR, MATRIX = (3,), (3, 4)  # rows that neither two nor four processes have in equal parts
+
+
+@pytest.mark.parametrize(
+    ("keeps", "shapes", "refused"),
+    [
+        ("its shard", [MATRIX, VECTOR], "0/momentum"),
+        ("its shard", [VECTOR], "0/momentum"),
+        ("its shard", [(1, 4), MATRIX], "1/momentum"),
+        ("its shard", [(1, 4)], None),  # the first process has all of it, and writes it
+        ("its shard of some", [(5, 4), MATRIX], "1/momentum"),
+        ("all of it", [MATRIX, VECTOR], None),
+        ("all of it", [VECTOR], None),
+        ("a count", [MATRIX, VECTOR], None),
+        ("a count", [VECTOR], None),  # on some processes of the size of the shard
+        ("one entry", [MATRIX, VECTOR], None),
+        ("one entry", [VECTOR], "0/scale"),  # which some processes cannot tell from a shard
+    ],
+)
+@pytest.mark.parametrize("processes", [2, 4])
+def test_all_processes_refuse_the_same_plain_tensors_of_an_optimizer(
+    keeps: str, shapes: list[tuple[int, ...]], refused: str | None, processes: int
+) -> None:
+    said = set()
+    for rank in range(processes):
+        parameters = [Sharded(shape, rank, processes) for shape in shapes]
+        optimizer = SimpleNamespace(param_groups=[{"params": parameters}])
+        state = {"state": {number: KEEPS[keeps](one) for number, one in enumerate(parameters)}}
+        said.add(spread.check_optimizer(optimizer, state, "opt"))
+    (why,) = said
+    wanted = f"opt/state/{refused} is a plain tensor of the size of this process' shard" if refused else ""
+    assert why.startswith(wanted) and bool(why) == bool(refused)
+
+
+@pytest.mark.parametrize("state", [{"state": [np.zeros(2)]}, {"state": None}, {}, [3]])
+def test_an_optimizer_of_ones_own_may_have_a_state_of_another_form(state: Any) -> None:
+    optimizer = SimpleNamespace(param_groups=[{"params": [Sharded(MATRIX, 0, 2)]}])
+    assert spread.check_optimizer(optimizer, state, "opt") == ""
 
 
 def test_jax_is_not_asked_for_devices_of_what_it_does_not_know() -> None:
