@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
 from airflow_kinetic.shared.connection import Connection
 from airflow_kinetic.shared.location import JobLocation
+from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.platforms.google import credentials
 
 if TYPE_CHECKING:
     from kinetic_orchestration import JobHandle
@@ -86,12 +88,24 @@ class KineticHook(Connection):
         """Act as this connection says within the block: for calls of the core in a task, such as
         ``kinetic_orchestration.promote(model, to=place)`` or ``deploy``, which know no connections.
 
-        Nothing is looked up if neither one of the addresses nor the jobs' location is on Google Cloud.
+        Nothing is looked up if neither one of the addresses nor the jobs' location is on Google Cloud. The project is
+        the hook's `project_id`, else the connection's.
 
         :param addresses: what is read and written, such as a model and the place of its versions
+        :raises UsageError: the hook has a cluster or a namespace, which these calls take from their own arguments
         """
+        if named := [name for name in ("cluster", "namespace") if self._given[name]]:
+            told = " and ".join(f"{name}={self._given[name]!r}" for name in named)
+            raise UsageError(
+                f"acting_at says as whom and in which project calls of the core act, and this hook has {told} besides, "
+                f"which they would not see: give {' and '.join(named)} to the call, such as "
+                "kinetic_orchestration.Serving(cluster=…, namespace=…) to deploy, and make a hook without"
+            )
         in_bucket = any(os.fspath(address).startswith("gs://") for address in addresses)
-        return self.acting() if in_bucket or self._location().is_google else nullcontext()
+        if not (in_bucket or self._location().is_google):
+            return nullcontext()
+        found, project = self.identity()
+        return credentials.handed_in(found, self._given["project"] or project)
 
     def _location(self) -> JobLocation:
         return JobLocation.resolve(self.gcp_conn_id, self.impersonation_chain, **self._given)

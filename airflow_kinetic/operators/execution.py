@@ -7,7 +7,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
 
 from airflow_kinetic.links.kinetic import urls_of
 from airflow_kinetic.operators.report import TaskReport
@@ -18,7 +18,7 @@ from airflow_kinetic.shared.configuration import defer_after
 from airflow_kinetic.shared.location import JobLocation
 from airflow_kinetic.shared.tries import ownership, worker_exit
 from airflow_kinetic.shared.waiting.task_log import TaskLog
-from kinetic_orchestration.errors import KineticError, StoreError
+from kinetic_orchestration.errors import DataNotFound, KineticError, NotAModel, StoreError, UsageError
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import Job
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_kinetic.operators.kinetic import KineticTPUOperator
+    from kinetic_orchestration.jobs.request import Draft
 
 BACK_STOP = 60.0  # after the deadline that a trigger keeps, Airflow's own
 LAST_LINES = 40.0  # of a job that was cancelled, longer than its program has to end
@@ -39,7 +40,7 @@ def execute(operator: KineticTPUOperator, task_try: TaskTry, context: Context) -
     began = time.time()
     with task_try.executing():
         task_try.refuse_if_killed()
-        asked, location = draft_of(operator, context)
+        asked, location = _asked(operator, context)
         with task_try.given_up_on_failure(context, location):
             job = task_try.launch(asked, location, context)
             operator.kinetic_urls = urls_of(job.job_id, location)
@@ -61,6 +62,16 @@ def execute(operator: KineticTPUOperator, task_try: TaskTry, context: Context) -
                 _defer(operator, job, location, began)
         assert outcome is not None  # no timeout and no stop were given
         return report.finish(outcome, log.metrics)
+
+
+def _asked(operator: KineticTPUOperator, context: Context) -> tuple[Draft, JobLocation]:
+    """Return the job and its location. Raises AirflowFailException for what no other try would make valid."""
+    try:
+        return draft_of(operator, context)
+    except (DataNotFound, NotAModel):  # another process may be about to write it
+        raise
+    except UsageError as error:
+        raise AirflowFailException(f"{error}. Once that is repaired, clear the task") from error
 
 
 def complete(operator: KineticTPUOperator, task_try: TaskTry, context: Context, event: dict[str, Any]) -> Any:

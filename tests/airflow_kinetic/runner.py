@@ -1489,12 +1489,16 @@ def connection(
         with hook.acting():
             found = credentials.credentials()
             seen = credentials.project()
+        with KineticHook(name, impersonation_chain, project_id="of-the-hook").acting_at("gs://models/ranker"):
+            assert credentials.credentials() is found
+            acts_in = credentials.project()
     except ValueError as error:
         return {"refused": f"{type(error).__name__}: {error}"}
     except Exception as error:
         return {"refused": f"{type(error).__name__}: {error}"}
     return {
         "project": project, "seen": seen, "kind": type(found).__name__, "same": again.identity()[0] is found,
+        "acts in": acts_in,
         "target": getattr(found, "_target_principal", ""), "quota": getattr(found, "_quota_project_id", ""),
     }  # fmt: skip
 
@@ -1579,6 +1583,10 @@ def refused_hook() -> dict[str, Any]:
     with KineticHook("kinetic_missing").acting_at("/models/ranker"):
         pass
     found = {}
+    try:
+        KineticHook("kinetic_missing", cluster="of-training", namespace="ml").acting_at("/models/ranker")
+    except Exception as error:
+        found["cluster"] = f"{type(error).__name__}: {error}"
     try:
         KineticHook("kinetic_missing").acting_at("/models/ranker", "gs://models/ranker")
     except Exception as error:

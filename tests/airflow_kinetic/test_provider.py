@@ -82,7 +82,7 @@ def test_the_operator_takes_the_options_of_run_as_they_are() -> None:
 
 
 TYPED = """
-from airflow_kinetic import kinetic_task
+from airflow_kinetic import KineticData, KineticEvaluateOperator, KineticServeBatchOperator, kinetic_task
 
 @kinetic_task(accelerator="v5e-8", deferrable=True, retries=2)
 def train(lr: float, epochs: int = 1) -> dict[str, float]:
@@ -97,6 +97,10 @@ reveal_type(plain)
 train("fast")  # wrong: an argument of another type
 kinetic_task(accelerator=8)  # wrong: not a name
 kinetic_task(accelerater="cpu")  # wrong: no such option
+KineticServeBatchOperator(task_id="b", accelerator="cpu", model=KineticData("gs://models/a"), prompts=["a"])
+KineticServeBatchOperator(task_id="c", accelerator="cpu", model=plain(3), prompts=["a"])
+KineticEvaluateOperator(task_id="d", accelerator="cpu", model=KineticData("gs://models/a"), tasks="gsm8k")
+KineticServeBatchOperator(task_id="e", accelerator="cpu", model=3, prompts=["a"])  # wrong: no model
 """
 
 
@@ -114,7 +118,7 @@ def test_a_type_checker_knows_what_a_task_takes(tmp_path: Path) -> None:
     wrong = [int(number) for number in re.findall(r"program\.py:(\d+): error", checked.stdout)]
     lines = TYPED.splitlines()
     assert {lines[number - 1].partition("wrong: ")[2] for number in wrong} == {
-        "an argument of another type", "not a name", "no such option"
+        "an argument of another type", "not a name", "no such option", "no model"
     }, checked.stdout  # fmt: skip
 
 

@@ -330,7 +330,7 @@ def is_given_no_json():
 
         return datetime(2025, 6, 1, tzinfo=UTC)
 
-    @task.kinetic(accelerator="cpu")
+    @task.kinetic(accelerator="cpu", retries=2, retry_delay=timedelta(0), pre_execute=notes_its_try)
     def train(settings):
         return settings
 

@@ -178,6 +178,8 @@ def test_what_cannot_travel_is_refused_by_name(airflow: Airflow, home: Path) -> 
 def test_what_is_no_json_after_rendering_is_refused_by_its_path(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="is_given_no_json")
     assert done["states"]["train"] == "failed"
+    assert Path(home, "tries-of-train").read_text() == "1", "each try would be refused"
+    assert re.search(r"AirflowFailException: op_args\[0\].*Once that is repaired, clear the task", done["log"])
     assert (
         "UsageError: op_args[0]['data'][0]['since'] is a datetime.datetime after rendering, which is no JSON. Pass text, "
         "numbers, lists and dicts of them, or Data(…) for files; make anything else of them in the function itself"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,10 @@ def test_code_of_ones_own_submits_finds_and_cancels_jobs_by_a_hook(airflow: Airf
     refused = airflow("refused_hook", home)
     for what in ("refused", "at"):
         assert refused[what].startswith("CredentialsError: there is no connection 'kinetic_missing'")
+    told = (
+        r"UsageError: .* this hook has cluster='of-training' and namespace='ml' besides.*give cluster and namespace to"
+    )
+    assert re.match(told, refused["cluster"])
 
 
 def test_a_connection_that_is_not_there_is_told_with_the_command_that_adds_it(airflow: Airflow, home: Path) -> None:
@@ -114,7 +119,8 @@ def test_an_emulator_needs_no_word_of_who_asks_it_in_the_connection_nor_the_conn
 ) -> None:
     emulated = {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:1", "NO_GCE_CHECK": "true", "CLOUDSDK_CONFIG": str(home)}
     done = airflow("connection", home, environ=emulated, extra={"project": "p"})
-    assert (done["kind"], done["project"]) == ("AnonymousCredentials", "p")
+    assert (done["kind"], done["project"], done["seen"]) == ("AnonymousCredentials", "p", "p")
+    assert done["acts in"] == "of-the-hook"
     assert airflow("connection", home, environ=emulated, extra={"keyfile_dict": key})["kind"] == "Credentials"
     assert "refused" in airflow("connection", home, environ=emulated, extra=None), "it was named, and is not there"
     name = "google_cloud_default"

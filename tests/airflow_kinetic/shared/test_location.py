@@ -76,8 +76,10 @@ def test_a_task_says_of_what_the_cloud_cannot_run_what_everybody_says(airflow: A
     names = ["gpu", "gpu:3", "v100", "h100", "cpu:4", "tpu7x-192"]
     cloud = {"KINETIC_PROJECT": "p", "KINETIC_STORE": "gs://no-bucket-is-asked-for/kinetic", "KINETIC_DEPLOYMENT": "d"}
     done = airflow("refused_elsewhere", home, environ=cloud, accelerators=names)
+    refusals = {name: refusal_of(by_hardware(parse(name)).backend, Options(name)) for name in names}
     assert done["told"] == {
-        name: f"Unsupported: {refusal_of(by_hardware(parse(name)).backend, Options(name))}" for name in names
+        name: f"AirflowFailException: {refusal}. Once that is repaired, clear the task"
+        for name, refusal in refusals.items()
     }
 
 

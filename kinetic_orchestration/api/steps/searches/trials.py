@@ -115,7 +115,8 @@ def who_goes_on(trial: Trial, mine: Collection[int], drives: bool | None, seen_f
     Args:
         trial: The trial.
         mine: Numbers of the trials that this process follows.
-        drives: Whether the process that asked for it is alive: None if that is not known, as on another machine.
+        drives: Whether the process that asked for it is alive: None if that is not known, as on another machine, or
+            before it has marked the trial.
         seen_for: Seconds for which this process has seen it without a job. What its study notes of its beginning is no
             measure: Optuna writes the local time of whoever asked, without its zone, and clocks differ.
 
@@ -126,7 +127,7 @@ def who_goes_on(trial: Trial, mine: Collection[int], drives: bool | None, seen_f
         return LEAVE
     if JOB in trial.marks:
         return ADOPT
-    if seen_for < UNMARKED:  # its driver may be about to
+    if drives is None and seen_for < UNMARKED:  # its driver may be about to
         return LEAVE
     return ADOPT if trial.is_whole else DROP
 

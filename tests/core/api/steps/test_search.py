@@ -23,6 +23,7 @@ from kinetic_orchestration.api.steps.searches.studies import study_of as study_o
 from kinetic_orchestration.api.steps.searches.trials import COMPLETE, DRIVER, FAIL, JOB, PRUNED
 from kinetic_orchestration.errors import JobCancelled, KineticError, SearchFailed, UsageError
 from kinetic_orchestration.plan.values import JobStatus
+from kinetic_orchestration.protocol.system import processes
 from tests.core.api.steps import searching
 from tests.support.waits import wait_until
 
@@ -173,6 +174,24 @@ def test_a_trial_that_a_driver_elsewhere_has_just_asked_for_is_its_own_for_a_min
     monkeypatch.setattr(rules, "UNMARKED", 0.0)
     left = driver._next()
     assert left is not None and left.number == other
+
+
+def test_a_trial_whose_driver_died_before_its_job_is_gone_on_with_at_once() -> None:
+    study = study_of()
+    other = study.ask(SPACE)
+    gone = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        there = processes.find(gone.pid)
+        assert there is not None
+        other.set_user_attr(DRIVER, f"{processes.machine()} {gone.pid} {there.started}")
+        terms = Terms(trials=3, max_concurrent=2, metric=None, value=None, patience=3, releases=False, on_trial=None)
+        driver = Driver(lambda _: pytest.fail("no job is to run"), study_of_optuna(study, SPACE, None), terms)
+        mine = driver._next()
+        assert mine is not None and mine.number != other.number, "its driver lives"
+    finally:
+        gone.communicate()
+    left = driver._next()
+    assert left is not None and left.number == other.number
 
 
 # ---- drivers that die, and several ---------------------------------------------------------------------------------

@@ -75,8 +75,10 @@ def test_what_a_trial_is_told_as(status: JobStatus, ends: str, state: str) -> No
         (trial(marks={JOB: "job-1"}), True, 0.0, LEAVE),  # another driver is alive
         (trial(marks={JOB: "job-1"}), False, 0.0, ADOPT),
         (trial(marks={JOB: "job-1"}), None, 0.0, ADOPT),  # of another machine: two that follow one job do no harm
-        (trial(), False, UNMARKED / 2, LEAVE),  # its driver may be about to mark it
-        (trial(), False, UNMARKED, ADOPT),
+        (trial(), None, UNMARKED / 2, LEAVE),  # its driver may be about to mark it
+        (trial(), None, UNMARKED, ADOPT),
+        (trial(), False, 0.0, ADOPT),  # known dead: nobody is about to
+        (trial(is_whole=False), False, 0.0, DROP),
         (trial(), True, UNMARKED, LEAVE),
         (trial(is_whole=False), None, UNMARKED, DROP),
     ],
