@@ -5,9 +5,9 @@
 
 The model is a tiny one with random weights, which `tiny_model.py` makes in the environment of
 vllm_on_cpu/pyproject.toml (6 GB, installed once). For a real slice: give a project and a bucket (KINETIC_PROJECT,
-KINETIC_STORE=gs://…), the address of your model (a folder in the bucket, or hf://owner/name), `accelerator="v6e-4"`
-with `requirements=["vllm-tpu"]` or `"l4"` with `requirements=["vllm"]`, and leave out ENGINE_OPTIONS and ENVIRONMENT,
-which are of a CPU.
+KINETIC_STORE=gs://…, KINETIC_DEPLOYMENT=…), the address of your model (a folder in the bucket, or hf://owner/name),
+`accelerator="v6e-4"` with `requirements=["vllm-tpu==0.32.0"]`, from Python 3.12, or `"l4"` with `["vllm"]`, and leave
+out ENGINE_OPTIONS and ENVIRONMENT, which are of a CPU.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ write, and colours, which it has to choose. Every prompt and answer is in the jo
 random weights, so it knows no sums; the environment is that of vllm_on_cpu/pyproject.toml.
 
 For a real slice: `KineticResource(project="my-project", store="gs://my-bucket/kinetic", require_hardware=True)`, a
-model of yours in place of the asset `model`, `accelerator="v6e-4"`, `requirements=["vllm-tpu", "lm-eval[api]==0.4.13"]`
-without ENGINE_OPTIONS and ENVIRONMENT, and tasks of lm-evaluation-harness, such as `["gsm8k"]`, without `folder`.
+model of yours in place of the asset `model`, `accelerator="v6e-4"` with `requirements=["vllm-tpu==0.32.0",
+"lm-eval[api]==0.4.13"]`, from Python 3.12, without ENGINE_OPTIONS and ENVIRONMENT, and tasks of lm-evaluation-harness,
+such as `["gsm8k"]`, without `folder`.
 """
 
 import os

@@ -5,14 +5,17 @@ Loss, throughput and progress are in the orchestrator while it trains.
     python example_pipelines/pretrain_maxtext.py
 
 The model is a Qwen3 of two small layers and the data are MaxText's synthetic ones, so that this ends within two minutes
-on two cores. For a real slice: give a project and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…), take
-`accelerator="v5e-16"` or several slices with `cloud=kinetic.TpuVm(num_slices=2)`, write `jax[tpu]` for `jax` in
-pretrain_maxtext.txt, leave out the overrides of MODEL, and name your data (`dataset_type=grain grain_train_files=…`).
+on two cores. For a real slice: give a project and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…,
+KINETIC_DEPLOYMENT=…), take `accelerator="v5e-16"` or several slices with `cloud=kinetic.TpuVm(num_slices=2)`, leave out
+the overrides of MODEL, and name your data (`dataset_type=grain grain_train_files=…`). The line `jax` becomes the build
+for TPUs by itself. Tokenizer and conversion stay on this machine's CPU (ON_CPU); for a model that it cannot hold, name
+a slice there too.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from kinetic_orchestration.plan.values import Metrics
 
 HERE = Path(__file__).parent
 ENVIRONMENT: dict[str, Any] = {"requirements": HERE / "pretrain_maxtext.txt", "python": "3.12", "cwd": HERE}
+ON_CPU: dict[str, Any] = {"accelerator": "cpu", "backend": "local", **ENVIRONMENT}  # here, also with a project
 VOCABULARY = 512  # of the model: the tokenizer's entries, and room
 
 # A model that MaxText knows by a name, or it could not be converted, and what makes it small.
@@ -37,7 +41,7 @@ EXPORT = ["python", "-m", "kinetic_orchestration.program.trainers.maxtext_export
 
 
 def tokenizer(**options: Any) -> kinetic.JobHandle[None]:
-    return kinetic.command(["python", Path(__file__).name, "tokenizer"], accelerator="cpu", **ENVIRONMENT, **options)
+    return kinetic.command(["python", Path(__file__).name, "tokenizer"], **ON_CPU, **options)
 
 
 def train(steps: int = 12, accelerator: str = "v4-8", **options: Any) -> kinetic.JobHandle[None]:
@@ -52,11 +56,12 @@ def train(steps: int = 12, accelerator: str = "v4-8", **options: Any) -> kinetic
 def export(trained: kinetic.JobHandle[None], tokens: str, **options: Any) -> kinetic.JobHandle[None]:
     """The last checkpoint in Hugging Face's layout, in `model` of the job's output."""
     argv = [*EXPORT, f"{trained.checkpoint_dir}/run", tokens, "model", *MODEL]
-    return kinetic.command(argv, accelerator="cpu", **ENVIRONMENT, **options)
+    return kinetic.command(argv, **ON_CPU, **options)
 
 
-def make_tokenizer(folder: Path) -> None:
-    """Train a byte-level BPE, which has a token for any text. Runs on the host."""
+def make_tokenizer(address: str) -> None:
+    """Train a byte-level BPE, which has a token for any text, into a folder or a bucket. Runs on the host."""
+    from etils import epath
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -71,7 +76,11 @@ def make_tokenizer(folder: Path) -> None:
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token=special[0], eos_token=special[2], pad_token=special[0]
     )
-    wrapped.save_pretrained(folder)
+    epath.Path(address).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        wrapped.save_pretrained(folder)
+        for path in Path(folder).iterdir():
+            epath.Path(path).copy(f"{address}/{path.name}", overwrite=True)
 
 
 def main() -> None:
@@ -88,6 +97,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["tokenizer"]:
-        make_tokenizer(Path(kinetic.current().output_dir, "tokenizer"))
+        make_tokenizer(f"{kinetic.current().output_dir}/tokenizer")
     else:
         main()

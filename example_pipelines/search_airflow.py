@@ -4,7 +4,8 @@ Optuna is imported by the task alone, on its worker; the study lies in a file in
 have to reach. A task that is tried again goes on with the trials that run.
 
 To change for a real slice: leave out `backend="local"`, and set for the workers
-    KINETIC_PROJECT=my-project KINETIC_STORE=gs://my-bucket/kinetic KINETIC_REQUIRE_HARDWARE=true
+    KINETIC_PROJECT=my-project KINETIC_STORE=gs://my-bucket/kinetic KINETIC_DEPLOYMENT=me
+    KINETIC_REQUIRE_HARDWARE=true
 
 To run it once, with this folder as Airflow's DAGs folder and a migrated database:
     STUDIES=/tmp/studies python example_pipelines/search_airflow.py

@@ -8,7 +8,8 @@ a file, so a step that is tried again goes on with the trials that run, and trai
 
 To change for a real slice: the accelerator, and the study in a database that all workers reach,
     storage="postgresql://…"
-    KINETIC_PROJECT=my-project KINETIC_STORE=gs://my-bucket/kinetic KINETIC_REQUIRE_HARDWARE=true
+    KINETIC_PROJECT=my-project KINETIC_STORE=gs://my-bucket/kinetic KINETIC_DEPLOYMENT=me
+    KINETIC_REQUIRE_HARDWARE=true
 `keep="5m"` is for there: here nothing is created, and nothing kept.
 """
 

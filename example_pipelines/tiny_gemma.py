@@ -58,11 +58,14 @@ def train_tokenizer(path: Path) -> int:
 
 
 def shape(vocabulary: int) -> dict[str, Any]:
-    """Return a config.json as that of google/gemma-3-1b-it, small: five layers with a sliding window to one without."""
+    """Return a config.json as that of google/gemma-3-1b-it, small: five layers with a sliding window to one without.
+
+    Heads of 32 are the smallest that vLLM's build for CPUs takes (0.32.0).
+    """
     return {
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "torch_dtype": "float32",
         "vocab_size": vocabulary, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6,
-        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16, "query_pre_attn_scalar": 16,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32, "query_pre_attn_scalar": 32,
         "sliding_window": 8, "sliding_window_pattern": 6, "rope_local_base_freq": 10_000, "rope_theta": 1_000_000,
         "rope_scaling": None, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "attention_bias": False,
         "attention_dropout": 0.0, "hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": None,

@@ -4,8 +4,9 @@ torch.distributed.checkpoint. None of them says where the other hosts are; each 
     python example_pipelines/train_torch.py
 
 The model is a small one and its rows are made here, so that this ends in a minute on two cores. For real GPUs: give a
-project and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…), `accelerator="a100x2", processes="gpu"`, or a VM with
-several, and nothing else. On TPUs these trainers do not train yet: docs/training/frameworks.md says why.
+project and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…, KINETIC_DEPLOYMENT=…), `accelerator="a100x2",
+processes="gpu"`, or a VM with several, and nothing else. On TPUs these trainers do not train yet:
+docs/training/frameworks.md says why.
 """
 
 from __future__ import annotations

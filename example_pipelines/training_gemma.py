@@ -6,10 +6,10 @@ The model is a tiny random Gemma 3 whose weights, configuration and tokenizer ar
 ways share one environment (gemma_lora/pyproject.toml, 1.3 GB, without torch and TensorFlow). Each goes on at its last
 checkpoint after a preemption. At the end both ways read each result, and compute the same logits.
 
-For a real slice: give a project and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…), take `accelerator="v6e-4"` with
-`spot=True`, DTYPE = "bfloat16" and rows of your own in `tokens_of`, and give both functions the model as
-`kinetic.Data("gs://my-bucket/gemma-3-1b-it/")`. docs/training/frameworks.md tells how it comes there from the hub,
-whose token is a secret.
+For a real slice: give a project and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…, KINETIC_DEPLOYMENT=…), take
+`accelerator="v6e-4"` with `spot=True`, DTYPE = "bfloat16" and rows of your own in `tokens_of`, and give both functions
+the model as `kinetic.Data("gs://my-bucket/gemma-3-1b-it/")`. docs/training/frameworks.md tells how it comes there from
+the hub, whose token is a secret.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def tokens_of(model: str, rows: int) -> Any:
     return np.array([[words.bos_id(), *words.encode(text)][: tiny_gemma.LENGTH + 1] for text in texts], np.int32)
 
 
-@kinetic.run(accelerator="cpu", requirements=REQUIREMENTS)
+@kinetic.run(accelerator="cpu", backend="local", requirements=REQUIREMENTS)
 def make_model() -> str:
     with tempfile.TemporaryDirectory() as scratch:
         return kept(tiny_gemma.make(f"{scratch}/model"), kinetic.current().output_dir + "/model")

@@ -4,8 +4,9 @@ of the slice, and only small adapters are trained, kept every ten steps, and gon
     python example_pipelines/training_lora_jax.py
 
 The model is tiny and random, and the text is made here, so that this ends in seconds on two cores. For a real slice:
-give a project and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…), take `accelerator="v5e-16"` with `spot=True`, and
-read weights and tokens in `pretrained` and `batch_of`, from a `kinetic.Data("gs://…")` that `finetune` is given.
+give a project and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…, KINETIC_DEPLOYMENT=…), take `accelerator="v5e-16"`
+with `spot=True`, and read weights and tokens in `pretrained` and `batch_of`, from a `kinetic.Data("gs://…")` that
+`finetune` is given.
 """
 
 from __future__ import annotations

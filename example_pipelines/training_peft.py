@@ -4,8 +4,9 @@
     python example_pipelines/training_peft.py
 
 The model is a tiny random Llama and the text is made here, so that this ends in seconds on two cores. For a real slice:
-give a project and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…) and `accelerator="v6e-4"`, for which the line
-`torch` becomes the build for TPUs; and read model and text from a hub or a bucket in `pretrained` and `batch_of`.
+give a project and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…, KINETIC_DEPLOYMENT=…) and `accelerator="v6e-4"`, for
+which the line `torch` becomes the build for TPUs; and read model and text from a hub or a bucket in `pretrained` and
+`batch_of`.
 """
 
 from __future__ import annotations

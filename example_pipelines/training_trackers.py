@@ -7,8 +7,9 @@ state: it is kept with the weights and given back with them, and the next attemp
 nothing is missing that a killed process had not written yet, and nothing is there twice that was trained twice.
 
 W&B is offline here, and `wandb sync` of the newest folder sends the whole run. For a real slice: give a project and a
-bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…), in which both then keep their files. To be online, take `mode="online"`
-and `secrets={"WANDB_API_KEY": "wandb-api-key"}`: the server knows the run, and is told of what it does not have yet.
+bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…, KINETIC_DEPLOYMENT=…), in which both then keep their files. To be online,
+take `mode="online"` and `secrets={"WANDB_API_KEY": "wandb-api-key"}`: the server knows the run, and is told of what it
+does not have yet.
 """
 
 from __future__ import annotations

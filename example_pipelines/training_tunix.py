@@ -5,9 +5,10 @@ numbers are in the orchestrator while it trains and which goes on at its last ch
     python example_pipelines/training_tunix.py [finetune] [distill] [prefer]
 
 The models are tiny random Qwen2 and the text is made here, so that each ends within minutes on two cores.
-For a real slice: give a project and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…), take `accelerator="v5e-16"` with
-`spot=True`, a `ModelConfig` of Tunix such as `qwen2p5_0p5b()` with the weights of its safetensors, and your own
-`batches` and `pairs`. For rewards see training_tunix_rl.py, and for pictures training_tunix_vision.py.
+For a real slice: give a project and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…, KINETIC_DEPLOYMENT=…), take
+`accelerator="v5e-16"` with `spot=True`, a `ModelConfig` of Tunix such as `qwen2p5_0p5b()` with the weights of its
+safetensors, and your own `batches` and `pairs`. For rewards see training_tunix_rl.py, and for pictures
+training_tunix_vision.py.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ a tool and answers with what it was told. Both go on at their last checkpoint af
     python example_pipelines/training_tunix_rl.py [reinforce] [converse]
 
 The models are tiny random Qwen2 that speak in single letters, so that this ends within minutes on two cores.
-For a real slice: give a project and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…), take `accelerator="v5e-16"` with
-`spot=True` (for `converse` one host, such as "v5e-8": it refuses more), a `ModelConfig` of Tunix with the weights of
-its safetensors, its tokenizer and chat parser, and your own `prompts`, `counts_on`, `questions` and `Lookup`.
+For a real slice: give a project and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…, KINETIC_DEPLOYMENT=…), take
+`accelerator="v5e-16"` with `spot=True` (for `converse` one host, such as "v5e-8": it refuses more), a `ModelConfig` of
+Tunix with the weights of its safetensors, its tokenizer and chat parser, and your own `prompts`, `counts_on`,
+`questions` and `Lookup`.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@ last checkpoint after a preemption.
 
     python example_pipelines/training_tunix_vision.py
 
-The model is random and the pictures are made here, so that this ends within minutes on two cores.
-For a real slice: give a project and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…), take `accelerator="v5e-16"` with
-`spot=True`, `ModelConfig.gemma3_4b_it()` with the weights of its safetensors, its tokenizer, and your own `pictures`.
+The model is random and the pictures are made here, so that this ends within minutes on two cores. For a real slice:
+give a project and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…, KINETIC_DEPLOYMENT=…), take `accelerator="v5e-16"`
+with `spot=True`, `ModelConfig.gemma3_4b_it()` with the weights of its safetensors, its tokenizer, and your own
+`pictures`.
 """
 
 from __future__ import annotations

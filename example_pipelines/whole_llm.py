@@ -56,7 +56,7 @@ MODEL = [
     "base_emb_dim=64", "base_mlp_dim=128", "base_num_query_heads=2", "base_num_kv_heads=2", "head_dim=32",
 ]  # fmt: skip
 TRAINING = [
-    "dataset_type=hf", "hf_path=json", "num_epoch=1000", f"max_target_length={LENGTH}", "per_device_batch_size=2",
+    "dataset_type=hf", "hf_path=json", "num_epoch=100", f"max_target_length={LENGTH}", "per_device_batch_size=2",
     "learning_rate=0.01", "checkpoint_period=20", "enable_goodput_recording=false", "monitor_goodput=false",
     "tokenizer_type=huggingface", "add_bos=false",
 ]  # fmt: skip

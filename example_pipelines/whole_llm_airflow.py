@@ -8,7 +8,7 @@ too few questions, `check` fails for good, with what it has answered in its log,
 
 PLACE is the folder or bucket of all that runs make. With the parameter "cluster" (or SERVING_CLUSTER) the model is
 deployed to a cluster and asked in it; without it nothing is applied: the manifests are in the log of `deploy`, and a
-server on this machine is asked. Each run may be triggered with other parameters.
+server that runs as the batch did is asked. Each run may be triggered with other parameters.
 
 For a real slice: change whole_llm.py as the docstring of whole_llm_dagster.py says; and set for Airflow's workers and
 triggerers PLACE=gs://my-bucket/counting, ENGINE=vllm, KINETIC_STORE, KINETIC_DEPLOYMENT and

@@ -8,16 +8,16 @@ fine-tuning (PEFT) → answers by batch inference → a check that blocks → pr
 
 The steps are those of whole_llm.py, each in an environment of its own, which are installed once (8 GB). What they leave
 is in the folder PLACE. SERVING_CLUSTER names a cluster, by its context in your kubeconfig, to which the model is
-deployed and in which it is asked; without it, nothing is applied: the manifests are printed, and a server on this
-machine is asked. MLFLOW names an MLflow server that registers the version.
+deployed and in which it is asked; without it, nothing is applied: the manifests are printed, and a server that runs
+as the batch did is asked. MLFLOW names an MLflow server that registers the version.
 
 For a real slice: ON = `KineticResource(project="my-project", store="gs://my-bucket/kinetic", require_hardware=True)`,
 PLACE=gs://my-bucket/language-model and ENGINE=vllm; and in whole_llm.py the options at its top: PRETRAIN with "v5e-16",
-and `jax[tpu]` in pretrain_maxtext.txt, FINETUNE with a GPU ("a100x1"), ANSWER with "v6e-4" and `["vllm-tpu"]`,
-ENGINE_OPTIONS["vllm"] and ENVIRONMENT empty, SERVING with your accelerator and image; below them MODEL without its
-overrides, TRAINING and STEPS as your data take them, and data and questions of yours in place of `make_data` and
-QUESTIONS. DATA and CONVERT stay on the CPU of the machine that runs Dagster, unless you name a slice and leave out
-`backend`, as for a model that this machine cannot hold.
+FINETUNE with a GPU ("a100x1"), ANSWER with "v6e-4" and `["vllm-tpu==0.32.0"]` (with Dagster in Python 3.12, for which
+that is), ENGINE_OPTIONS["vllm"] and ENVIRONMENT empty, SERVING with your accelerator and image; below them MODEL
+without its overrides, TRAINING and STEPS as your data take them, and data and questions of yours in place of
+`make_data` and QUESTIONS. DATA and CONVERT stay on the CPU of the machine that runs Dagster, unless you name a slice
+and leave out `backend`, as for a model that this machine cannot hold.
 """
 
 import os
@@ -47,7 +47,7 @@ def data(context: dg.AssetExecutionContext, kinetic: KineticResource) -> str:
 def pretrained(context: dg.AssetExecutionContext, pipes: PipesKineticClient, data: str) -> dg.MaterializeResult:
     """Checkpoints of MaxText. A run that is executed again from its failure goes on at the last of them."""
     folder = steps.address_in(PLACE, "pretrained", context.run.root_run_id or context.run.run_id)
-    command = steps.pretrain_command(data, folder)
+    command = steps.pretrain_command(data, folder, steps.STEPS)
     done = pipes.run(context=context, command=command, cwd=steps.HERE, metrics="maxtext", **steps.PRETRAIN)
     return dg.MaterializeResult(value=folder, metadata=done.metadata)
 
@@ -122,7 +122,8 @@ def answers_as_before(
     report = kinetic.serve_batch(promoted, asked, context=context, **steps.batch_options(ENGINE)).value
     before, now = steps.score(answers["output"])[1], steps.score(report["output"])[1]
     same = all(now[prompt] == before[prompt] for prompt in asked)
-    return dg.AssetCheckResult(passed=same, metadata={"asked": "a server on this machine", "answers": now})
+    where = f"a server on {steps.ANSWER['accelerator']}"
+    return dg.AssetCheckResult(passed=same, metadata={"asked": where, "answers": now})
 
 
 defs = dg.Definitions(

@@ -14,16 +14,20 @@ from typing import Any
 
 import pytest
 
+from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.kubernetes.pods.nodes import Node, NodeGroup
 from tests.airflow_kinetic.conftest import EXAMPLES, Airflow, environ_of
+from tests.airflow_kinetic.operators.test_on_cloud import CONNECTION, PROJECT
 from tests.end_to_end.frameworks import conftest as of_frameworks
+from tests.end_to_end.frameworks import test_whole_way_on_cloud as on_cloud
 from tests.end_to_end.frameworks.test_whole_way import volume
 from tests.support.interpreters import required
 from tests.support.kubernetes import model_server
 from tests.support.kubernetes.fixtures import serving_plane
 from tests.support.pages import SOURCE, page
 
-environments, frameworks = of_frameworks.environments, of_frameworks.frameworks
+environments, frameworks, roomy = of_frameworks.environments, of_frameworks.frameworks, of_frameworks.roomy
+route = on_cloud.route
 SERVER = Path(model_server.__file__).with_name("version_server.py")
 NAME = "whole_llm_airflow"
 BEFORE = ("begin", "data", "pretrain", "convert", "finetune", "answer")
@@ -117,3 +121,50 @@ def test_a_model_that_is_too_bad_is_held_back_and_one_that_passes_serves_in_a_cl
     assert (event["kinetic.uri"], event["kinetic.job"]) == (version, good["xcoms"]["finetune/kinetic_job_id"])
     listed = plane.api.get(f"/api/v1/namespaces/{namespace}/services/counting:8000/proxy/v1/models")
     assert [one["id"] for one in listed["data"]] == ["counting"]
+
+
+@pytest.mark.slow
+@pytest.mark.turn(7)
+@pytest.mark.timeout(2700)
+def test_its_jobs_run_on_slices_of_the_connections_project_and_its_files_are_in_a_bucket(
+    home: Path, route: None, database: Path, tmp_path: Path, roomy: Path
+) -> None:
+    folder = on_cloud.project_in(tmp_path / "project", f"{NAME}.py")
+    (tmp_path / "airflow").mkdir()
+    shutil.copy(database, tmp_path / "airflow")
+    with on_cloud.cloud_in(roomy / "cloud") as cloud:
+        environ = environ_of(tmp_path / "airflow", folder) | cloud.environ(project=PROJECT) | {
+            "KINETIC_HOME": str(home), "PLACE": "gs://emulated/counting", "PYTHONWARNINGS": "ignore",
+            "AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT": json.dumps(CONNECTION),
+        }  # fmt: skip
+        for name in (
+            "KINETIC_PROJECT",
+            "KINETIC_BACKEND",
+            "SERVING_CLUSTER",
+        ):  # the first two follow from the connection
+            environ.pop(name, None)
+        conf = json.dumps({**UNTRAINED, "required": 0})
+        done = subprocess.run(
+            [sys.executable, "on_cloud.py", "airflow", conf], env=environ, cwd=folder, capture_output=True, text=True,
+            timeout=2400,
+        )  # fmt: skip
+        said = done.stdout + done.stderr
+        assert done.returncode == 0, said[-8000:]
+        ran = re.findall(r"on (v\w+-\d): .*, Cloud TPU \S+ of an emulated cloud", said)
+        assert ran == ["v4-8", "v5e-1", "v5e-1", "v5e-1", "v5e-1"], (
+            "pre-training, conversion, tuning, answers, smoke test"
+        )
+        assert cloud.ledger.count("created", "node") >= len(ran)
+        check_what_it_left(cloud)
+
+
+def check_what_it_left(cloud: Emulator) -> None:
+    """The checkpoints, the model, the answers and the version are in the bucket, and the version came from the job."""
+    names = on_cloud.names_in_bucket(cloud)
+    left = {"checkpoints/run/checkpoints/3/_CHECKPOINT_METADATA", "answers/parts/", "asked/parts/"}
+    [runs] = {"/".join(name.split("/")[:3]) for name in names if name.startswith("counting/runs/")}
+    assert {one for one in left if any(name.startswith(f"{runs}/{one}") for name in names)} == left
+    assert any(re.fullmatch(r"kinetic/test/outputs/job-[^/]+/model/model\.safetensors", name) for name in names)
+    told = on_cloud.lineage_in_bucket(cloud)
+    assert told["job"]["origin"]["task"] == "finetune"
+    assert told["source"].startswith("gs://emulated/kinetic/test/outputs/"), "copied within the bucket"

@@ -20,6 +20,9 @@ EXAMPLES = Path(__file__).parents[3] / "example_pipelines"
 MINE = sorted(EXAMPLES.glob("training_*.py"))
 
 ends = [pytest.mark.offline, pytest.mark.timeout(1200)]  # each makes an environment of a gigabyte
+of_light = [pytest.mark.slow, pytest.mark.turn(8), pytest.mark.timeout(1200)]
+of_tunix = [pytest.mark.slow, pytest.mark.turn(5), pytest.mark.timeout(1200)]  # all else of it is offline
+with_trainers = [pytest.mark.slow, pytest.mark.turn(3), pytest.mark.timeout(1200)]  # in whose turn its environment is
 
 
 def run(name: str, folder: Path, *words: str) -> str:
@@ -50,7 +53,7 @@ def test_an_example_says_what_it_shows_and_what_to_change_and_is_on_the_page(pat
 
 
 class TestPlainJax:
-    pytestmark = ends
+    pytestmark = of_light
 
     def test_lora_in_plain_jax_learns(self, home: Path, tmp_path: Path) -> None:
         folder = tmp_path / "an empty folder"
@@ -58,6 +61,7 @@ class TestPlainJax:
         before, after = losses(run("training_lora_jax.py", folder))
         assert after < 0.2 * before
 
+    @pytest.mark.offline
     def test_it_goes_on_where_it_was_cut_off(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(str(EXAMPLES))
         import training_lora_jax as example
@@ -114,7 +118,7 @@ class TestFlax:
 
 
 class TestPeft:
-    pytestmark = ends
+    pytestmark = of_light
 
     def test_the_adapters_of_a_transformers_model_are_trained_on_two_hosts(
         self, frameworks: Path, tmp_path: Path
@@ -127,8 +131,19 @@ class TestPeft:
         assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in Path(kept[1]).iterdir()}
 
 
+class TestTorch:
+    pytestmark = with_trainers
+
+    def test_the_trainer_that_is_named_learns_on_two_hosts(self, frameworks: Path, tmp_path: Path) -> None:
+        """It is FSDP, which needs most beside: the weights of all hosts for its last loss."""
+        said = run("train_torch.py", tmp_path, "fsdp")
+        found = re.findall(r"^result +(\w+): loss ([\d.]+) → ([\d.]+) on 2 hosts$", said, re.M)
+        assert [name for name, *_ in found] == ["fsdp"], said[-3000:]
+        assert float(found[0][2]) < 0.5 * float(found[0][1])
+
+
 class TestTunix:
-    pytestmark = ends
+    pytestmark = of_tunix
 
     def test_tunix_fine_tunes(self, frameworks: Path, tmp_path: Path) -> None:
         said = run("training_tunix.py", tmp_path, "finetune")

@@ -151,6 +151,15 @@ class TestVllm:
 class TestTransformers:
     pytestmark = real
 
+    @pytest.mark.offline  # minutes, for calls that the tests beside it make as well
+    def test_the_example_answers_all_prompts_and_a_second_run_asks_none_again(
+        self, frameworks: Path, tmp_path: Path
+    ) -> None:
+        said = run("batch_inference.py", tmp_path, "transformers")
+        told = r"^result +40 of 40 answered by transformers, then 40 of 40 were there already$"
+        assert re.search(told, said, re.M), said[-3000:]
+        assert re.search(r"^first +'two and \d+ are' → '", said, re.M)
+
     def test_transformers_serve_is_an_engine_that_refuses_what_it_cannot_answer(
         self, frameworks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

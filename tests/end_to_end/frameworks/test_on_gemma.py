@@ -1,4 +1,4 @@
-"""One Gemma, fine-tuned with LoRA by KerasHub and by Flax: what each writes is read by the other one alike."""
+"""One Gemma, fine-tuned with LoRA by KerasHub and by Flax: what each writes is read by the other one alike, and served."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.turn(4)
-@pytest.mark.parametrize("way", ["with_keras", "with_flax"])
-def test_adapters_survive_a_kill_and_both_loaders_read_the_result_alike(
-    frameworks: Path, tmp_path: Path, example: Any, way: str
+@pytest.mark.parametrize(("way", "engine"), [("with_keras", "vllm"), ("with_flax", "transformers")])
+def test_adapters_survive_a_kill_and_both_loaders_and_a_server_read_the_result_alike(
+    frameworks: Path, tmp_path: Path, example: Any, monkeypatch: pytest.MonkeyPatch, way: str, engine: str
 ) -> None:
     """Killed at step 14, it goes on at 10 and ends with the very logits of a training that nobody disturbed."""
     make, train = example.make_model.__kinetic_function__, getattr(example, way).__kinetic_function__
-    read = example.read_by_both.__kinetic_function__
+    read, rows_of = example.read_by_both.__kinetic_function__, example.tokens_of
+    count = example.BATCH * example.EPOCH
 
     def cut_off() -> dict[str, Any]:
         from kinetic_orchestration.program.loop import Training
@@ -62,6 +63,7 @@ def test_adapters_survive_a_kill_and_both_loaders_read_the_result_alike(
             "whole": train(base, epochs=EPOCHS),
             "read": read(killed["model"]),
             "base": read(base),
+            "texts": texts_of(base, rows_of(base, count)[:4].tolist()),
         }
 
     options = {"accelerator": "v5e-4", "requirements": example.REQUIREMENTS, "keras_backend": "jax"}
@@ -79,6 +81,45 @@ def test_adapters_survive_a_kill_and_both_loaders_read_the_result_alike(
     check_layout(Path(killed["model"]), Path(killed["model"]).parent / "model")
     promoted = kinetic.promote(killed["model"], to=str(tmp_path / "models"))
     assert (Path(promoted.uri) / "model.safetensors").is_file()
+    check_served(promoted.uri, found, engine, monkeypatch)
+
+
+def texts_of(model: str, rows: list[list[int]]) -> list[list[list[str]]]:
+    """Return the text of each begin of a row, and each text that is one token longer; "" where a text is other tokens."""
+    import sentencepiece
+
+    words = sentencepiece.SentencePieceProcessor(model_file=f"{model}/tokenizer.model")
+    pieces = range(words.vocab_size())
+
+    def of(begin: list[int]) -> list[str]:
+        text = words.decode(begin)
+        return [text if words.encode(text) == begin else "", *(words.decode([*begin, piece]) for piece in pieces)]
+
+    return [[of(row[1 : end + 1]) for end in range(1, len(row))] for row in rows]
+
+
+def check_served(model: str, found: dict[str, Any], engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server answers each begin of four rows with the token that the training's own logits have in the first place."""
+    import batch_inference
+
+    for name, value in batch_inference.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    expected, of_base = {}, {}
+    for row, texts in enumerate(found["texts"]):
+        for at, (text, *longer) in enumerate(texts, start=1):
+            trained, base = found["killed"]["logits"][row, at], found["base"]["keras"][row, at]
+            second, first = np.sort(trained)[-2:]
+            if text and first - second > 0.1:  # else rounding decides
+                expected[text] = longer[trained.argmax()].removeprefix(text)
+                of_base[text] = longer[base.argmax()].removeprefix(text)
+    assert len(expected) > 10 and expected != of_base
+    job = kinetic.serve_batch(
+        model, [*expected], engine=engine, engine_options=batch_inference.ENGINE_OPTIONS[engine],
+        parameters={"max_tokens": 1, "temperature": 0}, accelerator="cpu", requirements=batch_inference.REQUIREMENTS,
+        capture_env_vars=[*batch_inference.ENVIRONMENT], limits=kinetic.Limits(run="1200s"),
+    )  # fmt: skip
+    answers = {answer["prompt"]: answer["text"] for answer in kinetic.read_answers(job.result()["output"])}
+    assert answers == expected
 
 
 def check_read(found: dict[str, Any], trained: Any) -> None:

@@ -261,7 +261,7 @@ def test_without_a_cluster_the_example_shows_the_manifests_and_asks_a_server_of_
     found = re.search(r"^result +(\d+)% of the answers are right; made data, .*, promoted, served$", done.stdout, re.M)
     assert found is not None and int(found[1]) >= 90, done.stdout[-3000:]
     assert "kind: Deployment" in done.stdout and "claimName: models" in done.stdout
-    assert "smoke    answers as before: a server on this machine" in done.stdout
+    assert "smoke    answers as before: a server on cpu" in done.stdout
     assert "served   nowhere: SERVING_CLUSTER names no cluster" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["place"], "it left something in its folder"
 
