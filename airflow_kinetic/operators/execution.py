@@ -18,7 +18,7 @@ from airflow_kinetic.shared.configuration import defer_after
 from airflow_kinetic.shared.location import JobLocation
 from airflow_kinetic.shared.tries import ownership, worker_exit
 from airflow_kinetic.shared.waiting.task_log import TaskLog
-from kinetic_orchestration.errors import DataNotFound, KineticError, NotAModel, StoreError, UsageError
+from kinetic_orchestration.errors import DataNotFound, KineticError, NotAModel, StoreError, TooBig, UsageError
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import Job
@@ -65,12 +65,19 @@ def execute(operator: KineticTPUOperator, task_try: TaskTry, context: Context) -
 
 
 def _asked(operator: KineticTPUOperator, context: Context) -> tuple[Draft, JobLocation]:
-    """Return the job and its location. Raises AirflowFailException for what no other try would make valid."""
+    """Return the job and its location.
+
+    Raises:
+        AirflowFailException: No other try would make it valid. Only at the first try: later ones may find the job of an
+            earlier one, which still runs.
+    """
     try:
         return draft_of(operator, context)
-    except (DataNotFound, NotAModel):  # another process may be about to write it
+    except (DataNotFound, NotAModel, TooBig):  # another process may be about to write it, another worker be larger
         raise
     except UsageError as error:
+        if context["ti"].try_number > 1:
+            raise
         raise AirflowFailException(f"{error}. Once that is repaired, clear the task") from error
 
 

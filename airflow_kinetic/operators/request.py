@@ -12,7 +12,7 @@ from airflow_kinetic.shared.location import JobLocation, listed
 from airflow_kinetic.shared.parameters.arguments import plain, untemplated, with_context
 from airflow_kinetic.shared.parameters.declared import options_of
 from airflow_kinetic.shared.tries.task_identity import map_index
-from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.errors import DataNotFound, UsageError
 from kinetic_orchestration.jobs.request import Draft, draft, settings_of
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration.settings import with_project
@@ -71,7 +71,7 @@ def spec_of(operator: KineticTPUOperator, context: Context) -> JobSpec:
     if operator.script is not None:
         file = Path(context["dag"].fileloc).parent / operator.script
         if not file.is_file():
-            raise UsageError(f"the script {operator.script} is not there: looked for it as {file}")
+            raise DataNotFound(f"the script {operator.script} is not there: looked for it as {file}")
         argv = ("python", file.name, *map(str, args))
         name = _checked_name(operator.name or file.name)
         env = {**env, **variables(operator.metrics, operator.metrics_file, str(file.parent))}

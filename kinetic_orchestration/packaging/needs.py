@@ -21,12 +21,16 @@ def check(environment: locks.Environment, spec: JobSpec, plan: Plan) -> None:
 
 
 def _check_need(step: str, need: Need, environment: locks.Environment) -> None:
+    module = need.module.partition(".")[0]
     if environment.lock is None:
-        there, source = importlib.util.find_spec(need.module) is not None, "this environment"
+        there, source = importlib.util.find_spec(module) is not None, "this environment"
     else:
-        names = locks.names_in(environment.lock.text) | {item.name for item in environment.lock.first_party}
-        own = normalized(need.module)  # builds for other hardware begin with it, as vllm-tpu does
-        there = any(name == own or name.startswith(f"{own}-") for name in names) or not names.isdisjoint(need.others)
+        sent = environment.lock.first_party
+        names = locks.names_in(environment.lock.text) | {item.name for item in sent}
+        own = normalized(module)  # builds for other hardware begin with it, as vllm-tpu does, and forks end with it
+        there = any(f"-{name}-".startswith(f"-{own}-") or f"-{name}-".endswith(f"-{own}-") for name in names)
+        there = there or any(module in item.modules for item in sent)
+        there = there or not names.isdisjoint(map(normalized, need.others))
         source = environment.lock.source.partition(",")[0]
     if not there:
         raise RequirementsError(

@@ -136,8 +136,11 @@ def check_job(step: str, given: Batch | Judging, options: Options | None) -> tup
 
 
 def needs_of(engine: engines.Engine) -> tuple[Need, ...]:
-    """Return what hosts have to have for the server of an engine; nothing if it is not Python's, or has its own."""
+    """Return what hosts have to have for the server of an engine; nothing if it is not Python's, or has its own, or
+    nobody says which distribution has its module: then each host looks for that."""
     if not isinstance(engine, engines.Server) or not engine.module or engine.python:
+        return ()
+    if not engine.distributions and engine not in engines.ENGINES.values():
         return ()
     return (Need(engine.module, engines.advice(engine), tuple(engine.distributions.values())),)
 

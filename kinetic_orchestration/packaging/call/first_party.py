@@ -92,6 +92,10 @@ def normalized(name: str) -> str:
 
 
 def name_of(requirement: str) -> str:
+    """Return the name of a requirement, also of the bare address of a wheel or an archive; "" if there is none."""
+    match = re.match(r"(?:\w+://|\.{0,2}/)\S*?([^/\s]+?)-\d[^/\s]*\.(?:whl|zip|tar\.gz)", requirement)
+    if match:
+        return normalized(match[1])
     match = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", requirement)
     return normalized(match.group()) if match else ""
 

@@ -164,9 +164,14 @@ def _tensorflow_tpu(asked: Requirement, _: frozenset[str]) -> Builds:
 
 def _vllm_tpu(asked: Requirement, there: frozenset[str]) -> Builds:
     """The build by JAX, unless that by torch is named: each has the module of the plain one, which is for CUDA."""
+    if asked.url is not None:
+        return NO_BUILDS  # a build of the user's own
     if "vllm-torchtpu" in there:
         return Builds(left_out=("vllm",), needed=("vllm-torchtpu",))
-    return Builds((f"vllm-tpu{asked.specifier}",), left_out=("vllm",), needed=("vllm-tpu|vllm-torchtpu",))
+    advice = "On TPUs vllm is vllm-tpu, which has releases of its own: name one of them, or none."
+    return Builds(
+        (f"vllm-tpu{asked.specifier}",), left_out=("vllm",), needed=("vllm-tpu|vllm-torchtpu",), advice=advice
+    )
 
 
 _BEFORE_TURING = ("v100", "p100", "p4")  # for which CUDA 13 has no code: it begins with SM 7.5

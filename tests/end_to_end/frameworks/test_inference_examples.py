@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import urllib.error
@@ -77,6 +79,33 @@ def asked(port: int, prompt: str, **parameters: Any) -> tuple[int, Any]:
             return error.code, json.load(error)
 
 
+def counted(port: int, name: str) -> float:
+    """What a counter of a server says."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
+        lines = reply.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}_total{{"))
+
+
+def make_adapter(folder: Path) -> None:
+    """Write random adapters of `tiny_model` in PEFT's layout."""
+    import numpy
+
+    rank, shapes = 8, {"self_attn.q_proj": (64, 64), "mlp.down_proj": (128, 64)}
+    generator, header, weights = numpy.random.default_rng(0), {}, b""
+    for layer, (module, (inner, outer)) in itertools.product(range(2), shapes.items()):
+        for kind, shape in (("lora_A", (rank, inner)), ("lora_B", (outer, rank))):
+            data = generator.normal(size=shape).astype("<f4").tobytes()
+            place = {"dtype": "F32", "shape": shape, "data_offsets": (len(weights), len(weights) + len(data))}
+            header[f"base_model.model.model.layers.{layer}.{module}.{kind}.weight"] = place
+            weights += data
+    about = json.dumps(header).encode()
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(about)) + about + weights)
+    options = {"r": rank, "lora_alpha": 16, "target_modules": [name.rpartition(".")[2] for name in shapes]}
+    written = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", **options}
+    (folder / "adapter_config.json").write_text(json.dumps(written))
+
+
 def answers(folder: Path) -> list[dict[str, Any]]:
     return [
         json.loads(line) for part in sorted(folder.rglob("*.jsonl")) for line in part.read_text("utf-8").splitlines()
@@ -134,6 +163,47 @@ class TestVllm:
         told = again.result()
         assert (told["answered"], told["failed"], told["reused"], told["tokens_in"]) == (300, 1, 301, 0)
         assert told["start_seconds"] == 0, "no server was started for nothing"
+
+    def test_adapters_speculation_and_the_prefix_cache_are_the_engines_own(
+        self, frameworks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A row names the adapter that answers it; the server guesses ahead, and keeps what prompts begin with."""
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        import batch_inference as example
+        import tiny_model
+
+        for name, value in example.ENVIRONMENT.items():
+            monkeypatch.setenv(name, value)
+        make_adapter(tmp_path / "adapter")
+        prompts = [f"{tiny_model.TEXT}; " * 3 + f"two and {number} are" for number in range(100)]
+        ngrams = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+        adapters = [{"name": "adapter", "path": kinetic.Data(tmp_path / "adapter")}]
+        output, parameters = tmp_path / "answers", {"max_tokens": 48, "temperature": 0}
+        named = {"parameters": {"model": "adapter"}}
+        adapted = [{"prompt": one, "custom_id": f"adapted {number}", **named} for number, one in enumerate(prompts)]
+        job = kinetic.serve_batch(
+            example.make_model(), [*prompts, *adapted], output=output, parameters=parameters, concurrency=2,
+            engine_options=example.ENGINE_OPTIONS["vllm"] | {
+                "enable_prefix_caching": True, "block_size": 32, "speculative_config": ngrams, "enable_lora": True,
+                "lora_modules": adapters,
+            },
+            accelerator="cpu", requirements=example.REQUIREMENTS, capture_env_vars=[*example.ENVIRONMENT],
+            limits=kinetic.Limits(run="2000s"),
+        )  # fmt: skip
+        wait_until(
+            lambda: len(answers(output)) >= 20 or job.status().final, lambda: job.tail(40), within=STARTS, pause=0.2
+        )
+        found = server_of(job.job_id, frameworks)
+        assert found is not None, job.tail(40)
+        counts = [counted(found[1], name) for name in ("prefix_cache_hits", "spec_decode_num_draft_tokens")]
+        report = job.result()
+
+        assert min(counts) > 0, counts
+        assert (report["rows"], report["answered"]) == (200, 200)
+        found_texts: dict[bool, dict[str, str]] = {False: {}, True: {}}
+        for answer in kinetic.read_answers(output):
+            found_texts[bool(answer["custom_id"])][answer["prompt"]] = answer["text"]
+        assert all(found_texts[False][prompt] != found_texts[True][prompt] for prompt in prompts)
 
     def test_an_evaluation_in_dagster_blocks_what_is_downstream(self, frameworks: Path, tmp_path: Path) -> None:
         said = run("evaluate_model_dagster.py", tmp_path)

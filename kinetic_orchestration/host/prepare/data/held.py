@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from kinetic_orchestration.protocol.content import pins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from typing import Any
 
     Listed = Mapping[str, tuple[int, str]]  # size and generation by name
 
@@ -84,7 +86,11 @@ def _objects(pinned: pins.Pinned) -> Iterator[tuple[str, tuple[int, str]]]:
     from kinetic_orchestration.host.machine import buckets
 
     bucket = buckets.open_objects(pinned.address)
-    prefix = pinned.address.partition("://")[2].partition("/")[2]
+    with contextlib.closing(bucket):
+        yield from _listed_in(bucket, pinned.address.partition("://")[2].partition("/")[2])
+
+
+def _listed_in(bucket: Any, prefix: str) -> Iterator[tuple[str, tuple[int, str]]]:
     if prefix and not prefix.endswith("/"):
         one = bucket.facts(prefix)
         listed = [] if one is None else [one]
@@ -95,7 +101,6 @@ def _objects(pinned: pins.Pinned) -> Iterator[tuple[str, tuple[int, str]]]:
         name = str(item["name"])
         if not name.endswith("/"):
             yield name[len(prefix) :], (int(item["size"]), str(item["generation"]))
-    bucket.close()
 
 
 def _files(path: str) -> Iterator[tuple[str, tuple[int, str]]]:

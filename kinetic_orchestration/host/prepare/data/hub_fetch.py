@@ -65,7 +65,8 @@ def fetch(asked: dict[str, Any], file: dict[str, Any], *, xet: bool = True) -> N
         streams = _streams(stored.refresh_route, json.dumps(_headers(headers, url, stored.refresh_route)))
     with open(file["part"], "ab") as part:
         if part.tell() > file["size"]:
-            part.truncate(0)
+            part.seek(0)
+            part.truncate()
         if streams is None:
             headers = _headers(headers, url, about.location)
             http_get(about.location, part, resume_size=part.tell(), headers=headers, expected_size=file["size"])

@@ -264,7 +264,11 @@ def command(engine: Server, options: Mapping[str, Any], filled: Mapping[str, str
 def advice(engine: Server) -> str:
     """Return which distribution has the engine's module, for each hardware, as a list for users."""
     told = [f"{name} for a {kind.upper()}" for kind, name in engine.distributions.items()]
-    return f"{', '.join(told[:-1])} or {told[-1]}" if len(told) > 1 else engine.module
+    return (
+        f"{', '.join(told[:-1])} or {told[-1]}"
+        if len(told) > 1
+        else next(iter(engine.distributions.values()), engine.module)
+    )
 
 
 def missing_module(engine: Server, kind: str) -> str:

@@ -158,7 +158,7 @@ class Running:
         self._await_health()
 
     def _check_module(self) -> None:
-        if self._engine.module and not self._engine.python and find_spec(self._engine.module) is None:
+        if self._engine.module and not self._engine.python and find_spec(self._engine.module.partition(".")[0]) is None:
             raise EngineNotStarted(engines.missing_module(self._engine, self._kind))
 
     def _await_health(self) -> None:

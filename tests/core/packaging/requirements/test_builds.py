@@ -28,6 +28,7 @@ TPU, GPU, CPU = parse("v5e-16"), parse("a100"), parse("cpu")
         ("tensorflow==2.20.0", ("tensorflow-tpu==2.20.0",)),
         ("vllm==0.32.0", ("vllm-tpu==0.32.0",)),
         ("vllm-tpu==0.32.0", ()),
+        ("vllm @ git+https://x.invalid/my-fork", ()),
         ("numpy", ()),
         ("git+https://x.invalid/jax", ()),
     ],
