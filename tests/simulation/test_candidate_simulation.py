@@ -33,6 +33,7 @@ def test_every_promise_holds_in_a_few_schedules() -> None:
 
 @pytest.mark.slow
 @pytest.mark.turn(3)
+@pytest.mark.timeout(600)
 def test_every_promise_holds_in_many_schedules_and_every_interesting_state_was_reached() -> None:
     check(range(FEW, SEEDS), REACHED, CandidateSchedule)
 

@@ -147,6 +147,7 @@ the reaper released a placement: past its deadline
 
 @pytest.mark.slow
 @pytest.mark.turn(3)
+@pytest.mark.timeout(600)
 def test_every_promise_holds_in_hundreds_of_schedules_and_every_interesting_state_was_reached() -> None:
     check(range(SEEDS), REACHED, CloudSchedule)
 

@@ -108,6 +108,7 @@ the reaper came just before a deadline
 
 @pytest.mark.slow
 @pytest.mark.turn(5)
+@pytest.mark.timeout(600)
 def test_every_promise_holds_in_many_schedules_and_every_interesting_state_was_reached() -> None:
     check(range(SEEDS), REACHED, GroupSchedule)
 

@@ -168,6 +168,24 @@ def _gate(tmp_path: Path, steps: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+def test_temporary_files_lie_in_memory_where_there_is_enough_and_nothing_of_them_is_left(tmp_path: Path) -> None:
+    mount = ["unshare", "-m", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
+    if (made := subprocess.run(mount, capture_output=True, text=True)).returncode:
+        pytest.skip(f"no small file system can be mounted here: {made.stderr.strip()}")
+    code, told = _gate(
+        tmp_path,
+        'mkdir "$work/tmp"; in_memory 1000000 && exit 7\nin_memory 0\necho >"$work/tmp/file"\n'
+        'echo "at $work is $(stat -f -c %T "$work/tmp")"; stat -c "on %d" "$work/tmp" "$work" "$DISK_OF_TESTS"',
+    )
+    assert code == 0, told
+    [(folder, kind)] = re.findall(r"(?m)^at (\S+) is (\w+)$", told)
+    assert kind == "tmpfs"
+    memory, disk, environments = re.findall(r"(?m)^on (\d+)$", told)
+    assert memory != disk == environments, "gigabytes stay on the disk"
+    assert not Path(folder).exists()
+    assert folder not in Path("/proc/self/mounts").read_text("utf-8")
+
+
 TRUE = "root may write anywhere" if os.geteuid() == 0 else "only root may be another user"  # of this machine
 SKIPPED = f'skipped "the newest Dagster" "{TRUE}"'
 

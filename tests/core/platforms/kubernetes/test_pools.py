@@ -161,17 +161,17 @@ def test_a_job_is_sent_if_a_pool_can_have_its_nodes(
     ],
 )
 def test_who_has_eight_chips_on_another_number_of_hosts_hears_how_to_ask_for_them(
-    google: Google, hosts: int, pool: dict[str, Any], told: str
+    asking: Google, hosts: int, pool: dict[str, Any], told: str
 ) -> None:
-    plan, other = google.plan("v5e-8"), accelerators.otherwise(accelerators.parse("v5e-8"))
+    plan, other = asking.plan("v5e-8"), accelerators.otherwise(accelerators.parse("v5e-8"))
     asked, has = (plan, replace(plan, slice=other)) if hosts == 1 else (replace(plan, slice=other), plan)
-    google.has(nodePools=[PLAIN, pool])
+    asking.has(nodePools=[PLAIN, pool])
     with pytest.raises(BackendError, match="no pool of prod can run a host of v5e-8") as refused:
-        google.backend.require(asked)
+        asking.backend.require(asked)
     assert told in str(refused.value)
-    google.backend.require(has)
-    google.has(nodePools=[])
-    assert f"ko-v5e-8{'' if hosts == 1 else '-on-2'} {PLACE}" in google.waiting(asked)
+    asking.backend.require(has)
+    asking.has(nodePools=[])
+    assert f"ko-v5e-8{'' if hosts == 1 else '-on-2'} {PLACE}" in asking.waiting(asked)
 
 
 @pytest.mark.parametrize(

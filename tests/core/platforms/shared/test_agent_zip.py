@@ -172,7 +172,7 @@ ELSEWHERE = {
 OF_THE_PROGRAM = {
     *("cloudpickle", "debugpy", "huggingface_hub", "keras", "libtpu", "ml_dtypes", "numpy", "pynvml"),
     *("lightning", "pytorch_lightning", "torch", "transformers"),
-    *("etils", "jax", "maxtext", "orbax", "uvicorn"),
+    *("etils", "fsspec", "jax", "maxtext", "orbax", "uvicorn"),
 }
 
 
