@@ -12,7 +12,7 @@ To change for a real slice: the one line at the end of this file, which says how
         project="my-project", store="gs://my-bucket/kinetic", require_hardware=True, capacity=["spot", "on-demand"]
     )
 and, where Dagster's runs have their environment, the most that this asset may cost in a month, and the chips that all
-jobs of the deployment share (`ko shares` shows who waits for some):
+jobs of the deployment share (`kinor shares` shows who waits for some):
     export KINETIC_BUDGETS=forecast=400USD KINETIC_CHIPS=v5e=16,total=64
 """
 

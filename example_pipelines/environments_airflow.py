@@ -6,13 +6,13 @@
 Nothing here says where it runs; variables do, and those of Airflow's workers and triggerers alike:
 
     local        none: the hosts are processes of this machine
-    staging      what `ko emulator` prints: a whole cloud on one machine, which can run out of capacity and preempt
+    staging      what `kinor emulator` prints: a whole cloud on one machine, which can run out of capacity and preempt
     production   KINETIC_PROFILE_FILE=example_pipelines/environments.toml KINETIC_PROFILE=production
     on VMs       those two and KINETIC_BACKEND=compute: VMs of Compute Engine instead of Cloud TPU's
 
 In production the connection `google_cloud_default` says as whom the cloud is asked; an emulated one asks nobody.
 What would be asked of production, and what it costs, is told without an account, with these variables and
-    ko plan example_pipelines/environments_airflow.py:fit --accelerator v6e-8
+    kinor plan example_pipelines/environments_airflow.py:fit --accelerator v6e-8
 
 For a real slice: write your own project, bucket and zones into `environments.toml`.
 """

@@ -6,7 +6,7 @@ is nothing to ask twice, and a line of the log says so.
 
 To change for a real slice: nothing here. Set for Airflow's workers and triggerers KINETIC_PROJECT, KINETIC_STORE,
 KINETIC_DEPLOYMENT, KINETIC_REQUIRE_HARDWARE=true, and KINETIC_ZONES with two zones, if the bucket's location leads to
-one alone. `ko cost JOB` says what the slice that lost has cost.
+one alone. `kinor cost JOB` says what the slice that lost has cost.
 
 To run it once, with this folder as Airflow's DAGs folder and a migrated database:
     python example_pipelines/race_airflow.py

@@ -8,7 +8,7 @@ place, there is nothing to ask twice, and a line of the log says so.
 
 To change for a real slice: nothing here. Where Dagster's runs have their environment, set
     export KINETIC_PROJECT=my-project KINETIC_STORE=gs://my-bucket/kinetic KINETIC_REQUIRE_HARDWARE=true
-and, if the bucket's location leads to one zone alone, KINETIC_ZONES with two. `ko cost JOB` says what the slice that
+and, if the bucket's location leads to one zone alone, KINETIC_ZONES with two. `kinor cost JOB` says what the slice that
 lost has cost.
 """
 

@@ -6,8 +6,8 @@ highest `priority` goes first. So of three trials at once two run, and the third
 To change for a real slice: leave out `backend="local"`, and set for Airflow's workers and triggerers KINETIC_STORE,
 KINETIC_DEPLOYMENT, KINETIC_REQUIRE_HARDWARE=true, and the chips and the dollars that all jobs of the deployment share:
 KINETIC_CHIPS=v5e=64,total=256,pipeline:*=32 and KINETIC_BUDGETS=shared_airflow=400USD,*=300USD:warn,total=2000USD
-Then `ko shares` shows who holds chips and who waits, `ko cost --by pipeline` what was spent, and what a schedule costs:
-    ko prices --refresh && ko cost --forecast shared_airflow --cron "0 3 * * *"
+`kinor shares` shows who holds chips and who waits, `kinor cost --by pipeline` what was spent, and what a plan costs:
+    kinor prices --refresh && kinor cost --forecast shared_airflow --cron "0 3 * * *"
 
 To run it once, with this folder as Airflow's DAGs folder and a migrated database:
     KINETIC_CHIPS=v5e=8 python example_pipelines/shared_airflow.py

@@ -10,8 +10,8 @@ To change for a real slice: name a project and a bucket in place of `backend="lo
     KineticResource(project="my-project", store="gs://my-bucket/kinetic", priority=-10, require_hardware=True)
 and, where Dagster's runs have their environment, the chips and the dollars that all jobs of the deployment share:
     export KINETIC_CHIPS=v5e=64,total=256,pipeline:*=32 KINETIC_BUDGETS=nightly=400USD,*=300USD:warn,total=2000USD
-Then `ko shares` shows who holds chips and who waits, `ko cost --by pipeline` what was spent, and what a schedule costs:
-    ko prices --refresh && ko cost --forecast nightly --cron "0 3 * * *"
+`kinor shares` shows who holds chips and who waits, `kinor cost --by pipeline` what was spent, and what a plan costs:
+    kinor prices --refresh && kinor cost --forecast nightly --cron "0 3 * * *"
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python example_pipelines/training_keras_sweep.py
 
 Each trial is a job with a chip of its own, and no more than AT_ONCE of them run at the same time. One that fails is a
-row of the table, and the others go on. What each of them tells while it learns is in its log (`ko logs ID -f`).
+row of the table, and the others go on. What each of them tells while it learns is in its log (`kinor logs ID -f`).
 
 For a real slice: give a project and a bucket (KINETIC_PROJECT, KINETIC_STORE=gs://…, KINETIC_DEPLOYMENT=…), and take
 `spot=True`: a trial whose chip is taken back goes on at its last checkpoint.

@@ -7,7 +7,7 @@ is nothing to keep.
 
 To change for a real slice: nothing here. Set for Airflow's workers and triggerers KINETIC_PROJECT, KINETIC_STORE,
 KINETIC_DEPLOYMENT, KINETIC_REQUIRE_HARDWARE=true and KINETIC_SIGNING_KEY, by which they may take each other's slices.
-`ko slices` shows those that are kept, and `ko cost` what their idle time costs.
+`kinor slices` shows those that are kept, and `kinor cost` what their idle time costs.
 
 To run it once, with this folder as Airflow's DAGs folder and a migrated database:
     python example_pipelines/warm_airflow.py

@@ -10,7 +10,7 @@ copy of its checkpoint that the machine has. On this machine there is nothing to
 To change for a real slice: nothing here. Where Dagster's runs have their environment, set
     export KINETIC_PROJECT=my-project KINETIC_STORE=gs://my-bucket/kinetic KINETIC_REQUIRE_HARDWARE=true
 and KINETIC_SIGNING_KEY, if steps run on several machines: by it they may take each other's slices.
-`ko slices` shows those that are kept, and `ko cost` what their idle time costs.
+`kinor slices` shows those that are kept, and `kinor cost` what their idle time costs.
 """
 
 from __future__ import annotations

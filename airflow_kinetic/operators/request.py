@@ -159,7 +159,7 @@ def _meant(operator: KineticTPUOperator, options: Options) -> tuple[str, ...]:
 
 
 def _origin(context: Context) -> dict[str, str]:
-    """Name the try that launches a job, for `ko jobs` and `ko status`."""
+    """Name the try that launches a job, for `kinor jobs` and `kinor status`."""
     task = context.get("ti")
     if task is None:
         return {}

@@ -138,7 +138,7 @@ class KineticJobComponent(dg.Component, dg.Model, dg.Resolvable):
         dg.Resolver(
             _accelerator,
             model_field_type=str | dict[str, Any] | list[str | dict[str, Any]],
-            description="Such as v5e-8; `ko accelerators` lists them. 'cpu' is one host without any. Of a list, any "
+            description="Such as v5e-8; `kinor accelerators` lists them. 'cpu' is one host without any. Of a list, any "
             "will do; with ways, regions or limits of its own, one is {accelerator: v5e-8, capacity: [spot]}.",
             examples=["v5e-8", ["v6e-8", "v5e-8"]],
         ),

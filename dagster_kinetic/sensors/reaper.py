@@ -31,8 +31,8 @@ def build_kinetic_reaper_sensor(
     branches: Callable[[], Iterable[str]] | None = None,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
-    """Find hosts that no job needs, in all zones, and old records, and remove them, as `ko reap` does; and release the
-    slices that runs of this instance have left warm and that are over.
+    """Find hosts that no job needs, in all zones, and old records, and remove them, as `kinor reap` does; and release
+    the slices that runs of this instance have left warm and that are over.
 
     `branches` returns the names of the branch deployments that are open now, such as `dagster_plus_branches`. One that
     this sensor has seen open and that is no longer listed is closed: its jobs are cancelled, and its hosts removed.

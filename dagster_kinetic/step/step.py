@@ -39,7 +39,7 @@ from kinetic_orchestration.plan.values import Outcome
 from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
 
 LONGEST_ANCESTRY = 64
-MOST_NAMED = 5  # assets of one step: they are a column of `ko jobs`
+MOST_NAMED = 5  # assets of one step: they are a column of `kinor jobs`
 CANCEL_SECONDS = 60.0
 
 
@@ -64,7 +64,7 @@ def step_call_of(context: _compat.Context, call: str = "") -> StepCall:
 
 
 def origin_of(context: _compat.Context) -> dict[str, str]:
-    """Name what launches a job, for `ko jobs` and `ko status`: the assets that its step makes, or else its step."""
+    """Name what launches a job, for `kinor jobs` and `kinor status`: the assets that its step makes, or its step."""
     if _compat.is_direct(context):
         return {}
     assets, partition = _compat.asset_names(context), _compat.partition_of(context)

@@ -388,7 +388,7 @@ class JobHandle(Generic[R]):
         return usage.ready_seconds(usage.stays(self._job.store, self.job_id))
 
     def attempts(self) -> int:
-        """Return the number of attempts that had hosts, as `peek`, `cost` and `ko status` count them."""
+        """Return the number of attempts that had hosts, as `peek`, `cost` and `kinor status` count them."""
         return self.peek().attempts
 
     @property

@@ -1,6 +1,6 @@
 """The price list of a deployment: one object in its store, so that all its processes count with the same prices.
 
-`ko prices --refresh` writes it, and in this machine's home a copy, which counts where the store has none or does not
+`kinor prices --refresh` writes it, and in this machine's home a copy, which counts where the store has none or does not
 answer. Any writer of the store can write it, so it is read as anything foreign is: whole, bounded, with prices that may
 be ones (`price_list.parse`), or not at all. It knows neither Google's catalog nor what is priced.
 """

@@ -15,7 +15,7 @@ _LAYOUT = argparse.RawDescriptionHelpFormatter
 _EXIT_CODES = "exit codes:\n" + "\n".join(f"  {code:<5} {meaning}" for code, meaning in codes.MEANING.items())
 _EPILOG = f"""{_EXIT_CODES}
 
-`ko` is short for `{PROGRAM}`. --json prints one JSON document; `logs`, which streams, one on each line.
+`kinor` is short for `{PROGRAM}`. --json prints one JSON document; `logs`, which streams, one on each line.
 """
 
 
@@ -152,7 +152,7 @@ def _upkeep(commands: Any) -> None:
     command.add_argument("--all", action="store_true", help="those that have ended, too")
 
     command = _add(commands, "release", "delete slices that are kept warm and no job has", place=True)
-    command.add_argument("slice", nargs="*", metavar="SLICE", help="its name, as `ko slices` shows it")
+    command.add_argument("slice", nargs="*", metavar="SLICE", help="its name, as `kinor slices` shows it")
     command.add_argument("--run", metavar="ID", help="those that this run of an orchestrator left")
     command.add_argument("--all", action="store_true", help="all of them")
 
@@ -252,8 +252,8 @@ def _job(command: Any, nargs: str | None = None) -> None:
         "job", nargs=nargs, metavar="ID", help=f"{one} job's id, the start of one, or its address in a store"
     )
     command.lacking = (
-        f"{command.prog.rpartition(' ')[2]} wants the ID of a job: `ko jobs` lists those under way, `ko jobs --all` "
-        "those that ended, too"
+        f"{command.prog.rpartition(' ')[2]} wants the ID of a job: `kinor jobs` lists those under way, `kinor jobs "
+        "--all` those that ended, too"
     )
 
 

@@ -121,7 +121,7 @@ class Backend(Protocol):
         """Return the request of the first attempt as text for people, or "" if the backend asks no API.
 
         Args:
-            plan: The plan that `ko plan` prints.
+            plan: The plan that `kinor plan` prints.
         """
 
     def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def free(store: Store, backend: Backend, use: Use) -> Freed:
 
 
 def _why(use: Use) -> str:
-    """Return why the slice of an attempt is not kept, for `ko slices --all`."""
+    """Return why the slice of an attempt is not kept, for `kinor slices --all`."""
     if use.lost:
         return "its hosts were gone before they could offer it"
     if use.plan is not None and not use.plan.keep:

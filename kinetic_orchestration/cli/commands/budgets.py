@@ -198,8 +198,8 @@ def forecast(arguments: Namespace) -> int:
         unpriced = f" with a known price, and {past.unpriced} without" if past.unpriced else ""
         raise UsageError(
             f"{pipeline} has no run{unpriced} in the last {arguments.since or HISTORY} that was charged for and has "
-            "ended. `ko cost --by pipeline` lists the names of pipelines; for the worst case by its limits, give the "
-            "function as FILE:FUNCTION"
+            "ended. `kinor cost --by pipeline` lists the names of pipelines; for the worst case by its limits, give "
+            "the function as FILE:FUNCTION"
         )
     foreseen = budgets.forecast(past.costs, runs)
     budget = next(iter(budgets.applying(settings.budgets, pipeline)), None)
@@ -215,7 +215,7 @@ def forecast(arguments: Namespace) -> int:
         *(_by_history(past, foreseen) if foreseen else _by_limits(worst, runs)),
         *([] if budget is None else [("budget", _against(budget, foreseen, worst, runs))]),
     ])  # fmt: skip
-    note("an estimate: runs may become longer, and prices change. `ko prices --refresh` reads those of today")
+    note("an estimate: runs may become longer, and prices change. `kinor prices --refresh` reads those of today")
     return codes.OK
 
 
@@ -275,7 +275,7 @@ def _by_history(past: _History, foreseen: Forecast) -> list[tuple[str, str]]:
 
 def _by_limits(worst: float | None, runs: float) -> list[tuple[str, str]]:
     if worst is None:
-        return [("a run", "unknown: no run yet, and its limits or its price are not known, see `ko plan`")]
+        return [("a run", "unknown: no run yet, and its limits or its price are not known, see `kinor plan`")]
     return [
         ("rests on", "no run yet: the worst case by its limits"),
         ("a run", f"{dollars(worst)} at most"),

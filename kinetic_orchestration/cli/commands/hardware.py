@@ -35,7 +35,7 @@ def accelerators(arguments: Namespace) -> int:
     columns = ("name", "chips", "topology", "hosts", "Cloud TPU", "backends", "memory/chip", "$/hour")
     show_table(columns, [_row(slice_, settings) for slice_ in known], right=("chips", "hosts", "memory/chip", "$/hour"))
     dates = settings.listed.dates()
-    print(f"$/hour: estimates by list prices of {dates}, in the first region that has one (`ko prices`).")
+    print(f"$/hour: estimates by list prices of {dates}, in the first region that has one (`kinor prices`).")
     print(f"tpu7x: {NOT_REACHED}\n{MAINTAINED}")
     sys.stdout.flush()
     return codes.OK

@@ -281,7 +281,7 @@ class _Kept(NamedTuple):
     def said(self) -> str:
         """Return the words that its row needs beside its state."""
         if self.is_gone:
-            return "its hosts are gone" + ("; `ko release` ends its lease" if self.lease.state == FREE else "")
+            return "its hosts are gone" + ("; `kinor release` ends its lease" if self.lease.state == FREE else "")
         if self.seen is not None and self.seen.state == WOUNDED:
             return f"it cannot serve any more ({self.seen.message})"
         return self.lease.why
@@ -307,7 +307,10 @@ def slices(arguments: Namespace) -> int:
         return codes.OK
     columns = ("slice", "hardware", "where", "state", "whose", "until", "kept idle", "cost of that", "served")
     show_table(columns, [_kept_row(each, now) for each in found], right=columns[6:])
-    note("idle time is charged to the job that had left the slice: `ko cost` shows it. `ko release` deletes a free one")
+    note(
+        "idle time is charged to the job that had left the slice: `kinor cost` shows it. "
+        "`kinor release` deletes a free one"
+    )
     if here := [each.usd for each in found if each.uncharged]:
         known = sum(usd or 0.0 for usd in here)
         least = "at least " if None in here else ""
@@ -356,11 +359,11 @@ def _kept_record(kept: _Kept) -> dict[str, Any]:
 
 def release(arguments: Namespace) -> int:
     if not (arguments.slice or arguments.run or arguments.all):
-        raise UsageError("release wants the name of a slice, --run or --all: `ko slices` lists those that are kept")
+        raise UsageError("release wants the name of a slice, --run or --all: `kinor slices` lists those that are kept")
     store, _, settings = place_of(store=arguments.store, deployment=arguments.deployment)
     listed = {held.lease.slice: held.lease for held in kept_records.slices(store)}
     if unknown := [name for name in arguments.slice if name not in listed]:
-        raise UsageError(f"no slice {unknown[0]} is kept: `ko slices --all` lists those there are")
+        raise UsageError(f"no slice {unknown[0]} is kept: `kinor slices --all` lists those there are")
     wanted = [listed[name] for name in arguments.slice] or [
         lease for lease in listed.values() if lease.state == FREE and (arguments.all or _is_of(lease, arguments.run))
     ]
@@ -384,9 +387,9 @@ _DELETED, _GOING = "deleted", "is being deleted"
 
 def _released(store: Store, settings: Settings, lease: Lease) -> str:
     """Delete a kept slice unless a job has it; return what became of it."""
-    freed = kept_slices.release(store, settings, lease, "released by `ko release`")
+    freed = kept_slices.release(store, settings, lease, "released by `kinor release`")
     if freed is Freed.KEPT:
-        return "kept, as a job has it: `ko slices` shows which, and `ko cancel` ends that"
+        return "kept, as a job has it: `kinor slices` shows which, and `kinor cancel` ends that"
     if freed:
         return _DELETED
     return _GOING if freed is Freed.UNDER_WAY else "could not be deleted, and costs what it costs until it is"

@@ -151,7 +151,7 @@ def _advice(of: Purchase, zones: Sequence[str], prices: Mapping[str, float] | No
     if not without:
         return ""
     regions = dict.fromkeys(map(region_of, without))
-    advice = f"; `ko prices --refresh` reads that of {' and '.join(regions)}"
+    advice = f"; `kinor prices --refresh` reads that of {' and '.join(regions)}"
     return f"{advice}, and --zone {known[0]} does without" if known else advice
 
 

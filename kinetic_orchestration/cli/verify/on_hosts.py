@@ -1,4 +1,4 @@
-"""The functions that `ko verify` runs as jobs: they need nothing but Python, and are sent as a project of their own.
+"""The functions that `kinor verify` runs as jobs: they need nothing but Python, and are sent as a project of their own.
 
 A host reports names and forms of its machine, never values.
 """

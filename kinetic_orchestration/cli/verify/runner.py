@@ -149,7 +149,7 @@ def settings_for(wanted: Wanted, *, dry_run: bool = False) -> Settings:
         raise UsageError(
             "a verification runs on Cloud TPU or Compute Engine, or on the emulator of them: set KINETIC_PROJECT and "
             "KINETIC_STORE=gs://… (docs/cloud/cloud-tpu.md and docs/cloud/compute.md have the steps from a bare "
-            "project), or paste what `ko emulator --print-env` prints"
+            "project), or paste what `kinor emulator --print-env` prints"
         )
     one = accelerators.parse(completed(wanted).accelerator)
     if not settings.zones and settings.backend == COMPUTE and not accelerators.zones(one):
@@ -328,7 +328,7 @@ def _end_jobs(scene: Scene) -> None:
     for handle in scene.handles:
         with contextlib.suppress(Exception):  # the last step checks again
             if not handle.peek().status.final:
-                handle.cancel("a step of ko verify did not come to its end", cleanup_timeout=60)
+                handle.cancel("a step of kinor verify did not come to its end", cleanup_timeout=60)
 
 
 def _needs(planned: Planned, results: Sequence[Result]) -> str:

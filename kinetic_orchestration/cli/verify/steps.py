@@ -197,7 +197,7 @@ def _is_kept(seen: Mapping[str, Any]) -> list[str]:
 
 def _cancel(scene: Scene) -> Seen:
     handle = scene.submit(scene.jobs.waits)
-    ended = scene.finish(handle, RUNS, lambda: handle.cancel("ko verify"))
+    ended = scene.finish(handle, RUNS, lambda: handle.cancel("kinor verify"))
     took = ended.seconds - ended.acted_at if ended.acted_at is not None else 0.0
     scene.measured.append(("cancelled → ended", took))
     return {**_outcome(ended), "asked": ended.acted_at is not None, "took": took, "gone_after": ended.gone_after}

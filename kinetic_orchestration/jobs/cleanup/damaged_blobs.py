@@ -46,10 +46,10 @@ _FIX = {
     "blob": _AGAIN,
     "tree": _AGAIN,
     "value": "it is lost: run its job again (under another key, if it has one)",
-    "exception": "it is lost, and its text is in the verdict: `ko status` and `ko logs` show it",
+    "exception": "it is lost, and its text is in the verdict: `kinor status` and `kinor logs` show it",
     "checkpoint": "delete its folder; the training passes it over anyway, and goes on from the one before it",
-    "wheel": "delete it, and put it there again with `ko stage-tools --offline`",
-    "tool": "delete it, and put it there again with `ko stage-tools`",
+    "wheel": "delete it, and put it there again with `kinor stage-tools --offline`",
+    "tool": "delete it, and put it there again with `kinor stage-tools`",
     "compiled program": "delete it; it is compiled and kept again",
     "data": "delete its folder; the next job that names it unpacks it again",
 }

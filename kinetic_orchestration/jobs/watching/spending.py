@@ -1,7 +1,7 @@
 """Adds up what jobs have cost so far, by their records, and lets another one begin if its budgets do.
 
-A job belongs to the month (UTC) in which it was submitted, as in `ko cost`. What is charged for is `usage`'s; hosts of
-an emulated cloud count by the prices of what they stand for, so that budgets can be tried, and what runs on this
+A job belongs to the month (UTC) in which it was submitted, as in `kinor cost`. What is charged for is `usage`'s; hosts
+of an emulated cloud count by the prices of what they stand for, so that budgets can be tried, and what runs on this
 machine costs nothing. A job without a known price is never taken for one that costs nothing.
 """
 

@@ -107,7 +107,7 @@ def judge(budget: Budget, spent: Spent, month: str, worst: float | None, no_pric
         no_price: Why its price is not known; "" if it is.
     """
     so_far = f"{dollars(spent.usd)} were spent on {_jobs(spent.jobs)}"
-    seen = "to see what was spent: `ko cost --by pipeline`; budgets are set in KINETIC_BUDGETS"
+    seen = "to see what was spent: `kinor cost --by pipeline`; budgets are set in KINETIC_BUDGETS"
     if spent.usd >= budget.usd:
         return _said(
             budget,
@@ -137,8 +137,8 @@ def _said(budget: Budget, why: str) -> Judgment:
 def _price_of_all(spent: Spent, month: str) -> str:
     of = "the cost of 1 job" if spent.unpriced == 1 else f"the cost of {spent.unpriced} jobs"
     return (
-        f"{of} of {month} is not known, for want of a price or for damaged records. `ko cost --by pipeline` says of "
-        "which, and counts anew once the price is named in KINETIC_PRICES or read with `ko prices --refresh`"
+        f"{of} of {month} is not known, for want of a price or for damaged records. `kinor cost --by pipeline` says of "
+        "which, and counts anew once the price is named in KINETIC_PRICES or read with `kinor prices --refresh`"
     )
 
 

@@ -236,7 +236,7 @@ class Settings:
     prices: Mapping[str, float] = _setting(
         "KINETIC_PRICES", "dollars per chip-hour: v5e=1.2,v5e/us-west4:spot=0.5", read=_prices
     )
-    listed: PriceList = field(default_factory=_built_in, repr=False)  # what `ko prices --refresh` keeps: the home's,
+    listed: PriceList = field(default_factory=_built_in, repr=False)  # what `kinor prices --refresh` keeps: the home's,
     # until `capacity.prices.in_force` has read the deployment's
     billing_key: str = _setting(
         "KINETIC_BILLING_KEY", "an API key with which Google's prices are read without a login", read=_key, shown=False

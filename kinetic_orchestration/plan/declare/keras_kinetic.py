@@ -63,7 +63,7 @@ _BOUNDED = "accepted, without effect: freeing hosts is bounded by itself"
 _PUSHED = "accepted, without effect: the end of a job is an event"
 _POD = "Keras Kinetic sets it on its pods"
 _PROFILES = "a profile is a table of `profiles.toml`, which an editor writes; `KINETIC_PROFILE` names it"
-_POOLS = "a cluster's pools are its administrator's: `ko doctor --accelerator NAME` prints the line where none fits"
+_POOLS = "a cluster's pools are its administrator's: `kinor doctor --accelerator NAME` prints the line where none fits"
 _NAMED = "read where `requirements=` names it; a launch for other machines says when one is there and is not"
 _DEBUGGER = "`debug=True` waits for a debugger on loopback, and the log says where"
 
@@ -218,20 +218,20 @@ GROUPS = (
     Group(
         "Commands",
         other={
-            "kinetic accelerators": ("ko accelerators", "with prices"),
-            "kinetic config show": ("ko doctor", "each value with where it came from"),
-            "kinetic jobs cancel": ("ko cancel", ""),
-            "kinetic jobs cleanup": ("ko reap", "for all jobs; records go by retention"),
-            "kinetic jobs list": ("ko jobs", ""),
-            "kinetic jobs logs": ("ko logs", ""),
-            "kinetic jobs result": ("ko result", ""),
-            "kinetic jobs status": ("ko status", ""),
-            "kinetic status": ("ko doctor", "`ko status ID` is of a job"),
+            "kinetic accelerators": ("kinor accelerators", "with prices"),
+            "kinetic config show": ("kinor doctor", "each value with where it came from"),
+            "kinetic jobs cancel": ("kinor cancel", ""),
+            "kinetic jobs cleanup": ("kinor reap", "for all jobs; records go by retention"),
+            "kinetic jobs list": ("kinor jobs", ""),
+            "kinetic jobs logs": ("kinor logs", ""),
+            "kinetic jobs result": ("kinor result", ""),
+            "kinetic jobs status": ("kinor status", ""),
+            "kinetic status": ("kinor doctor", "`kinor status ID` is of a job"),
         },
         absent={
             "kinetic build-image": "no image is built; `container_image=` names one",
-            "kinetic down": "no cluster is removed; `ko reap` frees what jobs left",
-            "kinetic init": "a project and a bucket are named by settings, and `ko doctor` checks them",
+            "kinetic down": "no cluster is removed; `kinor reap` frees what jobs left",
+            "kinetic init": "a project and a bucket are named by settings, and `kinor doctor` checks them",
             "kinetic jobs debug": _DEBUGGER,
             "kinetic pool add": _POOLS,
             "kinetic pool list": _POOLS,
@@ -304,7 +304,7 @@ def equivalent_command(words: Sequence[str]) -> str:
         row = rows.get(f"kinetic {command}")
         if row is not None and row.verdict == ABSENT:
             return f"Keras Kinetic's {command!r} is not here: {_plain(row.why)}"
-        if row is not None and (count == 2 or len(words) == 1) and row.equivalent != f"ko {command}":
+        if row is not None and (count == 2 or len(words) == 1) and row.equivalent != f"kinor {command}":
             return f"Keras Kinetic's {command!r} is {row.equivalent!r} here"
     return ""
 

@@ -1,4 +1,4 @@
-"""List prices of chips: a table that comes with the package, and what `ko prices --refresh` has put over it.
+"""List prices of chips: a table that comes with the package, and what `kinor prices --refresh` has put over it.
 
 Dollars for one chip and one hour; beside them, of machines with GPUs, for a core and for a GiB of memory or disk
 (`machine_parts`). Each price has the date on which it was true and the source it was read from. A refreshed list is a

@@ -148,7 +148,7 @@ def grant(username: str, namespace: str, queues: Sequence[str] = ()) -> str:
     """
     queue = f" --queue {shlex.quote(','.join(queues))}" if queues else ""
     own = "" if username else "with NAME as 'kubectl auth whoami' shows it, "
-    doctor = f"KINETIC_NAMESPACE={shlex.quote(namespace)} ko doctor"
+    doctor = f"KINETIC_NAMESPACE={shlex.quote(namespace)} kinor doctor"
     return f"{own}{doctor} --role {shlex.quote(escaping.text(subject_of(username)))}{queue} | kubectl apply -f -"
 
 

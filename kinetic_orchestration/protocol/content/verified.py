@@ -7,7 +7,7 @@ machine; in the same run of the kernel, since after a power cut a file may have 
 the file was left alone for longer than a tick. Of all else nothing is known: it is hashed.
 
 Responsible for the record and for when it counts. Knows nothing of what is in the files, and does not notice a disk
-that decays: `ko doctor --verify` does.
+that decays: `kinor doctor --verify` does.
 """
 
 from __future__ import annotations

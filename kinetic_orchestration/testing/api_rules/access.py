@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 
 _HELP = (
-    "take the whole of the address from the lines that `ko emulator --print-env` prints, or from Emulator.environ(): "
+    "take all of the address from the lines that `kinor emulator --print-env` prints, or from Emulator.environ(): "
     "the token is a part of it"
 )
 

@@ -1,4 +1,4 @@
-"""`ko plan --admission`: what a cluster says of a job that is only planned."""
+"""`kinor plan --admission`: what a cluster says of a job that is only planned."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def plan(
     plane: Any, namespace: str, home: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> Any:  # fmt: skip
-    """Returns a call of `ko plan` for a function of a program whose jobs run in this namespace."""
+    """Returns a call of `kinor plan` for a function of a program whose jobs run in this namespace."""
     file = tmp_path / "train.py"
     file.write_text(PROGRAM, encoding="utf-8")
     (tmp_path / "pyproject.toml").touch()
@@ -92,7 +92,7 @@ def test_who_may_not_submit_is_told_the_command_that_grants_it(
     monkeypatch.setenv("KUBECONFIG", str(plane.user_kubeconfig("nobody")))
     shown = plan("train", "--admission")
     assert shown.code == 1
-    assert "ko doctor --role user:nobody | kubectl apply -f -" in shown.out
+    assert "kinor doctor --role user:nobody | kubectl apply -f -" in shown.out
 
 
 def test_a_cluster_that_does_not_answer_is_given_up_after_the_plan_is_shown(

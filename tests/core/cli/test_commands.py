@@ -48,7 +48,7 @@ Ko = Callable[..., Shown]
 
 
 @pytest.fixture
-def ko(home: Path, capsys: pytest.CaptureFixture[str]) -> Ko:
+def kinor(home: Path, capsys: pytest.CaptureFixture[str]) -> Ko:
     def call(*argv: str) -> Shown:
         capsys.readouterr()
         try:
@@ -154,11 +154,11 @@ def live(home: Path, gate: Path) -> Iterator[JobHandle[str]]:
 
 def test_both_names_of_the_command_are_installed() -> None:
     scripts = {entry.name: entry.value for entry in importlib.metadata.entry_points(group="console_scripts")}
-    assert scripts["ko"] == scripts["kinetic-orchestration"] == "kinetic_orchestration.cli:main"
+    assert scripts["kinor"] == scripts["kinetic-orchestration"] == "kinetic_orchestration.cli:main"
 
 
-def test_help_names_every_command_and_what_the_exit_codes_mean(ko: Ko) -> None:
-    shown = ko("--help")
+def test_help_names_every_command_and_what_the_exit_codes_mean(kinor: Ko) -> None:
+    shown = kinor("--help")
     assert shown.code == 0
     for word in COMMANDS:
         assert re.search(rf"^    {word}\b", shown.out, re.MULTILINE), word
@@ -175,25 +175,25 @@ def test_help_is_quick_because_it_imports_next_to_nothing() -> None:
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
 
 
-def test_the_version_is_the_packages(ko: Ko) -> None:
-    assert ko("--version").out == f"kinetic-orchestration {kinetic.__version__}\n"
+def test_the_version_is_the_packages(kinor: Ko) -> None:
+    assert kinor("--version").out == f"kinetic-orchestration {kinetic.__version__}\n"
 
 
 @pytest.mark.parametrize(
     "argv", [[], ["nonsense"], ["status"], ["logs", "x", "--host", "-1"], ["cost", "--by", "hour"]]
 )
-def test_a_command_line_that_makes_no_sense_is_a_usage_error(ko: Ko, argv: list[str]) -> None:
-    shown = ko(*argv)
+def test_a_command_line_that_makes_no_sense_is_a_usage_error(kinor: Ko, argv: list[str]) -> None:
+    shown = kinor(*argv)
     assert shown.code == 2
     assert shown.err.startswith("kinetic: error: ")
     assert "--help" in shown.err
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "result", "cancel"])
-def test_a_command_without_its_job_says_how_to_find_one(ko: Ko, command: str) -> None:
-    first = ko(command).err.splitlines()[0]
+def test_a_command_without_its_job_says_how_to_find_one(kinor: Ko, command: str) -> None:
+    first = kinor(command).err.splitlines()[0]
     assert first == (
-        f"kinetic: error: {command} wants the ID of a job: `ko jobs` lists those under way, `ko jobs --all` those that "
+        f"kinetic: error: {command} wants the ID of a job: `kinor jobs` lists those under way, `kinor jobs --all` those that "
         "ended, too"
     )
 
@@ -208,9 +208,9 @@ def test_an_error_is_one_message_and_its_traceback_only_with_debug(home: Path) -
         assert "Traceback" in real(*argv).err
 
 
-def test_a_store_that_cannot_be_used_has_its_own_exit_code(ko: Ko, tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_used_has_its_own_exit_code(kinor: Ko, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    shown = ko("jobs", "--store", str(tmp_path / "file"))
+    shown = kinor("jobs", "--store", str(tmp_path / "file"))
     assert shown.code == 5
     assert "Cannot keep a store" in shown.err
 
@@ -233,12 +233,12 @@ def test_a_terminal_that_knows_ascii_alone_still_gets_its_drawing(home: Path) ->
 # ---- what there is -----------------------------------------------------------------------------------------
 
 
-def test_accelerators_are_listed_with_their_hosts_and_prices(ko: Ko) -> None:
-    rows = {line.split()[0]: line.split() for line in ko("accelerators").out.splitlines()}
+def test_accelerators_are_listed_with_their_hosts_and_prices(kinor: Ko) -> None:
+    rows = {line.split()[0]: line.split() for line in kinor("accelerators").out.splitlines()}
     assert rows["v5e-16"] == ["v5e-16", "16", "4x4", "4", "v5litepod-16", "tpu-vm,", "gke", "16", "GiB", "$19.20"]
     assert rows["h100x8"][4:] == ["-", "compute,", "gke", "80", "GiB", "-"] and rows["gb200x4"][5] == "gke"
     assert {"v6e-256", "cpu", "NAME"} <= rows.keys()
-    one = ko("accelerators", "h100").out
+    one = kinor("accelerators", "h100").out
     assert "On Google Cloud: compute, gke. On compute each host is a VM of a3-highgpu-1g (spot, flex-start)." in one
 
 
@@ -254,21 +254,21 @@ def test_ids_and_numbers_are_whole_on_a_narrow_terminal(home: Path) -> None:
     assert lines[0].split()[:3] == ["name", "chips", "topology"]  # no empty line above
 
 
-def test_one_accelerator_is_drawn(ko: Ko) -> None:
-    shown = ko("accelerators", "v5e-16")
+def test_one_accelerator_is_drawn(kinor: Ko) -> None:
+    shown = kinor("accelerators", "v5e-16")
     assert shown.out.startswith("v5e-16: 16 chips (4x4), 4 hosts × 4 chips")
     assert "host 3" in shown.out
 
 
-def test_an_unknown_accelerator_is_answered_with_what_is_near(ko: Ko) -> None:
-    shown = ko("accelerators", "v5e-7")
+def test_an_unknown_accelerator_is_answered_with_what_is_near(kinor: Ko) -> None:
+    shown = kinor("accelerators", "v5e-7")
     assert shown.code == 2
     assert "Near:" in shown.err
 
 
-def test_programs_read_accelerators_as_json(ko: Ko) -> None:
-    assert {entry["name"] for entry in ko("accelerators", "--json").json} >= {"v5e-16", "cpu"}
-    one = ko("accelerators", "v5e-16", "--json").json
+def test_programs_read_accelerators_as_json(kinor: Ko) -> None:
+    assert {entry["name"] for entry in kinor("accelerators", "--json").json} >= {"v5e-16", "cpu"}
+    one = kinor("accelerators", "v5e-16", "--json").json
     assert (one["hosts"], one["devices_per_host"], one["usd_per_hour"]) == (4, 4, 19.2)
     assert "host 3" in one["drawing"]
 
@@ -276,26 +276,26 @@ def test_programs_read_accelerators_as_json(ko: Ko) -> None:
 # ---- jobs --------------------------------------------------------------------------------------------------
 
 
-def test_without_jobs_the_list_says_how_to_see_more(ko: Ko) -> None:
-    shown = ko("jobs")
+def test_without_jobs_the_list_says_how_to_see_more(kinor: Ko) -> None:
+    shown = kinor("jobs")
     assert (shown.code, shown.out) == (0, "")
     assert "--all" in shown.err
-    assert ko("jobs", "--json").json == []
+    assert kinor("jobs", "--json").json == []
 
 
-def test_jobs_lists_what_is_under_way_and_with_all_what_ended(ko: Ko, live: JobHandle[str]) -> None:
+def test_jobs_lists_what_is_under_way_and_with_all_what_ended(kinor: Ko, live: JobHandle[str]) -> None:
     done = ended(add.run_async(1, 2))
-    rows = [line.split() for line in ko("jobs").out.splitlines()]
+    rows = [line.split() for line in kinor("jobs").out.splitlines()]
     assert rows[0] == ["ID", "NAME", "ACCELERATOR", "STATE", "ATTEMPTS", "AGE", "COST", "WHERE"]
     assert [row[:5] for row in rows[1:]] == [[live.job_id, "wait_for", "cpu", "RUNNING", "1"]]
-    both = [line.split()[:4] for line in ko("jobs", "--all").out.splitlines()[1:]]
+    both = [line.split()[:4] for line in kinor("jobs", "--all").out.splitlines()[1:]]
     assert [done.job_id, "add", "cpu", "SUCCEEDED"] in both
     assert len(both) == 2
 
 
-def test_programs_read_jobs_as_json(ko: Ko, live: JobHandle[str]) -> None:
+def test_programs_read_jobs_as_json(kinor: Ko, live: JobHandle[str]) -> None:
     wait_until(lambda: live.peek().done)
-    (job,) = ko("jobs", "--json").json
+    (job,) = kinor("jobs", "--json").json
     assert job["job_id"] == live.job_id
     assert (job["state"], job["phase"], job["hosts"], job["attempts"]) == ("RUNNING", "running", 1, 1)
     assert job["progress"] == {"done": 2.0, "total": 5.0, "unit": "epoch", "rate": 0.0}
@@ -303,62 +303,62 @@ def test_programs_read_jobs_as_json(ko: Ko, live: JobHandle[str]) -> None:
     assert job["cost"] == {"usd": 0.0, "chip_hours": 0.0, "uncharged": True, "prices": "", "races": races}
 
 
-def test_the_beginning_of_an_id_is_enough(ko: Ko, home: Path) -> None:
+def test_the_beginning_of_an_id_is_enough(kinor: Ko, home: Path) -> None:
     first, second = ended(add.run_async(1, 2)), ended(add.run_async(3, 4))
     differ = next(
         index for index, pair in enumerate(zip(first.job_id, second.job_id, strict=True)) if len(set(pair)) == 2
     )
     shared, own = first.job_id[:differ], first.job_id[: differ + 1]
-    assert ko("result", own).out == "{'sum': 3, 'lost': nan}\n"
-    assert ko("result", own.removeprefix("job-")).out == "{'sum': 3, 'lost': nan}\n"
-    several = ko("status", shared)
+    assert kinor("result", own).out == "{'sum': 3, 'lost': nan}\n"
+    assert kinor("result", own.removeprefix("job-")).out == "{'sum': 3, 'lost': nan}\n"
+    several = kinor("status", shared)
     assert several.code == 2
     assert first.job_id in several.err and second.job_id in several.err
 
 
 @pytest.mark.parametrize("text", ["job-ffffffffffff", "nope", "../deployment", "", ".", "job-*", "jobs/job-ffff", "é"])
-def test_what_is_no_job_is_not_found(ko: Ko, text: str) -> None:
-    shown = ko("status", text)
+def test_what_is_no_job_is_not_found(kinor: Ko, text: str) -> None:
+    shown = kinor("status", text)
     assert shown.code == 3
     assert "there is no job" in shown.err
 
 
-def test_status_tells_how_a_job_stands(ko: Ko, live: JobHandle[str], gate: Path) -> None:
+def test_status_tells_how_a_job_stands(kinor: Ko, live: JobHandle[str], gate: Path) -> None:
     wait_until(lambda: live.peek().done)
-    shown = ko("status", live.job_id)
+    shown = kinor("status", live.job_id)
     assert shown.code == 4
     assert "RUNNING (2/5 epoch)" in shown.out
     gate.touch()
     ended(live)
-    shown = ko("status", live.job_id)
+    shown = kinor("status", live.job_id)
     assert shown.code == 0
     assert "SUCCEEDED" in shown.out
     assert live.output_dir in shown.out
     assert "$0.00 on this machine" in shown.out
 
 
-def test_status_of_a_failed_job_shows_why_and_where_the_log_is(ko: Ko, home: Path) -> None:
+def test_status_of_a_failed_job_shows_why_and_where_the_log_is(kinor: Ko, home: Path) -> None:
     job = ended(fail.run_async())
-    shown = ko("status", job.job_id)
+    shown = kinor("status", job.job_id)
     assert shown.code == 1
     assert "FAILED (user)" in shown.out
     assert "user on host 0: ValueError: no such rate" in shown.out
     assert 'raise ValueError("no such rate")' in shown.out
     assert f"kinetic-orchestration logs {job.job_id}" in shown.out
-    (attempt,) = ko("status", job.job_id, "--json").json["history"]
+    (attempt,) = kinor("status", job.job_id, "--json").json["history"]
     assert (attempt["verdict"], attempt["cause"], attempt["host"]) == ("aborted", "user", 0)
     assert attempt["ended"] >= attempt["began"]
 
 
-def test_status_of_a_killed_program_shows_what_it_said_last(ko: Ko, home: Path) -> None:
-    shown = ko("status", ended(killed.run_async()).job_id)
+def test_status_of_a_killed_program_shows_what_it_said_last(kinor: Ko, home: Path) -> None:
+    shown = kinor("status", ended(killed.run_async()).job_id)
     assert shown.code == 1
     assert shown.out.count("ended by SIGKILL") == 1
     assert "\n\nIts last lines:\nabout to be killed\n\nThe log: " in shown.out
 
 
 def test_listing_changes_nothing_and_asking_for_the_status_moves_a_lost_job_on(
-    ko: Ko, live: JobHandle[str], home: Path
+    kinor: Ko, live: JobHandle[str], home: Path
 ) -> None:
     tree = processes.marked(f"KINETIC_PLACEMENT={home / 'run' / live.job_id}-1")
     (lock,) = (home / "run").glob("*/host-0.json")
@@ -367,45 +367,45 @@ def test_listing_changes_nothing_and_asking_for_the_status_moves_a_lost_job_on(
         processes.send(pid, signal.SIGKILL)
     wait_until(lambda: all(gone(pid) for pid in (guard, *(process.pid for process in tree))))
     for _ in range(2):
-        shown = ko("jobs")
+        shown = kinor("jobs")
         assert live.job_id in shown.out
         assert "were killed" in shown.err
         assert [attempt.verdict for attempt in live.history()] == [None]
-    assert ko("status", live.job_id).code == 4
+    assert kinor("status", live.job_id).code == 4
     assert len(live.history()) == 2
 
 
 # ---- logs --------------------------------------------------------------------------------------------------
 
 
-def test_logs_show_every_host_and_one_alone(ko: Ko, home: Path) -> None:
+def test_logs_show_every_host_and_one_alone(kinor: Ko, home: Path) -> None:
     job = ended(speak.run_async())
-    lines = ko("logs", job.job_id).out.splitlines()
+    lines = kinor("logs", job.job_id).out.splitlines()
     assert sorted(lines) == [f"[host {host}] line {number} of {host}" for host in range(4) for number in range(3)]
-    assert ko("logs", job.job_id, "--host", "2").out == "line 0 of 2\nline 1 of 2\nline 2 of 2\n"
-    assert ko("logs", job.job_id, "--host", "2", "--tail", "1").out == "line 2 of 2\n"
-    assert ko("logs", job.job_id, "-n", "0").out == ""
-    wrong = ko("logs", job.job_id, "--host", "4")
+    assert kinor("logs", job.job_id, "--host", "2").out == "line 0 of 2\nline 1 of 2\nline 2 of 2\n"
+    assert kinor("logs", job.job_id, "--host", "2", "--tail", "1").out == "line 2 of 2\n"
+    assert kinor("logs", job.job_id, "-n", "0").out == ""
+    wrong = kinor("logs", job.job_id, "--host", "4")
     assert wrong.code == 2
     assert "4 hosts, counted from 0" in wrong.err
 
 
-def test_the_log_of_a_job_without_output_says_how_the_job_stands(ko: Ko, home: Path, gate: Path) -> None:
+def test_the_log_of_a_job_without_output_says_how_the_job_stands(kinor: Ko, home: Path, gate: Path) -> None:
     job = be_quiet.run_async(str(gate))
     told = f"kinetic: {job.job_id} has no output: "
-    shown = ko("logs", job.job_id)
+    shown = kinor("logs", job.job_id)
     assert (shown.code, shown.out, shown.err.startswith(told)) == (0, "", True)
-    assert ko("logs", job.job_id, "--json").err == ""
+    assert kinor("logs", job.job_id, "--json").err == ""
     job.cancel("too dear")
-    shown = ko("logs", job.job_id)
+    shown = kinor("logs", job.job_id)
     assert (shown.code, shown.out) == (0, "")
     assert shown.err.startswith(f"{told}CANCELLED: ")
     assert "too dear" in shown.err
 
 
-def test_logs_as_json_are_one_event_on_each_line(ko: Ko, home: Path) -> None:
+def test_logs_as_json_are_one_event_on_each_line(kinor: Ko, home: Path) -> None:
     job = ended(add.run_async(1, 2))
-    events = [json.loads(line) for line in ko("logs", job.job_id, "--json").out.splitlines()]
+    events = [json.loads(line) for line in kinor("logs", job.job_id, "--json").out.splitlines()]
     told = {event["event"]: event for event in events}
     assert told["output"]["text"] == "adding\n"
     assert (told["output"]["stream"], told["output"]["host"], told["output"]["attempt"]) == ("stdout", 0, 1)
@@ -430,9 +430,9 @@ def test_following_a_log_ends_with_the_job_and_has_its_exit_code(home: Path, gat
         assert real("logs", *options, failed.job_id).out.endswith("ValueError: no such rate\n"), options
 
 
-def test_following_only_the_tail_of_a_log(ko: Ko, home: Path) -> None:
+def test_following_only_the_tail_of_a_log(kinor: Ko, home: Path) -> None:
     job = ended(speak.run_async())
-    shown = ko("logs", "-f", "-n", "2", "--host", "1", job.job_id)
+    shown = kinor("logs", "-f", "-n", "2", "--host", "1", job.job_id)
     assert (shown.code, shown.out) == (0, "line 1 of 1\nline 2 of 1\n")
 
 
@@ -468,11 +468,11 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_end_it(
 # ---- result ------------------------------------------------------------------------------------------------
 
 
-def test_a_result_is_printed_as_python_shows_it_and_for_programs_as_json(ko: Ko, home: Path) -> None:
+def test_a_result_is_printed_as_python_shows_it_and_for_programs_as_json(kinor: Ko, home: Path) -> None:
     job = add.run_async(1, 2)
-    shown = ko("result", job.job_id)
+    shown = kinor("result", job.job_id)
     assert (shown.code, shown.out) == (0, "{'sum': 3, 'lost': nan}\n")
-    assert ko("result", job.job_id, "--json").json == {
+    assert kinor("result", job.job_id, "--json").json == {
         "job_id": job.job_id,
         "state": "SUCCEEDED",
         "value": {"sum": 3, "lost": None},  # JSON has no NaN
@@ -481,24 +481,24 @@ def test_a_result_is_printed_as_python_shows_it_and_for_programs_as_json(ko: Ko,
     }
 
 
-def test_what_a_job_raised_is_told_with_its_remote_traceback(ko: Ko, home: Path) -> None:
+def test_what_a_job_raised_is_told_with_its_remote_traceback(kinor: Ko, home: Path) -> None:
     job = fail.run_async()
-    shown = ko("result", job.job_id)
+    shown = kinor("result", job.job_id)
     assert (shown.code, shown.out) == (1, "")
     assert f"job {job.job_id} raised ValueError: no such rate" in shown.err
     assert 'raise ValueError("no such rate")' in shown.err  # the host's own line
-    answer = ko("result", job.job_id, "--json")
+    answer = kinor("result", job.job_id, "--json")
     assert (answer.code, answer.json["state"], answer.json["value"], answer.json["repr"]) == (1, "FAILED", None, None)
     assert (answer.json["error"]["type"], answer.json["error"]["message"]) == ("ValueError", "no such rate")
 
 
-def test_a_result_that_is_not_there_yet_has_its_own_exit_code(ko: Ko, live: JobHandle[str]) -> None:
-    assert ko("result", live.job_id, "--timeout", "0").code == 4
-    shown = ko("result", live.job_id, "--timeout", "0.1s")
+def test_a_result_that_is_not_there_yet_has_its_own_exit_code(kinor: Ko, live: JobHandle[str]) -> None:
+    assert kinor("result", live.job_id, "--timeout", "0").code == 4
+    shown = kinor("result", live.job_id, "--timeout", "0.1s")
     assert shown.code == 4
     assert "it goes on" in shown.err
-    assert ko("result", live.job_id, "--timeout", "0", "--json").json["state"] == "RUNNING"
-    wrong = ko("result", live.job_id, "--timeout", "-3")
+    assert kinor("result", live.job_id, "--timeout", "0", "--json").json["state"] == "RUNNING"
+    wrong = kinor("result", live.job_id, "--timeout", "-3")
     assert wrong.code == 2
     assert "--timeout" in wrong.err
 
@@ -531,24 +531,24 @@ def test_waiting_is_shown_live_on_a_terminal(home: Path, live: JobHandle[str], g
 # ---- cancel ------------------------------------------------------------------------------------------------
 
 
-def test_cancel_ends_a_job_and_keeps_the_reason(ko: Ko, live: JobHandle[str]) -> None:
-    shown = ko("cancel", live.job_id, "--reason", "too dear")
+def test_cancel_ends_a_job_and_keeps_the_reason(kinor: Ko, live: JobHandle[str]) -> None:
+    shown = kinor("cancel", live.job_id, "--reason", "too dear")
     assert (shown.code, shown.out) == (0, f"{live.job_id}  CANCELLED\n")
-    shown = ko("result", live.job_id)
+    shown = kinor("result", live.job_id)
     assert shown.code == 1
     assert "too dear" in shown.err
-    assert ko("status", live.job_id).code == 1
+    assert kinor("status", live.job_id).code == 1
 
 
-def test_cancelling_what_ended_changes_nothing(ko: Ko, home: Path) -> None:
+def test_cancelling_what_ended_changes_nothing(kinor: Ko, home: Path) -> None:
     good, bad = ended(add.run_async(1, 2)), ended(fail.run_async())
-    shown = ko("cancel", good.job_id, bad.job_id)
+    shown = kinor("cancel", good.job_id, bad.job_id)
     assert (shown.code, shown.out) == (0, f"{good.job_id}  SUCCEEDED\n{bad.job_id}  FAILED\n")
-    assert [job["state"] for job in ko("cancel", good.job_id, bad.job_id, "--json").json] == ["SUCCEEDED", "FAILED"]
+    assert [job["state"] for job in kinor("cancel", good.job_id, bad.job_id, "--json").json] == ["SUCCEEDED", "FAILED"]
 
 
-def test_a_wrong_id_among_several_cancels_none(ko: Ko, live: JobHandle[str]) -> None:
-    assert ko("cancel", live.job_id, "job-ffffffffffff").code == 3
+def test_a_wrong_id_among_several_cancels_none(kinor: Ko, live: JobHandle[str]) -> None:
+    assert kinor("cancel", live.job_id, "job-ffffffffffff").code == 3
     assert not live.peek().status.final
 
 
@@ -556,80 +556,80 @@ def test_a_wrong_id_among_several_cancels_none(ko: Ko, live: JobHandle[str]) -> 
 
 
 def test_reap_names_what_it_would_remove_and_then_removes_it(
-    ko: Ko, home: Path, monkeypatch: pytest.MonkeyPatch
+    kinor: Ko, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = ended(add.run_async(1, 2))
-    assert ko("reap").err.endswith("kinetic: nothing to remove\n")
+    assert kinor("reap").err.endswith("kinetic: nothing to remove\n")
     monkeypatch.setenv("KINETIC_RETENTION", "0")
-    shown = ko("reap", "--dry-run")
+    shown = kinor("reap", "--dry-run")
     assert job.job_id in shown.out
     assert "1 would be removed" in shown.err
-    assert ko("status", job.job_id).code == 0
-    told = ko("reap", "--json").json
+    assert kinor("status", job.job_id).code == 0
+    told = kinor("reap", "--json").json
     assert (told["dry_run"], told["reaped"][0]["what"], told["reaped"][0]["name"]) == (False, "job", job.job_id)
-    assert ko("status", job.job_id).code == 3
+    assert kinor("status", job.job_id).code == 3
 
 
-def test_capacity_shows_what_jobs_met_lately_and_what_follows_from_it(ko: Ko, home: Path) -> None:
-    assert "no attempt of this deployment" in ko("capacity").err
+def test_capacity_shows_what_jobs_met_lately_and_what_follows_from_it(kinor: Ko, home: Path) -> None:
+    assert "no attempt of this deployment" in kinor("capacity").err
     store, _, _ = place_of()
     now, key = store.now(), FactKey("tpu-vm", "us-east5-a", "v6e", 16, "spot")
     for number, (outcome, ago) in enumerate((("got", 900.0), ("stockout", 250.0), ("stockout", 240.0))):
         records.learn(store, key, outcome, now - ago, f"job-{number}-1")
     records.learn(store, key._replace(place="europe-west4-a"), "got", now - 3600, "job-9-1")
-    heading, old, row = ko("capacity").out.splitlines()
+    heading, old, row = kinor("capacity").out.splitlines()
     assert heading.split() == ["PLACE", "HARDWARE", "BOUGHT", "LATELY", "STATE", "WHY"]
     assert old.endswith("unknown   too long ago to say anything")
     assert " ".join(row.split()) == (
         "us-east5-a v6e-16 spot got, 2 × stockout stockout stockout 4 min ago, seen by 2 jobs"
     )
-    (_, fact) = ko("capacity", "--json").json["facts"]
+    (_, fact) = kinor("capacity", "--json").json["facts"]
     assert (fact["place"], fact["size"], fact["state"], len(fact["attempts"])) == ("us-east5-a", 16, "stockout", 3)
 
 
-def test_cost_adds_up_and_says_what_uncharged_jobs_would_cost(ko: Ko, home: Path) -> None:
-    assert "no job was made" in ko("cost").err
+def test_cost_adds_up_and_says_what_uncharged_jobs_would_cost(kinor: Ko, home: Path) -> None:
+    assert "no job was made" in kinor("cost").err
     ended(add.run_async(1, 2))
     ended(speak.run_async())
-    shown = ko("cost", "--since", "1h")
+    shown = kinor("cost", "--since", "1h")
     heading, row = shown.out.splitlines()
     assert heading.split() == (
         ["DAY", "JOBS", "UNCHARGED", "QUEUED", "READY", "PROGRAM", "GOODPUT", "CHIP-HOURS", "COST"]
     )  # fmt: skip
     assert re.fullmatch(r"\S+ +2 +2 +[0-9.]+ s +[0-9.]+ s +[0-9.]+ s +0\.00 +\$0\.00", row)
     assert "on the hardware that was named" in shown.err
-    told = ko("cost", "--json", "--by", "month").json
+    told = kinor("cost", "--json", "--by", "month").json
     assert (told["periods"][0]["jobs"], told["usd"]) == (2, 0)
     assert told["uncharged_usd"] > 0
     assert {job["name"] for job in told["jobs"]} == {"add", "speak"}
-    assert ko("cost", "--since", "0").out == ""
+    assert kinor("cost", "--since", "0").out == ""
 
 
-def test_cost_of_one_job_tells_what_it_took_and_would_have_cost(ko: Ko, home: Path) -> None:
+def test_cost_of_one_job_tells_what_it_took_and_would_have_cost(kinor: Ko, home: Path) -> None:
     job = ended(speak.run_async())
-    shown = ko("cost", job.job_id.removeprefix("job-")[:6])
+    shown = kinor("cost", job.job_id.removeprefix("job-")[:6])
     fields = dict(line.split(None, 1) for line in shown.out.splitlines())
     assert list(fields) == ["job", "hardware", "attempts", "queued", "READY", "program", "cost"]
     assert "chip-hours" in fields["READY"]
     assert fields["cost"].startswith("$0.00 on this machine; on Cloud TPU v5litepod-16")
-    told = ko("cost", job.job_id, "--json").json
+    told = kinor("cost", job.job_id, "--json").json
     assert (told["job_id"], told["attempts"], told["usd"], told["uncharged"]) == (job.job_id, 1, 0.0, True)
     assert told["would_have_cost_usd"] > 0
     assert 0 < told["program_seconds"] <= told["ready_seconds"]
     assert (told["productive_seconds"], told["goodput"], told["parts"]) == (None, None, {})
-    row = ko("cost", "--jobs").out.splitlines()[1]
+    row = kinor("cost", "--jobs").out.splitlines()[1]
     assert row.startswith(f"{job.job_id}  speak  v5e-16")
-    assert ko("cost", "nosuchjob").code == 3
+    assert kinor("cost", "nosuchjob").code == 3
 
 
 def test_cost_adds_up_each_pipeline_and_month_beside_its_budget(
-    ko: Ko, home: Path, monkeypatch: pytest.MonkeyPatch
+    kinor: Ko, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "no job was made since the beginning of " in ko("cost", "--by", "pipeline").err
+    assert "no job was made since the beginning of " in kinor("cost", "--by", "pipeline").err
     ended(add.run_async(1, 2))
     ended(speak.run_async())
     monkeypatch.setenv("KINETIC_BUDGETS", "add=2USD,*=5USD:warn,later=$7,total=9")
-    shown = ko("cost", "--by", "pipeline", "--jobs").out.splitlines()
+    shown = kinor("cost", "--by", "pipeline", "--jobs").out.splitlines()
     heading = next(line for line in shown if line.startswith("MONTH"))
     assert heading.split() == (
         ["MONTH", "PIPELINE", "JOBS", "UNCHARGED", "READY", "CHIP-HOURS", "COST", "BUDGET", "USED"]
@@ -639,53 +639,53 @@ def test_cost_adds_up_each_pipeline_and_month_beside_its_budget(
     assert re.search(r" 1 +1 .* \$0\.00 +\$2\.00, refuse +\$0\.00 \(0%\)$", rows["add"])
     assert "$5.00, warn" in rows["speak"] and "$7.00, refuse" in rows["later"]
     assert re.search(r"total +2 +2 .*\$9\.00, refuse", rows["total"])
-    told = ko("cost", "--by", "pipeline", "--json").json["pipelines"]
+    told = kinor("cost", "--by", "pipeline", "--json").json["pipelines"]
     found = {row["pipeline"]: row for row in told}
     assert found["total"]["budget"] == {
         "usd": 9.0, "action": "refuse", "spent_usd": 0.0, "jobs": 0, "unpriced": 0, "used": 0.0
     }  # fmt: skip
     assert found["add"]["jobs"] == 1
     monkeypatch.setenv("KINETIC_BUDGETS", "")
-    assert [row["budget"] for row in ko("cost", "--by", "pipeline", "--json").json["pipelines"]] == [None, None]
+    assert [row["budget"] for row in kinor("cost", "--by", "pipeline", "--json").json["pipelines"]] == [None, None]
 
 
-def test_reap_forgets_what_pipelines_spent_long_ago(ko: Ko, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reap_forgets_what_pipelines_spent_long_ago(kinor: Ko, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ended(add.run_async(1, 2))._job.store
     old, new = (f"budgets/{month}/total/ledger.json" for month in ("2020-01", "2999-01"))
     for name in (old, new):
         store.put(name, b"{}")
-    assert not [item for item in ko("reap", "--json").json["reaped"] if item["what"] == "budgets"], "nobody has any"
+    assert not [item for item in kinor("reap", "--json").json["reaped"] if item["what"] == "budgets"], "nobody has any"
     monkeypatch.setenv("KINETIC_BUDGETS", "total=9")
     for words in (["--dry-run"], []):
-        [item] = [item for item in ko("reap", "--json", *words).json["reaped"] if item["what"] == "budgets"]
+        [item] = [item for item in kinor("reap", "--json", *words).json["reaped"] if item["what"] == "budgets"]
         assert (item["name"], item["why"]) == ("1 records", "of months more than 400d ago")
         assert (store.read(old) is not None) is bool(words)
     assert store.read(new) is not None
 
 
 def test_a_budget_in_another_currency_is_refused_by_every_command(
-    ko: Ko, home: Path, monkeypatch: pytest.MonkeyPatch
+    kinor: Ko, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KINETIC_BUDGETS", "retrain=500EUR")
     for words in (["cost"], ["jobs"]):
-        refused = ko(*words)
+        refused = kinor(*words)
         assert refused.code == 2
         assert "budgets are in US dollars" in refused.err and "write retrain=500USD" in refused.err
     with pytest.raises(UsageError, match="write retrain=500USD"):
         add.run_async(1, 2)
 
 
-def test_what_runs_on_this_machine_foresees_nothing_unless_its_limits_do(ko: Ko, home: Path) -> None:
+def test_what_runs_on_this_machine_foresees_nothing_unless_its_limits_do(kinor: Ko, home: Path) -> None:
     ended(add.run_async(1, 2))
-    refused = ko("cost", "--forecast", "add", "--every", "1d")
+    refused = kinor("cost", "--forecast", "add", "--every", "1d")
     assert refused.code == 2 and "add has no run in the last 90d that was charged for" in refused.err
     for words, said in (
         (["add"], "needs one schedule"), (["add", "--every", "1d", "--by", "pipeline"], "leave out the job"),
         (["add", "--cron", "61 * * * *"], "minute '61' is none"),
     ):  # fmt: skip
-        refused = ko("cost", "--forecast", *words)
+        refused = kinor("cost", "--forecast", *words)
         assert refused.code == 2 and said in refused.err
-    assert "the schedule of a --forecast" in ko("cost", "--every", "1d").err
+    assert "the schedule of a --forecast" in kinor("cost", "--every", "1d").err
 
 
 # ---- plan, lock --------------------------------------------------------------------------------------------
@@ -935,26 +935,26 @@ def test_a_slice_that_this_machine_cannot_hold_is_refused_by_the_plan(project: P
     assert "KINETIC_MAX_HOSTS" in shown.err
 
 
-def test_a_committed_lock_is_taken_as_it_is(ko: Ko, home: Path, tmp_path: Path) -> None:
+def test_a_committed_lock_is_taken_as_it_is(kinor: Ko, home: Path, tmp_path: Path) -> None:
     committed = tmp_path / "requirements.txt"
     committed.write_text(f"wheels==1.0 \\\n    --hash=sha256:{'0' * 64}\n", encoding="utf-8")
-    shown = ko("lock", str(committed))
+    shown = kinor("lock", str(committed))
     assert (shown.code, shown.out) == (0, committed.read_text(encoding="utf-8"))
     assert "1 package" in shown.err and "used as it is" in shown.err
     output = tmp_path / "lock.txt"
-    told = ko("lock", str(committed), "-o", str(output), "--json").json
+    told = kinor("lock", str(committed), "-o", str(output), "--json").json
     assert output.read_text(encoding="utf-8") == committed.read_text(encoding="utf-8")
     assert (told["packages"], told["output"], told["text"]) == (1, str(output), None)
 
 
-def test_requirements_that_are_not_there_are_a_usage_error(ko: Ko, home: Path) -> None:
-    shown = ko("lock", "nowhere.txt")
+def test_requirements_that_are_not_there_are_a_usage_error(kinor: Ko, home: Path) -> None:
+    shown = kinor("lock", "nowhere.txt")
     assert shown.code == 2
     assert "nowhere.txt" in shown.err
 
 
 def test_a_plan_for_a_cluster_names_places_and_not_what_cloud_tpu_has(
-    ko: Ko, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kinor: Ko, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {"BACKEND": "gke", "PROJECT": "p", "CLUSTER": "prod", "SIGNING_KEY": "0123456789abcdef"}
     for name, value in names.items():
@@ -962,7 +962,7 @@ def test_a_plan_for_a_cluster_names_places_and_not_what_cloud_tpu_has(
     (tmp_path / "train.py").write_text(
         "import kinetic_orchestration as kinetic\n\n@kinetic.run(accelerator='v5e-8')\ndef train():\n    pass\n"
     )
-    shown = ko("plan", str(tmp_path / "train.py"))
+    shown = kinor("plan", str(tmp_path / "train.py"))
     assert re.search(r"^places +prod/default$", shown.out, re.MULTILINE), shown.out
     assert re.search(r"^price .* an hour while its nodes exist in prod/default \(8 × ", shown.out, re.MULTILINE)
     assert "\nv5e-8: 8 chips (2x4), 1 host × 8 chips, GKE v5e-8\n" in shown.out
@@ -970,14 +970,14 @@ def test_a_plan_for_a_cluster_names_places_and_not_what_cloud_tpu_has(
 
 
 def test_a_choice_on_a_cluster_has_prices_and_is_refused_by_name(
-    ko: Ko, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kinor: Ko, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {"BACKEND": "gke", "PROJECT": "p", "CLUSTER": "prod", "SIGNING_KEY": "0123456789abcdef"}
     for name, value in names.items():
         monkeypatch.setenv(f"KINETIC_{name}", value)
     program = "import kinetic_orchestration as kinetic\n\n@kinetic.run(accelerator={})\ndef train():\n    pass\n"
     (tmp_path / "train.py").write_text(program.format("['v5e-8', 'v6e-8'], capacity=['spot', 'flex-start']"))
-    shown = ko("plan", str(tmp_path / "train.py"))
+    shown = kinor("plan", str(tmp_path / "train.py"))
     assert re.search(r"^v5e-8 +8 on 1 host +spot +prod/default +~\$[\d.]+ +first in your order$", shown.out, re.M), (
         shown.out
     )
@@ -985,7 +985,7 @@ def test_a_choice_on_a_cluster_has_prices_and_is_refused_by_name(
         r"^v6e-8 +8 on 1 host +flex-start +prod/default +~\$[\d.]+ +number 4 in your order$", shown.out, re.M
     )
     (tmp_path / "train.py").write_text(program.format("['v6e-8', 'v6e-16'], capacity=['spot', 'flex-start']"))
-    refused = ko("plan", str(tmp_path / "train.py"))
+    refused = kinor("plan", str(tmp_path / "train.py"))
     assert "in the choice of v6e-16, flex-start: the job has 4 hosts, and flex-start gives machines" in refused.err
 
 
@@ -993,7 +993,7 @@ def test_a_choice_on_a_cluster_has_prices_and_is_refused_by_name(
     ("namespace", "place"), [({}, "unknown"), ({"KINETIC_NAMESPACE": "training"}, "unknown/training")]
 )
 def test_leftovers_of_a_cluster_that_is_not_known_are_of_an_unknown_place(
-    ko: Ko, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: dict[str, str], place: str
+    kinor: Ko, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: dict[str, str], place: str
 ) -> None:
     key = {"KINETIC_SIGNING_KEY": "0123456789abcdef"}
     for name, value in {
@@ -1003,6 +1003,6 @@ def test_leftovers_of_a_cluster_that_is_not_known_are_of_an_unknown_place(
         **key,
     }.items():
         monkeypatch.setenv(name, value)
-    heading, row = ko("reap").out.splitlines()
+    heading, row = kinor("reap").out.splitlines()
     assert (heading.split()[0], row.split()[:2]) == ("PLACE", [place, "leftovers"])
     assert "not looked at" in row

@@ -1,4 +1,4 @@
-"""`ko plan` of a job that keeps its slice or asks several places: what fits now, until when, and what is asked together."""
+"""`kinor plan` of a job that keeps its slice or asks several places: what fits now, until when, and what is asked together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _has_key_and_zones(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Return a function that returns the words of `ko plan` for these options of a job, written `at` that time."""
+    """Return a function that returns the words of `kinor plan` for these options of a job, written `at` that time."""
 
     def asked(*more: str, at: float = 0.0, **options: Any) -> str:
         given = {"accelerator": "v6e-8", "backend": "tpu-vm", "requirements": [], **options}

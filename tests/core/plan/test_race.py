@@ -1,4 +1,4 @@
-"""`race=`: which jobs may ask several places at once, and what `ko plan` says of them."""
+"""`race=`: which jobs may ask several places at once, and what `kinor plan` says of them."""
 
 from __future__ import annotations
 

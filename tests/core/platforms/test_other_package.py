@@ -66,7 +66,7 @@ class TestSubprocessBackend(BackendContract):
         return [*map(str, processes_of(self.home)), *folders]
 
 
-def ko(*words: str) -> subprocess.CompletedProcess[str]:
+def kinor(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "kinetic_orchestration.cli", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
@@ -87,14 +87,14 @@ def test_a_job_runs_on_it_with_its_own_options(program: Path) -> None:
 
 
 def test_plan_and_doctor_know_it(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = ko("plan", f"{program}:told")
+    planned = kinor("plan", f"{program}:told")
     assert planned.returncode == 0, planned.stderr
     assert "backend      subprocesses" in planned.stdout
     assert "4 × nice -n 5 python" in planned.stdout
     monkeypatch.setenv("KINETIC_BACKEND", "subprocesses")
-    examined = ko("doctor")
+    examined = kinor("doctor")
     assert "subprocesses, a backend of kinetic_subprocesses 1.0 (kinetic_subprocesses:PLATFORM)" in examined.stdout
     monkeypatch.setenv("NICE", "20")
-    refused = ko("plan", f"{program}:told")
+    refused = kinor("plan", f"{program}:told")
     assert refused.returncode != 0
     assert "nice is a number from 0 to 19, not 20" in refused.stderr

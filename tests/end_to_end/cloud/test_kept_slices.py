@@ -1,4 +1,4 @@
-"""The commands for slices that stay warm: `ko slices`, `ko release`, and who pays for the time that they wait."""
+"""The commands for slices that stay warm: `kinor slices`, `kinor release`, and who pays for the time that they wait."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_kept_slice_is_listed_released_and_paid_for_by_whoever_left_it(
 
     code, _, err = shown(capsys, "release", name)
     assert (code in (0, 4), "deleted" in err) == (True, True), err
-    assert "released by `ko release`" in lease_of(job).why
+    assert "released by `kinor release`" in lease_of(job).why
     assert told(capsys, "slices") == {"slices": []}
     cloud.wait_until_empty(60)
     (ended,) = told(capsys, "slices", "--all")["slices"]
@@ -114,7 +114,7 @@ def test_a_slice_that_somebody_has_deleted_is_not_told_as_one_that_waits(
     cloud.wait_until_empty(60)
     (kept,) = told(capsys, "slices")["slices"]
     assert kept["gone"] is True and kept["state"] in ("free", "ended")
-    assert "its hosts are gone; `ko release` ends its lease" in shown(capsys, "slices")[1]
+    assert "its hosts are gone; `kinor release` ends its lease" in shown(capsys, "slices")[1]
     code, _, err = shown(capsys, "release", name)
     assert (code, "deleted" in err) == (0, True), err
     assert told(capsys, "slices") == {"slices": []}

@@ -1,4 +1,4 @@
-"""The page of capacity shows what `ko plan` prints, of programs that are accepted as they are written."""
+"""The page of capacity shows what `kinor plan` prints, of programs that are accepted as they are written."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from tests.support import instances
 from tests.support.pages import PAGES, ROOT, SOURCE, page, programs
 
 PACKAGE = ROOT / "kinetic_orchestration"
-CALLED = re.compile(r"(?:^(?:\$ )?|`)(?:ko|kinetic-orchestration) ([a-z][a-z-]*)", re.M)
+CALLED = re.compile(r"(?:^(?:\$ )?|`)(?:kinor|kinetic-orchestration) ([a-z][a-z-]*)", re.M)
 
 
 def rows(text: str, heading: str = "") -> list[list[str]]:
@@ -149,7 +149,9 @@ def test_every_command_is_named_in_the_readme_and_every_command_in_the_docs_is_o
 def test_every_option_that_the_docs_use_with_a_command_exists() -> None:
     known = commands()
     for path in PAGES:
-        for line in re.findall(r"(?:ko|kinetic-orchestration) ([a-z-]+ [^`\n#|]*)", path.read_text(encoding="utf-8")):
+        for line in re.findall(
+            r"(?:kinor|kinetic-orchestration) ([a-z-]+ [^`\n#|]*)", path.read_text(encoding="utf-8")
+        ):
             command, *words = line.split()
             given = {word.partition("=")[0] for word in words if re.fullmatch(r"--?[a-z][a-z-]*(=.*)?", word)}
             if command in known:
@@ -240,7 +242,7 @@ def test_the_first_program_of_a_page_can_be_planned(
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / file).write_text(programs(name)[file], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    assert f"ko plan {file}:" in page(name) or f"kinetic-orchestration plan {file}:" in page(name)
+    assert f"kinor plan {file}:" in page(name) or f"kinetic-orchestration plan {file}:" in page(name)
     command = [sys.executable, "-m", "kinetic_orchestration.cli", "plan", file]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -251,7 +253,7 @@ def test_no_command_of_a_page_takes_a_program_that_the_page_shows_only_later(pat
     text = path.read_text(encoding="utf-8")
     for file in programs(str(path.relative_to(ROOT))):
         before = text.partition(f"# {file}")[0]
-        early = re.findall(rf"(?m)^ *(?:\$ )?(?:ko|kinetic-orchestration|python) .*\b{re.escape(file)}.*$", before)
+        early = re.findall(rf"(?m)^ *(?:\$ )?(?:kinor|kinetic-orchestration|python) .*\b{re.escape(file)}.*$", before)
         assert not early, f"{path.name} shows {file} after {early}"
 
 

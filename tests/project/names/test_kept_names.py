@@ -51,7 +51,7 @@ TICKET = {
 
 def test_the_entry_points_are_where_airflow_dagster_and_pytest_look_for_them() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert set(project["scripts"]) == {"kinetic-orchestration", "ko"}
+    assert set(project["scripts"]) == {"kinetic-orchestration", "kinor"}
     assert project["entry-points"] == {
         "apache_airflow_provider": {"provider_info": "airflow_kinetic.get_provider_info:get_provider_info"},
         "dagster_dg_cli.registry_modules": {"dagster_kinetic": "dagster_kinetic"},

@@ -73,7 +73,7 @@ def install(distribution: Path, folder: Path) -> tuple[Path, dict[str, str]]:
 def begin(distribution: Path, environ: dict[str, str], work: Path) -> None:
     """Import what was installed, and ask it for its version."""
     _run(["python", "-c", IMPORTS], work, environ)
-    _says(_run(["ko", "--version"], work, environ), distribution.name.split("-")[1].removesuffix(".tar.gz"))
+    _says(_run(["kinor", "--version"], work, environ), distribution.name.split("-")[1].removesuffix(".tar.gz"))
 
 
 def try_out(distribution: Path, folder: Path) -> None:
@@ -85,7 +85,7 @@ def try_out(distribution: Path, folder: Path) -> None:
     (work / "cloud.py").write_text(ON_THE_CLOUD, encoding="utf-8")
     shutil.copy(EXAMPLE, work)
     begin(distribution, environ, work)
-    _says(_run(["ko", "accelerators", "v5e-16"], work, environ), "4 hosts")
+    _says(_run(["kinor", "accelerators", "v5e-16"], work, environ), "4 hosts")
     _says(_run(["python", "train.py"], work, environ), "'devices': 16")
     _says(_run(["python", EXAMPLE.name], work, environ), "result   accuracy 9")
     if emulates():
@@ -100,11 +100,11 @@ def emulates() -> bool:
 
 @contextlib.contextmanager
 def emulated(work: Path, environ: dict[str, str]) -> Iterator[dict[str, str]]:
-    """An emulated cloud of `ko emulator`, as the variables that it prints."""
+    """An emulated cloud of `kinor emulator`, as the variables that it prints."""
     printed = work / "cloud.env"
     with printed.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(
-            [shutil.which("ko", path=environ["PATH"]) or "ko", "emulator", "--print-env"],
+            [shutil.which("kinor", path=environ["PATH"]) or "kinor", "emulator", "--print-env"],
             cwd=work,
             env=environ,
             stdout=file,

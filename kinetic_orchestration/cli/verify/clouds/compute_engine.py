@@ -266,6 +266,6 @@ def cheapest(settings: Settings, *, spot: bool) -> str:
     if not found:
         raise UsageError(
             "no price of a GPU is known, so neither the cheapest one nor a budget can be: read Google's list with "
-            f"`ko prices --refresh`, or name the price of one for an hour with KINETIC_PRICES=l4{':spot' * spot}=…"
+            f"`kinor prices --refresh`, or name the price of one for an hour with KINETIC_PRICES=l4{':spot' * spot}=…"
         )
     return min(found)[1]

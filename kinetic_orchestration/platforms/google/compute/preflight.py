@@ -222,7 +222,8 @@ def _subnetworks(api: Instances, plan: Plan, found: Mapping[str, str]) -> Findin
             said = f"{path} has no Private Google Access, by which VMs without external addresses reach the bucket"
             fix = (
                 f"gcloud compute networks subnets update {name} --project={project} --region={region} "
-                "--enable-private-ip-google-access; package indexes take Cloud NAT as well, or ko stage-tools --offline"
+                "--enable-private-ip-google-access; package indexes take Cloud NAT as well, or "
+                "kinor stage-tools --offline"
             )
             return Finding("subnetwork", WARNING, said, fix)  # another way out may be there: a NAT of one's own
     return Finding("subnetwork", OK, ", ".join(found))

@@ -175,7 +175,7 @@ _NO_PREEMPTION = re.compile(r"\.?\s*(?:no new claims to deallocate, )?preemption
 # Of an autoscaler: the messages of its events on a pod, by their reasons. GKE's own says some things as words with
 # dots between them, which are the names that its log has for them.
 _TOPOLOGY = r"tpu[ .](?:topology|configuration)[ .]invalid"
-_NO_TOPOLOGY = "GKE has no machines of that topology ({labels}): 'ko accelerators' lists those of each generation"
+_NO_TOPOLOGY = "GKE has no machines of that topology ({labels}): 'kinor accelerators' lists those of each generation"
 _TRIGGERED = "TriggeredScaleUp"
 _NOT_TRIGGERED = "NotTriggerScaleUp"
 _SCALING = {

@@ -130,7 +130,7 @@ def test_of_a_job_that_pours_so_many_lines_a_second_are_told_and_once_what_was_l
 def test_of_what_was_there_before_a_trigger_began_the_newest_lines_of_all_hosts_are_written() -> None:
     """A triggerer that was restarted reads all of it again, and what nobody has shown yet is at its end."""
     log = TaskLog(
-        2, "job-1", budget=Budget(10.0, now=lambda: 0.0), whole_log="ko logs job-1"
+        2, "job-1", budget=Budget(10.0, now=lambda: 0.0), whole_log="kinor logs job-1"
     )  # a hundred lines at once
     with structlog.testing.capture_logs() as records:
         log.hold()
@@ -143,7 +143,7 @@ def test_of_what_was_there_before_a_trigger_began_the_newest_lines_of_all_hosts_
         log.end()
     told, *lines, live = (record["event"] for record in records)
     assert told.startswith("5910 earlier lines are not written again. All of them")
-    assert told.endswith(": ko logs job-1")
+    assert told.endswith(": kinor logs job-1")
     assert sorted(lines) == sorted(2 * [str(line) for line in range(2955, 3000)])
     assert live == "live", "there is room for the next second's"
 

@@ -87,7 +87,7 @@ def is_there(name: str, there: dict[str, Any]) -> bool:
         return name in read or any(f'"{name}"' in Path(source).read_text(encoding="utf-8") for source in sources)
     if name.startswith("profile "):
         return name.removeprefix("profile ") in settings.SETTINGS
-    if name.startswith(("ko ", "kinetic ")):
+    if name.startswith(("kinor ", "kinetic ")):
         return name.partition(" ")[2] in VERBS
     if name.endswith((".txt", ".toml", "ignore")) or name.startswith("~"):
         return name == ignore.KINETIC
@@ -210,9 +210,9 @@ def test_a_file_of_profiles_that_is_not_read_is_named_by_doctor(tmp_path: Path) 
     [
         ("up --project p", "'up' is not here: no cluster is made"),
         ("pool add --accelerator v5litepod-4", "'pool add' is not here: a cluster's pools are its administrator's"),
-        ("jobs logs job-0 -f", "'jobs logs' is 'ko logs' here"),
-        ("jobs list", "'jobs list' is 'ko jobs' here"),
-        ("status", "'status' is 'ko doctor' here"),
+        ("jobs logs job-0 -f", "'jobs logs' is 'kinor logs' here"),
+        ("jobs list", "'jobs list' is 'kinor jobs' here"),
+        ("status", "'status' is 'kinor doctor' here"),
     ],
 )
 def test_a_command_of_keras_kinetic_says_what_it_is_here(

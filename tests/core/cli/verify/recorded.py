@@ -1,4 +1,4 @@
-"""The emulator's answers as `ko verify` ships them, recorded anew: a whole verification, and a tour of the states that
+"""The emulator's answers as `kinor verify` ships them, recorded anew: a whole verification, and a tour of the states that
 a quick one does not see: capacity that is waited for, that never comes, that is taken away.
 
     KINETIC_TEST_BASELINE=write python -m pytest -m slow tests/core/cli/verify/test_{baseline,on_compute}.py
@@ -51,7 +51,7 @@ def emulated(**options: Any) -> Iterator[Emulator]:
 def verified(
     cloud: Emulator, folder: Path, *arguments: str, within: float = 400.0, **environ: str
 ) -> tuple[Any, dict[str, Any], str]:
-    """One `ko verify`: its process, its document and its page."""
+    """One `kinor verify`: its process, its document and its page."""
     folder.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         [sys.executable, "-m", "kinetic_orchestration.cli", "verify", "--yes", "--output", str(folder), *arguments],

@@ -1,4 +1,4 @@
-"""The answers that `ko verify` ships as the emulator's are those of the emulator."""
+"""The answers that `kinor verify` ships as the emulator's are those of the emulator."""
 
 from __future__ import annotations
 

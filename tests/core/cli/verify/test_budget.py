@@ -165,7 +165,7 @@ def test_a_dry_run_is_the_plan_alone_and_needs_no_cloud(home: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "environ", "words"),
     [
-        ((), {}, "ko emulator --print-env"),
+        ((), {}, "kinor emulator --print-env"),
         (("--only", "nonsense"), CLOUD, "there is no step 'nonsense'"),
         (("--budget", "-1"), CLOUD, "--budget is -1"),
         (("--yes", "-o", "/proc/none"), CLOUD, "--output is /proc/none"),
@@ -210,7 +210,7 @@ def test_without_named_zones_they_are_those_of_the_bucket(
     assert here.zones == zones
     assert [step.wish.name for step in planned.steps if step.left_out] == left_out
     assert planned.most <= planned.usd == 5.0
-    advice = "; `ko prices --refresh` reads that of us-south1 and us-west1, and --zone us-central1-a does without"
+    advice = "; `kinor prices --refresh` reads that of us-south1 and us-west1, and --zone us-central1-a does without"
     assert planned.price.endswith(advice) == (location == "US") == ("--refresh" in planned.price)
 
 
@@ -219,7 +219,7 @@ def test_a_bucket_in_a_large_area_counts_the_dearest_price_until_those_of_its_re
     planned = budget.plan(WISHES, "v5e-1", 5.0, zones)
     assert planned.price == (
         "$1.56 a chip and hour, list price of 2024-12-23 for europe-west4, the dearest, as none is known for us-south1; "
-        "`ko prices --refresh` reads that of us-south1 and us-west1, and --zone us-central1-a does without"
+        "`kinor prices --refresh` reads that of us-south1 and us-west1, and --zone us-central1-a does without"
     )
     assert [step.wish.name for step in planned.steps if step.left_out] == ["four hosts"]
     for helped in (
@@ -234,7 +234,7 @@ def test_a_bucket_in_a_large_area_counts_the_dearest_price_until_those_of_its_re
     ):  # fmt: skip
         assert "--refresh" not in helped.price and [step for step in helped.steps if step.left_out] == []
     nowhere = budget.plan(WISHES, "v5e-1", 5.0, ["us-south1-a"]).price
-    assert nowhere.endswith("; `ko prices --refresh` reads that of us-south1")
+    assert nowhere.endswith("; `kinor prices --refresh` reads that of us-south1")
 
 
 def test_a_bucket_that_tells_no_zone_has_none_chosen_for_it(

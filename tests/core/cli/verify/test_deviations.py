@@ -1,4 +1,4 @@
-"""A cloud that is not as the emulator has it: `ko verify` finds each thing, and names it."""
+"""A cloud that is not as the emulator has it: `kinor verify` finds each thing, and names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ko verify` on Compute Engine: what it would make is known before, and one run proves every step and leaves nothing."""
+"""`kinor verify` on Compute Engine: what it would make is known before, and one run proves every step and leaves nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A byte decays on the disk, beneath the file system: every map believes it, and `ko doctor --verify` finds it."""
+"""A byte decays on the disk, beneath the file system: every map believes it, and `kinor doctor --verify` finds it."""
 
 from __future__ import annotations
 

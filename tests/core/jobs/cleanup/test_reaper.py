@@ -722,7 +722,7 @@ def test_what_a_remaining_job_is_made_of_is_asked_for_in_few_requests(here: Here
 def test_a_first_backend_that_may_not_be_used_hides_nothing_of_the_second(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A project of VMs alone has no Cloud TPU API, and `ko reap` finds its VMs all the same."""
+    """A project of VMs alone has no Cloud TPU API, and `kinor reap` finds its VMs all the same."""
     name = left_elsewhere(here, monkeypatch)
     first = MayNotBeUsed(here.settings)
     first.kind = "tpu-vm"

@@ -277,7 +277,7 @@ def fails() -> None:
     raise ValueError("no column 'label'")
 
 
-@pytest.mark.parametrize("way", ["ko logs", "ko logs -f", "logs(follow=True)"])
+@pytest.mark.parametrize("way", ["kinor logs", "kinor logs -f", "logs(follow=True)"])
 @pytest.mark.parametrize("terminal", [True, False], ids=["a terminal", "a pipe"])
 def test_what_a_job_failed_of_ends_its_log_in_bold_on_a_terminal(way: str, terminal: bool) -> None:
     job = started(fails)

@@ -204,7 +204,7 @@ def test_a_ledger_that_is_gone_or_not_there_yet_is_made_of_the_records(store: Cl
         store.delete(RETRAIN.name)
 
 
-@pytest.mark.parametrize("by", ["a submission", "ko cost"])
+@pytest.mark.parametrize("by", ["a submission", "kinor cost"])
 def test_a_damaged_ledger_is_told_of_put_aside_and_made_again(store: Clocked, load: Any, by: str) -> None:
     here = load("retrain=10")
     ran(store, 1, 1.0)
@@ -213,7 +213,7 @@ def test_a_damaged_ledger_is_told_of_put_aside_and_made_again(store: Clocked, lo
     with pytest.warns(
         UserWarning, match=r"ledger\.json cannot be read .*ledger\.json\.damaged. What 2026-11 has cost is"
     ):
-        if by == "ko cost":
+        if by == "kinor cost":
             spending.correct(store, RETRAIN, spending.of_all(store, here, budgets.began("2026-11")))
         else:
             assert spending.standing(store, RETRAIN, here) == Spent(pytest.approx(1.0), 1)
@@ -388,7 +388,7 @@ def test_a_price_that_is_not_known_is_told_before_and_never_counts_as_nothing(st
         admit(store, here, 3)
     priced = replace(here, prices={"v5e": 1.0, "v2": 0.5})
     jobs = spending.of_all(store, priced, budgets.began("2026-11"))
-    spending.correct(store, RETRAIN, jobs)  # as `ko cost --by pipeline` does
+    spending.correct(store, RETRAIN, jobs)  # as `kinor cost --by pipeline` does
     assert spending.standing(store, RETRAIN, priced) == Spent(pytest.approx(4 * 0.5), 1)
     admit(store, priced, 4)
 

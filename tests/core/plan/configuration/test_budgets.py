@@ -73,7 +73,9 @@ def test_a_budget_that_is_used_up_refuses_the_next_job_or_only_warns() -> None:
         refusal = judged("retrain=10", Spent(spent, 3)).refusal
         assert refusal.startswith("nothing was submitted: the budget of pipeline retrain, $10.00 a month, is used up:")
         assert f"${spent:,.2f} were spent on 3 jobs in 2026-11 (UTC)" in refusal
-        assert "`ko cost --by pipeline`" in refusal and "KINETIC_BUDGETS" in refusal and "retrain=10USD:warn" in refusal
+        assert (
+            "`kinor cost --by pipeline`" in refusal and "KINETIC_BUDGETS" in refusal and "retrain=10USD:warn" in refusal
+        )
         told = judged("retrain=10:warn", Spent(spent, 3))
         assert not told.refusal and "is used up" in told.warning
     assert "all pipelines together" in judged("total=10", Spent(10.0, 1)).refusal
@@ -91,7 +93,7 @@ def test_what_the_job_itself_may_cost_is_told_if_it_is_more_than_what_is_left() 
 def test_a_cost_that_is_not_known_never_counts_as_nothing() -> None:
     refusal = judged("retrain=10", Spent(4.0, 5, unpriced=3)).refusal
     assert "cannot be judged: the cost of 3 jobs of 2026-11 is not known" in refusal
-    assert "KINETIC_PRICES" in refusal and "ko prices --refresh" in refusal and "retrain=10USD:warn" in refusal
+    assert "KINETIC_PRICES" in refusal and "kinor prices --refresh" in refusal and "retrain=10USD:warn" in refusal
     assert (
         "cannot be judged: no price is known of x"
         in judged("retrain=10", Spent(), None, "no price is known of x").refusal

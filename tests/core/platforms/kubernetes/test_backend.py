@@ -148,7 +148,7 @@ def test_whoever_follows_a_job_looks_once_for_a_renewed_authority_and_says_what_
 
 
 def test_a_cluster_with_a_renewed_authority_is_known_by_the_sets_of_its_jobs(running: Renewed) -> None:
-    """A process that begins later, as an orchestrator's retry or `ko status`, and the attempt that follows."""
+    """A process that begins later, as an orchestrator's retry or `kinor status`, and the attempt that follows."""
     known = seen_by(backend_of(), running)
     assert known.state == QUEUED
     running.renew()

@@ -167,7 +167,7 @@ def test_a_user_without_rights_is_refused_with_the_command_that_grants_them(
     assert "nothing was submitted" in told
     assert "create jobsets.jobset.x-k8s.io: hosts cannot be requested" in told
     assert "delete jobsets.jobset.x-k8s.io: hosts could be requested and not be released" in told
-    assert f"KINETIC_NAMESPACE={namespace} ko doctor --role user:nobody | kubectl apply -f -" in told
+    assert f"KINETIC_NAMESPACE={namespace} kinor doctor --role user:nobody | kubectl apply -f -" in told
     found = nobody.findings()
     assert {name for name, finding in found.items() if finding.state == FAILED} == {"rights", "dry run"}, found
 

@@ -10,7 +10,7 @@ from kinetic_orchestration.platforms.kubernetes import rights
 pytestmark = pytest.mark.fast
 
 ALL = rights.of(secrets=True, queue=True)
-DOCTOR = "KINETIC_NAMESPACE=team-a ko doctor --role"
+DOCTOR = "KINETIC_NAMESPACE=team-a kinor doctor --role"
 
 
 def rule(groups: list[str], resources: list[str], verbs: list[str], **more: object) -> dict[str, object]:

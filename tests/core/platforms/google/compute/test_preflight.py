@@ -1,4 +1,4 @@
-"""The checks of Compute Engine before a job is submitted, and those of `ko doctor`, against the emulated one."""
+"""The checks of Compute Engine before a job is submitted, and those of `kinor doctor`, against the emulated one."""
 
 from __future__ import annotations
 

@@ -501,7 +501,7 @@ def test_a_server_that_says_nothing_is_left(server: Server, access: Access) -> N
 def test_a_look_at_a_silent_server_is_not_repeated_for_long_and_what_changes_something_is(
     server: Server, access: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever looks, looks again; a user of `ko status` waits for each of these."""
+    """Whoever looks, looks again; a user of `kinor status` waits for each of these."""
     monkeypatch.setattr(client, "LOOK_PATIENCE", 0.2)
     late = page("late")._replace(pause=1.0)
     with Api(access, timeout=0.5) as api:

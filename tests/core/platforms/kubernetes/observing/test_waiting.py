@@ -625,10 +625,10 @@ def test_without_the_right_to_read_from_kueue_the_right_is_named_and_without_kue
     refused = ApiError("no", answers.FORBIDDEN, words=words)
     forbidden = waiting.of_none(waiting.SOON, "research", "high", refused, namespace="team-a").message
     assert (
-        "without the right list workloads.kueue.x-k8s.io: have an administrator grant it: KINETIC_NAMESPACE=team-a ko "
+        "without the right list workloads.kueue.x-k8s.io: have an administrator grant it: KINETIC_NAMESPACE=team-a kinor "
         in forbidden
     )
-    assert forbidden.endswith("ko doctor --role user:ada --queue research | kubectl apply -f -")
+    assert forbidden.endswith("kinor doctor --role user:ada --queue research | kubectl apply -f -")
     unserved = waiting.of_none(waiting.SOON, "research", "high", ApiError("no", answers.UNSERVED)).message
     assert "serves no Kueue that is understood: its administrator has to install one" in unserved
     for told in (forbidden, unserved):
