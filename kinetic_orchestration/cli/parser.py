@@ -208,6 +208,10 @@ def _cost(commands: Any) -> None:
         help='with --forecast: it runs at these times, such as "0 3 * * *", in UTC',
     )
     command.add_argument("--jobs", action="store_true", help="one line for each job, too")
+    command.add_argument(
+        "--prometheus", nargs="?", const="-", default="", metavar="FILE",
+        help="this month by pipeline, in Prometheus' text format; FILE.prom for a textfile collector",
+    )  # fmt: skip
 
 
 def _verify(commands: Any) -> None:

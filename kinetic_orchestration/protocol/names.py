@@ -278,8 +278,10 @@ FACTS = "facts/"
 
 
 def fact(about: str, size: int) -> str:
-    """What attempts met lately for hardware of a size. `about`: a digest of its backend, place, generation, way,
-    project and reservation."""
+    """Name the record of what attempts met lately for hardware of a size.
+
+    `about`: a digest of its backend, place, generation, way, project and reservation.
+    """
     return f"{FACTS}{about}/{size}"
 
 

@@ -2,7 +2,7 @@
 
 It answers a prompt with its words backwards. Its folder (`--state`) has what it was asked, one line for each request,
 and what goes wrong: `faults.json` maps a part of a prompt to what happens to requests that have it, `times` in all its
-lives: {"status": 503, "retry_after": 0.1}, {"hang": 5}, {"die": 1}, {"die_answering": 1}, {"die_within": 1}.
+lives: {"status": 503, "retry_after": 0.1}, {"hang": 5}, {"deaf": 9}, {"die": 1}, {"die_answering": 1}, {"die_within": 1}.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ class Handler(BaseHTTPRequestHandler):
             file.write(json.dumps({**told, "connection": self.client_address[1]}) + "\n")
         fault = self.fault_of(prompt, state)
         time.sleep(self.options.delay)
+        if "deaf" in fault:  # as vLLM does that was asked to end with answers in flight
+            self.server.socket.close()
+            time.sleep(fault["deaf"])
         if "hang" in fault:
             time.sleep(fault["hang"])
         if "die" in fault:

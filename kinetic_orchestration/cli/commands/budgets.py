@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.api.opening import place_of
@@ -15,6 +17,7 @@ from kinetic_orchestration.errors import Denied, UsageError
 from kinetic_orchestration.jobs import request
 from kinetic_orchestration.jobs.watching import spending
 from kinetic_orchestration.jobs.watching.spending import Spending
+from kinetic_orchestration.packaging.source.stat_index import replace_file
 from kinetic_orchestration.plan.configuration import budgets, schedules
 from kinetic_orchestration.plan.configuration.budgets import TOTAL, Budget, Forecast, Spent
 from kinetic_orchestration.plan.configuration.settings import Settings, duration, seconds
@@ -22,8 +25,10 @@ from kinetic_orchestration.plan.hardware.cost import Total, total
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol.system import escaping
 
 HISTORY = "90d"  # that a forecast rests on
+MOST_PIPELINES = 200  # with series of their own in a text for Prometheus
 NAMED = 5  # jobs without a known cost that are named
 
 
@@ -66,6 +71,59 @@ def by_pipeline(arguments: Namespace) -> int:
         why = job.damage or (job.estimate.note if job.estimate else "")
         note(f"{job.job_id} counts for no sum, as its cost is not known: {why}")
     return codes.OK
+
+
+# In the text for Prometheus: a gauge's name behind `kinetic_month_`, its help, and its value.
+_GAUGES: tuple[tuple[str, str, Callable[[_Row], float | None]], ...] = (
+    ("jobs", "Jobs that were submitted in this month (UTC).", lambda row: row.total.jobs),
+    ("unpriced_jobs", "Those whose cost is not known; no sum has it.", lambda row: row.total.unpriced),
+    ("hardware_seconds", "Time for which their hosts were charged for.", lambda row: row.total.ready_seconds),
+    ("idle_seconds", "Time for which slices were kept and served nobody.", lambda row: row.total.idle_seconds),
+    ("chip_seconds", "Time of their chips.", lambda row: 3600.0 * row.total.chip_hours),
+    ("cost_usd", "Their estimated cost by list prices, in US dollars.", lambda row: row.total.least_usd),
+    ("budget_usd", "The pipeline's budget, in US dollars.", lambda row: row.budget and row.budget.usd),
+    ("budget_spent_usd", "What counts for the budget.", lambda row: None if row.budget is None else row.spent.usd),
+)
+
+
+def for_prometheus(arguments: Namespace) -> int:
+    """Print the sums of this month as gauges in Prometheus' text format, or write them to a file for node_exporter."""
+    target = Path(arguments.prometheus) if arguments.prometheus != "-" else None
+    if target is not None and target.suffix != ".prom":
+        raise UsageError(f"--prometheus {target}: a textfile collector reads only files whose names end in .prom")
+    if arguments.json or arguments.since or arguments.job:
+        raise UsageError("--prometheus is of all pipelines in this month: leave out the job, --since and --json")
+    store, _, settings = place_of(store=arguments.store, deployment=arguments.deployment)
+    settings, now = in_force(settings, store), store.now()
+    month = budgets.month_of(now)
+    jobs = spending.of_all(store, settings, budgets.began(month))
+    rows = [row for row in _rows(store, settings, jobs, month) if row.month == month]
+    text = _exposition(rows, settings.deployment, now)
+    if target is None:
+        sys.stdout.write(text)
+    else:
+        replace_file(target, text.encode(), mode=0o644)  # a collector is another user
+    return codes.OK
+
+
+def _exposition(rows: Sequence[_Row], deployment: str, now: float) -> str:
+    of = f'deployment="{_label(deployment)}"'
+    lines = [
+        "# HELP kinetic_cost_read_timestamp_seconds When these sums were read.",
+        "# TYPE kinetic_cost_read_timestamp_seconds gauge",
+        f"kinetic_cost_read_timestamp_seconds{{{of}}} {now:.0f}",
+    ]
+    shown = sorted(rows, key=lambda row: -row.total.least_usd)[:MOST_PIPELINES]  # series are kept for ever
+    for name, told, value in _GAUGES:
+        lines += [f"# HELP kinetic_month_{name} {told}", f"# TYPE kinetic_month_{name} gauge"]
+        for row in shown:
+            if (number := value(row)) is not None:
+                lines.append(f'kinetic_month_{name}{{{of},pipeline="{_label(row.pipeline)}"}} {number:.10g}')
+    return "\n".join(lines) + "\n"
+
+
+def _label(text: str) -> str:
+    return escaping.text(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _rows(store: Store, settings: Settings, jobs: Sequence[Spending], month: str) -> list[_Row]:

@@ -134,6 +134,8 @@ def cost(arguments: Namespace) -> int:
 
     if arguments.forecast:
         return budgets.forecast(arguments)
+    if arguments.prometheus:
+        return budgets.for_prometheus(arguments)
     if arguments.every or arguments.cron:
         raise UsageError("--every and --cron are the schedule of a --forecast: name the pipeline with it")
     if arguments.by == "pipeline" and not arguments.job:

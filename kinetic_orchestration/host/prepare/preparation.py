@@ -128,17 +128,20 @@ class Preparation:
     def release(self, seconds: float) -> None:
         """Give back what the program had. The compile cache may take so long to send what is new, and data four times
         as long to be listed once more."""
-        self._tell_news(4 * seconds)
+        tell_news = self._ask_news()
         for volume in self.ready.volumes if self.ready is not None else ():
             volume.release()
         if self._compiled is not None:
             self._compiled.close(seconds)
+        tell_news(4 * seconds)
 
-    def _tell_news(self, seconds: float) -> None:
-        """Say of data that are read where they are what others have changed since the job was submitted."""
+    def _ask_news(self) -> Callable[[float], None]:
+        """Begin to ask, of data that are read where they are, what others have changed since the job was submitted;
+        returns what waits for the answer, up to some seconds, and says it.
+        """
         ready, data = self.ready, self._task.data
         if self._at.host or ready is None or not any(prepare.is_pinned(item) for item in data):
-            return
+            return lambda _: None
         import threading
 
         found: list[str] = []
@@ -149,9 +152,13 @@ class Preparation:
 
         thread = threading.Thread(target=look, name="kinetic-news", daemon=True)
         thread.start()
-        thread.join(seconds)
-        for told in () if thread.is_alive() else found:
-            self._note(told)
+
+        def tell(seconds: float) -> None:
+            thread.join(seconds)
+            for told in () if thread.is_alive() else found:
+                self._note(told)
+
+        return tell
 
     def _prepared(self) -> Ready:
         if self._machine.is_own and self._machine.keeps_files:

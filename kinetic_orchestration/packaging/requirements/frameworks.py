@@ -132,10 +132,15 @@ def _jax_tpu(asked: Requirement, _: frozenset[str]) -> Builds:
     return Builds((f"jax[tpu]{asked.specifier}",), needed=("libtpu|libtpu-nightly",), advice=advice)
 
 
+def _on_jax_tpu(_: Requirement, there: frozenset[str]) -> Builds:
+    """A package that brings JAX, but not its build for TPUs."""
+    return NO_BUILDS if "jax" in there else Builds(("jax[tpu]",), needed=("libtpu|libtpu-nightly",))
+
+
 def _torch_tpu(asked: Requirement, there: frozenset[str]) -> Builds:
     if "torch-tpu" in there:
         return Builds(needed=("torch-tpu",))
-    if there & {"torchax", "vllm", "vllm-tpu"}:
+    if there & {"torchax", "vllm", "vllm-tpu", "vllm-torchtpu"}:
         return NO_BUILDS  # torch of a CPU, whose programs JAX runs, or the one that vllm-torchtpu brings
     newer = ("2.11", "2.12", "2.13", "2.14", "2.15", "3.0")
     if "torch-xla" in there or not any(_allows(asked.specifier, minor) for minor in newer):
@@ -169,8 +174,9 @@ def _vllm_tpu(asked: Requirement, there: frozenset[str]) -> Builds:
     if "vllm-torchtpu" in there:
         return Builds(left_out=("vllm",), needed=("vllm-torchtpu",))
     advice = "On TPUs vllm is vllm-tpu, which has releases of its own: name one of them, or none."
+    extras = f"[{','.join(sorted(asked.extras))}]" if asked.extras else ""
     return Builds(
-        (f"vllm-tpu{asked.specifier}",), left_out=("vllm",), needed=("vllm-tpu|vllm-torchtpu",), advice=advice
+        (f"vllm-tpu{extras}{asked.specifier}",), left_out=("vllm",), needed=("vllm-tpu|vllm-torchtpu",), advice=advice
     )
 
 
@@ -257,6 +263,8 @@ _TABLE = (
     _Row("torch", "tpu", _torch_tpu, (rf"torch==?{_LOCAL_BUILD}(cu|rocm|xpu)",)),
     _Row("tensorflow", "tpu", _tensorflow_tpu, (r"tensorflow\[.*cuda", r"tensorflow-(cpu|rocm|gpu|intel)\b")),
     _Row("vllm", "tpu", _vllm_tpu, (r"vllm-(cpu|rocm|xpu)\b",)),
+    _Row("torchax", "tpu", _on_jax_tpu, ()),
+    _Row("flax", "tpu", _on_jax_tpu, ()),
     _Row("jax", "gpu", _jax_cuda, (r"jax\[.*tpu", r"libtpu")),
     _Row("torch", "gpu", _as_it_is, (rf"torch==?{_LOCAL_BUILD}(cpu|rocm|xpu)", r"torch-xla\[.*tpu", r"torch-tpu")),
     _Row("tensorflow", "gpu", _tensorflow_cuda, (r"tensorflow-(cpu|tpu|rocm|intel)\b",)),

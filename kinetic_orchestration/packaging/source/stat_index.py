@@ -59,12 +59,14 @@ def save(path: Path, index: Index) -> None:
     replace_file(path, _encode(index))
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a file beside the one that it then replaces: nobody ever reads a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
+            os.fchmod(file.fileno(), mode)
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -147,11 +147,20 @@ class _Batch:
                 finally:
                     client.close()
 
-            self.lanes.run(lane, self.settings.concurrency, self._tell, TELL)
-            for part, row in feed.suspects():
-                feed.answered(part, row, client.ask(row, alone=True))
+            def alone() -> None:
+                try:
+                    for part, row in feed.suspects():
+                        feed.answered(part, row, client.ask(row, alone=True))
+                finally:
+                    client.close()
+
+            def beside() -> None:
+                server.end_if_deaf()
+                self._tell()
+
+            self.lanes.run(lane, self.settings.concurrency, beside, TELL)
+            self.lanes.run(alone, 1, beside, TELL)
         finally:
-            client.close()
             self.restarts = server.restarts
             server.stop()
 

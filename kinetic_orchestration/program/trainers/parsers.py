@@ -162,7 +162,7 @@ class Torchrun:
 
 
 class Transformers:
-    """What Hugging Face's Trainer prints (`{'loss': …, 'epoch': …}` and its progress bar), or trainer_state.json.
+    """Reads what Hugging Face's Trainer prints (`{'loss': …, 'epoch': …}` and its progress bar), or trainer_state.json.
 
     A printed line has no step; the entries of that file have.
     """
@@ -196,7 +196,7 @@ _ENTRY = re.compile(rf'"(\w{{1,{LONGEST}}})": ({_NUMBER}),?')
 
 
 class Lightning:
-    """What Lightning's progress bar says, or the `metrics.csv` of its CSVLogger."""
+    """Reads Lightning's progress bar, or the `metrics.csv` of its CSVLogger."""
 
     def __init__(self, argv: Sequence[str] = ()) -> None:
         del argv

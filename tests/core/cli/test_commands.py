@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.handle import JobHandle
@@ -647,6 +648,25 @@ def test_cost_adds_up_each_pipeline_and_month_beside_its_budget(
     assert found["add"]["jobs"] == 1
     monkeypatch.setenv("KINETIC_BUDGETS", "")
     assert [row["budget"] for row in kinor("cost", "--by", "pipeline", "--json").json["pipelines"]] == [None, None]
+
+
+def test_cost_tells_prometheus_of_this_month(kinor: Ko, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KINETIC_BUDGETS", 'add=2USD,a"b\\c=7USD')
+    ended(add.run_async(1, 2))
+    text = kinor("cost", "--prometheus").out
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert {family.type for family in families.values()} == {"gauge"}
+    jobs = {sample.labels["pipeline"]: sample.value for sample in families["kinetic_month_jobs"].samples}
+    assert jobs == {"add": 1, 'a"b\\c': 0}
+    budget = {sample.labels["pipeline"]: sample.value for sample in families["kinetic_month_budget_usd"].samples}
+    assert budget == {"add": 2, 'a"b\\c': 7}
+    assert {sample.timestamp for family in families.values() for sample in family.samples} == {None}
+    file = home / "kinetic.prom"
+    kinor("cost", "--prometheus", str(file))
+    assert list(text_string_to_metric_families(file.read_text())) and [*home.glob("*.prom*")] == [file]
+    assert file.stat().st_mode & 0o777 == 0o644, "a collector is another user"
+    refused = kinor("cost", "--prometheus", str(home / "kinetic.txt"))
+    assert refused.code == 2 and "names end in .prom" in refused.err
 
 
 def test_reap_forgets_what_pipelines_spent_long_ago(kinor: Ko, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

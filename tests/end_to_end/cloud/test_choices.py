@@ -44,7 +44,7 @@ def run(function: Any, *arguments: Any, ways: Sequence[kinetic.Choice], **option
 
 
 def followed(job: JobHandle[Any], within: float = 150.0) -> list[str]:
-    """What a follower is told until the job ends."""
+    """Collect what a follower is told until the job ends."""
     events: list[Event] = []
     assert job.follow(events.append, timeout=within) is not None
     return [f"{one.phase}: {one.message}" for one in events if isinstance(one, Change)]
@@ -150,7 +150,7 @@ def test_a_forged_intent_leads_to_no_place_that_only_another_choice_has(cloud: E
 def test_a_limit_of_cost_counts_hosts_of_each_choice_at_their_own_price(
     cloud: Emulator, jobs: Any, tmp_path: Path
 ) -> None:
-    """What a dear slice has used leaves fewer seconds of a cheap one than it lasted."""
+    """A dear slice's use leaves fewer seconds of a cheap one than it lasted."""
     ways = [tpu("v5e-16", ZONES[0], "spot"), tpu("v5e-4", ZONES[1], "spot")]
     job = run(jobs.until, str(tmp_path / "go"), ways=ways, limits=kinetic.Limits(cost=16.0))
     wait_running(job)

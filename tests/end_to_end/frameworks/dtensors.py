@@ -166,7 +166,7 @@ def writes(place: str) -> dict[str, Any]:
 
 
 def pieces(place: str) -> dict[str, dict[str, Any]]:
-    """What each host has written of the tensors, by the headers of its part."""
+    """List what each host has written of the tensors, by the headers of its part."""
     found = {}
     for host in range(2):
         (part,) = Path(place, "whole").glob(f"step-{STEPS:012d}-*/part-{host:05d}.safetensors")

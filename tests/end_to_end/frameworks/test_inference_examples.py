@@ -65,7 +65,7 @@ def server_of(job_id: str, home: Path) -> tuple[int, int] | None:
 
 
 def asked(port: int, prompt: str, **parameters: Any) -> tuple[int, Any]:
-    """What a server answers to a bare request."""
+    """Ask a server by a bare request; returns its answer."""
     base = f"http://127.0.0.1:{port}"
     with urllib.request.urlopen(f"{base}/v1/models", timeout=60) as reply:
         name = json.load(reply)["data"][0]["id"]
@@ -80,7 +80,7 @@ def asked(port: int, prompt: str, **parameters: Any) -> tuple[int, Any]:
 
 
 def counted(port: int, name: str) -> float:
-    """What a counter of a server says."""
+    """Return the value of a server's counter."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
         lines = reply.read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}_total{{"))

@@ -111,7 +111,7 @@ def trained_but_killed_once(folder: Path, monkeypatch: pytest.MonkeyPatch, hosts
 def test_a_killed_training_goes_on_at_its_checkpoint_with_the_same_losses(
     hosts: int, frameworks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two hosts one is killed, and the other, which waits for it for ever, is ended."""
+    """One of two hosts is killed; the other, which waits for it for ever, is ended."""
     accelerator = "v5e-4" if hosts == 1 else "v4-8"
     trained_but_killed_once(tmp_path, monkeypatch, hosts, accelerator=accelerator)
 
@@ -139,7 +139,7 @@ def test_two_slices_train_on_the_mesh_of_two_networks_with_the_losses_of_one(
 def test_a_training_of_two_slices_has_its_checkpoints_in_an_emulated_bucket(
     frameworks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the two VMs' programs one is killed, and the next attempt restores on both what both have written."""
+    """One of the two VMs' programs is killed, and the next attempt restores on both what both have written."""
     with Emulator(zones=("us-west4-a",), python=required("3.12")) as cloud:
         for name, value in cloud.environ().items():
             monkeypatch.setenv(name, value)

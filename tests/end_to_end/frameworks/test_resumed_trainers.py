@@ -59,7 +59,7 @@ def weights(model: Any) -> str:
 
 
 def losses(job: Any, name: str, host: int) -> dict[int, str]:
-    """Of each step, the last one that was noted."""
+    """Return the last note of each step."""
     lines = Path(job.output_dir, f"{name}-{host}").read_text().splitlines()
     return dict(line.split() for line in lines)  # type: ignore[misc]
 

@@ -90,7 +90,7 @@ def whole() -> dg.JobDefinition:
 
 
 class Ran(NamedTuple):
-    """What is left of a run."""
+    """Return what is left of a run."""
 
     run_id: str
     success: bool

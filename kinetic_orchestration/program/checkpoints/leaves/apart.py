@@ -19,7 +19,7 @@ Engines = Mapping[str, Engine]
 
 
 def described(engines: Engines) -> dict[str, Apart]:
-    """What of a state is written by others, and into which folders of a checkpoint."""
+    """The parts of a state that others write, and the folders of a checkpoint that they write into."""
     return {
         path: Apart(engine.kind, commits.apart_name(engine.kind, number), dict(engine.described()))
         for number, (path, engine) in enumerate(sorted(engines.items()))

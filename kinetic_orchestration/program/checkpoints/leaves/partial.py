@@ -32,7 +32,7 @@ def is_chosen(path: str, only: Iterable[str]) -> bool:
 
 
 class Chosen:
-    """What `only` chooses of a state and of a checkpoint of it."""
+    """The part of a state, and of a checkpoint of it, that `only` chooses."""
 
     def __init__(self, state: Any, record: Commit, plain: Mapping[str, Any], only: tuple[str, ...]) -> None:
         """Raises CheckpointDiffers if the two do not fit, or have nothing of what is chosen."""

@@ -36,6 +36,7 @@ LAST_BYTES = 6000
 STOP_PATIENCE = 10.0
 RESTARTS = 3  # in a row, without an answer between them
 ANSWER_LIMIT = 1 << 20  # of a health check
+SILENCE = 60.0  # without an answer, after which a server is looked at
 
 
 class Running:
@@ -66,6 +67,7 @@ class Running:
         self._folder = tempfile.mkdtemp(prefix="kinetic-server-")
         self._caches = Caches(engine, options, model, environ, self._folder, tell)
         self._deaths = self._blamed = 0  # since the last answer: of the server, and rows that were to blame
+        self._heard = time.monotonic()  # from the server, at last
         self.generation = 0
         self.port = 0
         self.served = ""  # name of the model
@@ -93,6 +95,21 @@ class Running:
 
     def answered(self) -> None:
         self._deaths = self._blamed = 0
+        self._heard = time.monotonic()
+
+    def end_if_deaf(self) -> None:
+        """End a server that has answered nothing for a while and listens no more: it will never answer what it has
+        accepted, and whoever waits for it asks the next one. A server that listens may be slow, and is left alone.
+        """
+        if time.monotonic() - self._heard < SILENCE or not self._lock.acquire(blocking=False):
+            return  # who holds the lock starts it
+        try:
+            if self.is_alive() and not _listens(self.port):
+                self._tell(f"{self._called} listens no more, and has answered nothing for {SILENCE:.0f} s: it is ended")
+                self._end()
+            self._heard = time.monotonic()
+        finally:
+            self._lock.release()
 
     def excuse(self, *, row_is_to_blame: bool) -> None:
         """The next death is that of a row which is asked alone.
@@ -182,6 +199,7 @@ class Running:
             pause = min(1.0, pause * 1.3)
         if self.generation == 1:
             self.started_seconds = time.monotonic() - begun
+        self._heard = time.monotonic()
         self._caches.keep()
 
     def _name_model(self) -> bool:
@@ -297,6 +315,16 @@ def _leash() -> str:
     from kinetic_orchestration.program.inference.servers import leash
 
     return inspect.getsource(leash)  # from a folder or a zip
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection((HOST, port), 10.0).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        pass  # its queue is full, or this process has no descriptor left
+    return True
 
 
 def _free_port() -> int:

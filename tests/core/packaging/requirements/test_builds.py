@@ -27,7 +27,10 @@ TPU, GPU, CPU = parse("v5e-16"), parse("a100"), parse("cpu")
         ("tensorflow", ("tensorflow-tpu>=2.19.1",)),
         ("tensorflow==2.20.0", ("tensorflow-tpu==2.20.0",)),
         ("vllm==0.32.0", ("vllm-tpu==0.32.0",)),
+        ("vllm[audio]==0.32.0", ("vllm-tpu[audio]==0.32.0",)),
         ("vllm-tpu==0.32.0", ()),
+        ("flax", ("jax[tpu]",)),
+        ("torchax", ("jax[tpu]",)),
         ("vllm @ git+https://x.invalid/my-fork", ()),
         ("numpy", ()),
         ("git+https://x.invalid/jax", ()),
@@ -37,6 +40,11 @@ def test_a_framework_becomes_its_build_for_tpus(line: str, added: tuple[str, ...
     assert for_host([line, "optax"], TPU, emulated=False).added == added
     assert for_host([line, "optax"], TPU, emulated=True).added == ()
     assert for_host([line, "optax"], CPU, emulated=False).added == ()
+
+
+def test_what_brings_jax_takes_the_jax_that_is_named() -> None:
+    assert for_host(["jax==0.10.2", "flax"], TPU, emulated=False).added == ("jax[tpu]==0.10.2",)
+    assert for_host(["torchax", "torch"], TPU, emulated=False).added == ("jax[tpu]",), "and torch stays that of a CPU"
 
 
 def test_torch_xla_of_the_user_decides_the_build() -> None:

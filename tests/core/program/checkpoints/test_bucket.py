@@ -83,7 +83,7 @@ def written_by(hosts: int, store_: store.CheckpointStore) -> commits.Commit:
 def test_a_host_fetches_only_the_parts_of_others_that_have_something_of_its_own(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """Of twelve hosts', by six, and by twelve of four; what is the same on all is host 0's."""
+    """Twelve hosts' parts are read by six, and four hosts' by twelve; what is the same on all is host 0's."""
     fetched: list[int] = []
     opened = store.CheckpointStore.opened
 

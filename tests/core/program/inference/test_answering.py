@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.errors import EngineLost, EngineNotStarted, UsageError
+from kinetic_orchestration.program.inference.servers import process
 from kinetic_orchestration.protocol.system import processes
 from tests.core.program.inference.conftest import Lab
 from tests.support.openai_server import answer_to
@@ -120,6 +121,23 @@ def test_a_request_that_hangs_is_asked_again(lab: Lab, answer: Answer) -> None:
     lab.faults({"hang": {"hang": 30}})
     report = answer(["hang on", "fine"], answer_within=0.4)
     assert lab.texts() == {"hang on": "on hang", "fine": "fine"} and report["failed"] == 0
+
+
+def test_a_server_that_listens_no_more_is_started_again_and_its_rows_are_asked_again(
+    lab: Lab, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "SILENCE", 1.0)
+    lab.faults({"deaf": {"deaf": 900}})
+    report = answer(["gone deaf", "fine"])
+    assert lab.texts() == {"gone deaf": "deaf gone", "fine": "fine"} and report["failed"] == 0
+    assert [one["server"] for one in lab.asked()].count(lab.asked()[0]["server"]) <= 2, "asked again of another server"
+
+
+def test_a_server_that_is_slow_is_left_alone(lab: Lab, answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "SILENCE", 0.2)
+    lab.faults({"hang": {"hang": 3}})
+    answer(["hang on"])
+    assert lab.prompts_asked() == ["hang on"]
 
 
 def test_a_server_that_never_becomes_healthy_is_told_by_its_logs_end(lab: Lab, answer: Answer) -> None:
