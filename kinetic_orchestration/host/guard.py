@@ -44,6 +44,7 @@ def be_the_guard(assignment: Assignment, lock: int, agent: int, private: dict[st
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a pod's may have come before
     _, status = os.waitpid(agent, 0)
     processes.end_descendants(guard)
+    processes.end_strays(*assignment.marks)
     denied = False
     try:
         if status != 0:

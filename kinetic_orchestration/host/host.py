@@ -214,7 +214,7 @@ class Host:
         extra = {**self.preparation.environ(), "KINETIC_ATTEMPT": str(self.at.attempt - self.promise.moved)}
         if self.at.epoch:
             extra |= dict([self.at.marker.split("=", 1)])  # a process that stood by was started with another one
-        place = self.preparation.addresses, self.peers.ports(self.shares_machine)
+        place = self.preparation.addresses, self.peers.ports(self.shares_machine or self.machine.shares_ports)
         message = start_message(
             self.at, task, ready, *place, extra, self.supervisor.files, sys.path[0], copies.environ(), self.machine
         )

@@ -36,7 +36,7 @@ def main() -> None:
     if held is None:
         os._exit(0)
     if child := os.fork():
-        os._exit(_remain(child) if assignment.pod or os.getpid() == 1 else 0)
+        os._exit(_remain(child) if assignment.pod or assignment.batch or os.getpid() == 1 else 0)
     os.setsid()
     null = os.open("/dev/null", os.O_RDWR)
     for end in (0,) if assignment.pod else (0, 1, 2):  # what a pod writes is its log
@@ -45,7 +45,7 @@ def main() -> None:
     agent = os.fork()
     name_process("kinetic-guard" if agent else "kinetic-agent")
     if agent == 0:
-        started = _started(assignment.python, assignment.marker, private.get("env", {}))
+        started = _started(assignment.python, assignment.marks, private.get("env", {}))
         from kinetic_orchestration.host.guard import be_the_agent
 
         be_the_agent(assignment, private, started, guard)
@@ -90,7 +90,7 @@ def _stand_by(words: list[str]) -> NoReturn:
 def _stand_by_as_agent(channel: socket, before: Assignment, guard: int) -> NoReturn:
     from kinetic_orchestration.host.process import standby
 
-    started = _started(before.python, f"KINETIC_PLACEMENT={before.home}/standby", {})
+    started = _started(before.python, (f"KINETIC_PLACEMENT={before.home}/standby",), {})
     _import_ahead(before)
     from kinetic_orchestration.host.guard import be_the_agent
 
@@ -105,14 +105,14 @@ def _stand_by_as_agent(channel: socket, before: Assignment, guard: int) -> NoRet
         os.waitpid(started.pid, 0)
         started = None
     if started is None:
-        started = _started(assignment.python, assignment.marker, private.get("env", {}))
+        started = _started(assignment.python, assignment.marks, private.get("env", {}))
     be_the_agent(assignment, private, started, guard)
 
 
-def _started(python: str, marker: str, secrets: dict[str, str]) -> pipes.Program | None:
+def _started(python: str, marks: tuple[str, ...], secrets: dict[str, str]) -> pipes.Program | None:
     """Start the program's process, if its Python is known."""
     try:
-        return pipes.start(python, pipes.FUNCTION, marker, secrets) if python else None
+        return pipes.start(python, pipes.FUNCTION, marks, secrets) if python else None
     except OSError:  # no process could be started, which is reported when one is needed
         return None
 

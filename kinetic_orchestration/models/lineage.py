@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from kinetic_orchestration import __version__
 from kinetic_orchestration.errors import Corrupt, NewerWire, UsageError
 from kinetic_orchestration.models.directory import agree, covered, covers, version_of
 from kinetic_orchestration.models.found import Found
@@ -48,6 +49,7 @@ def compose(
     pieces = [*known.get("data", ()), *({"digest": one} for one in data)]
     return {
         "kinetic": WIRE,
+        "release": __version__,
         "name": name,
         "version": version_of(digest),
         "digest": digest,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from kinetic_orchestration import __version__
 from kinetic_orchestration.errors import Corrupt, PromotionRefused, UsageError
 from kinetic_orchestration.models import copying, directory
 from kinetic_orchestration.models import lineage as lineages
@@ -228,5 +229,10 @@ def point(target: Place, alias: str, version: str) -> None:
     current = alias_at(target, alias)
     if current is not None and current["version"] == version:
         return
-    told = {"version": version, "previous": current["version"] if current else "", "at": round(time.time())}
+    told = {
+        "release": __version__,
+        "version": version,
+        "previous": current["version"] if current else "",
+        "at": round(time.time()),
+    }
     target.put(f"{ALIASES}/{alias}.json", json.dumps(told).encode())

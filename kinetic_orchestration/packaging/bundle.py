@@ -92,7 +92,7 @@ class Bundle:
 def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ: Mapping[str, str]) -> Bundle:
     """Read and pickle the parts of a job; files that had to be read are spooled for the upload."""
     options = spec.options
-    elsewhere = not plan.traits.share_machine
+    elsewhere = not plan.traits.share_files
     uv = _uv_ahead(settings) if elsewhere else None
     travelling = distributions_as_files(options.first_party) if plan.isolated or elsewhere else []
     _check_python(spec, plan, environ)
@@ -165,7 +165,7 @@ def _environments(
     """The environments that differ, and of each candidate the number of its own; no numbers if all share one."""
     options, cache = spec.options, settings.home / "locks"
     wanted = _with_orchestrators(options.requirements, call)
-    if plan.traits.share_machine:
+    if plan.traits.share_files:
         one = locks.environment(wanted, environ=environ, cache=cache, python=options.python, first_party=travelling)
         return (one,), ()
     from kinetic_orchestration.packaging.requirements import remote, tools  # most jobs on this machine need neither
@@ -402,7 +402,7 @@ def _check_python(spec: JobSpec, plan: Plan, environ: Mapping[str, str]) -> None
     """A pickled function is byte code of this Python's minor version; a command runs under any."""
     if spec.function is None or spec.options.python is None:
         return
-    find = find_python if plan.traits.share_machine else locks.interpreter_for
+    find = find_python if plan.traits.share_files else locks.interpreter_for
     asked, own = find(spec.options.python, environ).version, here().version
     if asked != own:
         raise ConflictingSettings(

@@ -46,6 +46,18 @@ _key = schema.matching(r"[0-9a-f]{8,64}")
 _usd = schema.number(0, 1e12)  # that were spent
 
 
+PINNED = Fields(
+    {"epoch": schema.whole(-(1 << 31), 1 << 31), "max_tries": schema.whole(-1, 1 << 31)},
+    {
+        "job_id": schema.maybe(schema.job_id, ""),
+        "tried": schema.whole(0, 1 << 31),
+        "clears": schema.whole(0, 1 << 31),
+        "life": schema.matching(r"[0-9a-f]{1,64}", empty=True),
+        "begun": line(64),
+    },
+)  # which job a task of an orchestrator means
+
+
 def _row(*kinds: schema.Check, more: schema.Check | None = None) -> schema.Check:
     """Accept a list of as many entries as there are kinds, each of its kind, and perhaps one more."""
     known = kinds if more is None else (*kinds, more)
@@ -115,6 +127,9 @@ CLOUD = Fields(
         "tolerations": many(line(), 100),
         **dict.fromkeys(("env_from", "image_pull_secrets"), many(schema.resource, 100)),
         "python": line(schema.WORD),
+        **dict.fromkeys(("partition", "account", "qos", "gres", "constraint", "time", "memory"), line(schema.WORD)),
+        "folder": maybe(path, ""),
+        "cpus": schema.whole(0, schema.MOST_HOSTS),
         "run_as_user": schema.whole(0, (1 << 31) - 1),
         "image": line(),
         "disk_gib": schema.whole(0, 1 << 16),

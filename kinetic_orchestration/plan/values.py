@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.plan.configuration import plugins
-from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm, fields_of
+from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, Slurm, TpuVm, fields_of
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.hardware import machines
 from kinetic_orchestration.plan.hardware.accelerators import Slice
@@ -56,6 +56,7 @@ class Words(NamedTuple):
 
 PODS = Words("JobSet", "running", "")
 VMS = Words("VM", "running")
+NODES = Words("Slurm job", "running", "")
 
 
 class Traits(NamedTuple):
@@ -64,6 +65,7 @@ class Traits(NamedTuple):
 
     Attributes:
         share_machine: They use this machine's files and its Python. Elsewhere all that they need is sent.
+        share_files: They see this machine's files, and use its Python where the job has no environment of its own.
         secret_service: Their secrets are sent by Secret Manager, which keeps them until the job has ended. Elsewhere
             the backend reads those that `secrets=` names.
         agents_observed: The backend observes their agents. Elsewhere it observes machines only, and a host that is
@@ -78,9 +80,11 @@ class Traits(NamedTuple):
         ignored: Options of `run` without a meaning there, which are reported once.
         races: An attempt may ask several of its places at once, and keep the first to have its hosts.
         may_be_kept: Their slices can serve another job after theirs.
+        entered: `kinor shell` and `kinor port-forward` lead to them.
     """
 
     share_machine: bool = False
+    share_files: bool = False
     secret_service: bool = False
     agents_observed: bool = False
     in_project: bool = False
@@ -93,11 +97,14 @@ class Traits(NamedTuple):
     ignored: tuple[str, ...] = ("base_image_repo", "project", "zone", "cluster", "namespace")
     races: bool = False
     may_be_kept: bool = False
+    entered: bool = False
 
 
 TRAITS = {
     "local": Traits(
+        entered=True,
         share_machine=True,
+        share_files=True,
         agents_observed=True,
         ignored=(
             *("container_image", "base_image_repo", "cluster", "namespace", "project", "zone", "spot"),
@@ -105,6 +112,7 @@ TRAITS = {
         ),
     ),
     "tpu-vm": Traits(
+        entered=True,
         secret_service=True,
         in_project=True,
         in_zones=True,
@@ -116,6 +124,7 @@ TRAITS = {
         may_be_kept=True,
     ),
     "compute": Traits(
+        entered=True,
         secret_service=True,
         in_project=True,
         in_zones=True,
@@ -128,6 +137,7 @@ TRAITS = {
         may_be_kept=True,
     ),
     "gke": Traits(
+        entered=True,
         secret_service=True,
         in_project=True,
         keeps_ended=True,
@@ -138,12 +148,23 @@ TRAITS = {
         ignored=("base_image_repo", "regions"),
     ),
     "kubernetes": Traits(
+        entered=True,
         keeps_ended=True,
         options=Kubernetes,
         service="Kubernetes",
         words=PODS,
         stores=("gs", "s3"),
         ignored=("base_image_repo", "project", "zone", "regions"),
+    ),
+    "slurm": Traits(
+        share_files=True,
+        options=Slurm,
+        service="Slurm",
+        words=NODES,
+        ignored=(
+            *("container_image", "base_image_repo", "cluster", "namespace", "project", "zone", "spot"),
+            *("regions", "capacity"),
+        ),
     ),
 }
 """The backends of this package. `platforms/registry.py` opens them."""
@@ -381,7 +402,7 @@ class Plan:
         if not self.traits.share_machine:
             name = (self.traits.options is TpuVm and self.slice.accelerator_type) or self.slice.name
             cloud = f"{self.traits.service or self.backend} {name}"
-            return f"{cloud} of an {EMULATED_CLOUD}" if self.emulated else cloud
+            return f"{cloud} of an {EMULATED_CLOUD}" if self.emulated and not self.traits.share_files else cloud
         if self.slice.kind == "cpu":
             return "this machine's CPU"
         if self.emulated:

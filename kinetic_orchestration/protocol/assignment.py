@@ -11,8 +11,8 @@ class Assignment:
     """The parameters by which a host finds its work, and the digests that authenticate it."""
 
     __slots__ = (
-        "attempt", "boot", "choice", "deadline", "devices", "epoch", "home", "host", "hosts", "job", "marker", "pod",
-        "processes", "python", "resource", "rival", "run", "slices", "spec", "store",
+        "attempt", "batch", "boot", "choice", "deadline", "devices", "epoch", "home", "host", "hosts", "job", "marker",
+        "pod", "processes", "python", "resource", "rival", "run", "slices", "spec", "store",
     )  # fmt: skip
 
     def __init__(
@@ -37,6 +37,7 @@ class Assignment:
         choice: int = 0,
         rival: int = -1,
         epoch: int = 0,
+        batch: str = "",
     ) -> None:
         self.store = store
         self.job = job
@@ -56,6 +57,7 @@ class Assignment:
         self.marker = marker
         self.resource = resource  # what this host deletes when all is over: itself; "" on this machine
         self.pod = pod  # the pod of a cluster that this host is, by its UID; "" for any other machine
+        self.batch = batch  # the job of Slurm on whose node this host is, with its restarts; "" for any other machine
         self.devices = devices  # this host's devices of this machine, as JSON; "": they are not counted
         self.deadline = deadline  # when it does so in any case, by the store's clock; "" on this machine
 
@@ -77,6 +79,11 @@ class Assignment:
         """Return the assignment of the host after this one, on the same machine."""
         host, (boot, _, _) = self.host + 1, self.boot.rpartition("/")
         return self.from_words([*self.words(), f"host={host}", f"boot={boot}/{host}"])
+
+    @property
+    def marks(self) -> tuple[str, str]:
+        """The assignments that all processes of this host's program have in their environment, and no other host's."""
+        return self.marker, f"KINETIC_HOST_INDEX={self.host}"
 
     @property
     def kept(self) -> str:

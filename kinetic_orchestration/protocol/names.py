@@ -33,6 +33,14 @@ def identity(key: str) -> str:
     return f"identities/{key}.json"
 
 
+TASKS = "tasks/"
+
+
+def task(key: str) -> str:
+    """Return the record of the job that a task of an orchestrator means which has no store of its own for that."""
+    return f"{TASKS}{key}.json"
+
+
 def group(group_id: str) -> str:
     return f"groups/{group_id}.json"
 
@@ -187,6 +195,16 @@ def refused(job_id: str, attempt: int) -> str:
 def freed(job_id: str, attempt: int) -> str:
     """The record that they were freed later."""
     return f"jobs/{job_id}/in/attempts/{attempt}/freed.json"
+
+
+def told(job_id: str, attempt: int) -> str:
+    """The record that somebody tells a collector of it. Created once."""
+    return f"jobs/{job_id}/in/attempts/{attempt}/told.json"
+
+
+def trace(job_id: str) -> str:
+    """The record of the span in which it was submitted."""
+    return f"jobs/{job_id}/in/trace.json"
 
 
 def won(job_id: str, attempt: int) -> str:
@@ -366,6 +384,7 @@ _PREFIXES = (
     (WANTS, _SMALL),
     (BUDGETS, 1 << 20),
     ("identities/", _SMALL),
+    (TASKS, _SMALL),
     ("groups/", 1 << 20),
     ("projects/", _SMALL),
     ("trees/", 512 << 20),  # that of a project of three million files

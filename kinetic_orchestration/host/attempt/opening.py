@@ -48,6 +48,10 @@ def machine_of(at: Assignment) -> Machine:
     """Return the machine that a host was given: this one, a pod, or a VM by the service that has it. Only that one is
     imported.
     """
+    if at.batch:
+        from kinetic_orchestration.host.machine.pod.slurm_node import SlurmNode
+
+        return SlurmNode(at)
     if at.pod:
         from kinetic_orchestration.host.machine.pod.pod import Pod
 
@@ -154,7 +158,8 @@ class Opening:
             "machine": processes.machine(),
             **self._machine.start_facts(),
         }
-        if self._at.host == 0 and self._at.hosts > 1 and shares_machine:
+        chooses = shares_machine or self._machine.shares_ports
+        if self._at.host == 0 and self._at.hosts > 1 and chooses:
             record["ports"] = _free_ports(self._at.hosts)
         life, name = wire.encode(record), self._at.own("started.json")
         records = self._view.records

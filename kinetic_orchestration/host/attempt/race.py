@@ -94,13 +94,13 @@ def _mark(at: Assignment) -> str:
 def _claim(at: Assignment, key: str) -> bytes:
     """Return the record that this host's place has won, sealed if there is a key."""
     fields: dict[str, object] = {"rival": at.rival, "writer": f"{at.boot}/{at.rival}"}
-    return wire.encode({**fields, "seal": _seal_of(fields, key)} if key else fields)
+    return wire.encode({**fields, "seal": _seal_of(wire.stamped(fields), key)} if key else fields)
 
 
 def _seal_of(fields: dict[str, object], key: str) -> str:
     from kinetic_orchestration.host.machine import bootstrap
 
-    return bootstrap.sealed(key, bootstrap.gist({"wire": wire.WIRE, **fields}))
+    return bootstrap.sealed(key, bootstrap.gist(fields))
 
 
 def _names(won: bytes | None, at: Assignment, key: str) -> bool:

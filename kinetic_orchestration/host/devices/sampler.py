@@ -1,8 +1,8 @@
 """Samples the CPU, memory and accelerators of a host at a slow rate while its program runs.
 
-CPU and memory of all processes that the program has started are read from /proc. Accelerators are read by a separate
-process (`device_reader`) in the job's environment, which has the vendor's library; if that fails, one line in the log
-says so, with no other effect. Linux only: other systems give no samples. Independent of the store and the wire.
+CPU and memory of all processes that the program has started are the kernel's own figures. Accelerators are read by a
+separate process (`device_reader`) in the job's environment, which has the vendor's library; if that fails, one line in
+the log says so, with no other effect. Independent of the store and the wire.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 
 from kinetic_orchestration.host.process.pipes import program_of
+from kinetic_orchestration.protocol.system import kernel
 
 TYPE_CHECKING = False  # typing would cost an agent a tenth of its start
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Sampler:
     def __init__(self, kind: str, python: str, environ: Mapping[str, str], now: float) -> None:
         """`kind` of accelerator, if it is a real one; `python` and `environ` are the program's."""
         self.note = ""  # logged once
-        self._ticks, self._time = -1, now
+        self._spent, self._time = -1.0, now
         self._reader, self._pipe = 0, -1
         self._rest = b""
         self._devices: dict[str, Any] = {}
@@ -47,14 +47,11 @@ class Sampler:
     def sample(self, now: float) -> dict[str, Any]:
         """Return a sample: current values, and the CPU use since the previous one."""
         found: dict[str, Any] = {}
-        tree = _tree(os.getpid(), self._reader)
-        if tree is not None:
-            ticks, pages = tree
-            if self._ticks >= 0 and now > self._time:
-                cores = (ticks - self._ticks) / os.sysconf("SC_CLK_TCK") / (now - self._time)
-                found["cpu"] = round(max(0.0, cores), 2)
-            self._ticks, self._time = ticks, now
-            found["memory"] = round(pages * os.sysconf("SC_PAGE_SIZE") / GIB, 3)
+        spent, held = kernel.use_of(os.getpid(), self._reader)
+        if self._spent >= 0 and now > self._time:
+            found["cpu"] = round(max(0.0, (spent - self._spent) / (now - self._time)), 2)
+        self._spent, self._time = spent, now
+        found["memory"] = round(held / GIB, 3)
         if self._pipe >= 0:
             self._take(now)
         if now - self._heard > OLD:
@@ -119,36 +116,3 @@ class Sampler:
 
     def _report_failure(self, why: str) -> None:
         self.note = self.note or f"what the accelerators do is not known: {why}"[:500]
-
-
-def _tree(root: int, besides: int) -> tuple[int, int] | None:
-    """Return the CPU ticks and memory pages of a process's descendants, except one. Ticks include those of exited
-    children; a shared page counts for each process that has it.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
-    found: dict[int, list[tuple[int, int, int]]] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            stat = os.open(f"/proc/{entry}/stat", os.O_RDONLY)
-        except OSError:
-            continue
-        try:
-            fields = os.read(stat, 1024).rpartition(b") ")[2].split()
-            ticks = sum(map(int, fields[11:15]))
-            found.setdefault(int(fields[1]), []).append((int(entry), ticks, int(fields[21])))
-        except (OSError, ValueError, IndexError):  # it has just ended
-            continue
-        finally:
-            os.close(stat)
-    ended = os.times()
-    ticks, pages = int((ended.children_user + ended.children_system) * os.sysconf("SC_CLK_TCK")), 0
-    waiting = [root]
-    while waiting:
-        for pid, used, resident in found.get(waiting.pop(), ()):
-            if pid != besides:
-                ticks, pages = ticks + used, pages + resident
-                waiting.append(pid)
-    return ticks, pages

@@ -61,6 +61,7 @@ class Machine:
     lead = 0.0  # seconds from its notice, once that came, to its end; 0.0 if they are not known
     counts_as = wire.PREEMPTION  # the cause of its end, once its notice came
     requests_address = False  # its address is a request away
+    shares_ports = False  # with programs of other users: those of a job are chosen
     keeps: tuple[str, ...] = ()  # beginnings of variables of the machine by which its chips are found
     hides: tuple[str, ...] = ()  # variables of the machine that would mislead a program
 

@@ -22,9 +22,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content.digest import plain_of_file
 from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded
+from kinetic_orchestration.protocol.system import kernel
 from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 if TYPE_CHECKING:
@@ -242,7 +243,8 @@ class CompileCache:
         if not proof:
             raise OSError("this machine has no account by which others could know whose the entries are")
         own = names.compiled(self._key, f"lists/{self._writer}")
-        self._records.put(own, json.dumps({"entries": entries, "proof": proof}).encode())
+        told = {"release": wire.RELEASE, "entries": entries, "proof": proof}
+        self._records.put(own, json.dumps(told).encode())
         while self._lists:
             if (name := self._lists.pop()) != own:
                 self._records.delete(name)
@@ -278,9 +280,4 @@ def _tells_reads(folder: str) -> bool:
 
 
 def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            lines = {line for line in file if line.startswith(("model name", "flags"))}
-    except OSError:
-        lines = set()
-    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()[:16]
+    return hashlib.sha256(kernel.processor().encode()).hexdigest()[:16]

@@ -177,7 +177,7 @@ def _call(go: dict[str, Any]) -> int:
         if go["debug"]:
             from kinetic_orchestration.host.process import debugger
 
-            debugger.wait(go["debug"], outcome)
+            debugger.wait(go["debug"], outcome, "" if go["home"] else os.environ["KINETIC_JOB_ID"])
         try:
             function, args, kwargs = payload.load(go["payload"], go["digest"], go["data"], home=go["home"])
         except payload.Tampered as error:

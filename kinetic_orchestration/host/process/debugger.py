@@ -24,9 +24,9 @@ CONNECTIONS = ("/proc/net/tcp", "/proc/net/tcp6")  # of this network namespace, 
 _BEGINS = b"content-"  # a message of the debug adapter protocol; a web page can only make a browser send GET
 
 
-def wait(port: int, beside: str) -> None:
+def wait(port: int, beside: str, job: str = "") -> None:
     """Wait for a debugger on loopback, at this port or another that is free; after a while the function runs without.
-    `beside` names the files that this needs.
+    `beside` names the files that this needs, `job` the job whose host its users reach by a way only.
     """
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # three lines about frozen modules, in every log
     import debugpy  # noqa: T100
@@ -47,6 +47,7 @@ def wait(port: int, beside: str) -> None:
     sys.stderr.write(
         f"waiting for a debugger on 127.0.0.1:{port}, for {PATIENCE / 60:g} minutes{open_to_all}; in an editor: "
         f'{{"type": "debugpy", "request": "attach", "connect": {{"host": "127.0.0.1", "port": {port}}}}}\n'
+        + (f"to reach it from your machine: kinor port-forward {job} {port}\n" if job else "")
     )
     debugpy.wait_for_client()  # noqa: T100
     patience.cancel()

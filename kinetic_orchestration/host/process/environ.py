@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from kinetic_orchestration.host.process import pipes, topology
+from kinetic_orchestration.protocol.report import trace_ids
 
 READER = "kinetic_orchestration.program.trainers.command"
 
@@ -62,6 +63,7 @@ def start_message(
         "KINETIC_FENCE": f"{at.attempt} {at.store}",
         "KINETIC_COSTS": f"{task.usd_per_hour!r} {_stands_in(task)}",
         **_traced(at, task.profile),
+        "TRACEPARENT": task.env.get("TRACEPARENT") or trace_ids.traceparent(at.job, at.attempt, "running"),
         **_elastic(task),
     }  # fmt: skip
     if task.argv:

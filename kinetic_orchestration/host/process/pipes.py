@@ -36,8 +36,12 @@ class Program:
         self.err = err
 
 
-def start(python: str, kind: str, marker: str, secrets: dict[str, str], *, isolated: bool = False) -> Program:
-    """`isolated`: an environment of its own sees nothing of the submitter's."""
+def start(
+    python: str, kind: str, marks: tuple[str, ...], secrets: dict[str, str], *, isolated: bool = False
+) -> Program:
+    """`marks`: assignments by which its processes are found. `isolated`: an environment of its own sees nothing of the
+    submitter's.
+    """
     control, go = os.pipe()
     out, out_end = os.pipe()
     err, err_end = os.pipe()
@@ -47,8 +51,7 @@ def start(python: str, kind: str, marker: str, secrets: dict[str, str], *, isola
         for name in FOREIGN:
             environment.pop(name, None)
     environment.update(secrets)
-    variable, value = marker.split("=", 1)
-    environment[variable] = value
+    environment.update(dict(mark.split("=", 1) for mark in marks))
     environment.setdefault("PYTHONHASHSEED", "0")
     environment.setdefault("PYTHONUNBUFFERED", "1")  # or lines of a Python below would come late, or never
     agent = os.path.dirname(sys.path[0])  # a folder, or the zip itself

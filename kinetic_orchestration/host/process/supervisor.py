@@ -38,7 +38,7 @@ class Supervisor:
 
     def __init__(self, at: Assignment, scratch: str, log: Log, hear: Callable[[str, list[bytes]], None]) -> None:
         """`hear` is called with the reports of the program, output excepted, that do not go to the log alone."""
-        self._marker = at.marker
+        self._marks = at.marks
         self._log = log
         self._hear = hear
         self.files = {what: os.path.join(scratch, what) for what in ("outcome", "events", "notice", "stacks")}
@@ -60,7 +60,7 @@ class Supervisor:
     # ---- its start ---------------------------------------------------------------------------------------
 
     def spawn(self, python: str, kind: str, secrets: dict[str, str], *, isolated: bool) -> None:
-        self.adopt(program.start(python, kind, self._marker, secrets, isolated=isolated))
+        self.adopt(program.start(python, kind, self._marks, secrets, isolated=isolated))
         self.python = python
 
     def adopt(self, started: program.Program) -> None:
@@ -285,6 +285,7 @@ class Supervisor:
     def kill(self) -> list[int]:
         """Kill all descendants of this host and read their remaining output. Returns the processes that did not end."""
         left = list(processes.end_descendants(os.getpid()))
+        processes.end_strays(*self._marks)
         self.child = 0
         for end in list(self._pipes):
             while self._drain(end):

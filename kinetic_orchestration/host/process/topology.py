@@ -7,8 +7,6 @@ is computed from what is handed in. A host imports it before its program runs, s
 
 from __future__ import annotations
 
-import sys
-
 TYPE_CHECKING = False  # importing typing would cost an agent a tenth of its start
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,8 +24,6 @@ ALLOW = "KINETIC_ALLOW_CPU"  # the user's word that a program may run without th
 PORTS = {"jax": 8476, "torch": 8490, "megascale": 8080, "tensorflow": 8500}
 
 HOOK = (*__name__.split(".")[:-1], "hook")  # next to this module: the folder that is first on a command's PYTHONPATH
-
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 # Left behind by an earlier topology or by the machine that submitted, these hang an initialisation or point it
 # elsewhere: of libtpu, of JAX and its cluster detection, of torch's launchers, of Keras.
@@ -119,9 +115,11 @@ def environment(
     Without `join` nothing is joined by itself; the variables are there for code that does it. So many `processes` of
     them share a machine, one after the other.
     """
+    from kinetic_orchestration.protocol.system import kernel  # a program begins before it is needed
+
     if hosts == 1:
         alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
-        alone |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "TP_SOCKET_IFNAME": LOOPBACK}
+        alone |= {"GLOO_SOCKET_IFNAME": kernel.LOOPBACK, "TP_SOCKET_IFNAME": kernel.LOOPBACK}
         return alone if several else alone | _of_torch(0, 1, 1)
     import json
 
@@ -142,7 +140,7 @@ def environment(
     }
     if is_loopback(leader):  # else JAX's coordinator and gloo listen where other machines can reach them
         found["JAX_COORDINATOR_BIND_ADDRESS"] = coordinator
-        found["GLOO_SOCKET_IFNAME"] = found["TP_SOCKET_IFNAME"] = LOOPBACK
+        found["GLOO_SOCKET_IFNAME"] = found["TP_SOCKET_IFNAME"] = kernel.LOOPBACK
     if slices > 1:  # within a slice, libtpu needs nothing but the machine's metadata
         found["MEGASCALE_COORDINATOR_ADDRESS"] = f"{leader}:{ports['megascale']}"
         found["MEGASCALE_NUM_SLICES"] = str(slices)

@@ -10,7 +10,7 @@ from kinetic_orchestration.plan.values import Plan
 
 def check(data: Data, plan: Plan) -> None:
     """Raise Unsupported unless the hosts of the job can have the data in the way that was asked for."""
-    refused, in_place = f"is refused on the {plan.backend} backend", plan.traits.share_machine
+    refused, in_place = f"is refused on the {plan.backend} backend", plan.traits.share_files
     if data.fuse and not in_place:
         raise Unsupported(
             f"{data!r} {refused}: nothing is mounted on its hosts; leave fuse out, and it is copied there before the "
@@ -29,7 +29,7 @@ def check(data: Data, plan: Plan) -> None:
 
 def check_token(data: Data, plan: Plan) -> None:
     """Raise UsageError unless the hosts of the job get a token, which those of this machine have from here."""
-    if plan.traits.share_machine or hub.TOKEN in {*plan.secrets, *plan.secret_refs, *plan.env}:
+    if plan.traits.share_files or hub.TOKEN in {*plan.secrets, *plan.secret_refs, *plan.env}:
         return
     raise UsageError(
         f"Data({data.path!r}) is private or gated, and the hosts of the job have no token for it: hand yours over with "

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
+from kinetic_orchestration.protocol.system import kernel
+
 
 class _Rule(NamedTuple):
     """One of pip's options, and uv's equivalent."""
@@ -68,7 +70,7 @@ def pip_files(environ: Mapping[str, str]) -> list[Path]:
     if own == os.devnull:
         return []
     home = Path(environ.get("HOME") or Path.home())
-    if sys.platform == "darwin":
+    if kernel.MACOS:
         shared = [Path("/Library/Application Support/pip")]
         user = home / "Library/Application Support/pip"
         user = user if user.is_dir() else home / ".config/pip"

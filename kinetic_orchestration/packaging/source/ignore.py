@@ -17,12 +17,12 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinetic_orchestration.plan.declare.checks.secret_shapes import is_key_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from re import Pattern
 
 GIT = ".gitignore"
@@ -84,20 +84,39 @@ class Spec:
     @cached_property
     def _patterns(self) -> list[_Pattern]:
         """The compiled patterns, the last first."""
-        from pathspec.patterns.gitignore import GitIgnorePatternError
-        from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
-
+        compiled, unreadable = _compiler()
         patterns = []
         for line in _lines(self.text):
             inside = line.endswith(("/**", "/**/"))
             try:
-                pattern = GitIgnoreSpecPattern(line.removesuffix("/") if inside else line)
-            except GitIgnorePatternError:
+                pattern = compiled(line.removesuffix("/") if inside else line)
+            except unreadable:
                 continue  # git skips what it cannot read, too
             if pattern.include is not None and pattern.regex is not None:
                 folders_only = inside and line.endswith("/")
                 patterns.append(_Pattern(pattern.regex, pattern.include, inside, folders_only, _is_name(line)))
         return patterns[::-1]
+
+
+def _compiler() -> tuple[Callable[[str], Any], type[Exception]]:
+    """Return pathspec's class of a pattern of git, and the error of one that cannot be read."""
+    try:
+        from pathspec.patterns.gitignore import GitIgnorePatternError
+        from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+    except ImportError:  # before 1.0
+        from pathspec.patterns.gitwildmatch import GitWildMatchPattern
+
+        return lambda line: GitWildMatchPattern(_kept(line)), ValueError
+    return GitIgnoreSpecPattern, GitIgnorePatternError
+
+
+def _kept(line: str) -> str:
+    """The pattern so written that a pathspec before 1.0, which strips all white space, keeps what git keeps of it."""
+    if line[0].isspace():
+        line = f"\\{line}"
+    if line[-1].isspace() and not line.endswith("\\ "):
+        line = f"{line[:-1].removesuffix(chr(92))}[{line[-1]}]"
+    return line
 
 
 class _Pattern(NamedTuple):

@@ -26,6 +26,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kinetic_orchestration import __version__
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.packaging.reuse import keep
 from kinetic_orchestration.packaging.source import ignore, packs, stat_index
@@ -247,7 +248,7 @@ def upload(snapshot: Snapshot, store: Store, *, spool: Path, retention: float = 
 
     manifest = tree.manifest_of(snapshot.digest, snapshot.entries, all_packs, offsets)
     data = json.dumps(manifest, separators=(",", ":")).encode()
-    pointed = json.dumps({"tree": snapshot.digest}).encode()
+    pointed = json.dumps({"release": __version__, "tree": snapshot.digest}).encode()
     last: list[Callable[[], int | None]] = [partial(store.create, name, data), partial(store.put, pointer, pointed)]
     if at_once(last, store.parallel)[0] is not None:
         uploaded += len(data)

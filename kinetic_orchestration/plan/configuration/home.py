@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from kinetic_orchestration.protocol.system import kernel
 from kinetic_orchestration.protocol.system.folders import others_write
 
 PRIVATE: Final = 0o700
@@ -106,7 +107,7 @@ def _check_own(home: Path) -> None:
 
 def _check_way(home: Path) -> None:
     """Check every folder and link on the path to it: a user who can rename one can replace it."""
-    trusted = {0, os.geteuid()} | ({_OVERFLOW} if _in_user_namespace() else set())
+    trusted = {0, os.geteuid()} | ({_OVERFLOW} if kernel.in_user_namespace() else set())
     here, left, links = Path("/"), list(home.parts[1:]), 0
     _check_folder(here, home, trusted)
     while left:
@@ -154,13 +155,6 @@ def _is_volume(folder: Path) -> bool:
 
 
 _CONTAINED: Final = ("/.dockerenv", "/run/.containerenv")
-
-
-def _in_user_namespace() -> bool:
-    try:
-        return Path("/proc/self/uid_map").read_bytes().split() != [b"0", b"0", b"4294967295"]
-    except OSError:
-        return False
 
 
 def _name(uid: int) -> str:

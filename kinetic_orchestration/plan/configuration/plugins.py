@@ -3,7 +3,7 @@
 A package announces a backend in its metadata, under the backend's name:
 
     [project.entry-points."kinetic_orchestration.platforms"]
-    slurm = "my_package.slurm:PLATFORM"
+    pbs = "my_package.pbs:PLATFORM"
 """
 
 from __future__ import annotations

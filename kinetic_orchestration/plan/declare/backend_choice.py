@@ -13,13 +13,13 @@ from kinetic_orchestration.errors import ConflictingSettings, Unsupported
 from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.configuration.settings import Settings, duration, seconds
 from kinetic_orchestration.plan.declare.choices import naming, told, ways
-from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kubernetes, TpuVm, as_compute
+from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kubernetes, Slurm, TpuVm, as_compute
 from kinetic_orchestration.plan.declare.spec import COMPUTE, LOCAL, TPU_VM, Options, not_on_cloud, slice_of, way_of
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 
 KINETIC_BACKENDS = ("gke", "pathways")
-GKE, KUBERNETES = "gke", "kubernetes"
+GKE, KUBERNETES, SLURM = "gke", "kubernetes", "slurm"
 
 
 class Choice(NamedTuple):
@@ -122,6 +122,7 @@ def named_backend(asked: str | None, settings: Settings, *, has_cluster: bool) -
 # ---- what is refused while it is declared ------------------------------------------------------------------------
 
 _OPTIONS_OF: dict[str, type[CloudOptions]] = {TPU_VM: TpuVm, COMPUTE: Compute, KUBERNETES: Kubernetes}
+_OPTIONS_OF[SLURM] = Slurm
 
 
 def check_backend(options: Options, *, bought_later: bool = False) -> Options:

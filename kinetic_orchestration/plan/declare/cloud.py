@@ -187,6 +187,39 @@ class Compute(CloudOptions):
     disk_type: str = ""  # "": the one that suits the hardware
 
 
+@dataclass(frozen=True, slots=True)
+class Slurm(CloudOptions):
+    """Options that only a cluster of Slurm has.
+
+    Attributes:
+        partition: Partition, or several with commas between them; by default that of the cluster.
+        account: Account that the job is counted for.
+        qos: Quality of service.
+        gres: Generic resources of each node, as this cluster names them, such as `gpu:a100:4`. By default the GPUs of
+            the accelerator: `gpu:1` for "gpu", `gpu:h100:8` for "h100:8".
+        constraint: Features that nodes must have.
+        time: Time limit of an attempt as sbatch takes it, such as `12:00:00`. By default it follows from `limits.run`,
+            else it is the partition's. An attempt that reaches it is followed by another one, from its checkpoint.
+        folder: Folder that this machine and all nodes mount under the same path, in which hosts work; by default
+            `KINETIC_HOME`.
+        hosts: Number of nodes that have the accelerator each, requested together and joined over TCP.
+        cpus: CPUs of each node; by default what Slurm gives, one on many clusters.
+        memory: Memory of each node, such as `64G`; by default what Slurm gives.
+        labels: Further labels of the job, which Slurm does not show.
+    """
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    gres: str = ""
+    constraint: str = ""
+    time: str = ""
+    folder: str = ""
+    hosts: int = 1
+    cpus: int = 0
+    memory: str = ""
+
+
 class Reservation(NamedTuple):
     """A reservation, as it is named: "" for what its path leaves out."""
 
@@ -236,16 +269,16 @@ _OF_COMPUTE = ("hosts",)
 def fields_of(cloud: Any) -> dict[str, Any]:
     """Return the options of `cloud=` as JSON, without those that a plan has for every backend."""
     own = (*_EVERYWHERE, *(_OF_KUBERNETES if isinstance(cloud, Kubernetes) else ()))
-    own += _OF_COMPUTE if isinstance(cloud, Compute) else ()
+    own += _OF_COMPUTE if isinstance(cloud, Compute | Slurm) else ()
     found = {entry.name: getattr(cloud, entry.name) for entry in fields(cloud) if entry.name not in own}
     if isinstance(cloud, Kubernetes):
         found["queue"] = ",".join(queues_of(cloud.queue))
     return {name: _as_json(value) for name, value in found.items()}
 
 
-def kind_with(names: Collection[str]) -> type[TpuVm] | type[Compute] | type[Kubernetes]:
+def kind_with(names: Collection[str]) -> type[TpuVm] | type[Compute] | type[Kubernetes] | type[Slurm]:
     """Return the class of options that has all these names; if none has, the one that has more of them."""
-    found = {kind: {entry.name for entry in fields(kind)} for kind in (TpuVm, Kubernetes, Compute)}
+    found = {kind: {entry.name for entry in fields(kind)} for kind in (TpuVm, Kubernetes, Compute, Slurm)}
     if (fitting := next((kind for kind, known in found.items() if set(names) <= known), None)) is not None:
         return fitting
     return TpuVm if found[Kubernetes].difference(found[TpuVm]).isdisjoint(names) else Kubernetes

@@ -79,9 +79,9 @@ GROUPS = (
         absent={
             "kinetic.jobs.attach_remote_traceback": "what a job raised has its remote traceback as a note",
             "kinetic.debug": _DEBUGGER,
-            "kinetic.debug.cleanup_port_forward": "no port is forwarded",
+            "kinetic.debug.cleanup_port_forward": "`kinor port-forward JOB PORT` does it",
             "kinetic.debug.print_attach_instructions": "the log says where the debugger listens",
-            "kinetic.debug.start_port_forward": "no port is forwarded",
+            "kinetic.debug.start_port_forward": "`kinor port-forward JOB PORT` does it",
             "kinetic.debug.wait_for_debug_server": "the log says when the debugger listens",
             "kinetic.data.is_data_ref": "how data travel is no part of the surface",
             "kinetic.data.make_data_ref": "how data travel is no part of the surface",
@@ -101,7 +101,7 @@ GROUPS = (
             "run(backend)": ("", _BACKEND),
             "run(volumes)": ("", "on other machines each host fetches them, and nothing is mounted"),
             "run(spot)": ("", "on this machine without effect, with a warning"),
-            "run(debug)": ("", "on this machine only; `debugpy` listens on loopback"),
+            "run(debug)": ("", "`debugpy` listens on loopback of the host; `kinor port-forward JOB 5678` leads there"),
         },
         absent={
             "RemoteCallable(func)": "`run` makes it",
@@ -220,6 +220,8 @@ GROUPS = (
         other={
             "kinetic accelerators": ("kinor accelerators", "with prices"),
             "kinetic config show": ("kinor doctor", "each value with where it came from"),
+            "kinetic down": ("kinor deinit", "of a project; no cluster is removed"),
+            "kinetic init": ("kinor init", "a project; no cluster is made or joined"),
             "kinetic jobs cancel": ("kinor cancel", ""),
             "kinetic jobs cleanup": ("kinor reap", "for all jobs; records go by retention"),
             "kinetic jobs list": ("kinor jobs", ""),
@@ -230,8 +232,6 @@ GROUPS = (
         },
         absent={
             "kinetic build-image": "no image is built; `container_image=` names one",
-            "kinetic down": "no cluster is removed; `kinor reap` frees what jobs left",
-            "kinetic init": "a project and a bucket are named by settings, and `kinor doctor` checks them",
             "kinetic jobs debug": _DEBUGGER,
             "kinetic pool add": _POOLS,
             "kinetic pool list": _POOLS,
@@ -242,7 +242,7 @@ GROUPS = (
             "kinetic profile show": _PROFILES,
             "kinetic profile unset": _PROFILES,
             "kinetic profile use": _PROFILES,
-            "kinetic up": "no cluster is made; on Cloud TPU nothing is set up in advance",
+            "kinetic up": "no cluster is made; on Cloud TPU `kinor init` sets up a project",
         },
     ),
 )  # fmt: skip

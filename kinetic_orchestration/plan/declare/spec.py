@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.plan.declare.choices import Choice, ways
-from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kubernetes, TpuVm
+from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kubernetes, Slurm, TpuVm
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
@@ -141,7 +141,7 @@ def cluster_of(options: Options) -> str:
 def hosts_of(options: Options) -> int:
     """Return the number of hosts of all slices together."""
     slice_, cloud = slice_of(options), options.cloud
-    machines_of = cloud.hosts if isinstance(cloud, Kubernetes | Compute) and cloud.hosts > 1 else slice_.hosts
+    machines_of = cloud.hosts if isinstance(cloud, Kubernetes | Compute | Slurm) and cloud.hosts > 1 else slice_.hosts
     return machines_of * processes_of(options, slice_) * (cloud.num_slices if cloud is not None else 1)
 
 

@@ -73,8 +73,9 @@ class Slice:
         if self.kind == "tpu":
             hosts = f"{self.crew()} × {_count(self.chips_per_host, 'chip')}"
             return f"{self.name}: {_count(self.chips, 'chip')} ({self.topology}), {hosts}"
-        each = f" × {_count(self.chips_per_host, 'GPU')}" if self.machines > 1 else ""
-        return f"{self.name}: {_count(self.chips, 'GPU' if self.kind == 'gpu' else 'device')}, {self.crew()}{each}"
+        what = "GPU" if self.kind == "gpu" else "device"
+        each = f" × {_count(self.chips_per_host, what)}" if self.machines > 1 else ""
+        return f"{self.name}: {_count(self.chips, what)}, {self.crew()}{each}"
 
     def crew(self, slices: int = 1) -> str:
         """The hosts, or the processes of one host, that run the function on that number of slices, in words."""

@@ -43,6 +43,7 @@ class Estimate:
     beside_seconds: float = 0.0  # of places of races that did not win; not in the READY seconds
     beside_usd: float | None = 0.0  # of these, in `usd`
     idle_seconds: float = 0.0  # for which kept slices served nobody: of the chip-hours and the cost, not of READY
+    here: str = "this machine"  # where nothing is charged, for users
 
     @property
     def productive_seconds(self) -> float | None:
@@ -57,7 +58,7 @@ class Estimate:
 
     def __str__(self) -> str:
         """The line about the cost at a job's end, for users."""
-        here = "$0.00 on this machine" if self.uncharged else ""
+        here = f"$0.00 on {self.here}" if self.uncharged else ""
         priced = self.usd is not None and self.usd_per_chip_hour is not None
         if self.uncharged and not (priced and self.chip_hours):
             return f"cost: {here}"
@@ -115,10 +116,12 @@ def estimate(
     uncharged: bool = False,
     listed: PriceList = BUILT_IN,
     service: str = "",
+    here: str = "this machine",
 ) -> Estimate:
     """Estimate the cost of holding what is bought for `seconds`, whether or not its chips compute.
 
     service: what has it under its own name here; "" for Cloud TPU, which has names of its own for slices.
+    here: where it is if nothing is charged.
     """
     found = price(of, zone, overrides, listed)
     known = found if isinstance(found, Price) else None
@@ -133,6 +136,7 @@ def estimate(
         note=known.source if known else "" if uncharged else str(found),
         date=known.date if known else "",
         uncharged=uncharged,
+        here=here,
         spot=of.is_spot,
         ready_seconds=max(seconds, 0.0),
     )

@@ -15,6 +15,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from kinetic_orchestration import __version__
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.hardware.machines import HYPERDISK, PD_BALANCED, PD_SSD
 from kinetic_orchestration.plan.messages import command, warn_once
@@ -222,7 +223,12 @@ def to_bytes(rates: Iterable[Rate], refreshed: str) -> bytes:
     """Return the document of what was read from Google. Raises UsageError for more than a reader takes."""
     import json
 
-    document = {"version": VERSION, "refreshed": refreshed, "rates": [rate._asdict() for rate in rates]}
+    document = {
+        "version": VERSION,
+        "release": __version__,
+        "refreshed": refreshed,
+        "rates": [rate._asdict() for rate in rates],
+    }
     data = (json.dumps(document, separators=(",", ":")) + "\n").encode()
     if len(data) > LARGEST:
         raise UsageError(f"the prices cannot be kept: they have {len(data)} bytes, and no reader takes above {LARGEST}")

@@ -26,7 +26,7 @@ from kinetic_orchestration.plan.declare.checks.held import (
     without_unfit,
 )
 from kinetic_orchestration.plan.declare.choices import naming, told, ways
-from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes
+from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, Slurm
 from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import LOCAL, JobSpec, Options, processes_of, slice_of, way_of
 from kinetic_orchestration.plan.hardware import accelerators, machines, nodes
@@ -129,11 +129,12 @@ def _plan_of_one(spec: JobSpec, settings: Settings, environ: Mapping[str, str] |
         cloud: dict[str, Any] = {"slices": slices, "secret_refs": dict(options.secrets or {})}
     else:
         check_remote(options, settings, backend, traits)
-        limits = _bounded(limits)
+        limits = limits if traits.share_files else _bounded(limits)
         if traits.options is Compute:
             check_vms(options, settings, limits)
         cloud = cloud_of(options, settings, slice_, traits, environ, interpreter)
-        env.setdefault("KERAS_BACKEND", environ.get("KERAS_BACKEND") or "jax")  # for which the lock is made
+        if not traits.share_files:
+            env.setdefault("KERAS_BACKEND", environ.get("KERAS_BACKEND") or "jax")  # for which the lock is made
     plan = Plan(
         name=spec.name,
         slice=slice_,
@@ -161,6 +162,8 @@ def _slice_of(options: Options, traits: Traits) -> Slice:
     slice_ = slice_of(options)
     processes = processes_of(options, slice_)
     given = options.cloud if isinstance(options.cloud, traits.options or ()) else None
+    if isinstance(given, Slurm) and given.hosts > 1:
+        slice_ = replace(on_hosts(slice_, given.hosts), api="gke")  # each on a machine of its own, also of CPUs
     if isinstance(given, Kubernetes | Compute) and given.hosts > 1:
         slice_ = on_hosts(slice_, given.hosts)
         joins = machines.between_hosts if isinstance(given, Compute) else nodes.between_hosts

@@ -29,7 +29,7 @@ def _usd(plan: Plan, settings: Settings) -> tuple[dict[str, float], dict[str, st
     """Return the dollars for an hour of all hosts in each place that has a known price, and what they are for where
     they stand in for one that is not known."""
     of = plan.purchase
-    if plan.traits.share_machine or not of.chips:
+    if plan.traits.share_files or not of.chips:
         return {}, {}
     asked = {place: price(of, place, settings.prices, settings.listed) for place in plan.zones}
     known = {place: one for place, one in asked.items() if isinstance(one, Price)}
@@ -48,6 +48,6 @@ def priced(plan: Plan, settings: Settings) -> Plan:
 def affordable_by(plan: Plan, settings: Settings) -> float:
     """Return the seconds for which a plan's limit of cost pays; 0 if it has none, or costs nothing."""
     usd = plan.limits.cost
-    if usd is None or plan.traits.share_machine:
+    if usd is None or plan.traits.share_files:
         return 0.0
     return affordable(usd, plan.purchase, plan.zones, settings.prices, settings.listed)

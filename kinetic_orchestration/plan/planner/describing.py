@@ -73,7 +73,7 @@ def _choices(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "accelerator", f"one of {', '.join(dict.fromkeys(one.named for one in each))}"
     yield "backend", ", ".join(dict.fromkeys(one.backend for one in each))
     yield "project", plan.project
-    ways = dict.fromkeys(capacity_of(one) or ON_DEMAND for one in each if not one.traits.share_machine)
+    ways = dict.fromkeys(capacity_of(one) or ON_DEMAND for one in each if not one.traits.share_files)
     yield "capacity", ", ".join(ways)
     yield "choices", f"{len(each)}, tried {_BY[plan.by]}"
 
@@ -136,6 +136,8 @@ def _limit_of_cost(plan: Plan) -> str:
     if plan.limits.cost is None:
         return ""
     what = "nothing is charged on this machine"
+    if not plan.traits.share_machine:
+        what = f"not kept: {plan.traits.service or plan.backend} has no prices"
     if paid := [one.affordable for one in plan.each() if one.affordable]:
         where = "choices" if plan.choices else _kind_of_places(plan)
         what = f"pays for {min(paid) / 3600:,.2f} h in the dearest of its {where}"

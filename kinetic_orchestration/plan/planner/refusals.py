@@ -28,6 +28,10 @@ def ignored(options: Options, traits: Traits) -> Iterator[str]:
             continue
         if image_of(options) if name == "container_image" else getattr(options, name):
             yield f"{name}="
+    if (
+        options.limits.cost is not None and traits.share_files and not traits.share_machine
+    ):  # its machines have no prices
+        yield "limits.cost="
     if traits.share_machine and options.race > 1:  # it is one place
         yield "race="
     cloud = [f"{name}=…" for name in emulation.named_cloud_options(options) if name not in OF_ANY_BACKEND]
@@ -61,7 +65,7 @@ def check_remote(options: Options, settings: Settings, backend: str, traits: Tra
         _check_processes(options, backend, traits)
     if options.race > 1 and not traits.races:
         raise refuse(f"race={options.race}", backend, QUEUE_DECIDES)
-    if options.debug:
+    if options.debug and not traits.entered:
         raise refuse("debug=True", backend, "an editor cannot reach its hosts; debug on the local backend")
     if options.keep is not None:
         _check_keep(options, backend, traits)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from kinetic_orchestration.program.checkpoints import trees
 from kinetic_orchestration.program.checkpoints.trees import HostPart, Piece
-from kinetic_orchestration.protocol.system import memory
+from kinetic_orchestration.protocol.system import kernel
 
 LARGE = 32 << 20  # bytes; less is written before a thread would have begun
 SPARE = 2  # the free memory has to hold this many copies
@@ -29,7 +29,7 @@ def is_copied(found: HostPart, buffers: CopyBuffers) -> bool:
         return False
     shared = [piece for piece in found.pieces if not piece.fresh]
     sizes = [len(piece.data) for piece in shared]
-    if SPARE * sum(sizes) > memory.free():
+    if SPARE * sum(sizes) > kernel.free_memory():
         return False
     try:
         copies = buffers.take(sizes)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import json
 import math
 import mmap
@@ -18,11 +17,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 from kinetic_orchestration.program.checkpoints.commits import Leaf, Part
 from kinetic_orchestration.program.checkpoints.trees import HostPart, Start
 from kinetic_orchestration.protocol.content.digest import CHUNK, THREADS, Hasher, of_bytes, of_chunk, of_leaves
+from kinetic_orchestration.protocol.system import kernel
 from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 # The names of dtypes in safetensors; other dtypes are stored as bytes, with their names in the metadata.
@@ -64,7 +64,7 @@ def _begin_to_store(file: int, offset: int, size: int) -> None:
     """Start writing the last data to the disk while the next is written: little is left to wait for at the end. fsync
     reports errors.
     """
-    if (begin := _linux("sync_file_range")) is not None:
+    if (begin := kernel.call("sync_file_range")) is not None:
         begin(file, offset, size, _WRITE)
 
 
@@ -75,30 +75,11 @@ def _reserve(file: int, size: int) -> None:
     """Allocate the blocks before the bytes: a full disk is detected immediately, and writing is faster. posix_fallocate
     is no alternative: it writes to every block if a file system does not support it.
     """
-    if (reserve := _linux("fallocate")) is not None and reserve(file, 0, 0, size):
+    if (reserve := kernel.call("fallocate")) is not None and reserve(file, 0, 0, size):
         import ctypes
 
         if (number := ctypes.get_errno()) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise OSError(number, os.strerror(number))
-
-
-@functools.cache
-def _linux(name: str) -> Callable[..., int] | None:
-    """Calls of the system that Python does not have; None where there are none."""
-    import ctypes
-
-    descriptor, mode, place = ctypes.c_int, ctypes.c_int, ctypes.c_int64
-    types = {
-        "sync_file_range": (descriptor, place, place, ctypes.c_uint),
-        "fallocate": (descriptor, mode, place, place),
-    }
-    if sys.platform != "linux" or sys.maxsize < 1 << 32:  # there the calls have other sizes of places
-        return None
-    with contextlib.suppress(OSError, AttributeError):
-        found = getattr(ctypes.CDLL(None, use_errno=True), name)
-        found.argtypes = types[name]
-        return cast("Callable[..., int]", found)
-    return None
 
 
 def _header(state: HostPart) -> bytes:

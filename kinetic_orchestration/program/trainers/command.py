@@ -25,6 +25,7 @@ from kinetic_orchestration.host.process.topology import HOOK, METRICS
 from kinetic_orchestration.program.context import HostContext, current
 from kinetic_orchestration.program.trainers.chosen import load
 from kinetic_orchestration.program.trainers.parsers import LONGEST, MEANT, MOST, Parser
+from kinetic_orchestration.protocol.system import copies
 
 FILE = "KINETIC_METRICS_FILE"  # where a command may write lines for its parser, if no file was named
 LONGEST_LINE = 64 << 10  # bytes; a longer one has no numbers
@@ -48,7 +49,7 @@ def main() -> NoReturn:
         sys.exit(1)
     file = os.path.expandvars(chosen["file"]) if "file" in chosen else _own_file()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    command = Command(argv, {**os.environ, FILE: file})
+    command = Command(argv, {**copies.environ(), FILE: file})
     tail = Tail(file)
     looked = 0.0
     while not command.ended:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from kinetic_orchestration.host.process.topology import expected
 from kinetic_orchestration.program.context import HostContext, current
 from kinetic_orchestration.program.trainers.command import FILE
+from kinetic_orchestration.protocol.system import copies
 
 TRAINER = "maxtext.trainers.pre_train.train"
 RUN = "run"  # MaxText continues the run of its name: each attempt has the same
@@ -58,7 +59,7 @@ def hardware_of(environ: Mapping[str, str]) -> str:
 def main() -> None:
     """Train, by the words of the command line."""
     os.environ.setdefault("DECOUPLE_GCLOUD", "TRUE")  # or it imports clients that its own package does not require
-    words = arguments(sys.argv[1:], current(), os.environ)
+    words = arguments(sys.argv[1:], current(), copies.environ())
     import jax  # noqa: F401 - joins the slice
 
     sys.argv = [TRAINER, *words]

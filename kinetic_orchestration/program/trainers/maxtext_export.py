@@ -24,6 +24,7 @@ from typing import Any
 from kinetic_orchestration.errors import CheckpointError, UsageError
 from kinetic_orchestration.host.process.topology import EXPECT, JOIN
 from kinetic_orchestration.program.context import current
+from kinetic_orchestration.protocol.system import copies
 
 CONVERTER = "maxtext.checkpoint_conversion.to_huggingface"
 LARGEST_HEADER = 100 << 20  # bytes of a safetensors file's header, as its own library allows
@@ -214,7 +215,7 @@ def _convert(items: str, tokenizer: str, made: Path, words: Sequence[str]) -> No
         *(f"{name}={value}" for name, value in own.items()),
         *flags,
     ]
-    environ = {**os.environ, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1", "DECOUPLE_GCLOUD": "TRUE"}
+    environ = {**copies.environ(), "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1", "DECOUPLE_GCLOUD": "TRUE"}
     for name in (JOIN, EXPECT):  # it computes alone, on the CPU
         environ.pop(name, None)
     if (code := subprocess.run(argv, env=environ).returncode) != 0:

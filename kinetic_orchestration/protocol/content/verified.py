@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import stat
 import time
 
 from kinetic_orchestration.protocol.content.digest import LARGE
 from kinetic_orchestration.protocol.content.file_stamps import LOCAL_TICK, believable, settled, stamp_of
+from kinetic_orchestration.protocol.system import kernel
 from kinetic_orchestration.protocol.system.folders import is_private
 
 TYPE_CHECKING = False  # typing itself costs an agent a tenth of its start
@@ -93,14 +93,18 @@ class Verified:
                         os.unlink(record)
 
     def _is_own(self, path: str | os.PathLike[str], found: os.stat_result) -> bool:
-        if not _boot() or not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
+        if not kernel.boot() or not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
             return False
         real = os.path.realpath(path)
-        return is_private(real, self._home) and os.path.samestat(os.lstat(real), found) and _file_system(real) in _LOCAL
+        return (
+            is_private(real, self._home)
+            and os.path.samestat(os.lstat(real), found)
+            and kernel.file_system(real) in _LOCAL
+        )
 
     def _words(self, found: os.stat_result, digest: str) -> bytes:
         """The content of a record of a file with that digest. The digest comes last."""
-        return " ".join(map(str, (_boot(), found.st_dev, *stamp_of(found), digest))).encode()
+        return " ".join(map(str, (kernel.boot(), found.st_dev, *stamp_of(found), digest))).encode()
 
     def _record(self, found: os.stat_result) -> str:
         return os.path.join(self._folder, f"{found.st_dev}-{found.st_ino}")
@@ -152,28 +156,4 @@ def _inode(found: os.stat_result) -> tuple[int, int, int]:
 
 def boot_of(path: str) -> str:
     """Return the id of this boot of the kernel if a path is on a file system of this machine; "" if unknown, or not."""
-    return _boot() if _file_system(os.path.realpath(path)) in _LOCAL else ""
-
-
-def _boot() -> str:
-    """Return the id of this boot of the kernel; "" if unknown."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
-def _file_system(path: str) -> str:
-    """Return the type of the file system of a real path; "" if unknown."""
-    kind, longest = "", -1
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                words, _, more = line.partition(" - ")
-                mount = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), words.split()[4]).rstrip("/")
-                if len(mount) >= longest and (path == mount or path.startswith(mount + "/")):
-                    kind, longest = more.split()[0], len(mount)  # a later mount covers an earlier one
-    except (OSError, ValueError, IndexError):
-        return ""
-    return kind
+    return kernel.boot() if kernel.file_system(os.path.realpath(path)) in _LOCAL else ""

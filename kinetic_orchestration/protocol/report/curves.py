@@ -1,8 +1,8 @@
 """Curves of what a job reported with `log_metrics`, as one small SVG picture for the metadata of an orchestrator.
 
 `Curves` gathers points as they come, in bounded memory; `svg` draws them, a panel for each metric. Pure: it knows
-neither jobs nor orchestrators, and needs no library. SVG, since it carries its own text and is sharp at any size; it
-brings its own background, since a page's theme does not reach into an image.
+neither jobs nor orchestrators, and needs no library. SVG, since it carries its own text and is sharp at any size. As a
+file it brings its own paper; a page's theme does not reach into an image, so there it has colours for either.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ LARGEST = 1e250  # that is drawn, and its inverse the least: an axis has a margi
 DECADES = 2.0  # a positive metric that spans more is drawn on a logarithmic scale
 VARIANTS = ("train", "training", "val", "validation", "valid", "test", "eval")
 
-WIDTH, HEIGHT = 360, 190  # of a panel
+WIDTH, HEIGHT = 340, 190  # of a panel: two and their margins have room in a dialog of Dagster in a window of 900 pixels
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 44, 26
 SPARK_WIDTH, SPARK_HEIGHT = 240, 44
 COLOURS = ("#3b5bdb", "#e8590c", "#2b8a3e", "#9c36b5", "#0b7285", "#c92a2a")
+OF_BOTH = ("#5677f5", "#e8590c", "#2f9e44", "#ae5bc9", "#1098ad", "#e5484d")  # the same, seen on light and on dark
 FONT = "ui-sans-serif,system-ui,-apple-system,Segoe UI,Roboto,Helvetica,Arial,sans-serif"
 PAPER, INK, FAINT, GRID = "#ffffff", "#1f2430", "#667085", "#e6e8ee"
+INK_OF_BOTH = "#6e788c"  # its contrast is 4.4 to white, and as much to the dark of Dagster's pages
 
 
 class Point(NamedTuple):
@@ -119,8 +121,12 @@ def svg(
     `crowd`: the label of a panel's curves if there are too many of them to name each. `amounts`: panels with
     values from zero on and an axis of their own, in rows of theirs. `kept`: data in the file that are not shown.
     """
-    hidden = list(panels)[MOST_PANELS:]
-    shown = [(name, members, axis, False) for name, members in list(panels.items())[:MOST_PANELS]]
+    blank = [name for name, members in panels.items() if not any(_known(members))]
+    drawn = [name for name in panels if name not in blank] or blank
+    hidden = drawn[MOST_PANELS:]
+    notes = [f"and {len(hidden)} more: {', '.join(hidden)}"] if hidden else []
+    notes += [f"no finite value: {', '.join(blank)}"] if blank and drawn is not blank else []
+    shown = [(name, panels[name], axis, False) for name in drawn[:MOST_PANELS]]
     if len(shown) > 1 and len(shown) % 2 and amounts:
         shown.append(("", {}, "", False))
     shown += [(name, members, amounts_axis, True) for name, members in list(amounts.items())[:MOST_AMOUNTS]]
@@ -128,7 +134,7 @@ def svg(
     rows = math.ceil(len(shown) / columns)
     curves = sum(min(len(members), MOST_CROWD) for _, members, _, _ in shown)
     each = max(FEWEST_COLUMNS, min(MOST_COLUMNS, DRAWN_COLUMNS // max(1, curves)))
-    head, foot = (26 if title else 6), (20 if hidden else 6)
+    head, foot = (26 if title else 6), (20 if notes else 6)
     width, height = columns * WIDTH, head + rows * HEIGHT + foot
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}"',
@@ -144,9 +150,8 @@ def svg(
             continue
         x, y = (index % columns) * WIDTH, head + (index // columns) * HEIGHT
         parts += [f'<g transform="translate({x} {y})">', *_panel(name, members, unit, each, crowd, from_zero), "</g>"]
-    if hidden:
-        more = f"and {len(hidden)} more: {', '.join(hidden)}"
-        parts.append(f'<text x="14" y="{height - 9}">{_text(more, 62 * columns)}</text>')
+    if notes:
+        parts.append(f'<text x="14" y="{height - 9}">{_text("; ".join(notes), 62 * columns)}</text>')
     return "".join([*parts, "</svg>"])
 
 
@@ -158,19 +163,37 @@ def spark(points: Sequence[tuple[float, float]], most: int = 1000) -> str:
     up = _Scale(low, high, SPARK_HEIGHT - 4, 4, known != [] and _spans_decades(low, high))
     for columns in (30, 20, 10, 5):
         inside = "".join(_curve(thinned(points, columns), across, up, COLOURS[0])) if across else ""
-        drawn = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{SPARK_WIDTH}" height="{SPARK_HEIGHT}">'
-            f'<rect width="{SPARK_WIDTH}" height="{SPARK_HEIGHT}" rx="4" fill="{PAPER}"/>{inside}</svg>'
-        )
+        drawn = f'<svg xmlns="http://www.w3.org/2000/svg" width="{SPARK_WIDTH}" height="{SPARK_HEIGHT}">{inside}</svg>'
         if len(markdown(drawn)) < most:
             break
     return drawn
 
 
 def markdown(picture: str, alternative: str = "metrics") -> str:
-    """The picture as an image in Markdown, with all its bytes in the text."""
+    """The picture as an image in Markdown, with all its bytes in the text, for a page that is light or dark."""
+    picture = themed(picture).replace('"currentColor"', f'"{INK_OF_BOTH}"')
     alternative = "".join(letter if letter.isalnum() else " " for letter in alternative)[:40]
     return f"![{alternative}](data:image/svg+xml;base64,{base64.b64encode(picture.encode()).decode()})"
+
+
+def themed(picture: str) -> str:
+    """The same picture for a page that it is a part of: in the page's own colour, on its own ground.
+
+    By attributes alone, since a notebook drops styles and a content policy refuses them. What is replaced stands in
+    quotes, which the texts of a picture have not.
+    """
+    for fixed, own in _THEMED:
+        picture = picture.replace(fixed, own)
+    return picture
+
+
+_THEMED = (
+    (f'fill="{PAPER}" stroke="{GRID}"', 'fill="none"'),
+    (f'fill="{INK}"', 'fill="currentColor"'),
+    (f'fill="{FAINT}"', 'fill="currentColor"'),
+    (f'stroke="{GRID}"', 'stroke="currentColor" stroke-opacity=".15"'),
+    *((f'"{colour}"', f'"{own}"') for colour, own in zip(COLOURS, OF_BOTH, strict=True)),
+)
 
 
 def grouped(curves: Mapping[str, Sequence[tuple[float, float]]]) -> Panels:
@@ -248,16 +271,18 @@ def _panel(
     from_zero: bool = False,
 ) -> Iterator[str]:
     curves = dict(_some(members)) if len(members) > MOST_NAMED else members
-    known = [y for points in curves.values() for _, y in points if math.isfinite(y)]
+    known = list(_known(curves))
     xs = [x for points in curves.values() for x, _ in points]
     yield f'<text x="14" y="22" font-size="12" font-weight="600" fill="{INK}">{_text(name, 34)}</text>'
     if not known:
         yield f'<text x="{WIDTH / 2:g}" y="{HEIGHT / 2:g}" text-anchor="middle">no finite value was reported</text>'
         return
-    low = min(0.0, *known) if from_zero else min(known)
-    logarithmic = not from_zero and _spans_decades(low, max(known))
+    low, high = min(known), max(known)
+    if from_zero:
+        low, high = min(0.0, low), high if high > 0 else 1.0
+    logarithmic = not from_zero and _spans_decades(low, high)
     across = _Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
-    up = _Scale(low, max(known), HEIGHT - BOTTOM, TOP, logarithmic, margin=0.04)
+    up = _Scale(low, high, HEIGHT - BOTTOM, TOP, logarithmic, margin=0.04)
     if logarithmic:
         yield f'<text x="{WIDTH - RIGHT}" y="22" text-anchor="end">logarithmic</text>'
     for value in decades(up.low, up.high) if logarithmic else ticks(up.low, up.high):
@@ -272,7 +297,7 @@ def _panel(
         for points in curves.values():
             yield from _curve(thinned(points, columns), across, up, COLOURS[0], 0.45)
         some = f"{len(curves)} of {len(members)}" if len(curves) < len(members) else f"{len(members)}"
-        yield from _legend([f"{some} {crowd}"])
+        yield from _legend({some: crowd})
         return
     for colour, points in zip(COLOURS, curves.values(), strict=False):
         drawn = thinned(points, columns)
@@ -281,7 +306,11 @@ def _panel(
         if crowded:
             yield from _curve([drawn[0], *_smoothed(drawn, SMOOTH_COLUMNS), drawn[-1]], across, up, colour)
     alone = list(curves) == [name]
-    yield from _legend([f"{'last' if alone else member} {number(_last(points))}" for member, points in curves.items()])
+    yield from _legend({"last" if alone else member: number(_last(points)) for member, points in curves.items()})
+
+
+def _known(members: Mapping[str, Sequence[tuple[float, float]]]) -> Iterator[float]:
+    return (y for points in members.values() for _, y in points if math.isfinite(y))
 
 
 def _spans_decades(low: float, high: float) -> bool:
@@ -343,16 +372,26 @@ def _line(points: Sequence[tuple[float, float]]) -> str:
     return "".join(line)
 
 
-def _legend(labels: Sequence[str]) -> Iterator[str]:
-    """The label of each colour, and its last value; there is room for three."""
-    named = labels if len(labels) <= 3 else labels[:2]
-    room = (WIDTH - LEFT - RIGHT) / min(len(labels), 3)
-    for index, text in enumerate(named):
+def _legend(values: Mapping[str, str]) -> Iterator[str]:
+    """The name of each colour with its last value, or without, or of two of them: as there is room."""
+    labels = [f"{name} {value}" for name, value in values.items()]
+    room = (WIDTH - LEFT - RIGHT) / len(labels)
+    longest = _letters(room)
+    if max(map(len, labels)) > longest and len(labels) > 3:
+        labels = list(values)
+    if max(map(len, labels)) > longest and len(labels) > 3:
+        more, room = len(labels) - 2, (WIDTH - LEFT - RIGHT) / 3
+        yield f'<text x="{LEFT + 2 * room:g}" y="37">and {more} more</text>'
+        labels = [f"{name} {value}" for name, value in values.items()][:2]
+    for index, text in enumerate(labels):
         x = LEFT + index * room
         yield f'<circle cx="{x + 3:g}" cy="33.5" r="3" fill="{COLOURS[index]}"/>'
-        yield f'<text x="{x + 10:g}" y="37">{_text(text, max(8, int(room / 5.6) - 2))}</text>'
-    if len(named) < len(labels):
-        yield f'<text x="{LEFT + 2 * room:g}" y="37">and {len(labels) - len(named)} more</text>'
+        yield f'<text x="{x + 10:g}" y="37">{_text(text, max(8, _letters(room)))}</text>'
+
+
+def _letters(room: float) -> int:
+    """So many letters have room behind a dot."""
+    return int(room / 5.6) - 2
 
 
 def _last(points: Sequence[tuple[float, float]]) -> float:

@@ -189,7 +189,8 @@ def panels_of(devices: Mapping[str, Any]) -> tuple[Panels, str]:
     entries = [entry for several in measured for found in several.values() for entry in found]
     if not entries:
         return {}, ""
-    last = max(entry[0] for entry in entries) * devices["width"]
+    first = min(entry[0] for entry in entries)  # below zero where a host measured before the one that was heard first
+    last = (max(entry[0] for entry in entries) - first) * devices["width"]
     unit, axis = next((unit, axis) for unit, axis, most in _UNITS if last < most)
     panels: dict[str, dict[str, list[Point]]] = {}
     order = [*BUSY.values(), *MEMORY.values(), CPU, HOST_MEMORY]
@@ -199,25 +200,25 @@ def panels_of(devices: Mapping[str, Any]) -> tuple[Panels, str]:
         shown = panels[title] = {}
         for series, found in sorted(devices["panels"][panel].items()):
             if series:
-                shown[series] = _drawn(found, devices["width"], unit, lambda entry: entry[2] / entry[3])
+                shown[series] = _drawn(found, first, devices["width"], unit, lambda entry: entry[2] / entry[3])
             elif all(entry[3] == 1 for entry in found):
-                shown[MEAN] = _drawn(found, devices["width"], unit, lambda entry: entry[2])
+                shown[MEAN] = _drawn(found, first, devices["width"], unit, lambda entry: entry[2])
             else:
-                shown[LOW] = _drawn(found, devices["width"], unit, lambda entry: entry[1])
-                shown[MEAN] = _drawn(found, devices["width"], unit, lambda entry: entry[2] / entry[3])
-                shown[HIGH] = _drawn(found, devices["width"], unit, lambda entry: entry[4])
+                shown[LOW] = _drawn(found, first, devices["width"], unit, lambda entry: entry[1])
+                shown[MEAN] = _drawn(found, first, devices["width"], unit, lambda entry: entry[2] / entry[3])
+                shown[HIGH] = _drawn(found, first, devices["width"], unit, lambda entry: entry[4])
     return panels, axis
 
 
 _UNITS = ((1.0, "s", 180.0), (60.0, "min", 3 * 3600.0), (3600.0, "h", math.inf))
 
 
-def _drawn(found: Sequence[Sequence[float]], width: float, unit: float, value: Any) -> list[Point]:
-    """A curve, with a gap where nothing was measured."""
+def _drawn(found: Sequence[Sequence[float]], first: float, width: float, unit: float, value: Any) -> list[Point]:
+    """A curve from the slot `first` on, with a gap where nothing was measured."""
     points: list[Point] = []
     before = math.inf
     for entry in found:
-        time = entry[0] * width
+        time = (entry[0] - first) * width
         if time - before > max(GAP_SECONDS, 3 * width):
             points.append(Point(before / unit, math.nan))
         points.append(Point(time / unit, value(entry)))

@@ -1,9 +1,10 @@
 """The records that are exchanged, and the version of their format.
 
-A record is one JSON object with the version of the wire that wrote it. A reader accepts its own version and every older
-one, and raises for a newer one. The fields of each kind are declared here, for the records that hosts read, and for all
-others in the core's `records`. Records are plain values: other modules decide which process writes them, and their
-consequences (`attempt_rules` here, `lifecycle` in the core).
+A record is one JSON object with the version of the wire that wrote it, and the release of this package. A reader takes
+its own version of the wire and every older one, and raises for a newer one; the release only tells people who wrote it.
+The fields of each kind are declared here, for the records that hosts read, and for all others in the core's `records`.
+Records are plain values: other modules decide which process writes them, and their consequences (`attempt_rules` here,
+`lifecycle` in the core).
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import json
 from binascii import crc32
 from typing import Any, NamedTuple
 
+from kinetic_orchestration import __version__
 from kinetic_orchestration.protocol import schema
 
 WIRE = 1
+RELEASE = __version__
+_STAMP = {"wire": WIRE, "release": RELEASE}
 
 
 class Unreadable(ValueError):
@@ -65,11 +69,14 @@ ENDING = "ending"
 DONE = "done"
 
 
+def stamped(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a record with the wire and the release of who writes it now, whoever wrote them before."""
+    return {**_STAMP, **fields, **_STAMP}
+
+
 def encode(fields: dict[str, Any]) -> bytes:
     return summed(
-        json.dumps({"wire": WIRE, **fields}, ensure_ascii=False, separators=(",", ":")).encode(
-            "utf-8", "backslashreplace"
-        )
+        json.dumps(stamped(fields), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
     )
 
 
@@ -93,13 +100,15 @@ def decode(data: bytes, name: str = "record") -> dict[str, Any]:
     if summed_up is not None and data[-_SUM_BYTES:] != _SUM % crc32(data[:-_SUM_BYTES]):
         raise Unreadable(f"{name} is damaged: its checksum is another ({len(data)} bytes)")
     if not isinstance(version, int) or version > WIRE:
+        by = f" by release {schema.short(fields['release'])}" if fields.get("release") else ""
         raise Newer(
-            f"{name} was written with wire version {schema.short(version)}, and this is version {WIRE}: "
-            "upgrade kinetic-orchestration here, or use the version that wrote it"
+            f"{name} was written with wire version {schema.short(version)}{by}, and this is version {WIRE}, release "
+            f"{RELEASE}: upgrade kinetic-orchestration here, or use the version that wrote it"
         )
     return dict(fields)
 
 
+_RELEASE = schema.Fields({}, {"release": schema.line(schema.WORD)})  # none: of version 0.1
 FAILURE = schema.Fields(
     {},
     {
@@ -250,6 +259,7 @@ def fields_of(data: bytes, kind: schema.Fields, name: str = "record") -> dict[st
     """A record's fields, after a check of all known ones: any writer of the store may have written them."""
     fields = decode(data, name)
     try:
+        _RELEASE(fields)
         kind(fields)
     except schema.Wrong as wrong:
         raise Unreadable(f"{name} is not one: {wrong}") from None

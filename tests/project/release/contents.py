@@ -1,4 +1,6 @@
-"""Lists what a release names: packages by digest, the bill of materials. `python -m tests.project.release.contents` writes both anew.
+"""Lists what a release names: packages by digest, those that build it, the bill of materials.
+
+`python -m tests.project.release.contents` writes all of them anew.
 
 The versions are those of constraints.txt; the digests are the package index's own, of all files of each version.
 """
@@ -9,6 +11,7 @@ import json
 import os
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 from uv import find_uv_bin
@@ -19,6 +22,7 @@ from kinetic_orchestration.packaging.requirements.indexes import uv_settings
 ROOT = Path(__file__).parents[3]
 CONSTRAINTS = ROOT / "constraints.txt"
 HASHED = ROOT / "constraints-hashed.txt"
+BUILDERS = ROOT / "constraints-build.txt"
 MATERIALS = ROOT / "sbom.cdx.json"
 EXTRAS = ("dagster", "airflow")
 
@@ -44,13 +48,29 @@ def pins(text: str) -> dict[Pin, list[str]]:
 
 def hashed() -> str:
     """The pins of the package and its adapters with the digests that the package index has now."""
-    extras = [part for name in EXTRAS for part in ("--extra", name)]
-    command = [find_uv_bin(), "pip", "compile", "-q", "pyproject.toml", *extras, "-c", CONSTRAINTS.name, "--universal"]
-    options = ["--python-version", "3.11", "--no-emit-index-url", "--no-header", "--no-annotate", "--generate-hashes"]
+    return _compiled("pyproject.toml", *(part for name in EXTRAS for part in ("--extra", name)), "-c", CONSTRAINTS.name)
+
+
+def builders() -> str:
+    """The pins of what builds the package: another release of it would write other bytes."""
+    return _compiled("-", given="\n".join(build_requirements()))
+
+
+def build_requirements() -> list[str]:
+    requires: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"][
+        "requires"
+    ]
+    return requires
+
+
+def _compiled(*what: str, given: str = "") -> str:
+    command = [find_uv_bin(), "pip", "compile", "-q", *what, "--universal", "--python-version", "3.11"]
+    options = ["--no-emit-index-url", "--no-header", "--no-annotate", "--generate-hashes"]
     environ = os.environ | uv_settings(os.environ)
-    return subprocess.run(
-        [*command, *options], cwd=ROOT, env=environ, check=True, capture_output=True, text=True
-    ).stdout
+    done = subprocess.run(
+        [*command, *options], cwd=ROOT, env=environ, input=given, check=True, capture_output=True, text=True
+    )
+    return done.stdout
 
 
 def materials(hashed: str) -> str:
@@ -69,4 +89,5 @@ def _component(name: str, version: str) -> dict[str, str]:
 
 if __name__ == "__main__":
     HASHED.write_text(hashed(), encoding="utf-8")
+    BUILDERS.write_text(builders(), encoding="utf-8")
     MATERIALS.write_text(materials(HASHED.read_text(encoding="utf-8")), encoding="utf-8")

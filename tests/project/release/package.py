@@ -1,5 +1,6 @@
-"""Builds the wheel and the sdist, and tries each as somebody who installs it: `python -m tests.project.release.package` tries both.
+"""Builds the wheel and the sdist twice, compares them, and tries each as somebody who installs it.
 
+`python -m tests.project.release.package [FOLDER]` does all of it, and leaves what it has built and tried in the folder.
 Each goes into an empty environment in a folder of its own, outside the checkout, where the programs then run: the README's
 first program, a Dagster pipeline, a job on the emulated cloud, and the command line.
 """
@@ -7,14 +8,17 @@ first program, a Dagster pipeline, a job on the emulated cloud, and the command 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,14 +53,61 @@ if __name__ == "__main__":
 """
 
 
-def build(folder: Path) -> list[Path]:
-    """Build the last commit into a folder, outside of which nothing changes; the wheel is built from the sdist."""
+def build(folder: Path, umask: int = 0o022, age: float = 0.0, **environ: str) -> list[Path]:
+    """Build the last commit into a folder, outside of which nothing changes; the wheel is built from the sdist.
+
+    Args:
+        folder: An empty folder.
+        umask: The umask of who builds it.
+        age: Seconds for which the files of the checkout have not changed.
+        environ: Variables of who builds it.
+    """
     source = folder / "source"
-    _run(["git", "clone", "-q", str(ROOT), str(source)], folder)
-    _run(
-        [find_uv_bin(), "build", "-q", "--out-dir", str(folder / "dist")], source, os.environ | uv_settings(os.environ)
-    )
+    variables = os.environ | uv_settings(os.environ) | environ
+    variables.pop("SOURCE_DATE_EPOCH", None)
+    _run(["git", "clone", "-q", str(ROOT), str(source)], folder, umask=umask)
+    for path in source.rglob("*"):
+        os.utime(path, (changed := time.time() - age, changed), follow_symlinks=False)
+    pinned = ["--build-constraints", str(source / "constraints-build.txt"), "--require-hashes"]
+    _run([find_uv_bin(), "build", "-q", *pinned, "--out-dir", str(folder / "dist")], source, variables, umask=umask)
     return [path for kind in KINDS for path in (folder / "dist").glob(kind)]
+
+
+def twice(folder: Path) -> list[Path]:
+    """Build the last commit by two users who share no setting. Return what the first has built, if it is the same."""
+    (one := folder / "one").mkdir()
+    (two := folder / "two \N{LATIN SMALL LETTER E WITH ACUTE}").mkdir()
+    first = build(one)
+    second = build(two, umask=0o077, age=40_000_000, TZ="Asia/Kathmandu", LC_ALL="C", HOME=str(two), PYTHONHASHSEED="7")
+    for ours, theirs in zip(first, second, strict=True):
+        assert ours.name == theirs.name
+        assert ours.read_bytes() == theirs.read_bytes(), f"{ours.name} differs: {differing(ours, theirs)}"
+    return first
+
+
+def differing(one: Path, two: Path) -> list[str]:
+    """Return the names of entries whose content, mode or time differ; none if only the compression does."""
+    ours, theirs = unpacked(one), unpacked(two)
+    return sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+
+
+def unpacked(path: Path) -> dict[str, tuple[object, ...]]:
+    """Return the mode, the time and the content of each entry of a wheel or an sdist."""
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel:
+            return {each.filename: (each.external_attr, each.date_time, wheel.read(each)) for each in wheel.infolist()}
+    with tarfile.open(path) as sdist:
+        return {
+            each.name: (
+                each.mode,
+                each.mtime,
+                each.uid,
+                each.gid,
+                each.uname,
+                each.isfile() and sdist.extractfile(each).read(),
+            )  # type: ignore[union-attr]
+            for each in sdist
+        }
 
 
 def install(distribution: Path, folder: Path) -> tuple[Path, dict[str, str]]:
@@ -73,7 +124,14 @@ def install(distribution: Path, folder: Path) -> tuple[Path, dict[str, str]]:
 def begin(distribution: Path, environ: dict[str, str], work: Path) -> None:
     """Import what was installed, and ask it for its version."""
     _run(["python", "-c", IMPORTS], work, environ)
-    _says(_run(["kinor", "--version"], work, environ), distribution.name.split("-")[1].removesuffix(".tar.gz"))
+    version = distribution.name.split("-")[1].removesuffix(".tar.gz")
+    _says(_run(["kinor", "--version"], work, environ), version)
+    _says(_run(["ko", "--version"], work, environ), version)
+    (builder := work / "builder" / "ko").parent.mkdir()
+    builder.write_text("#!/bin/sh\necho the image builder: $*\n", encoding="utf-8")
+    builder.chmod(0o755)
+    behind = environ | {"PATH": f"{environ['PATH']}{os.pathsep}{builder.parent}"}
+    _says(_run(["ko", "build", "./cmd"], work, behind), "the image builder: build ./cmd")
 
 
 def try_out(distribution: Path, folder: Path) -> None:
@@ -133,11 +191,11 @@ def environ_of(folder: Path, path: Path) -> dict[str, str]:
     return kept | {"HOME": str(home), "PATH": f"{path}{os.pathsep}{os.defpath}", "PYTHONWARNINGS": "ignore"}
 
 
-def _run(command: list[str], folder: Path, environ: dict[str, str] | None = None) -> str:
+def _run(command: list[str], folder: Path, environ: dict[str, str] | None = None, umask: int = -1) -> str:
     began = time.monotonic()
     program = shutil.which(command[0], path=environ and environ.get("PATH")) or command[0]
     done = subprocess.run(
-        [program, *command[1:]], cwd=folder, env=environ, capture_output=True, text=True, timeout=400, check=False
+        [program, *command[1:]], cwd=folder, env=environ, capture_output=True, text=True, timeout=400, umask=umask
     )
     words = " ".join(Path(word).name if os.path.isabs(word) else word for word in command[:3]).partition("\n")[0]
     print(f"{time.monotonic() - began:5.1f} s  {words}", flush=True)
@@ -151,11 +209,18 @@ def _says(told: str, expected: str) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kinetic-package-") as name:
-        for number, distribution in enumerate(build(Path(name))):
-            print(f"== {distribution.name}", flush=True)
+        for number, distribution in enumerate(built := twice(Path(name))):
+            digest = hashlib.sha256(distribution.read_bytes()).hexdigest()
+            print(f"== {distribution.name}, built twice: sha256 {digest}", flush=True)
             folder = Path(name) / str(number)
             folder.mkdir()
             try_out(distribution, folder)
+        for to in map(Path, sys.argv[1:]):
+            (to / "packages").mkdir(parents=True, exist_ok=True)
+            for path in built:
+                shutil.copy(path, to / "packages")
+            for path in (ROOT / "constraints-hashed.txt", ROOT / "constraints-build.txt", ROOT / "sbom.cdx.json"):
+                shutil.copy(path, to)
 
 
 if __name__ == "__main__":

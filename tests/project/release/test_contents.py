@@ -1,6 +1,5 @@
 """A release has every package by digest, a bill of materials, and a wheel that anybody can build again."""
 
-import hashlib
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from uv import find_uv_bin
 
 from kinetic_orchestration import __version__
 from kinetic_orchestration.packaging.requirements.indexes import uv_settings
-from tests.project.release import contents
+from tests.project.release import contents, package
 
 pytestmark = pytest.mark.fast
 
@@ -94,18 +93,30 @@ def test_files_of_another_digest_are_not_installed(tmp_path: Path) -> None:
     assert "Hash mismatch" in done.stderr
 
 
+def test_what_builds_a_release_is_pinned_by_digest_with_all_that_it_needs() -> None:
+    """Another hatchling writes another `Generator:`, and its own version of metadata."""
+    pinned = contents.pins(contents.BUILDERS.read_text(encoding="utf-8"))
+    assert all(pinned.values()) and len({name for name, _, _ in pinned}) == len(pinned)
+    versions = {canonicalize_name(name): version for name, version, _ in pinned}
+    for line in contents.build_requirements():
+        assert (need := Requirement(line)).specifier.contains(versions[canonicalize_name(need.name)])
+    assert {"pathspec", "pluggy", "packaging", "trove-classifiers"} <= versions.keys(), "what hatchling needs"
+
+
 @pytest.mark.slow
 @pytest.mark.turn(2)
-def test_a_wheel_is_the_same_whoever_builds_it_and_has_the_bill_of_materials(tmp_path: Path) -> None:
-    digests = set()
-    for name in ("one", "two"):
-        source = tmp_path / name
-        subprocess.run(["git", "clone", "-q", str(contents.ROOT), str(source)], check=True)
-        built = uv("build", "--wheel", "-q", "--out-dir", str(tmp_path / f"dist-{name}"), cwd=source)
-        assert built.returncode == 0, built.stderr
-        [wheel] = (tmp_path / f"dist-{name}").glob("*.whl")
-        digests.add(hashlib.sha256(wheel.read_bytes()).hexdigest())
-    assert len(digests) == 1
-    with zipfile.ZipFile(wheel) as archive:
-        [inside] = [entry for entry in archive.namelist() if "/sboms/" in entry]
-        assert json.loads(archive.read(inside))["bomFormat"] == "CycloneDX"
+def test_wheel_and_sdist_are_the_same_whoever_builds_them_and_have_the_bill_of_materials(tmp_path: Path) -> None:
+    wheel, sdist = package.twice(tmp_path)
+    told = contents.materials(contents.HASHED.read_text(encoding="utf-8")).encode()
+    found = {path.suffix: package.unpacked(path) for path in (wheel, sdist)}
+    [inside] = [entry for entry in found[".whl"] if "/sboms/" in entry]
+    assert found[".whl"][inside][-1] == found[".gz"][f"{sdist.name.removesuffix('.tar.gz')}/sbom.cdx.json"][-1] == told
+    # What this would say of one that differs, in its content and in nothing but its compression.
+    other = tmp_path / "other.whl"
+    with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(other, "w", zipfile.ZIP_STORED) as after:
+        for entry in before.infolist():
+            after.writestr(entry, before.read(entry), zipfile.ZIP_STORED)
+    assert other.read_bytes() != wheel.read_bytes() and not package.differing(wheel, other)
+    with zipfile.ZipFile(other, "a") as after:
+        after.writestr("more.py", "")
+    assert package.differing(wheel, other) == ["more.py"]

@@ -12,6 +12,7 @@ import os
 import sys
 
 from kinetic_orchestration.host.process.topology import ALLOW, EXPECT, JOIN, OWN, TRACE
+from kinetic_orchestration.protocol.system import copies
 
 TYPE_CHECKING = False  # importing typing would cost an agent a tenth of its start
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def _number_slices(jax: Any) -> None:
         return
     from kinetic_orchestration.host.process.frameworks import emulated_slices
 
-    if hosts := emulated_slices.hosts_of_each(os.environ):
+    if hosts := emulated_slices.hosts_of_each(copies.environ()):
         emulated_slices.number(jax.Device, hosts)
 
 

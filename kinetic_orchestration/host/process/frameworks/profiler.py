@@ -25,7 +25,7 @@ from kinetic_orchestration.host.process.frameworks import tracers
 from kinetic_orchestration.host.process.topology import TRACE
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.report import frames
-from kinetic_orchestration.protocol.system import copies, memory
+from kinetic_orchestration.protocol.system import copies, kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class Profiler:
             tracer.settle()
         self._folder = tempfile.mkdtemp(prefix="profile-", dir=os.path.dirname(self._events))
         tracer.start(self._folder)
-        self._memory = memory.own() + int(memory.free() * SHARE)
+        self._memory = kernel.own_memory() + int(kernel.free_memory() * SHARE)
         self._tracer, self._began, self.state = tracer, time.monotonic(), CAPTURING
         # Started now: at the program's end Python 3.12 starts no threads.
         self._writer = threading.Thread(target=self._write, name="kinetic-profile-write", daemon=True)
@@ -394,7 +394,7 @@ class Profiler:
             noticed = not self._expected and bool(self._notice) and os.path.exists(self._notice)
             if noticed or self.asked.ends(0, lasted - late):
                 self._end()
-            elif lasted > LONG and memory.own() > self._memory > 0:
+            elif lasted > LONG and kernel.own_memory() > self._memory > 0:
                 self._say("the program has taken much memory since the profile began, so it ends: ask for less of it")
                 self._end()
 

@@ -9,6 +9,8 @@ import json
 import os
 import sys
 
+from kinetic_orchestration.protocol.system import kernel
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,11 +24,7 @@ def main() -> None:
     """Convert TRACE to MADE. It takes several times the trace's size in memory, so the kernel should kill it before a
     training.
     """
-    try:
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
-            score.write("1000")
-    except OSError:
-        pass
+    kernel.be_killed_first()
     os.nice(10)
     convert(*sys.argv[1:])
 

@@ -7,7 +7,15 @@ from typing import Any
 
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.plan.configuration import cluster_names
-from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kubernetes, TpuVm, queues_of, reservation_of
+from kinetic_orchestration.plan.declare.cloud import (
+    CloudOptions,
+    Compute,
+    Kubernetes,
+    Slurm,
+    TpuVm,
+    queues_of,
+    reservation_of,
+)
 from kinetic_orchestration.plan.declare.spec import DEFAULT_ACCELERATOR, Options, is_spot, slice_of
 from kinetic_orchestration.plan.hardware import accelerators, regions
 from kinetic_orchestration.protocol.schema import MOST_HOSTS, MOST_SLICES
@@ -24,6 +32,8 @@ def check_cloud(options: Options, cloud: CloudOptions) -> None:
         _check_pods(options, cloud)
     if isinstance(cloud, Compute):
         _check_vms(options, cloud)
+    if isinstance(cloud, Slurm):
+        _check_nodes(cloud)
     named = cloud.accelerator_type if isinstance(cloud, TpuVm) else ""
     if named and options.accelerator != DEFAULT_ACCELERATOR:
         raise ConflictingSettings(
@@ -40,6 +50,30 @@ def check_cloud(options: Options, cloud: CloudOptions) -> None:
             f"spot=True and the reservation {cloud.reservation!r} exclude each other: reserved hardware is never a "
             "spot slice; keep one"
         )
+
+
+_OF_SLURM = {  # what sbatch takes: a value with anything else in it would be another option, or none
+    "partition": r"[\w.,+-]*",
+    "account": r"[\w.@+-]*",
+    "qos": r"[\w.@+-]*",
+    "gres": r"[\w.:,=/+-]*",
+    "constraint": r"[\w.,&|()\[\]*!:+-]*",
+    "time": r"(?:\d+-\d+(?::\d+){0,2}|\d+(?::\d+){0,2}|)",
+    "memory": r"\d*[KMGTkmgt]?",
+}
+
+
+def _check_nodes(cloud: Slurm) -> None:
+    for name, pattern in _OF_SLURM.items():
+        given = getattr(cloud, name)
+        if not isinstance(given, str) or not re.fullmatch(pattern, given, re.ASCII) or given.startswith("-"):
+            raise UsageError(f"cloud=Slurm({name}={given!r}) is nothing that sbatch takes: see `man sbatch`, --{name}")
+    if not isinstance(cloud.folder, str) or (cloud.folder and not cloud.folder.startswith(("/", "~"))):
+        raise UsageError(f"cloud=Slurm(folder={cloud.folder!r}) is the whole path of a folder, as all nodes see it")
+    for name, least in (("hosts", 1), ("cpus", 0)):
+        number = getattr(cloud, name)
+        if type(number) is not int or not least <= number <= MOST_HOSTS:
+            raise UsageError(f"cloud=Slurm({name}={number!r}): it is a number from {least} to {MOST_HOSTS}")
 
 
 def _check_reservation(options: Options, cloud: TpuVm | Compute) -> None:

@@ -13,7 +13,7 @@ from kinetic_orchestration.plan.configuration import resource_labels, settings, 
 from kinetic_orchestration.plan.declare import profile
 from kinetic_orchestration.plan.declare.checks.held import check_held, check_keep, check_race
 from kinetic_orchestration.plan.declare.choices import naming, told, ways
-from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kubernetes, TpuVm, reservation_of
+from kinetic_orchestration.plan.declare.cloud import CloudOptions, Compute, Kubernetes, Slurm, TpuVm, reservation_of
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.spec import (
@@ -175,7 +175,7 @@ def _check_types(options: Options) -> None:
     for name, types in _TYPES.items():
         value = getattr(options, name)
         if not isinstance(value, types):
-            known = (TpuVm, Compute, Kubernetes, type(None)) if name == "cloud" else types
+            known = (TpuVm, Compute, Kubernetes, Slurm, type(None)) if name == "cloud" else types
             wanted = " or ".join(_WORDS.get(kind, kind.__name__) for kind in known)
             raise UsageError(f"{name} is {value!r}, and should be {wanted}")
     for key, value in (options.labels or {}).items():

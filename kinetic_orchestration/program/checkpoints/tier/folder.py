@@ -18,7 +18,7 @@ from typing import Literal
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.host.prepare import tier as places
-from kinetic_orchestration.protocol.system import memory
+from kinetic_orchestration.protocol.system import kernel
 
 Where = Literal["auto", "disk", "memory"] | None
 
@@ -142,7 +142,7 @@ class Folder:
         """Return True if there is room for one more file, and for the next; `is_here`: it is on the disk already."""
         disk = shutil.disk_usage(self.folder)
         if self.in_memory:
-            enough = OF_MEMORY * size <= memory.free() and size + SPARE <= disk.free
+            enough = OF_MEMORY * size <= kernel.free_memory() and size + SPARE <= disk.free
         else:
             enough = (1 if is_here else 2) * size + SPARE + disk.total // SHARE <= disk.free
         if not enough and not self._is_full:

@@ -27,6 +27,7 @@ from kinetic_orchestration.program.checkpoints import commits
 from kinetic_orchestration.program.checkpoints.tier.folder import open_folder
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.content.digest import plain_of_file
+from kinetic_orchestration.protocol.system import kernel
 
 if TYPE_CHECKING:
     from kinetic_orchestration.program.context import HostContext
@@ -388,20 +389,12 @@ def _but_logs(seen: Seen) -> Seen:
 
 
 def _is_written_to(folder: str) -> bool:
-    """Return True if this process has a file there open for writing that is no log, and has changed lately. False
-    without /proc."""
-    try:
-        opened = os.listdir("/proc/self/fd")
-    except OSError:
-        return False
-    for name in opened:
-        with contextlib.suppress(OSError, ValueError, StopIteration):
-            target = os.readlink(f"/proc/self/fd/{name}")
-            if not target.startswith(folder + os.sep) or LOGS.search(target):
-                continue
-            facts = Path(f"/proc/self/fdinfo/{name}").read_text(encoding="ascii")
-            flags = int(next(line.split()[1] for line in facts.splitlines() if line.startswith("flags:")), 8)
-            if flags & os.O_ACCMODE != os.O_RDONLY and time.time() - os.stat(target).st_mtime < OPEN:
+    """Return True if this process has a file there open for writing that is no log, and has changed lately. False where
+    the system does not tell."""
+    for target in kernel.written_files():
+        with contextlib.suppress(OSError):
+            inside = target.startswith(folder + os.sep) and not LOGS.search(target)
+            if inside and time.time() - os.stat(target).st_mtime < OPEN:
                 return True
     return False
 

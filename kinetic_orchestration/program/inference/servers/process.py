@@ -28,7 +28,7 @@ from kinetic_orchestration.host.process import topology
 from kinetic_orchestration.program.inference import models
 from kinetic_orchestration.program.inference.servers import engines
 from kinetic_orchestration.program.inference.servers.caches import Caches
-from kinetic_orchestration.protocol.system import escaping
+from kinetic_orchestration.protocol.system import copies, escaping
 
 HOST = "127.0.0.1"
 LAST_LINES = 40
@@ -283,7 +283,7 @@ def of_host(
         keep_log: Of `Running`.
         tell: Of `Running`.
     """
-    kind = topology.expected(os.environ) or "cpu"
+    kind = topology.expected(copies.environ()) or "cpu"
     devices = int(os.environ.get(topology.DEVICES, devices)) if kind != "cpu" else 1
     given = dict(options)
     if model.startswith(models.HUB):
@@ -293,7 +293,7 @@ def of_host(
     return Running(
         engine, given, model, kind=kind, devices=devices,
         patience=engines.PATIENCE[kind] if patience is None else patience,
-        environ=environment(os.environ, kind, hosts, devices, per_chip), keep_log=keep_log, tell=tell,
+        environ=environment(copies.environ(), kind, hosts, devices, per_chip), keep_log=keep_log, tell=tell,
     )  # fmt: skip
 
 

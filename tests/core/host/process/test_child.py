@@ -46,7 +46,7 @@ def test_a_program_whose_agent_dies_while_it_starts_never_runs(agents: Path, tmp
 import os, sys, types
 sys.path.insert(0, {str(unpacked / "site")!r})
 from kinetic_orchestration.host.process import pipes, supervisor
-at = types.SimpleNamespace(marker="KINETIC_TEST=1", python=sys.executable)
+at = types.SimpleNamespace(marks=("KINETIC_TEST=1",), python=sys.executable)
 host = supervisor.Supervisor(at, {str(tmp_path)!r}, None, None)
 host.spawn(sys.executable, pipes.COMMAND, {{}}, isolated=False)
 host.begin({orders!r})

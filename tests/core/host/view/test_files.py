@@ -63,7 +63,7 @@ def test_hosts_see_each_other_start_and_end(records: CloudRecords) -> None:
     try:
         wait_until(lambda: all(host.sight.started(other) is not None for host in hosts for other in range(3)))
         for host in hosts:
-            assert host.sight.started(0) == {"wire": 1, **leader}
+            assert host.sight.started(0) == wire.stamped(leader)
             assert host.sight.started(2) == {}
         hosts[1].show(state=wire.ENDING, exit=3)
         wait_until(lambda: [host.sight.exit(1) for host in hosts] == [3, 3, 3])

@@ -167,6 +167,7 @@ def test_a_way_of_another_user_is_refused(top: Path, link: bool) -> None:
 AS_ANOTHER = """
 import grp, os, pwd, sys
 import platformdirs.unix
+import encodings.ascii, kinetic_orchestration.plan.configuration.home  # which that user may not read
 from kinetic_orchestration.plan.configuration.settings import load
 os.setgid({gid}), os.setgroups([{gid}]), os.setuid({uid})
 os.environ.clear()

@@ -20,8 +20,9 @@ from kinetic_orchestration.plan.declare.cloud import (
     queues_of,
     reservation_of,
 )
+from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
-from kinetic_orchestration.plan.planner import make_plan
+from kinetic_orchestration.plan.planner import describe, make_plan
 from kinetic_orchestration.plan.records import PLAN
 from kinetic_orchestration.plan.values import TRAITS, Plan, Traits
 
@@ -218,6 +219,12 @@ def test_a_local_backend_that_is_named_ignores_them(tmp_path: Path) -> None:
     assert (plan.backend, plan.cloud, plan.zones) == ("local", {}, ())
 
 
+def test_a_limit_of_cost_is_said_not_to_be_kept_where_nothing_has_a_price(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="limits.cost= has no meaning on the slurm backend and is ignored there"):
+        plan = planned(tmp_path, {}, accelerator="cpu", backend="slurm", limits=Limits(cost=5))
+    assert plan.affordable == 0 and "cost $5.00 (not kept: Slurm has no prices)" in str(describe(plan))
+
+
 @dataclass(frozen=True, slots=True)
 class Theirs(CloudOptions):
     partition: str = "gpu"
@@ -266,7 +273,8 @@ def test_every_backend_states_what_it_is() -> None:
     for name, traits in TRAITS.items():
         assert traits.share_machine == (name == "local")
         assert traits.options is None or issubclass(traits.options, CloudOptions)
-        assert traits.share_machine or (traits.service and traits.stores), f"users hear where {name} runs"
+        assert traits.share_machine or traits.service, f"users hear where {name} runs"
+        assert traits.share_files or traits.stores, f"the hosts of {name} reach some store"
         assert not traits.in_zones or traits.in_project
 
 

@@ -27,6 +27,7 @@ from kinetic_orchestration.host.process.frameworks import spread
 from kinetic_orchestration.program.checkpoints import parts, trees
 from kinetic_orchestration.program.checkpoints.commits import Leaf, Part
 from kinetic_orchestration.protocol.content.digest import of_bytes, of_chunk, of_leaves
+from kinetic_orchestration.protocol.system import kernel
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -502,7 +503,7 @@ def ranged(path: Path, chunk: int) -> parts.Ranged:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux begins to store on request")
 def test_the_disk_begins_with_a_part_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunk by chunk, all of it and with the system's consent; the file is the same as without."""
-    begin, ranges = parts._linux("sync_file_range"), []
+    begin, ranges = kernel.call("sync_file_range"), []
     assert begin is not None
 
     def watched(file: int, offset: int, size: int, flags: int) -> int:
@@ -511,7 +512,7 @@ def test_the_disk_begins_with_a_part_while_it_is_written(tmp_path: Path, monkeyp
         assert told == 0
         return told
 
-    monkeypatch.setattr(parts, "_linux", {"sync_file_range": watched}.get)
+    monkeypatch.setattr(kernel, "call", {"sync_file_range": watched}.get)
     state = trees.host_part({"w": np.arange(3 << 20), "n": 7})
     durable = parts.write(str(tmp_path / "durable"), state, durable=True)
     assert parts.write(str(tmp_path / "plain"), state) == durable

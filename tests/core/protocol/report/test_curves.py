@@ -26,6 +26,10 @@ def paths(drawn: str) -> list[ElementTree.Element]:
     return [path for path in ElementTree.fromstring(drawn).iter(f"{SVG}path") if path.get("fill") == "none"]
 
 
+def height_of(drawn: str) -> int:
+    return int(ElementTree.fromstring(drawn).get("height", ""))
+
+
 def gathered(reports: int, **values) -> Curves:
     curves = Curves()
     for step in range(reports):
@@ -60,6 +64,27 @@ def test_what_is_not_a_number_is_a_gap():
     assert "nan" not in path.get("d") and "inf" not in path.get("d")
     assert math.isnan(gathered(3, loss=lambda _: math.nan).last["loss"])
     assert "no finite value was reported" in texts(drawn(gathered(3, loss=lambda _: math.nan)))
+
+
+def test_a_metric_without_a_finite_value_is_named_below_and_takes_no_panel_beside_others():
+    one = drawn(gathered(9, loss=float))
+    both = drawn(gathered(9, loss=float, odd=lambda _: math.nan, spike=lambda _: math.inf))
+    assert "no finite value: odd, spike" in texts(both) and "odd" not in texts(both)
+    assert height_of(both) < height_of(one) + 20
+
+
+def test_the_axis_of_an_amount_that_was_zero_throughout_has_nothing_below_zero():
+    said = texts(picture.svg({}, amounts={"CPU, cores": {"": [(0, 0.0), (9, 0.0)]}}, amounts_axis="s"))
+    assert "0" in said and not [text for text in said if text.startswith("-")]
+
+
+def test_each_of_four_hosts_has_its_name_in_the_legend_with_its_value_where_there_is_room():
+    def hosts(count: int, value: float, name: str = "host") -> list[str]:
+        return texts(picture.svg({}, amounts={"x": {f"{name} {n}": [(0, value), (9, value)] for n in range(count)}}))
+
+    assert {f"host {n}" for n in range(4)} < set(hosts(4, 0.0233))
+    assert {f"host {n} 2" for n in range(4)} < set(hosts(4, 2.0))
+    assert {"worker 0 0.5", "worker 1 0.5", "and 4 more"} < set(hosts(6, 0.5, "worker"))
 
 
 def test_one_point_is_a_dot_and_a_constant_a_line():
@@ -145,7 +170,8 @@ def test_the_image_carries_all_of_itself():
     made = drawn(gathered(5, loss=lambda x: x))
     text = picture.markdown(made, "loss")
     assert text.startswith("![loss](data:image/svg+xml;base64,") and text.endswith(")")
-    assert base64.b64decode(text.split(",")[1][:-1]).decode() == made
+    inside = base64.b64decode(text.split(",")[1][:-1]).decode()
+    assert texts(inside) == texts(made) and len(paths(inside)) == len(paths(made))
     assert "http" not in made.replace('xmlns="http://www.w3.org/2000/svg"', "")
 
 
@@ -186,3 +212,27 @@ def test_numbers_are_short(value, said):
 )
 def test_a_variant_belongs_to_its_metric(name, base):
     assert picture.base_of(name) == base
+
+
+def test_an_image_is_seen_on_a_light_page_and_on_a_dark_one():
+    """It has no paper, and all its colours have three times the luminance of either ground, or a third."""
+    crowd = {name: (lambda x, name=name: x + len(name)) for name in ("loss", "val_loss", "train_loss", "test_loss")}
+    made = picture.markdown(drawn(gathered(9, **crowd), title="x"))
+    tree = ElementTree.fromstring(base64.b64decode(made.split(",")[1][:-1]))
+    used = {each.get(name) for each in tree.iter() for name in ("fill", "stroke")} - {None, "none"}
+    assert len(used) == 5 and all(re.fullmatch(r"#[0-9a-f]{6}", colour) for colour in used)
+    for colour in used:
+        for ground in ("#ffffff", "#030615"):  # Dagster's
+            assert contrast(colour, ground) > 3, (colour, ground)
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the ratio of two colours' luminances, by WCAG 2.2."""
+    dark, light = sorted(luminance(colour) for colour in (one, other))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

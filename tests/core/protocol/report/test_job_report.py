@@ -105,6 +105,14 @@ def test_between_two_attempts_is_a_gap() -> None:
     assert [math.isnan(y) for _, y in points] == [False] * 5 + [True, False, False]
 
 
+def test_a_host_that_measured_before_the_one_that_was_heard_first_has_the_axis_begin_with_it() -> None:
+    devices = DeviceCurves(2)
+    for host, time in ((0, 1010.0), (1, 1007.0), (0, 1020.0)):
+        devices.add(host, time, {"cpu": 1.0})
+    cores = job_report.panels_of(devices.to_json())[0]["CPU, cores"]
+    assert [[point[0] for point in cores[host]] for host in ("host 0", "host 1")] == [[3.0, 13.0], [0.0]]
+
+
 def test_a_later_attempt_goes_on_with_the_picture_of_the_one_before() -> None:
     first = drawn(reported(*((step, 1 / step) for step in range(1, 41))), measured(2, 6)).encode()
     before = job_report.read(first, "job-1")

@@ -23,6 +23,7 @@ from kinetic_orchestration.program.context import HostContext, current
 from kinetic_orchestration.program.inference import models, output
 from kinetic_orchestration.program.inference.servers import engines, process
 from kinetic_orchestration.program.inference.servers.evaluation import harness, scores
+from kinetic_orchestration.protocol.system import copies
 
 FOLDER = "evaluation"  # below a job's output_dir
 RESULTS = "results.json"
@@ -83,7 +84,9 @@ def evaluate_model(model: str, folder: str | None, asked: harness.Asked, setting
     output.check_reach(place, host)
     with _scratch() as scratch, _kept(place) as kept, _serving(model, settings, host, kept) as server:
         begun = time.monotonic()
-        results = harness.run(asked, _served(server, model, settings.engine), scratch, os.environ, _hint(settings))
+        results = harness.run(
+            asked, _served(server, model, settings.engine), scratch, copies.environ(), _hint(settings)
+        )
         seconds, started = time.monotonic() - begun, server.started_seconds
         document = harness.results_in(results)
         kept.write(RESULTS, json.dumps(document, indent=1).encode())

@@ -25,6 +25,7 @@ from kinetic_orchestration.host.process import topology
 from kinetic_orchestration.host.process.environ import start_message
 from kinetic_orchestration.protocol import attempt_rules, names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
+from kinetic_orchestration.protocol.system import kernel
 from kinetic_orchestration.protocol.wire.task import Hardware, Task
 from kinetic_orchestration.testing.emulator import Emulator
 from tests.support.blocked_port import blocked
@@ -465,8 +466,8 @@ def test_a_tpu_vm_gets_large_pages_and_one_that_may_not_is_left_as_it_is(
     [
         (ON_L4, ["10.0.0.9", "10.0.0.3"], {}, ("Socket", "1", "enp0s12", "enp0s12")),
         (ON_L4, ["10.0.0.9", "10.0.0.3"], {"NCCL_SOCKET_IFNAME": "eth1"}, ("Socket", "1", "eth1", "enp0s12")),
-        (ON_L4, ["127.0.0.1", "127.0.0.1"], {}, ("", "", "", topology.LOOPBACK)),
-        (ON_L4, ["127.0.0.1"], {}, ("", "", "", topology.LOOPBACK)),
+        (ON_L4, ["127.0.0.1", "127.0.0.1"], {}, ("", "", "", kernel.LOOPBACK)),
+        (ON_L4, ["127.0.0.1"], {}, ("", "", "", kernel.LOOPBACK)),
         (TASK._replace(accelerator=Hardware("tpu", "v6e")), ["10.0.0.9", "10.0.0.3"], {}, ("", "", "", "")),
     ],
 )
