@@ -15,8 +15,10 @@ from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.streams import guarded
 from kinetic_orchestration.protocol.system import escaping
 
-# The commands' modules; a command's function has its name.
+# The commands' modules, of this package if not named whole; a command's function has its name.
 COMMANDS = {
+    "init": "setup",
+    "deinit": "setup",
     "doctor": "doctor",
     "accelerators": "hardware",
     "plan": "planning",
@@ -27,6 +29,9 @@ COMMANDS = {
     "logs": "jobs",
     "result": "jobs",
     "cancel": "jobs",
+    "shell": "running_hosts",
+    "port-forward": "running_hosts",
+    "tensorboard": "running_hosts",
     "reap": "upkeep",
     "capacity": "upkeep",
     "cost": "upkeep",
@@ -36,6 +41,7 @@ COMMANDS = {
     "prices": "hardware",
     "emulator": "emulator",
     "verify": "verify",
+    "ui": "kinetic_orchestration.ui.command",
 }
 
 
@@ -47,11 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _answered(argv: Sequence[str] | None) -> int:
-    from kinetic_orchestration.cli.parser import make_parser
+    from kinetic_orchestration.cli.parser import read
 
     try:
         try:
-            arguments = make_parser(sys.argv[1:] if argv is None else argv).parse_args(argv)
+            arguments = read(sys.argv[1:] if argv is None else argv)
             code = _run(_command(arguments.command), arguments)
         finally:
             sys.stdout.flush()
@@ -66,7 +72,8 @@ def _answered(argv: Sequence[str] | None) -> int:
 def _command(name: str) -> Callable[[Any], int]:
     import importlib
 
-    module = importlib.import_module(f"kinetic_orchestration.cli.commands.{COMMANDS[name]}")
+    own = "" if "." in COMMANDS[name] else "kinetic_orchestration.cli.commands."
+    module = importlib.import_module(own + COMMANDS[name])
     command: Callable[[Any], int] = getattr(module, name.replace("-", "_"))
     return command
 

@@ -251,7 +251,7 @@ def _cloud(settings: Settings, spec: JobSpec | None) -> Iterator[Check]:
 
 _OF_VMS = ("tpu-vm", "compute")
 # What is asked for where the user names no job.
-_SMALLEST = {"compute": "l4", "gke": "cpu", "kubernetes": "cpu"}
+_SMALLEST = {"compute": "l4", "gke": "cpu", "kubernetes": "cpu", "slurm": "cpu"}
 
 
 def _some_job(backend: str) -> JobSpec:
@@ -264,9 +264,10 @@ def _planned(settings: Settings, spec: JobSpec, name: str) -> Iterator[Check]:
     from kinetic_orchestration.jobs.request import interpreter_of
     from kinetic_orchestration.platforms.google.compute.backend import ComputeBackend
     from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
+    from kinetic_orchestration.platforms.slurm.backend import SlurmBackend
 
     backend = open_backend(name, settings)
-    assert isinstance(backend, KubernetesBackend | ComputeBackend)
+    assert isinstance(backend, KubernetesBackend | ComputeBackend | SlurmBackend)
     service = (traits_of(name) or Traits()).service
     try:
         plan = backend.resolve(make_plan(spec, settings, interpreter=interpreter_of(spec)))

@@ -32,6 +32,17 @@ class _Parser(argparse.ArgumentParser):
         self.exit(codes.USAGE, f"kinetic: error: {message}\n{hint}See: {self.prog} --help\n")
 
 
+def read(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments of a command line. Of `shell`, what stands after `--` is a command of its own."""
+    given, words = list(argv), []
+    if "--" in given and "shell" in given[: (at := given.index("--"))]:
+        given, words = given[:at], given[at + 1 :]
+    arguments = make_parser(given).parse_args(given)
+    if words:
+        arguments.words = words
+    return arguments
+
+
 def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=PROGRAM,
@@ -47,13 +58,56 @@ def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.set_defaults(json=False, store=None, deployment=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    _setup(commands)
     _planning(commands)
     _jobs(commands)
+    _running_hosts(commands)
     _tools(commands)
     _upkeep(commands)
     for command in commands.choices.values():
         command.given = parser.given
     return parser
+
+
+def _setup(commands: Any) -> None:
+    command = _add(commands, "init", "set up a Google project for jobs: show what is made, ask, make it")
+    _of_project(command)
+    command.add_argument("--region", metavar="REGION", help="of the TPUs and of the bucket, such as us-west4")
+    command.add_argument("--network", metavar="NAME", help="the VMs' network (default; kinetic if there is none)")
+    command.add_argument("--own-network", action="store_true", help="make that network, with its rules and NAT")
+    command.add_argument("--range", metavar="CIDR", help="the addresses of its subnetwork (10.128.0.0/20)")
+    command.add_argument("--service-account", metavar="EMAIL", help="the machines' account, if one exists already")
+    command.add_argument(
+        "--submitter", action="append", default=[], metavar="MEMBER",
+        help="who submits jobs and is no owner: user:EMAIL, group:EMAIL or serviceAccount:EMAIL; repeatable. With "
+        "--kubernetes user:NAME, group:NAME or serviceaccount:[NAMESPACE/]NAME (an account that is made)",
+    )  # fmt: skip
+    command.add_argument("--shell", action="store_true", help="submitters may also open shells on hosts, through IAP")
+    command.add_argument("--deployment", metavar="NAME", help="in the profile (your user name)")
+    command.add_argument("--profile", default="default", metavar="NAME", help="the profile that is written (default)")
+    command.add_argument(
+        "--accelerator", default="v5e-1", metavar="NAME", help="of the first job, which is only printed (v5e-1)"
+    )
+    command.add_argument("--check", action="store_true", help="only look: what is missing, and what differs")
+    command.add_argument(
+        "--dry-run", action="store_true",
+        help="only print the lines of gcloud that make the same; with --kubernetes the objects, with lines of kubectl",
+    )  # fmt: skip
+    command.add_argument("--terraform", metavar="DIR", help="with --dry-run: write a module for Terraform there")
+    _cluster(command)
+    _granted(command)
+    command.add_argument("-y", "--yes", action="store_true", help="do not ask")
+
+    command = _add(commands, "deinit", "take back what init has made; never a bucket with objects")
+    _of_project(command)
+    _cluster(command)
+    command.add_argument("--dry-run", action="store_true", help="only say what would go, and what stays")
+    command.add_argument("-y", "--yes", action="store_true", help="do not ask")
+
+
+def _of_project(command: Any) -> None:
+    command.add_argument("--project", metavar="ID", help="the project (KINETIC_PROJECT, or that of the login)")
+    command.add_argument("--bucket", metavar="NAME", help="the store's bucket (PROJECT-kinetic)")
 
 
 def _planning(commands: Any) -> None:
@@ -127,6 +181,41 @@ def _jobs(commands: Any) -> None:
     command.add_argument("--reason", default="", metavar="TEXT", help="kept with the job")
     command.add_argument("--timeout", default="180s", metavar="TIME", help="how long to wait for its end (180s)")
 
+    command = _add(commands, "ui", "show all of it on a page in the browser, which only reads", place=True)
+    command.add_argument("--port", type=_port, default=0, metavar="N", help="the port on 127.0.0.1 (any free one)")
+    command.add_argument("--no-browser", action="store_true", help="only print the address")
+
+
+def _running_hosts(commands: Any) -> None:
+    command = _add(commands, "shell", "open a shell on a host of a running job, or run a command there", place=True)
+    _job(command)
+    _host(command)
+    command.usage = "%(prog)s [--host N] [--user NAME] [--account EMAIL] [--json] ID [-- COMMAND ...]"
+    own = "What stands after -- is run in place of a shell; the exit code is then its own."
+    command.description = f"{command.description} {own}"
+    command.set_defaults(words=[])
+
+    command = _add(commands, "port-forward", "have a port of this machine lead to one of a running host", place=True)
+    _job(command)
+    command.add_argument("port", metavar="PORT[:LOCAL]", help="of the host, and of this machine if another: 6006:6007")
+    _host(command)
+
+    command = _add(commands, "tensorboard", "open TensorBoard, or XProf, of a running job in one command", place=True)
+    _job(command)
+    command.add_argument(
+        "--port", type=_count, default=6006, metavar="N", help="of this machine, and of the host (6006)"
+    )
+    command.add_argument("--xprof", action="store_true", help="XProf, on the profiles that the job has written")
+    _host(command)
+
+
+def _host(command: Any) -> None:
+    command.add_argument("--host", type=_count, default=0, metavar="N", help="which of its hosts (0)")
+    command.add_argument(
+        "--user", default="", metavar="NAME", help="on a VM: enter by this name (that of this machine)"
+    )
+    command.add_argument("--account", default="", metavar="EMAIL", help="on a VM with OS Login: enter as this account")
+
 
 def _tools(commands: Any) -> None:
     command = _add(commands, "stage-tools", "put uv, Python and wheels into the store, for hosts offline", place=True)
@@ -184,6 +273,9 @@ def _upkeep(commands: Any) -> None:
     )
     command.add_argument("--seed", type=_count, default=0, metavar="N", help="which of them: the same ones every time")
     command.add_argument("--root", metavar="DIR", help="where hosts keep their files (a temporary folder)")
+    command.add_argument(
+        "--bare", action="store_true", help="the project is new: APIs are off, no bucket, no network; for `kinor init`"
+    )
     command.add_argument("--print-env", action="store_true", help="print the lines to paste and nothing else")
 
 
@@ -237,6 +329,29 @@ def _verify(commands: Any) -> None:
     command.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 
+def _cluster(command: argparse.ArgumentParser) -> None:
+    """The options of a namespace of Kubernetes."""
+    command.add_argument(
+        "--kubernetes", action="store_true", help="a namespace of a cluster, in place of a Google project"
+    )
+    command.add_argument("--cluster", default="", metavar="NAME", help="the cluster (KINETIC_CLUSTER)")
+    command.add_argument("--namespace", default="", metavar="NAME", help="the namespace (KINETIC_NAMESPACE)")
+
+
+def _granted(command: argparse.ArgumentParser) -> None:
+    """Add the options of `init --kubernetes` that say what it grants, and to whom."""
+    command.add_argument(
+        "--queue", action="store_true", help="with --kubernetes: also the rights of jobs that wait in a queue of Kueue"
+    )
+    command.add_argument(
+        "--secrets", action="store_true", help="with --kubernetes: also the rights of jobs that capture credentials"
+    )
+    command.add_argument(
+        "--google-account", default="", metavar="EMAIL",
+        help="with --kubernetes, on GKE: the service account of Google that pods act as (their own identity)",
+    )  # fmt: skip
+
+
 def _add(commands: Any, name: str, about: str, *, place: bool = False) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
         name, help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=_EXIT_CODES,
@@ -269,6 +384,13 @@ def _share(text: str) -> float:
     if not 0.0 <= share <= 1.0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
     return share
+
+
+def _port(text: str) -> int:
+    number = _count(text)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: they end at 65535")
+    return number
 
 
 def _count(text: str) -> int:

@@ -251,7 +251,7 @@ def forecast(arguments: Namespace) -> int:
     runs = schedule.runs(month)
     with working("adding up"):
         past = _history(spending.of_all(store, settings, store.now() - since, pipeline=pipeline))
-    worst = None if plan is None else 0.0 if plan.traits.share_machine else spending.worst(plan, settings)
+    worst = None if plan is None else 0.0 if plan.traits.share_files else spending.worst(plan, settings)
     if not past.costs and plan is None:
         unpriced = f" with a known price, and {past.unpriced} without" if past.unpriced else ""
         raise UsageError(

@@ -45,6 +45,8 @@ def emulator(arguments: Namespace) -> int:
     with Emulator(arguments.root, zones=_zones(arguments.zone), provision_seconds=arguments.provision) as cloud:
         if arguments.faults:
             random_faults(cloud, arguments.seed, rate=arguments.faults, limit=sys.maxsize, within=60.0)
+        if arguments.bare:
+            _empty(cloud, arguments)
         if not arguments.print_env:  # first, as the reader of the addresses may be quicker than the next line here
             cloud.listener = lambda event: lines.add(_line(event, as_json=arguments.json))
         _show_environment(cloud, arguments)
@@ -92,9 +94,27 @@ class _Lines:
             pass
 
 
+def _empty(cloud: Emulator, arguments: Namespace) -> None:
+    """Make the project as Google has new ones, and what is new known a moment later, as there."""
+    project = arguments.project or _project()
+    cloud.projects.add(project)
+    cloud.compute.remove_default_network(project)
+    cloud.timing = cloud.timing._replace(enable=1.0, spread=3.0)
+
+
+def _project() -> str:
+    from kinetic_orchestration.testing.emulator import PROJECT
+
+    return PROJECT
+
+
 def _show_environment(cloud: Emulator, arguments: Namespace) -> None:
     place = {"project": arguments.project, "store": arguments.store, "deployment": arguments.deployment}
-    environ = cloud.environ(**{name: value for name, value in place.items() if value}, backend=arguments.backend)
+    environ = (
+        {"GOOGLE_CLOUD_PROJECT": arguments.project or _project(), **cloud.addresses()}
+        if arguments.bare
+        else cloud.environ(**{name: value for name, value in place.items() if value}, backend=arguments.backend)
+    )
     _keep_to_owner(sys.stdout)
     if arguments.json:
         show_json_line({"environment": environ})

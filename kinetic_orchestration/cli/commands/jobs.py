@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from kinetic_orchestration import __version__
 from kinetic_orchestration.api.handle import (
     UNREADABLE,
     JobHandle,
@@ -116,7 +117,7 @@ def status(arguments: Namespace) -> int:
             *([("chosen", chosen)] if (chosen := handle.chosen) else []),
             ("state", _state(peek)),
             *_place(peek),
-            ("created", f"{handle.created_at}, {age(handle.age())} ago"),
+            ("created", f"{handle.created_at}, {age(handle.age())} ago{_by(handle)}"),
             *_devices(peek),
             ("output", handle.output_dir),
             *([("curves", picture)] if picture else []),
@@ -350,6 +351,11 @@ def _event(event: Event) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _by(handle: JobHandle[Any]) -> str:
+    """Say which release submitted a job, if that is another one."""
+    return "" if handle.release == __version__ else f", by release {handle.release or '0.1'}"
+
+
 def _record(handle: JobHandle[Any], peek: Peek, cost: Estimate | None = None) -> dict[str, Any]:
     cost = handle.cost() if cost is None else cost
     return {
@@ -370,6 +376,7 @@ def _record(handle: JobHandle[Any], peek: Peek, cost: Estimate | None = None) ->
         "zone": peek.zone,
         "resource": peek.resource,
         "created": handle.created_at,
+        "release": handle.release,
         "age_seconds": round(handle.age(), 3),
         "held_seconds": round(cost.ready_seconds, 3),
         "cost": {

@@ -313,7 +313,7 @@ def _lines(planned: Plan, settings: Settings) -> list[choosing.Line]:
     """Return the choices of a job in the order in which they would be tried now, by what the deployment knows."""
     if not planned.choices:
         return []
-    if settings.store == planned.store and not planned.traits.share_machine:
+    if settings.store == planned.store and not planned.traits.share_files:
         with suppress(KineticError):  # as of a store that nobody here may read
             store = open_store(planned.store, planned.deployment)
             return choosing.table(planned, records.known(store, choosing.keys(planned)), store.now())
@@ -407,7 +407,7 @@ def _show_choices(planned: Plan, lines: Sequence[choosing.Line]) -> None:
         zones = [line.place.removeprefix(f"{region}-") for line in each]
         where = f"{region}-{{{','.join(zones)}}}" if len(each) > 1 else each[0].place
         size = f"{one.slice.chips * one.slices} on {one.crew}" if one.slice.kind != "cpu" else one.crew
-        cost = "-" if one.traits.share_machine else dollars(usd)
+        cost = "-" if one.traits.share_files else dollars(usd)
         if stands_in:
             cost, stand_ins[f"that {stands_in}"] = f"~{cost}", None
         rows.append((one.named, size, way, where or "this machine", cost, each[0].reason))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.api.handle import UNREADABLE, JobHandle, all_jobs, find_job
 from kinetic_orchestration.api.opening import place_of
@@ -20,16 +20,13 @@ from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import age, dollars, note, show_fields, show_json, show_table, working
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.jobs.cleanup import kept_slices, reaper
-from kinetic_orchestration.jobs.watching import usage
 from kinetic_orchestration.plan.configuration import chip_shares
 from kinetic_orchestration.plan.configuration.settings import Settings, load, seconds
 from kinetic_orchestration.plan.hardware import cost as prices
 from kinetic_orchestration.plan.hardware.cost import Estimate
 from kinetic_orchestration.plan.hardware.price_list import staleness
-from kinetic_orchestration.plan.records import plan_of, spec_of
-from kinetic_orchestration.plan.values import ABSENT, GONE, WOUNDED, Freed, Observation, Traits, traits_of
+from kinetic_orchestration.plan.values import Freed, Traits, traits_of
 from kinetic_orchestration.platforms.store import Store
-from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.system.parallel import side_by_side
 from kinetic_orchestration.protocol.wire.lease import ENDED, FREE, Lease
 
@@ -264,45 +261,12 @@ def _show_shares(held: Sequence[tuple[rules.Grant, str]], line: Sequence[rules.W
 # ---- slices that are kept -----------------------------------------------------------------------------------------
 
 
-class _Kept(NamedTuple):
-    """A kept slice as it is shown."""
-
-    lease: Lease
-    hardware: str
-    idle: float
-    usd: float | None
-    uncharged: bool
-    seen: Observation | None = None
-
-    @property
-    def is_gone(self) -> bool:
-        """True if its lease has not ended, and its hosts are not there any more."""
-        return self.seen is not None and self.seen.state in (ABSENT, GONE)
-
-    @property
-    def said(self) -> str:
-        """Return the words that its row needs beside its state."""
-        if self.is_gone:
-            return "its hosts are gone" + ("; `kinor release` ends its lease" if self.lease.state == FREE else "")
-        if self.seen is not None and self.seen.state == WOUNDED:
-            return f"it cannot serve any more ({self.seen.message})"
-        return self.lease.why
-
-    @property
-    def whose(self) -> str:
-        run = self.lease.origin.get("run", "")
-        return f"{self.lease.job} of run {run}" if run else self.lease.job
-
-
 def slices(arguments: Namespace) -> int:
     store, _, settings = place_of(store=arguments.store, deployment=arguments.deployment)
-    settings, now = in_force(settings, store), store.now()
-    listed = [held.lease for held in kept_records.slices(store) if arguments.all or held.lease.state != ENDED]
-    seen = kept_slices.seen(settings, listed)
-    found = side_by_side(lambda lease: _kept(store, settings, lease, now), listed, store.parallel)
-    found = [each._replace(seen=seen.get(each.lease.slice)) for each in found]
+    now = store.now()
+    found = kept_slices.listed(store, settings, now, ended=arguments.all)
     if arguments.json:
-        show_json({"slices": [_kept_record(each) for each in found]})
+        show_json({"slices": [each.to_json() for each in found]})
         return codes.OK
     if not found:
         note("no slice is kept: jobs with keep= leave one, for as long as they say")
@@ -320,24 +284,7 @@ def slices(arguments: Namespace) -> int:
     return codes.OK
 
 
-def _kept(store: Store, settings: Settings, lease: Lease, now: float) -> _Kept:
-    """Return a kept slice, with its hardware and price by the job that it was made for, if that is not forgotten."""
-    idle = usage.idle_seconds(lease, now)
-    try:
-        record = store.read(names.spec(lease.made_for))
-        plan = None if record is None else plan_of(spec_of(record.data, lease.made_for), lease.made_for)
-    except UNREADABLE:
-        plan = None
-    if plan is None:
-        return _Kept(lease, "unknown", idle, None, False)
-    zone, choice = str(lease.placement.get("zone", "")), int(lease.placement.get("choice", 0))
-    stay = usage.Stay(lease.made_at, zone, 0.0, idle, 0.0, choice=choice)
-    told = usage.estimate_of(plan, [stay], settings.prices, settings.listed)
-    named = plan.at(choice).named if choice < len(plan.choices) else plan.named
-    return _Kept(lease, f"{named}{_spot(told)}", idle, told.usd, told.uncharged)
-
-
-def _kept_row(kept: _Kept, now: float) -> tuple[str, ...]:
+def _kept_row(kept: kept_slices.Kept, now: float) -> tuple[str, ...]:
     lease = kept.lease
     for_ = f" for {age(now - lease.since)}" if lease.since else ""
     left = "" if lease.state == ENDED else f"in {age(lease.until - now)}" if lease.until > now else "now"
@@ -345,18 +292,6 @@ def _kept_row(kept: _Kept, now: float) -> tuple[str, ...]:
     cost = dollars(0.0 if kept.uncharged else kept.usd)
     where = str(lease.placement.get("zone") or lease.placement.get("backend", ""))
     return lease.slice, kept.hardware, where, state, kept.whose, left, age(kept.idle), cost, str(lease.epoch + 1)
-
-
-def _kept_record(kept: _Kept) -> dict[str, Any]:
-    lease = kept.lease
-    return {
-        "slice": lease.slice, "hardware": kept.hardware, "zone": lease.placement.get("zone"),
-        "backend": lease.placement.get("backend"), "state": lease.state, "since": lease.since, "until": lease.until,
-        "job": lease.job, "attempt": lease.attempt, "origin": dict(lease.origin), "served": lease.epoch + 1,
-        "idle_seconds": kept.idle, "usd": 0.0 if kept.uncharged else kept.usd,
-        "would_have_cost_usd": kept.usd if kept.uncharged else None, "why": kept.said or None,
-        "last": lease.last or None, "gone": kept.is_gone if kept.seen is not None else None,
-    }  # fmt: skip
 
 
 def release(arguments: Namespace) -> int:

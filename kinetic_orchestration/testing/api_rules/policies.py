@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -74,11 +75,25 @@ class Policy:
         """Return it with more members of a role."""
         return Policy((*self.bindings, Binding(role, tuple(members))))
 
-    def grants(self, permission: str, members: Sequence[str]) -> bool:
-        """Tell whether one of the names of an account has a permission."""
+    def has(self, role: str, member: str) -> bool:
+        """Tell whether a member has a role without a condition."""
+        return any(one.role == role and member in one.members and not one.condition for one in self.bindings)
+
+    def without_account(self, email: str, unique_id: str) -> Policy:
+        """Return it as it is once an account was deleted: its bindings are of nobody, also once there is another one
+        of that name."""
+        gone = {f"serviceAccount:{email}": f"deleted:serviceAccount:{email}?uid={unique_id}"}
+        return Policy(
+            tuple(one._replace(members=tuple(gone.get(each, each) for each in one.members)) for one in self.bindings)
+        )
+
+    def grants(
+        self, permission: str, members: Sequence[str], roles: Mapping[str, Sequence[str]] = MappingProxyType({})
+    ) -> bool:
+        """Tell whether one of the names of an account has a permission. `roles`: custom ones, in addition."""
         known = {*members, *EVERYBODY}
         held = (binding for binding in self.bindings if not binding.condition and known.intersection(binding.members))
-        return any(permission in ROLES.get(binding.role, ()) for binding in held)
+        return any(permission in (*ROLES.get(each.role, ()), *roles.get(each.role, ())) for each in held)
 
 
 def _binding(told: Mapping[str, Any]) -> Binding:

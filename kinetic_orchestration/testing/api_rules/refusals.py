@@ -32,6 +32,8 @@ _API_NAMES = {
     "storage.googleapis.com": "Cloud Storage API",
     "compute.googleapis.com": "Compute Engine API",
     "aiplatform.googleapis.com": "Agent Platform API",
+    "iam.googleapis.com": "Identity and Access Management (IAM) API",
+    "iap.googleapis.com": "Cloud Identity-Aware Proxy API",
 }
 # accelerator type → what stands for it in the name of a quota, with spot and without
 _QUOTA_NAMES = {
@@ -209,6 +211,50 @@ def service_controls(project: str, event: str = "emulated") -> Refusal:
 
 def organization_policy(constraint: str, project: str) -> Refusal:
     return Refusal(9, f"Constraint {constraint} violated for project {project}.")
+
+
+def members_domain() -> Refusal:
+    """The organisation allows no members from outside: constraints/iam.allowedPolicyMemberDomains."""
+    return Refusal(
+        9,
+        "One or more users named in the policy do not belong to a permitted customer, perhaps due to an organization "
+        "policy.",
+    )
+
+
+def concurrent_policy_changes() -> Refusal:
+    return Refusal(
+        10,
+        "There were concurrent policy changes. Please retry the whole read-modify-write with exponential backoff.",
+    )
+
+
+def no_account(email: str) -> Refusal:
+    return Refusal(3, f"Service account {email} does not exist.")
+
+
+def activating() -> Refusal:
+    return Refusal(9, "Another activation or deactivation is in progress.")
+
+
+def no_billing(number: int, how: str, services: str) -> Refusal:
+    """`how`: not found, or not open."""
+    return Refusal(
+        9,
+        f"Billing account for project '{number}' is {how}. Billing must be enabled for activation of service(s) "
+        f"'{services}' to proceed.",
+        {
+            "@type": "type.googleapis.com/google.rpc.PreconditionFailure",
+            "violations": [
+                {
+                    "type": "googleapis.com/billing-enabled",
+                    "subject": f"{number}",
+                    "description": "billing-enabled",
+                }
+            ],
+        },
+        _info("UREQ_PROJECT_BILLING_NOT_FOUND", domain="serviceusage.googleapis.com"),
+    )
 
 
 def user_project_denied(project: str) -> Refusal:

@@ -48,8 +48,8 @@ def _pattern(call: str) -> str:
 
 
 _NO_POLICIES = "it has no policy, and a permission is there unless it is denied"
-_NO_PROJECTS = "whatever project is named is there, and nothing else of Resource Manager is"
-_AT_ONCE = "what this API does, it does at once"
+_NO_PROJECTS = "whatever project is named is there, with its policy, and nothing else of Resource Manager is"
+_AT_ONCE = "but for those that enable services, whose names begin with acat., there are no operations"
 _NO_ACCOUNTS = "the ledger counts chip-seconds, and nobody is billed"
 _NO_LISTS = "there are no access lists: who may do what, `storage.forbid` says"
 _SERVER = "fake-gcs-server has nothing of the kind"
@@ -95,25 +95,24 @@ TABLE = (
     Row("cloudbilling.tasks", "*", "* /v1/tasks**", _NO_ACCOUNTS),
     Row("cloudbilling.v1", "getCard", "GET /v1/card", _NO_ACCOUNTS),
     Row(
-        "cloudresourcemanager.projects", "create delete get list move patch search undelete update",
+        "cloudresourcemanager.projects", "create delete list move patch search undelete update",
         """
         GET|POST /{v1,v3}/projects
         GET /v3/projects:search
-        DELETE|GET|PATCH|PUT /{v1,v3}/projects/*
+        DELETE|PATCH|PUT /{v1,v3}/projects/*
         POST /{v1,v3}/projects/*:{move,undelete}
         """,
         _NO_PROJECTS,
     ),
     Row(
         "cloudresourcemanager.projects",
-        "clearOrgPolicy getAncestry getEffectiveOrgPolicy getIamPolicy getOrgPolicy listAvailableOrgPolicyConstraints "
-        "listOrgPolicies setIamPolicy setOrgPolicy",
+        "clearOrgPolicy getAncestry getEffectiveOrgPolicy getOrgPolicy listAvailableOrgPolicyConstraints "
+        "listOrgPolicies setOrgPolicy",
         """
         POST /v1/projects/*:{clearOrgPolicy,getAncestry,getEffectiveOrgPolicy,getOrgPolicy}
         POST /v1/projects/*:{listAvailableOrgPolicyConstraints,listOrgPolicies,setOrgPolicy}
-        POST /{v1,v3}/projects/*:{getIamPolicy,setIamPolicy}
         """,
-        _NO_POLICIES,
+        "it has no organisation, whose policies a test has calls refused by",
     ),
     Row("cloudresourcemanager.projects.capabilityConfigs", "*", "* /v3/projects/*/capabilityConfigs**", _NO_PROJECTS),
     Row("cloudresourcemanager.operations", "*", "* /{v1,v3}/operations**", _AT_ONCE),
@@ -125,14 +124,12 @@ TABLE = (
     ),
     Row("cloudresourcemanager.v3", "fetchResourceSemantics", "GET /v3:fetchResourceSemantics", _NO_PROJECTS),
     Row(
-        "serviceusage.services", "batchEnable batchGet disable enable list",
+        "serviceusage.services", "disable enable list",
         """
-        POST /v1/*/*/services:batchEnable
-        GET /v1/*/*/services:batchGet
         GET /v1/*/*/services
         POST /v1/*/*/services/*:{disable,enable}
         """,
-        "a service is enabled unless `disable` says otherwise",
+        "services are enabled several at once, and a test disables them",
     ),
     Row("serviceusage.operations", "*", "* /v1/operations**", _AT_ONCE),
     *(

@@ -72,6 +72,15 @@ def _routes_of_operations(place: str, resource: str) -> tuple[Route, ...]:
     )
 
 
+def _routes_of_networks(place: str, kind: str, schema: str) -> tuple[Route, ...]:
+    path = f"projects/P/{place}/{kind}"
+    return (
+        _route(f"POST {path}", f"{kind}.insert", "requestId", schema),
+        _route(f"GET {path}/N", f"{kind}.get"),
+        _route(f"DELETE {path}/N", f"{kind}.delete", "requestId"),
+    )
+
+
 ROUTES: Final = (
     _route("POST projects/P/zones/Z/instances", "instances.insert", "requestId", "Instance"),
     _route("GET projects/P/zones/Z/instances", "instances.list", _LIST),
@@ -80,6 +89,10 @@ ROUTES: Final = (
     _route("GET projects/P/zones/Z/instances/N/serialPort", "instances.getSerialPortOutput", "port start"),
     _route(
         "POST projects/P/zones/Z/instances/N/setLabels", "instances.setLabels", "requestId", "InstancesSetLabelsRequest"
+    ),
+    _route("POST projects/P/zones/Z/instances/N/setMetadata", "instances.setMetadata", "requestId", "Metadata"),
+    _route(
+        "GET projects/P/zones/Z/instances/N/getGuestAttributes", "instances.getGuestAttributes", "queryPath variableKey"
     ),
     _route(
         "POST projects/P/zones/Z/instances/N/testIamPermissions", "instances.testIamPermissions", "",
@@ -110,9 +123,11 @@ ROUTES: Final = (
     _route("GET projects/P/zones/Z/reservations/N", "reservations.get"),
     _route("GET projects/P/global/images/N", "images.get"),
     _route("GET projects/P/global/images/family/N", "images.getFromFamily"),
-    _route("GET projects/P/global/networks/N", "networks.get"),
+    *_routes_of_networks("global", "networks", "Network"),
+    *_routes_of_networks("global", "firewalls", "Firewall"),
+    *_routes_of_networks("regions/R", "subnetworks", "Subnetwork"),
+    *_routes_of_networks("regions/R", "routers", "Router"),
     _route("GET projects/P/regions/R", "regions.get"),
-    _route("GET projects/P/regions/R/subnetworks/N", "subnetworks.get"),
     _route("GET projects/P/aggregated/subnetworks", "subnetworks.aggregatedList", _AGGREGATED),
     _route("GET projects/P", "projects.get"),
 )  # fmt: skip
@@ -133,7 +148,8 @@ class ComputeApi:
             if found is not None:
                 return self._go(route, found.groupdict(), query, body, caller)
         raise unimplemented(
-            f"{method} {path}", "of Compute Engine it has instances, groups of them in bulk mode, and what they need"
+            f"{method} {path}",
+            "of Compute Engine it has instances, groups of them in bulk mode, networks, and what they need",
         )
 
     def _go(self, route: Route, names: Mapping[str, str], query: Mapping[str, str], body: Json, caller: Caller) -> Json:

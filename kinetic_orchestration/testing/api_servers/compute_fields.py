@@ -11,14 +11,16 @@ import base64
 import binascii
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from kinetic_orchestration.testing.api_rules import compute_refusals
+from kinetic_orchestration.testing.api_servers.projects import network_fields
 
 # ruff: noqa: E501 - values of an enumeration are one word
 # fmt: off
 SCHEMAS: Final = {
+    **network_fields.SCHEMAS,
     "AcceleratorConfig": "acceleratorCount=int acceleratorType=text",
     "AccessConfig": (
         "externalIpv6=text externalIpv6PrefixLength=int ipCollection=text kind=text name=text natIP=text "
@@ -398,8 +400,10 @@ def _is_bytes(value: Any) -> bool:
         return False
 
 
-_NAMES: Final = {"text": "STRING", "bool": "BOOL", "int": "INT32", "long": "INT64", "float": "DOUBLE", "bytes": "BYTES"}
-_KINDS: Final = {
+_NAMES: Final = {
+    "text": "STRING", "bool": "BOOL", "int": "INT32", "long": "INT64", "float": "DOUBLE", "bytes": "BYTES",
+}  # fmt: skip
+_KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "text": lambda value: isinstance(value, str),
     "bool": lambda value: isinstance(value, bool),
     "int": lambda value: _is_long(value) and -(1 << 31) <= int(value) < 1 << 31,

@@ -1,5 +1,5 @@
-"""The other Google APIs that a TPU pipeline meets: Secret Manager, Resource Manager, Service Usage, Billing Catalog,
-of Kubernetes Engine what clusters and pools of nodes there are, and of IAM the service accounts.
+"""The other Google APIs that a TPU pipeline meets: Secret Manager, the Billing Catalog, of Kubernetes Engine what
+clusters and pools of nodes there are, and beside them those by which a project is set up (`projects`).
 
 As much of each as one job needs, over REST, from and to JSON. Permissions, faults and the ledger are the cloud's.
 """
@@ -10,25 +10,23 @@ import base64
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
 
 from kinetic_orchestration.testing.api_rules import filters, refusals
 from kinetic_orchestration.testing.api_rules.refusals import Refusal
 from kinetic_orchestration.testing.api_servers import billing_skus, model_registry
 from kinetic_orchestration.testing.api_servers.api_keys import ApiKeys
 from kinetic_orchestration.testing.api_servers.model_registry import ModelRegistry
-from kinetic_orchestration.testing.api_servers.service_accounts import ServiceAccounts
+from kinetic_orchestration.testing.api_servers.projects.apis import ROUTES, ProjectApis
+from kinetic_orchestration.testing.api_servers.projects.requests import Request, Route, route
+from kinetic_orchestration.testing.api_servers.projects.service_accounts import ServiceAccounts
 from kinetic_orchestration.testing.model.cloud import Cloud
 from kinetic_orchestration.testing.model.faults import Caller
 from kinetic_orchestration.testing.model.state.resources import Json, after, moment, page_token, seconds, stamp
 
 SECRETS = "secretmanager.googleapis.com"
-_RESOURCES = "cloudresourcemanager.googleapis.com"
-_SERVICES = "serviceusage.googleapis.com"
 _BILLING = "cloudbilling.googleapis.com"
 _CONTAINER = "container.googleapis.com"
-_IAM = "iam.googleapis.com"
-_CREDENTIALS = "iamcredentials.googleapis.com"
 _SKUS = 5000  # a page
 _PAGE = 100
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -38,34 +36,6 @@ _PAYLOAD_LIMIT = 64 << 10
 
 
 Handler = Callable[[Mapping[str, str], Json, Caller], Json]
-
-
-class Request(NamedTuple):
-    """One request of a neighbour, its path taken apart."""
-
-    project: str
-    name: str
-    query: Mapping[str, str]
-    body: Json
-    caller: Caller
-
-    @property
-    def page_size(self) -> int:
-        """The maximum number of items per page; 0: no limit."""
-        given = self.query.get("pageSize", "")
-        try:
-            size = int(given or 0)
-        except ValueError:
-            raise refusals.typed("page_size", "TYPE_INT32", given) from None
-        if not 0 <= size < 1 << 31:
-            raise refusals.invalid("page_size must not be negative")
-        return size
-
-    @property
-    def update(self) -> list[str]:
-        """The fields of the body that shall be written."""
-        paths = self.query.get("updateMask", "").split(",")
-        return [re.sub(r"_([a-z])", lambda found: found[1].upper(), path) for path in paths]
 
 
 @dataclass
@@ -87,7 +57,8 @@ class OtherApis:
     def __init__(self, cloud: Cloud, clock: Callable[[], float], sign: Callable[[Json], str]) -> None:
         self._cloud = cloud
         self._clock = clock
-        self.accounts = ServiceAccounts(clock, sign)
+        self.accounts = ServiceAccounts(clock, sign, lambda: cloud.timing.spread)
+        self.projects = ProjectApis(cloud, self.accounts)
         self.keys = ApiKeys()
         self.models = ModelRegistry()
         self._secrets: dict[str, _Secret] = {}
@@ -98,20 +69,24 @@ class OtherApis:
     def handler(self, method: str, path: str) -> Handler | None:
         """The handler of a request, or None if no API here serves it. The handler raises Refusal, or LostAnswer after
         acting."""
-        for route in _ROUTES:
-            found = route.path.fullmatch(path) if route.method == method else None
-            if found is not None:
-                project = found.groupdict().get("project", "")  # a catalogue belongs to no project
-                name = path.split("/", 2)[2].partition(":")[0]
-                return lambda query, body, caller: self._go(route, Request(project, name, query, body, caller))
+        for owner, routes in ((self, _ROUTES), (self.projects, ROUTES)):
+            for one in routes:
+                found = one.path.fullmatch(path) if one.method == method else None
+                if found is not None:
+                    project = found.groupdict().get("project", "")  # a catalogue belongs to no project
+                    name = path.split("/", 2)[2].partition(":")[0]
+                    return partial(self._go, owner, one, project, name)
         return None
 
-    def _go(self, route: _Route, asked: Request) -> Json:
-        with self._cloud.meeting(route.verb, "", asked.name, asked.caller), self._cloud.changed:
-            self._cloud.demand_service(route.service, asked.project or asked.caller.project)
-            if route.permission:
-                self._cloud.demand(route.permission, asked.name, asked.caller)
-            return route.act(self, asked)
+    def _go(
+        self, owner: object, of: Route, project: str, name: str, query: Mapping[str, str], body: Json, caller: Caller
+    ) -> Json:
+        asked = Request(project, name, query, body, caller)
+        with self._cloud.meeting(of.verb, "", asked.name, asked.caller), self._cloud.changed:
+            self._cloud.demand_service(of.service, asked.project or asked.caller.project)
+            if of.permission:
+                self._cloud.demand(of.permission, asked.name, asked.caller)
+            return of.act(owner, asked)
 
     def add_secret(self, project: str, secret_id: str, value: str | bytes) -> str:
         """Add a secret that was made manually before the test; it is not reported as left over."""
@@ -294,27 +269,6 @@ class OtherApis:
         state = "DESTROYED" if secret.versions[number - 1] is None else "ENABLED"
         return {"name": f"{secret.name}/versions/{number}", "createTime": stamp(secret.created), "state": state}
 
-    # IAM
-
-    def _create_account(self, asked: Request) -> Json:
-        return self.accounts.told(self.accounts.add(asked.project, str(asked.body.get("accountId", ""))))
-
-    def _get_account(self, asked: Request) -> Json:
-        return self.accounts.told(_email(asked))
-
-    def _get_policy(self, asked: Request) -> Json:
-        return self.accounts.policy(_email(asked))
-
-    def _set_policy(self, asked: Request) -> Json:
-        policy = asked.body.get("policy", {})
-        return self.accounts.set_policy(_email(asked), policy if isinstance(policy, dict) else {"bindings": policy})
-
-    def _access_token(self, asked: Request) -> Json:
-        return self.accounts.access_token(_email(asked), asked.caller)
-
-    def _identity_token(self, asked: Request) -> Json:
-        return self.accounts.identity_token(_email(asked), asked.body, asked.caller)
-
     # Vertex AI
 
     def _upload_model(self, asked: Request) -> Json:
@@ -329,19 +283,7 @@ class OtherApis:
     def _merge_aliases(self, asked: Request) -> Json:
         return self.models.merge_aliases(asked.name, asked.body)
 
-    # Resource Manager and Service Usage
-
-    def _test_permissions(self, asked: Request) -> Json:
-        permissions = asked.body.get("permissions", [])
-        if not isinstance(permissions, list) or not all(isinstance(permission, str) for permission in permissions):
-            raise refusals.typed("permissions", "TYPE_STRING", permissions)
-        granted = [
-            permission
-            for permission in permissions
-            if not self._cloud.is_denied(permission, asked.caller)
-            and self._cloud.compute.has_on_project(permission, asked.caller)
-        ]
-        return {"permissions": granted} if granted else {}
+    # Billing Catalog
 
     def _list_skus(self, asked: Request) -> Json:
         if asked.name.split("/")[1] != billing_skus.SERVICE:
@@ -354,11 +296,6 @@ class OtherApis:
         found: Json = {"skus": self.skus[at:end], "nextPageToken": ""}
         return found | ({"nextPageToken": page_token(str(end))} if end < len(self.skus) else {})
 
-    def _get_service(self, asked: Request) -> Json:
-        service = asked.name.rpartition("/")[2]
-        state = "ENABLED" if self._cloud.is_enabled(service) else "DISABLED"
-        return {"name": asked.name, "config": {"name": service}, "state": state}
-
 
 def _page(field: str, items: list[Json], asked: Request) -> Json:
     """The next page of those `items` that pass the filter."""
@@ -370,30 +307,10 @@ def _page(field: str, items: list[Json], asked: Request) -> Json:
     return found
 
 
-def _email(asked: Request) -> str:
-    return asked.name.rpartition("/")[2]
-
-
-class _Route(NamedTuple):
-    method: str
-    path: re.Pattern[str]
-    verb: str
-    service: str
-    permission: str
-    act: Callable[[OtherApis, Request], Json]
-
-
-_LETTERS = {"P": "project", "S": "item", "V": "version", "L": "location", "C": "cluster", "N": "pool", "M": "model"}
-
-
 def _route(
     line: str, verb: str, permission: str, act: Callable[[OtherApis, Request], Json], service: str = SECRETS
-) -> _Route:
-    """`METHOD /path` with a letter in place of each name: of a project, a secret or service, a version, …"""
-    method, _, path = line.partition(" ")
-    for letter, name in _LETTERS.items():
-        path = re.sub(rf"(?<=/){letter}(?=[/:]|$)", rf"(?P<{name}>[^/:]+)", path)
-    return _Route(method, re.compile(path), verb, service, permission, act)
+) -> Route:
+    return route(line, verb, permission, act, service)
 
 
 _ROUTES = (
@@ -424,12 +341,6 @@ _ROUTES = (
     _route(
         "POST /v1/projects/P/secrets/S/versions/V:destroy",
         "DestroySecretVersion", "secretmanager.versions.destroy", OtherApis._destroy_version,
-    ),
-    _route(
-        "POST /v[13]/projects/P:testIamPermissions", "TestIamPermissions", "", OtherApis._test_permissions, _RESOURCES
-    ),
-    _route(
-        "GET /v1/projects/P/services/S", "GetService", "serviceusage.services.get", OtherApis._get_service, _SERVICES
     ),
     _route(
         "GET /v1/projects/P/locations/L/clusters",
@@ -464,28 +375,4 @@ _ROUTES = (
         "MergeVersionAliases", "aiplatform.models.update", OtherApis._merge_aliases, model_registry.SERVICE,
     ),
     _route("GET /v1/services/S/skus", "ListSkus", "", OtherApis._list_skus, _BILLING),
-    _route(
-        "POST /v1/projects/P/serviceAccounts",
-        "CreateServiceAccount", "iam.serviceAccounts.create", OtherApis._create_account, _IAM,
-    ),
-    _route(
-        "GET /v1/projects/P/serviceAccounts/S",
-        "GetServiceAccount", "iam.serviceAccounts.get", OtherApis._get_account, _IAM,
-    ),
-    _route(
-        "POST /v1/projects/P/serviceAccounts/S:getIamPolicy",
-        "GetIamPolicy", "iam.serviceAccounts.getIamPolicy", OtherApis._get_policy, _IAM,
-    ),
-    _route(
-        "POST /v1/projects/P/serviceAccounts/S:setIamPolicy",
-        "SetIamPolicy", "iam.serviceAccounts.setIamPolicy", OtherApis._set_policy, _IAM,
-    ),
-    _route(
-        "POST /v1/projects/P/serviceAccounts/S:generateAccessToken",
-        "GenerateAccessToken", "iam.serviceAccounts.getAccessToken", OtherApis._access_token, _CREDENTIALS,
-    ),
-    _route(
-        "POST /v1/projects/P/serviceAccounts/S:generateIdToken",
-        "GenerateIdToken", "iam.serviceAccounts.getOpenIdToken", OtherApis._identity_token, _CREDENTIALS,
-    ),
 )  # fmt: skip

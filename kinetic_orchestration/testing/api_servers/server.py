@@ -33,6 +33,7 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from kinetic_orchestration.platforms.google.tpu.client import EMULATOR_TOKEN
+from kinetic_orchestration.reach.websocket import WebSocket, accept_of
 from kinetic_orchestration.testing.api_rules import field_masks, journal, parameters, refusals, unserved
 from kinetic_orchestration.testing.api_rules.access import Access, AccessRefused, demand_json, headers_of
 from kinetic_orchestration.testing.api_rules.journal import Exchange
@@ -47,6 +48,8 @@ from kinetic_orchestration.testing.model import deviations
 from kinetic_orchestration.testing.model.cloud import Cloud
 from kinetic_orchestration.testing.model.faults import CLIENT, Caller
 from kinetic_orchestration.testing.model.state.resources import Json
+from kinetic_orchestration.testing.vms import tunnels
+from kinetic_orchestration.testing.vms.tunnels import Tunnels
 
 _THREADS = 32
 _TAKEN = "\0taken "
@@ -212,8 +215,11 @@ def _handler(cloud: Cloud, rpc: _Rpc) -> grpc.RpcMethodHandler:
 class RestServer:
     """All APIs over plain HTTP on loopback."""
 
-    def __init__(self, cloud: Cloud, neighbours: OtherApis, signer: Signer, access: Access) -> None:
+    def __init__(
+        self, cloud: Cloud, neighbours: OtherApis, signer: Signer, access: Access, tunnels: Tunnels | None = None
+    ) -> None:
         self.cloud = cloud
+        self.tunnels = tunnels
         self.access = access
         self.neighbours = neighbours
         self.compute = ComputeApi(cloud)
@@ -273,7 +279,7 @@ class RestServer:
         if handler is None:
             raise unserved.refusal(method, path)
         found = deviations.apply(
-            self.cloud.deviations, f"{method} {path}", sent, caller, lambda: handler(dict(query), sent, caller)
+            self.cloud.deviations, f"{method} {path}", sent, caller, lambda: handler(_joined(query), sent, caller)
         )
         selected: Json = said.select(found)
         return selected
@@ -355,7 +361,12 @@ class _Handler(BaseHTTPRequestHandler):
             if self.headers.defects:
                 raise AccessRefused(400, "The headers of the request cannot be read.")
             headers = headers_of(self.headers.items(), largest=_LARGEST)
+            if headers.get("origin") == tunnels.ORIGIN:  # which no page of the web can say
+                del headers["origin"]
             target = owner.access.enter(self.path, headers, owner.port)
+            if owner.tunnels is not None and target.partition("?")[0] in tunnels.PATHS:
+                self._tunnel(owner.tunnels, target, headers)
+                return
             demand_json(headers)
             body = self.rfile.read(int(headers.get("content-length") or 0))
             asked = self.command, target, headers.get("content-type", ""), body
@@ -375,6 +386,21 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, page, kind)
 
     do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = do_HEAD = do_OPTIONS = answer
+
+    def _tunnel(self, served: Tunnels, target: str, headers: Mapping[str, str]) -> None:
+        """Be one WebSocket of Identity-Aware Proxy."""
+        self.close_connection = True
+        protocols = [one.strip() for one in headers.get("sec-websocket-protocol", "").split(",")]
+        if headers.get("upgrade", "").lower() != "websocket" or tunnels.PROTOCOL not in protocols:
+            raise AccessRefused(400, "A tunnel is a WebSocket of the protocol of Identity-Aware Proxy.")
+        self.send_response(101)
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Connection", "Upgrade")
+        self.send_header("Sec-WebSocket-Accept", accept_of(headers.get("sec-websocket-key", "")))
+        self.send_header("Sec-WebSocket-Protocol", tunnels.PROTOCOL)
+        self.end_headers()
+        path, _, query = target.partition("?")
+        served.serve(WebSocket(self.connection, is_client=False), path, dict(parse_qsl(query)))
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer malformed requests and unknown methods in JSON too."""
@@ -414,6 +440,14 @@ def _parsed(body: bytes) -> Json:
     if not isinstance(sent, dict):
         raise refusals.json_payload("An object is needed.")
     return sent
+
+
+def _joined(query: _Query) -> dict[str, str]:
+    """The parameters of a query, those that are lists with commas."""
+    found: dict[str, str] = {}
+    for key, text in query:
+        found[key] = f"{found[key]},{text}" if key in found else text
+    return found
 
 
 def _fields(rpc: _Rpc, query: _Query) -> Json:

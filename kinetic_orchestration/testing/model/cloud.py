@@ -234,6 +234,8 @@ class Cloud(Script):
                 node.spec |= {path: change[path]} if path in change else {}
             else:
                 raise refusals.invalid(f"Field '{path}' cannot be updated")
+        for machine in node.booted() if "metadata" in request.get("updateMask", "").split(",") else ():
+            machine.reconfigure(node.spec.get("metadata", {}))
         operation = self._operation(node.name, "update", "Node")
         self._finish(operation, node.to_json())
         return operation.to_json()
@@ -245,7 +247,7 @@ class Cloud(Script):
         found = []
         for worker in workers:
             machine = node.machines[worker] if worker < len(node.machines) else None
-            spaces = machine.guest_attributes if machine is not None else {}
+            spaces = {} if machine is None else {**machine.guest_attributes, **machine.published()}
             items = [
                 {"namespace": namespace, "key": key, "value": value}
                 for namespace, pairs in sorted(spaces.items())
@@ -270,8 +272,12 @@ class Cloud(Script):
         return _one_of(resources.runtime_versions(request["name"].rpartition("/runtimeVersions/")[0]), request)
 
     def _generate_service_identity(self, request: Json, _: Caller) -> Json:
-        project = request["parent"].split("/")[1]
-        return {"identity": {"email": f"service-{project_number(project)}@gcp-sa-tpu.iam.gserviceaccount.com"}}
+        """Make Cloud TPU's own account, which Google grants its role by itself."""
+        project = self.projects.named(request["parent"].split("/")[1])
+        email = f"service-{project_number(project.id)}@gcp-sa-tpu.iam.gserviceaccount.com"
+        if not project.policy.has("roles/tpu.serviceAgent", f"serviceAccount:{email}"):
+            project.policy = project.policy.with_grant("roles/tpu.serviceAgent", (f"serviceAccount:{email}",))
+        return {"identity": {"email": email}}
 
     def _list_locations(self, request: Json, _: Caller) -> Json:
         return _page("locations", [_location(request["name"], zone) for zone in sorted(self._zones)], request)

@@ -45,6 +45,8 @@ class Timing(NamedTuple):
     stop: float = 0.02
     repair: float = 0.2
     shutdown: float = 30.0  # at most, for the guest of an instance whose power button was pressed
+    enable: float = 0.02  # services of a project
+    spread: float = 0.0  # until an account, a service or a network that was made is known everywhere
 
 
 DEFAULT_TIMING = Timing()

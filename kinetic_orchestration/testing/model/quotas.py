@@ -15,6 +15,7 @@ from kinetic_orchestration.testing.api_rules import refusals
 from kinetic_orchestration.testing.model.clock import Clock
 from kinetic_orchestration.testing.model.faults import At, Caller
 from kinetic_orchestration.testing.model.state import resources
+from kinetic_orchestration.testing.model.state.projects import Projects
 from kinetic_orchestration.testing.model.state.resources import Node, Queued, Wanted
 
 
@@ -37,6 +38,7 @@ class Quotas(Clock):
         pause: Callable[[float], object],
     ) -> None:
         super().__init__(clock, pause)
+        self.projects = Projects()
         self._zones: dict[str, int | None] = _zones(zones)
         self.has_own_zones = zones is not None
         self._queued: dict[str, Queued] = {}
@@ -57,8 +59,8 @@ class Quotas(Clock):
         """Return the chips of a zone that no node occupies; None: without end."""
         return self._free(zone)
 
-    def is_enabled(self, service: str) -> bool:
-        return service not in self._disabled
+    def is_enabled(self, service: str, project: str = "") -> bool:
+        return service not in self._disabled and (not project or self.projects.named(project).is_enabled(service))
 
     def is_denied(self, permission: str, caller: Caller) -> bool:
         who = ("*", caller.kind, caller.node)
@@ -70,7 +72,7 @@ class Quotas(Clock):
             raise refusals.permission(permission, resource)
 
     def demand_service(self, service: str, project: str) -> None:
-        if service in self._disabled:
+        if service in self._disabled or not self.projects.is_usable(service, project, self._now):
             raise refusals.api_disabled(service, project)
 
     def _demand_account(self, wanted: list[Wanted], caller: Caller) -> None:

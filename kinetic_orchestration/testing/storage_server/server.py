@@ -28,7 +28,7 @@ from email.utils import formatdate, parsedate_to_datetime
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlsplit
 
 from kinetic_orchestration.errors import UsageError
@@ -39,9 +39,11 @@ from kinetic_orchestration.testing.api_rules.journal import Exchange
 from kinetic_orchestration.testing.api_rules.parameters import Parameters
 from kinetic_orchestration.testing.api_rules.policies import OPEN, Policy, members_of, name_of
 from kinetic_orchestration.testing.api_rules.refusals import Refusal
+from kinetic_orchestration.testing.model.state.machine import project_number
 from kinetic_orchestration.testing.storage_server.proxy import LOST, Answer, Fault, Proxy, Request
 
 _log = logging.getLogger(__name__)
+_SOMEBODY: Final = "somebody-else"  # a project
 
 VERBS: Final = {
     "insert": "A", "list": "A", "compose": "A", "copy": "A", "patch": "A", "bucket": "A",
@@ -175,6 +177,8 @@ class StorageServer:
         self._rules: list[_Rule] = []
         self._buckets: set[str] = set()
         self._policies: dict[str, Policy] = {}  # of the buckets that have one
+        self._owners: dict[str, str] = {}  # by bucket, the project
+        self._asked: dict[str, dict[str, Any]] = {}  # by bucket, what it was made with, which the server forgets
         self._places: dict[str, tuple[str, tuple[str, ...]]] = {}  # by bucket, unlike the server's answer
         self._lock = threading.Lock()
         self._starts = 0
@@ -251,9 +255,19 @@ class StorageServer:
         if status not in (200, 409):
             raise ValueError(f"no bucket can be called {name!r}: {answer.decode()}")
         self._buckets.add(name)
+        self._owners.setdefault(name, project)
         if location:
             self._places.setdefault(name, (location.upper(), tuple(region.upper() for region in regions)))
         return f"gs://{name}"
+
+    def add_foreign_bucket(self, name: str) -> None:
+        """Let somebody else have a bucket of that name, which is unique in the world: nobody here may see it."""
+        self._owners[name] = _SOMEBODY
+
+    def forget_account(self, email: str, unique_id: str) -> None:
+        """Let what an account was granted be of nobody, as it was deleted."""
+        with self._lock:
+            self._policies = {name: policy.without_account(email, unique_id) for name, policy in self._policies.items()}
 
     def fail(
         self, match: str, status: int = 503, times: int | None = 1, *, after: bool = False, caller: str = ""
@@ -371,13 +385,47 @@ class StorageServer:
                         if fault.answer is not None and fault.answer.status:
                             answer = _refusal(rule.refusal, verb, where, fault.answer.status, caller)
                             fault = fault._replace(answer=answer)
-        if fault == Fault() and self._may_not_replace(verb, where, caller, request):
-            fault = Fault(answer=_refusal("permission", "delete", where, caller=caller))
-        if fault == Fault() and verb == "copy" and (rewrite := self._rewrite(request, where)) is not None:
-            fault = Fault(answer=rewrite)
-        if fault == Fault() and verb == "policy":  # nor these
-            fault = Fault(answer=self._policy(request, where))
+        if fault == Fault() and (answer_here := self._own_answer(request, verb, where, caller)) is not None:
+            fault = Fault(answer=answer_here)
         return fault._replace(delay=delay)
+
+    def _own_answer(self, request: Request, verb: str, where: str, caller: str) -> Answer | None:
+        """Answer what the server does not serve, or otherwise than Google; None: the server answers."""
+        if self._may_not_replace(verb, where, caller, request):
+            return _refusal("permission", "delete", where, caller=caller)
+        if verb == "copy":
+            return self._rewrite(request, where)
+        if verb == "policy":
+            return self._policy(request, where)
+        return self._bucket_refusal(request, where) if verb == "bucket" else None
+
+    def _bucket_refusal(self, request: Request, bucket: str) -> Answer | None:
+        """Answer what the server does not refuse, or refuses otherwise."""
+        if request.method == "POST" and request.path == "/storage/v1/b":
+            name = _name_of(request.opening)
+            project = self._owners.get(name)
+            if project is None and name not in self._buckets:
+                return None
+            if project == request.query("project"):
+                words = "Your previous request to create the named bucket succeeded and you already own it."
+            else:
+                words = (
+                    "The requested bucket name is not available. The bucket namespace is shared by all users of the "
+                    "system. Please select a different name and try again."
+                )
+            return _error_answer(409, "conflict", words, "bucket")
+        if self._owners.get(bucket) == _SOMEBODY:
+            who = name_of(_caller(request)) or "tester@emulated.iam.gserviceaccount.com"
+            words = (
+                f"{who} does not have storage.buckets.get access to the Google Cloud Storage bucket. Permission "
+                "'storage.buckets.get' denied on resource (or it may not exist)."
+            )
+            return _error_answer(403, "forbidden", words, "bucket")
+        if request.method == "DELETE" and bucket in self._buckets:
+            _, listed = self._ask_server("GET", f"/storage/v1/b/{quote(bucket)}/o?maxResults=1")
+            if json.loads(listed).get("items"):
+                return _error_answer(409, "conflict", "The bucket you tried to delete is not empty.", "bucket")
+        return None
 
     def _rewrite(self, request: Request, where: str) -> Answer | None:
         """Answer a rewrite whose source is another object by now, which the server would not notice, and each call of
@@ -417,7 +465,11 @@ class StorageServer:
             return _refusal("no bucket", "bucket", bucket)
         if request.method == "PUT":
             try:
-                self._policies[bucket] = Policy.of_json(json.loads(request.opening))
+                sent = json.loads(request.opening)
+                if sent.get("etag", "") not in ("", self._policies.get(bucket, OPEN).to_json()["etag"]):
+                    words = "At least one of the pre-conditions you specified did not hold."
+                    return _error_answer(412, "conditionNotMet", words, "")
+                self._policies[bucket] = Policy.of_json(sent)
             except (ValueError, AttributeError) as error:
                 return _error_answer(400, "invalid", f"Invalid argument: {error}", "")
         told = self._policies.get(bucket, OPEN).to_json()
@@ -450,13 +502,40 @@ class StorageServer:
             or (status == 200 and verb in _SHAPED and _shapes(request))
         )
 
+    def _take_on(self, request: Request) -> None:
+        """Keep what a bucket was made with. Soft delete is on unless that says otherwise."""
+        sent = json.loads(request.opening)
+        name = str(sent["name"])
+        self._owners[name] = request.query("project")
+        kept = (
+            "labels",
+            "lifecycle",
+            "iamConfiguration",
+            "softDeletePolicy",
+            "retentionPolicy",
+            "defaultEventBasedHold",
+        )
+        told = {key: sent[key] for key in kept if key in sent}
+        self._asked[name] = {"softDeletePolicy": {"retentionDurationSeconds": "604800"}, **told}
+        if sent.get("location"):
+            self._places[name] = (str(sent["location"]).upper(), ())
+
+    def _as_made(self, bucket_name: str, body: bytes) -> bytes:
+        owner = self._owners.get(bucket_name, "")
+        number = {"projectNumber": str(project_number(owner))} if owner else {}
+        if not number and bucket_name not in self._asked:
+            return body
+        return _compact({**json.loads(body), **number, **self._asked.get(bucket_name, {})})
+
     def revise(self, request: Request, status: int, body: bytes) -> Answer:
         """Name in a 404 what is missing, as Google does; shift the times of a store whose clock is skewed."""
         verb, where = _verb_and_object(request)
         bucket, _, name = where.partition("/")
         if verb == "bucket" and status == 200 and (name_of := _name_of(body)):  # a listing has no name
             self._buckets.add(name_of)
-            body = self._placed(name_of, body)
+            if request.method == "POST":
+                self._take_on(request)
+            body = self._placed(name_of, self._as_made(name_of, body))
         if verb == "patch" and status == 200:  # the server answers with its own record of the object
             status, body = self._metadata(where)
         if status == 405:
@@ -484,15 +563,23 @@ class StorageServer:
         bucket |= {"location": name, "locationType": "region" if "-" in name else kind}
         if regions:
             bucket["customPlacementConfig"] = {"dataLocations": list(regions)}
-        return json.dumps(bucket).encode()
+        return _compact(bucket)
 
     def bare(self, request: Request, status: int) -> int | None:
         """The status that Google answers without a body, where the server differs:
         https://cloud.google.com/storage/docs/json_api/v1/objects/delete,
         https://cloud.google.com/storage/docs/performing-resumable-uploads."""
-        if request.method == "DELETE" and status == 200:
+        if request.method == "DELETE" and status in (200, 204):
+            self._forget_bucket(request)
             return 204
         return status if status == 308 else None
+
+    def _forget_bucket(self, request: Request) -> None:
+        verb, name = _verb_and_object(request)
+        if verb == "bucket":
+            self._buckets.discard(name)
+            for known in (self._owners, self._asked, self._policies, self._places):
+                known.pop(name, None)
 
     def dress(self, fields: list[tuple[str, str]]) -> list[tuple[str, str]]:
         dressed = [("Date", formatdate(time.time() + self.skew, usegmt=True))]
@@ -740,6 +827,11 @@ def _refusal(how: str, verb: str, where: str, status: int = 0, caller: str = "")
     who = name_of(caller) or "tester@emulated.iam.gserviceaccount.com"
     message = message.format(caller=who, permission=PERMISSIONS.get(verb, "storage.objects.get"), where=where)
     return _error_answer(status or usual, reason, message, verb)
+
+
+def _compact(told: Any) -> bytes:
+    """Return JSON as the server writes it."""
+    return json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _error_answer(status: int, reason: str, message: str, verb: str) -> Answer:

@@ -30,7 +30,7 @@ from kinetic_orchestration.protocol.system import processes
 from tests.support.terminals import read_out
 from tests.support.waits import wait_until
 
-KO = [sys.executable, "-m", "kinetic_orchestration.cli"]
+KINOR = [sys.executable, "-m", "kinetic_orchestration.cli"]
 PATIENCE = 60
 
 
@@ -45,11 +45,11 @@ class Shown:
         return json.loads(self.out)
 
 
-Ko = Callable[..., Shown]
+Kinor = Callable[..., Shown]
 
 
 @pytest.fixture
-def kinor(home: Path, capsys: pytest.CaptureFixture[str]) -> Ko:
+def kinor(home: Path, capsys: pytest.CaptureFixture[str]) -> Kinor:
     def call(*argv: str) -> Shown:
         capsys.readouterr()
         try:
@@ -65,7 +65,7 @@ def kinor(home: Path, capsys: pytest.CaptureFixture[str]) -> Ko:
 def real(*argv: str, cwd: Path | None = None, **environ: str) -> Shown:
     """The command as a process of its own."""
     done = subprocess.run(
-        [*KO, *argv], capture_output=True, encoding="utf-8", cwd=cwd, env={**os.environ, **environ}, timeout=PATIENCE
+        [*KINOR, *argv], capture_output=True, encoding="utf-8", cwd=cwd, env={**os.environ, **environ}, timeout=PATIENCE
     )
     return Shown(done.returncode, done.stdout, done.stderr)
 
@@ -158,7 +158,7 @@ def test_both_names_of_the_command_are_installed() -> None:
     assert scripts["kinor"] == scripts["kinetic-orchestration"] == "kinetic_orchestration.cli:main"
 
 
-def test_help_names_every_command_and_what_the_exit_codes_mean(kinor: Ko) -> None:
+def test_help_names_every_command_and_what_the_exit_codes_mean(kinor: Kinor) -> None:
     shown = kinor("--help")
     assert shown.code == 0
     for word in COMMANDS:
@@ -176,14 +176,14 @@ def test_help_is_quick_because_it_imports_next_to_nothing() -> None:
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
 
 
-def test_the_version_is_the_packages(kinor: Ko) -> None:
+def test_the_version_is_the_packages(kinor: Kinor) -> None:
     assert kinor("--version").out == f"kinetic-orchestration {kinetic.__version__}\n"
 
 
 @pytest.mark.parametrize(
     "argv", [[], ["nonsense"], ["status"], ["logs", "x", "--host", "-1"], ["cost", "--by", "hour"]]
 )
-def test_a_command_line_that_makes_no_sense_is_a_usage_error(kinor: Ko, argv: list[str]) -> None:
+def test_a_command_line_that_makes_no_sense_is_a_usage_error(kinor: Kinor, argv: list[str]) -> None:
     shown = kinor(*argv)
     assert shown.code == 2
     assert shown.err.startswith("kinetic: error: ")
@@ -191,7 +191,7 @@ def test_a_command_line_that_makes_no_sense_is_a_usage_error(kinor: Ko, argv: li
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "result", "cancel"])
-def test_a_command_without_its_job_says_how_to_find_one(kinor: Ko, command: str) -> None:
+def test_a_command_without_its_job_says_how_to_find_one(kinor: Kinor, command: str) -> None:
     first = kinor(command).err.splitlines()[0]
     assert first == (
         f"kinetic: error: {command} wants the ID of a job: `kinor jobs` lists those under way, `kinor jobs --all` those that "
@@ -209,7 +209,7 @@ def test_an_error_is_one_message_and_its_traceback_only_with_debug(home: Path) -
         assert "Traceback" in real(*argv).err
 
 
-def test_a_store_that_cannot_be_used_has_its_own_exit_code(kinor: Ko, tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_used_has_its_own_exit_code(kinor: Kinor, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     shown = kinor("jobs", "--store", str(tmp_path / "file"))
     assert shown.code == 5
@@ -218,7 +218,7 @@ def test_a_store_that_cannot_be_used_has_its_own_exit_code(kinor: Ko, tmp_path: 
 
 def test_a_reader_that_leaves_early_ends_the_command_quietly(home: Path) -> None:
     for argv in (["accelerators"], ["accelerators", "v5e-16"], ["--help"], ["jobs", "--json"]):
-        command = subprocess.Popen([*KO, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        command = subprocess.Popen([*KINOR, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert command.stdout is not None
         command.stdout.close()
         _, errors = command.communicate(timeout=PATIENCE)
@@ -234,7 +234,7 @@ def test_a_terminal_that_knows_ascii_alone_still_gets_its_drawing(home: Path) ->
 # ---- what there is -----------------------------------------------------------------------------------------
 
 
-def test_accelerators_are_listed_with_their_hosts_and_prices(kinor: Ko) -> None:
+def test_accelerators_are_listed_with_their_hosts_and_prices(kinor: Kinor) -> None:
     rows = {line.split()[0]: line.split() for line in kinor("accelerators").out.splitlines()}
     assert rows["v5e-16"] == ["v5e-16", "16", "4x4", "4", "v5litepod-16", "tpu-vm,", "gke", "16", "GiB", "$19.20"]
     assert rows["h100x8"][4:] == ["-", "compute,", "gke", "80", "GiB", "-"] and rows["gb200x4"][5] == "gke"
@@ -246,7 +246,7 @@ def test_accelerators_are_listed_with_their_hosts_and_prices(kinor: Ko) -> None:
 def test_ids_and_numbers_are_whole_on_a_narrow_terminal(home: Path) -> None:
     ours, theirs = pty.openpty()
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "40", "NO_COLOR": "1"}
-    with subprocess.Popen([*KO, "accelerators"], stdout=theirs, env=environ) as command:
+    with subprocess.Popen([*KINOR, "accelerators"], stdout=theirs, env=environ) as command:
         os.close(theirs)
         shown = read_out(ours)
         assert command.wait(PATIENCE) == 0
@@ -255,19 +255,19 @@ def test_ids_and_numbers_are_whole_on_a_narrow_terminal(home: Path) -> None:
     assert lines[0].split()[:3] == ["name", "chips", "topology"]  # no empty line above
 
 
-def test_one_accelerator_is_drawn(kinor: Ko) -> None:
+def test_one_accelerator_is_drawn(kinor: Kinor) -> None:
     shown = kinor("accelerators", "v5e-16")
     assert shown.out.startswith("v5e-16: 16 chips (4x4), 4 hosts × 4 chips")
     assert "host 3" in shown.out
 
 
-def test_an_unknown_accelerator_is_answered_with_what_is_near(kinor: Ko) -> None:
+def test_an_unknown_accelerator_is_answered_with_what_is_near(kinor: Kinor) -> None:
     shown = kinor("accelerators", "v5e-7")
     assert shown.code == 2
     assert "Near:" in shown.err
 
 
-def test_programs_read_accelerators_as_json(kinor: Ko) -> None:
+def test_programs_read_accelerators_as_json(kinor: Kinor) -> None:
     assert {entry["name"] for entry in kinor("accelerators", "--json").json} >= {"v5e-16", "cpu"}
     one = kinor("accelerators", "v5e-16", "--json").json
     assert (one["hosts"], one["devices_per_host"], one["usd_per_hour"]) == (4, 4, 19.2)
@@ -277,14 +277,14 @@ def test_programs_read_accelerators_as_json(kinor: Ko) -> None:
 # ---- jobs --------------------------------------------------------------------------------------------------
 
 
-def test_without_jobs_the_list_says_how_to_see_more(kinor: Ko) -> None:
+def test_without_jobs_the_list_says_how_to_see_more(kinor: Kinor) -> None:
     shown = kinor("jobs")
     assert (shown.code, shown.out) == (0, "")
     assert "--all" in shown.err
     assert kinor("jobs", "--json").json == []
 
 
-def test_jobs_lists_what_is_under_way_and_with_all_what_ended(kinor: Ko, live: JobHandle[str]) -> None:
+def test_jobs_lists_what_is_under_way_and_with_all_what_ended(kinor: Kinor, live: JobHandle[str]) -> None:
     done = ended(add.run_async(1, 2))
     rows = [line.split() for line in kinor("jobs").out.splitlines()]
     assert rows[0] == ["ID", "NAME", "ACCELERATOR", "STATE", "ATTEMPTS", "AGE", "COST", "WHERE"]
@@ -294,7 +294,7 @@ def test_jobs_lists_what_is_under_way_and_with_all_what_ended(kinor: Ko, live: J
     assert len(both) == 2
 
 
-def test_programs_read_jobs_as_json(kinor: Ko, live: JobHandle[str]) -> None:
+def test_programs_read_jobs_as_json(kinor: Kinor, live: JobHandle[str]) -> None:
     wait_until(lambda: live.peek().done)
     (job,) = kinor("jobs", "--json").json
     assert job["job_id"] == live.job_id
@@ -304,7 +304,7 @@ def test_programs_read_jobs_as_json(kinor: Ko, live: JobHandle[str]) -> None:
     assert job["cost"] == {"usd": 0.0, "chip_hours": 0.0, "uncharged": True, "prices": "", "races": races}
 
 
-def test_the_beginning_of_an_id_is_enough(kinor: Ko, home: Path) -> None:
+def test_the_beginning_of_an_id_is_enough(kinor: Kinor, home: Path) -> None:
     first, second = ended(add.run_async(1, 2)), ended(add.run_async(3, 4))
     differ = next(
         index for index, pair in enumerate(zip(first.job_id, second.job_id, strict=True)) if len(set(pair)) == 2
@@ -318,13 +318,13 @@ def test_the_beginning_of_an_id_is_enough(kinor: Ko, home: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["job-ffffffffffff", "nope", "../deployment", "", ".", "job-*", "jobs/job-ffff", "é"])
-def test_what_is_no_job_is_not_found(kinor: Ko, text: str) -> None:
+def test_what_is_no_job_is_not_found(kinor: Kinor, text: str) -> None:
     shown = kinor("status", text)
     assert shown.code == 3
     assert "there is no job" in shown.err
 
 
-def test_status_tells_how_a_job_stands(kinor: Ko, live: JobHandle[str], gate: Path) -> None:
+def test_status_tells_how_a_job_stands(kinor: Kinor, live: JobHandle[str], gate: Path) -> None:
     wait_until(lambda: live.peek().done)
     shown = kinor("status", live.job_id)
     assert shown.code == 4
@@ -338,7 +338,7 @@ def test_status_tells_how_a_job_stands(kinor: Ko, live: JobHandle[str], gate: Pa
     assert "$0.00 on this machine" in shown.out
 
 
-def test_status_of_a_failed_job_shows_why_and_where_the_log_is(kinor: Ko, home: Path) -> None:
+def test_status_of_a_failed_job_shows_why_and_where_the_log_is(kinor: Kinor, home: Path) -> None:
     job = ended(fail.run_async())
     shown = kinor("status", job.job_id)
     assert shown.code == 1
@@ -351,7 +351,7 @@ def test_status_of_a_failed_job_shows_why_and_where_the_log_is(kinor: Ko, home: 
     assert attempt["ended"] >= attempt["began"]
 
 
-def test_status_of_a_killed_program_shows_what_it_said_last(kinor: Ko, home: Path) -> None:
+def test_status_of_a_killed_program_shows_what_it_said_last(kinor: Kinor, home: Path) -> None:
     shown = kinor("status", ended(killed.run_async()).job_id)
     assert shown.code == 1
     assert shown.out.count("ended by SIGKILL") == 1
@@ -359,7 +359,7 @@ def test_status_of_a_killed_program_shows_what_it_said_last(kinor: Ko, home: Pat
 
 
 def test_listing_changes_nothing_and_asking_for_the_status_moves_a_lost_job_on(
-    kinor: Ko, live: JobHandle[str], home: Path
+    kinor: Kinor, live: JobHandle[str], home: Path
 ) -> None:
     tree = processes.marked(f"KINETIC_PLACEMENT={home / 'run' / live.job_id}-1")
     (lock,) = (home / "run").glob("*/host-0.json")
@@ -379,7 +379,7 @@ def test_listing_changes_nothing_and_asking_for_the_status_moves_a_lost_job_on(
 # ---- logs --------------------------------------------------------------------------------------------------
 
 
-def test_logs_show_every_host_and_one_alone(kinor: Ko, home: Path) -> None:
+def test_logs_show_every_host_and_one_alone(kinor: Kinor, home: Path) -> None:
     job = ended(speak.run_async())
     lines = kinor("logs", job.job_id).out.splitlines()
     assert sorted(lines) == [f"[host {host}] line {number} of {host}" for host in range(4) for number in range(3)]
@@ -391,7 +391,7 @@ def test_logs_show_every_host_and_one_alone(kinor: Ko, home: Path) -> None:
     assert "4 hosts, counted from 0" in wrong.err
 
 
-def test_the_log_of_a_job_without_output_says_how_the_job_stands(kinor: Ko, home: Path, gate: Path) -> None:
+def test_the_log_of_a_job_without_output_says_how_the_job_stands(kinor: Kinor, home: Path, gate: Path) -> None:
     job = be_quiet.run_async(str(gate))
     told = f"kinetic: {job.job_id} has no output: "
     shown = kinor("logs", job.job_id)
@@ -404,7 +404,7 @@ def test_the_log_of_a_job_without_output_says_how_the_job_stands(kinor: Ko, home
     assert "too dear" in shown.err
 
 
-def test_logs_as_json_are_one_event_on_each_line(kinor: Ko, home: Path) -> None:
+def test_logs_as_json_are_one_event_on_each_line(kinor: Kinor, home: Path) -> None:
     job = ended(add.run_async(1, 2))
     events = [json.loads(line) for line in kinor("logs", job.job_id, "--json").out.splitlines()]
     told = {event["event"]: event for event in events}
@@ -416,7 +416,7 @@ def test_logs_as_json_are_one_event_on_each_line(kinor: Ko, home: Path) -> None:
 
 def test_following_a_log_ends_with_the_job_and_has_its_exit_code(home: Path, gate: Path, live: JobHandle[str]) -> None:
     command = subprocess.Popen(
-        [*KO, "logs", "-f", live.job_id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
+        [*KINOR, "logs", "-f", live.job_id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
     )
     assert command.stdout is not None
     said = {command.stdout.readline() for _ in range(2)}  # while it runs, and by two ways
@@ -431,7 +431,7 @@ def test_following_a_log_ends_with_the_job_and_has_its_exit_code(home: Path, gat
         assert real("logs", *options, failed.job_id).out.endswith("ValueError: no such rate\n"), options
 
 
-def test_following_only_the_tail_of_a_log(kinor: Ko, home: Path) -> None:
+def test_following_only_the_tail_of_a_log(kinor: Kinor, home: Path) -> None:
     job = ended(speak.run_async())
     shown = kinor("logs", "-f", "-n", "2", "--host", "1", job.job_id)
     assert (shown.code, shown.out) == (0, "line 1 of 1\nline 2 of 1\n")
@@ -441,7 +441,7 @@ def test_following_only_the_tail_of_a_log(kinor: Ko, home: Path) -> None:
 @pytest.mark.turn(1)
 def test_a_log_piped_into_head_is_quiet(home: Path) -> None:
     job = ended(speak.run_async())
-    pipe = f"{shlex.join(KO)} logs {job.job_id} | head -1"
+    pipe = f"{shlex.join(KINOR)} logs {job.job_id} | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", pipe], capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")
 
@@ -453,7 +453,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_end_it(
     home: Path, live: JobHandle[str], argv: list[str]
 ) -> None:
     command = subprocess.Popen(
-        [*KO, *argv, live.job_id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
+        [*KINOR, *argv, live.job_id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
     )
     assert command.stderr is not None
     said = first_line(command.stderr)  # it waits from here on
@@ -469,7 +469,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_end_it(
 # ---- result ------------------------------------------------------------------------------------------------
 
 
-def test_a_result_is_printed_as_python_shows_it_and_for_programs_as_json(kinor: Ko, home: Path) -> None:
+def test_a_result_is_printed_as_python_shows_it_and_for_programs_as_json(kinor: Kinor, home: Path) -> None:
     job = add.run_async(1, 2)
     shown = kinor("result", job.job_id)
     assert (shown.code, shown.out) == (0, "{'sum': 3, 'lost': nan}\n")
@@ -482,7 +482,7 @@ def test_a_result_is_printed_as_python_shows_it_and_for_programs_as_json(kinor: 
     }
 
 
-def test_what_a_job_raised_is_told_with_its_remote_traceback(kinor: Ko, home: Path) -> None:
+def test_what_a_job_raised_is_told_with_its_remote_traceback(kinor: Kinor, home: Path) -> None:
     job = fail.run_async()
     shown = kinor("result", job.job_id)
     assert (shown.code, shown.out) == (1, "")
@@ -493,7 +493,7 @@ def test_what_a_job_raised_is_told_with_its_remote_traceback(kinor: Ko, home: Pa
     assert (answer.json["error"]["type"], answer.json["error"]["message"]) == ("ValueError", "no such rate")
 
 
-def test_a_result_that_is_not_there_yet_has_its_own_exit_code(kinor: Ko, live: JobHandle[str]) -> None:
+def test_a_result_that_is_not_there_yet_has_its_own_exit_code(kinor: Kinor, live: JobHandle[str]) -> None:
     assert kinor("result", live.job_id, "--timeout", "0").code == 4
     shown = kinor("result", live.job_id, "--timeout", "0.1s")
     assert shown.code == 4
@@ -506,7 +506,7 @@ def test_a_result_that_is_not_there_yet_has_its_own_exit_code(kinor: Ko, live: J
 
 def test_waiting_is_told_in_plain_lines_without_a_terminal(home: Path, live: JobHandle[str], gate: Path) -> None:
     command = subprocess.Popen(
-        [*KO, "result", live.job_id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
+        [*KINOR, "result", live.job_id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
     )
     assert command.stderr is not None
     assert first_line(command.stderr) == f"kinetic: {live.job_id} wait_for on cpu: running\n"
@@ -518,7 +518,7 @@ def test_waiting_is_told_in_plain_lines_without_a_terminal(home: Path, live: Job
 def test_waiting_is_shown_live_on_a_terminal(home: Path, live: JobHandle[str], gate: Path) -> None:
     ours, theirs = pty.openpty()
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    command = subprocess.Popen([*KO, "result", live.job_id], stdout=subprocess.PIPE, stderr=theirs, env=environ)
+    command = subprocess.Popen([*KINOR, "result", live.job_id], stdout=subprocess.PIPE, stderr=theirs, env=environ)
     os.close(theirs)
     shown = b""
     while b"2/5 epoch" not in shown:
@@ -532,7 +532,7 @@ def test_waiting_is_shown_live_on_a_terminal(home: Path, live: JobHandle[str], g
 # ---- cancel ------------------------------------------------------------------------------------------------
 
 
-def test_cancel_ends_a_job_and_keeps_the_reason(kinor: Ko, live: JobHandle[str]) -> None:
+def test_cancel_ends_a_job_and_keeps_the_reason(kinor: Kinor, live: JobHandle[str]) -> None:
     shown = kinor("cancel", live.job_id, "--reason", "too dear")
     assert (shown.code, shown.out) == (0, f"{live.job_id}  CANCELLED\n")
     shown = kinor("result", live.job_id)
@@ -541,14 +541,14 @@ def test_cancel_ends_a_job_and_keeps_the_reason(kinor: Ko, live: JobHandle[str])
     assert kinor("status", live.job_id).code == 1
 
 
-def test_cancelling_what_ended_changes_nothing(kinor: Ko, home: Path) -> None:
+def test_cancelling_what_ended_changes_nothing(kinor: Kinor, home: Path) -> None:
     good, bad = ended(add.run_async(1, 2)), ended(fail.run_async())
     shown = kinor("cancel", good.job_id, bad.job_id)
     assert (shown.code, shown.out) == (0, f"{good.job_id}  SUCCEEDED\n{bad.job_id}  FAILED\n")
     assert [job["state"] for job in kinor("cancel", good.job_id, bad.job_id, "--json").json] == ["SUCCEEDED", "FAILED"]
 
 
-def test_a_wrong_id_among_several_cancels_none(kinor: Ko, live: JobHandle[str]) -> None:
+def test_a_wrong_id_among_several_cancels_none(kinor: Kinor, live: JobHandle[str]) -> None:
     assert kinor("cancel", live.job_id, "job-ffffffffffff").code == 3
     assert not live.peek().status.final
 
@@ -557,7 +557,7 @@ def test_a_wrong_id_among_several_cancels_none(kinor: Ko, live: JobHandle[str]) 
 
 
 def test_reap_names_what_it_would_remove_and_then_removes_it(
-    kinor: Ko, home: Path, monkeypatch: pytest.MonkeyPatch
+    kinor: Kinor, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = ended(add.run_async(1, 2))
     assert kinor("reap").err.endswith("kinetic: nothing to remove\n")
@@ -571,7 +571,7 @@ def test_reap_names_what_it_would_remove_and_then_removes_it(
     assert kinor("status", job.job_id).code == 3
 
 
-def test_capacity_shows_what_jobs_met_lately_and_what_follows_from_it(kinor: Ko, home: Path) -> None:
+def test_capacity_shows_what_jobs_met_lately_and_what_follows_from_it(kinor: Kinor, home: Path) -> None:
     assert "no attempt of this deployment" in kinor("capacity").err
     store, _, _ = place_of()
     now, key = store.now(), FactKey("tpu-vm", "us-east5-a", "v6e", 16, "spot")
@@ -588,7 +588,7 @@ def test_capacity_shows_what_jobs_met_lately_and_what_follows_from_it(kinor: Ko,
     assert (fact["place"], fact["size"], fact["state"], len(fact["attempts"])) == ("us-east5-a", 16, "stockout", 3)
 
 
-def test_cost_adds_up_and_says_what_uncharged_jobs_would_cost(kinor: Ko, home: Path) -> None:
+def test_cost_adds_up_and_says_what_uncharged_jobs_would_cost(kinor: Kinor, home: Path) -> None:
     assert "no job was made" in kinor("cost").err
     ended(add.run_async(1, 2))
     ended(speak.run_async())
@@ -606,7 +606,7 @@ def test_cost_adds_up_and_says_what_uncharged_jobs_would_cost(kinor: Ko, home: P
     assert kinor("cost", "--since", "0").out == ""
 
 
-def test_cost_of_one_job_tells_what_it_took_and_would_have_cost(kinor: Ko, home: Path) -> None:
+def test_cost_of_one_job_tells_what_it_took_and_would_have_cost(kinor: Kinor, home: Path) -> None:
     job = ended(speak.run_async())
     shown = kinor("cost", job.job_id.removeprefix("job-")[:6])
     fields = dict(line.split(None, 1) for line in shown.out.splitlines())
@@ -624,7 +624,7 @@ def test_cost_of_one_job_tells_what_it_took_and_would_have_cost(kinor: Ko, home:
 
 
 def test_cost_adds_up_each_pipeline_and_month_beside_its_budget(
-    kinor: Ko, home: Path, monkeypatch: pytest.MonkeyPatch
+    kinor: Kinor, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "no job was made since the beginning of " in kinor("cost", "--by", "pipeline").err
     ended(add.run_async(1, 2))
@@ -650,7 +650,7 @@ def test_cost_adds_up_each_pipeline_and_month_beside_its_budget(
     assert [row["budget"] for row in kinor("cost", "--by", "pipeline", "--json").json["pipelines"]] == [None, None]
 
 
-def test_cost_tells_prometheus_of_this_month(kinor: Ko, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cost_tells_prometheus_of_this_month(kinor: Kinor, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETIC_BUDGETS", 'add=2USD,a"b\\c=7USD')
     ended(add.run_async(1, 2))
     text = kinor("cost", "--prometheus").out
@@ -669,7 +669,7 @@ def test_cost_tells_prometheus_of_this_month(kinor: Ko, home: Path, monkeypatch:
     assert refused.code == 2 and "names end in .prom" in refused.err
 
 
-def test_reap_forgets_what_pipelines_spent_long_ago(kinor: Ko, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reap_forgets_what_pipelines_spent_long_ago(kinor: Kinor, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ended(add.run_async(1, 2))._job.store
     old, new = (f"budgets/{month}/total/ledger.json" for month in ("2020-01", "2999-01"))
     for name in (old, new):
@@ -684,7 +684,7 @@ def test_reap_forgets_what_pipelines_spent_long_ago(kinor: Ko, home: Path, monke
 
 
 def test_a_budget_in_another_currency_is_refused_by_every_command(
-    kinor: Ko, home: Path, monkeypatch: pytest.MonkeyPatch
+    kinor: Kinor, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KINETIC_BUDGETS", "retrain=500EUR")
     for words in (["cost"], ["jobs"]):
@@ -695,7 +695,7 @@ def test_a_budget_in_another_currency_is_refused_by_every_command(
         add.run_async(1, 2)
 
 
-def test_what_runs_on_this_machine_foresees_nothing_unless_its_limits_do(kinor: Ko, home: Path) -> None:
+def test_what_runs_on_this_machine_foresees_nothing_unless_its_limits_do(kinor: Kinor, home: Path) -> None:
     ended(add.run_async(1, 2))
     refused = kinor("cost", "--forecast", "add", "--every", "1d")
     assert refused.code == 2 and "add has no run in the last 90d that was charged for" in refused.err
@@ -955,7 +955,7 @@ def test_a_slice_that_this_machine_cannot_hold_is_refused_by_the_plan(project: P
     assert "KINETIC_MAX_HOSTS" in shown.err
 
 
-def test_a_committed_lock_is_taken_as_it_is(kinor: Ko, home: Path, tmp_path: Path) -> None:
+def test_a_committed_lock_is_taken_as_it_is(kinor: Kinor, home: Path, tmp_path: Path) -> None:
     committed = tmp_path / "requirements.txt"
     committed.write_text(f"wheels==1.0 \\\n    --hash=sha256:{'0' * 64}\n", encoding="utf-8")
     shown = kinor("lock", str(committed))
@@ -967,14 +967,14 @@ def test_a_committed_lock_is_taken_as_it_is(kinor: Ko, home: Path, tmp_path: Pat
     assert (told["packages"], told["output"], told["text"]) == (1, str(output), None)
 
 
-def test_requirements_that_are_not_there_are_a_usage_error(kinor: Ko, home: Path) -> None:
+def test_requirements_that_are_not_there_are_a_usage_error(kinor: Kinor, home: Path) -> None:
     shown = kinor("lock", "nowhere.txt")
     assert shown.code == 2
     assert "nowhere.txt" in shown.err
 
 
 def test_a_plan_for_a_cluster_names_places_and_not_what_cloud_tpu_has(
-    kinor: Ko, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kinor: Kinor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {"BACKEND": "gke", "PROJECT": "p", "CLUSTER": "prod", "SIGNING_KEY": "0123456789abcdef"}
     for name, value in names.items():
@@ -990,7 +990,7 @@ def test_a_plan_for_a_cluster_names_places_and_not_what_cloud_tpu_has(
 
 
 def test_a_choice_on_a_cluster_has_prices_and_is_refused_by_name(
-    kinor: Ko, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kinor: Kinor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {"BACKEND": "gke", "PROJECT": "p", "CLUSTER": "prod", "SIGNING_KEY": "0123456789abcdef"}
     for name, value in names.items():
@@ -1013,7 +1013,7 @@ def test_a_choice_on_a_cluster_has_prices_and_is_refused_by_name(
     ("namespace", "place"), [({}, "unknown"), ({"KINETIC_NAMESPACE": "training"}, "unknown/training")]
 )
 def test_leftovers_of_a_cluster_that_is_not_known_are_of_an_unknown_place(
-    kinor: Ko, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: dict[str, str], place: str
+    kinor: Kinor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: dict[str, str], place: str
 ) -> None:
     key = {"KINETIC_SIGNING_KEY": "0123456789abcdef"}
     for name, value in {

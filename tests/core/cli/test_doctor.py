@@ -92,9 +92,9 @@ def test_a_bucket_that_cannot_be_asked_is_named_with_the_next_step(home: Path) -
 
 
 def test_a_backend_that_is_not_part_of_this_version_is_named(home: Path) -> None:
-    failed = check(examine(KINETIC_BACKEND="slurm"), "backend")
+    failed = check(examine(KINETIC_BACKEND="pbs"), "backend")
     assert failed.state == doctor.FAILED
-    assert "there is no backend 'slurm'" in failed.found
+    assert "there is no backend 'pbs'" in failed.found
     assert "KINETIC_BACKEND=local" in failed.fix
 
 
@@ -147,7 +147,7 @@ def test_doctor_shows_the_settings_of_the_backend_and_those_that_are_set(
 def test_doctor_fails_with_the_next_step(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KINETIC_BACKEND", "slurm")
+    monkeypatch.setenv("KINETIC_BACKEND", "pbs")
     assert main(["doctor"]) == 5
     assert "backend: set KINETIC_BACKEND=local" in capsys.readouterr().out
 

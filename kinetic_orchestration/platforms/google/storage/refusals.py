@@ -64,7 +64,11 @@ def read_error(error: Exception) -> ApiError | None:
     import urllib3
     from google.api_core.exceptions import GoogleAPICallError
     from google.auth.exceptions import TransportError
-    from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
+
+    try:
+        from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
+    except ImportError:  # before 3.0
+        from google.resumable_media import DataCorruption, InvalidResponse
 
     if isinstance(error, GoogleAPICallError | InvalidResponse):
         return _of_response(error.response, str(getattr(error, "message", error)))

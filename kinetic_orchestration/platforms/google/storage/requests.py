@@ -8,6 +8,7 @@ store's clock. This module does not know what a store is, nor of objects that ta
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import random
@@ -43,6 +44,14 @@ _CLIENTS_LIMIT: Final = 8
 _T = TypeVar("_T")
 
 _clients: dict[tuple[int, int, str], Client] = {}
+
+
+@functools.cache
+def _checksum() -> str:
+    """Return the name of the fastest checksum that Google's client has; before 3.0 it does not choose one by itself."""
+    from google.cloud.storage import __version__
+
+    return "auto" if int(__version__.partition(".")[0]) >= 3 else "crc32c"
 
 
 class Client:
@@ -309,7 +318,7 @@ class Requests:
             content_type=_BYTES,
             if_generation_match=generation,
             timeout=timeout or _timeout(len(data)),
-            checksum="auto",
+            checksum=_checksum(),
             retry=None,
         )
         return int(blob.generation)
@@ -350,7 +359,7 @@ class Requests:
                 start=None if whole else start,
                 end=None if stop is None else stop - 1,
                 raw_download=True,
-                checksum="auto" if whole else None,
+                checksum=_checksum() if whole else None,
                 timeout=_timeout(),
                 retry=None,
             )

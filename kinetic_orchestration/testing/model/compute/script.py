@@ -37,6 +37,7 @@ class ComputeScript(ComputeLifecycle):
         self.networks: dict[str, bool] = {}  # projects/P/global/networks/N → whether it makes subnetworks by itself
         self.subnetworks: dict[str, str] = {}  # projects/P/regions/R/subnetworks/S → the network's path
         self.private: set[str] = set()  # those with Private Google Access
+        self.bare: set[str] = set()  # projects without a network `default`
         self.reservations: dict[str, Reservation] = {}  # by projects/P/zones/Z/reservations/R
         self._rate: int | None = None
         self._asked: list[float] = []
@@ -189,6 +190,11 @@ class ComputeScript(ComputeLifecycle):
         self.networks[path] = False
         for region in regions:
             self.subnetworks[f"projects/{project}/regions/{region}/subnetworks/{name}"] = path
+
+    @step
+    def remove_default_network(self, project: str) -> None:
+        """A project has no network `default`: an organisation may have its projects made without."""
+        self.bare.add(project)
 
     @step
     def enable_private_access(self, project: str, region: str, name: str = "default") -> None:

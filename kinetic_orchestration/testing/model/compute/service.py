@@ -323,7 +323,9 @@ class ComputeEngine(ComputeScript):
         return network, f"projects/{network.split('/')[1]}/regions/{region_of(zone)}/subnetworks/{name}"
 
     def _makes_subnetworks(self, network: str) -> bool:
-        known = {f"projects/{network.split('/')[1]}/global/networks/default": True, **self.networks}
+        project = network.split("/")[1]
+        usual = {} if project in self.bare else {f"projects/{project}/global/networks/default": True}
+        known = {**usual, **self.networks}
         if network not in known:
             raise refusals.missing(network)
         return known[network]
@@ -331,7 +333,7 @@ class ComputeEngine(ComputeScript):
     def _subnetwork_of(self, path: str) -> str:
         """The network of a subnetwork."""
         _, project, _, where, _, name = path.split("/")
-        if name == "default" and where in catalog.regions(self.zones):
+        if name == "default" and project not in self.bare and where in catalog.regions(self.zones):
             return f"projects/{project}/global/networks/default"
         if path not in self.subnetworks:
             raise refusals.missing(path)
@@ -443,6 +445,41 @@ class ComputeEngine(ComputeScript):
         operation = self.operation("setLabels", instance, instance.path, self._user(asked))
         operation.ended = self.world.now
         return operation.to_json()
+
+    def set_metadata(self, asked: Request) -> Json:
+        instance = self._named(asked)
+        items = (instance.body.get("metadata") or {}).get("items") or []
+        if asked.body.get("fingerprint") != fingerprint(items):
+            message = f"Supplied fingerprint does not match current metadata fingerprint: {instance.path}"
+            raise refusals.ComputeRefusal(412, "conditionNotMet", message, code="CONDITION_NOT_MET")
+        checks.metadata({"metadata": asked.body})
+        fresh = list(asked.body.get("items") or [])
+        instance.body = {**instance.body, "metadata": {"items": fresh}}
+        if instance.host is not None:
+            instance.host.reconfigure({str(one["key"]): str(one.get("value", "")) for one in fresh})
+        operation = self.operation("setMetadata", instance, instance.path, self._user(asked))
+        operation.ended = self.world.now
+        return operation.to_json()
+
+    def guest_attributes(self, asked: Request) -> Json:
+        """Return what programs and the guest agent of a VM have put there, if its metadata enable that."""
+        instance, path = self._named(asked), asked.query.get("queryPath", "")
+        items = (instance.body.get("metadata") or {}).get("items") or []
+        enabled = any(
+            one["key"] == "enable-guest-attributes" and str(one.get("value")).upper() == "TRUE" for one in items
+        )
+        host = instance.host
+        spaces = {**host.guest_attributes, **host.published()} if host is not None and enabled else {}
+        found = [
+            {"namespace": space, "key": key, "value": value}
+            for space, pairs in sorted(spaces.items())
+            for key, value in sorted(pairs.items())
+            if not path.strip("/") or f"{space}/{key}/".startswith(f"{path.strip('/')}/")
+        ]
+        if not found:
+            raise refusals.missing(f"{instance.path}/guestAttributes/{path}")
+        link = f"{LINK}{instance.path}/guestAttributes/{path}"
+        return {"kind": "compute#guestAttributes", "selfLink": link, "queryPath": path, "queryValue": {"items": found}}
 
     def test_permissions(self, asked: Request) -> Json:
         """List the permissions of a caller on one instance; asked also of one that is not there."""
@@ -622,6 +659,7 @@ class ComputeEngine(ComputeScript):
     def aggregated_subnetworks(self, asked: Request) -> Json:
         regions = catalog.regions(self.zones)
         usual = [f"projects/{asked.project}/regions/{one}/subnetworks/default" for one in regions]
+        usual = [] if asked.project in self.bare else usual
         paths = [*usual, *(path for path in self.subnetworks if path not in usual)]
         there = {path: self._subnetwork(path) for path in paths}
         return self._aggregated(asked, "subnetworks", "compute#subnetworkAggregatedList", there, ("regions",))
@@ -756,6 +794,8 @@ VERBS: Final[Mapping[str, Verb]] = {
     "instances.delete": Verb(ComputeEngine.delete, "instances.delete"),
     "instances.getSerialPortOutput": Verb(ComputeEngine.serial, "instances.getSerialPortOutput"),
     "instances.setLabels": Verb(ComputeEngine.set_labels, "instances.setLabels"),
+    "instances.setMetadata": Verb(ComputeEngine.set_metadata, "instances.setMetadata"),
+    "instances.getGuestAttributes": Verb(ComputeEngine.guest_attributes, "instances.getGuestAttributes"),
     "instances.testIamPermissions": Verb(ComputeEngine.test_permissions, ""),
     "disks.get": Verb(ComputeEngine.get_disk, "disks.get", kind="disks"),
     "disks.delete": Verb(ComputeEngine.delete_disk, "disks.delete", kind="disks"),

@@ -155,8 +155,14 @@ class Host(Protocol):
     def guest_attributes(self) -> Mapping[str, Mapping[str, str]]:
         """Namespace → key → value, as programs on the VM have put them."""
 
+    def published(self) -> Mapping[str, Mapping[str, str]]:
+        """Return what its guest agent puts there: its name, and the keys of its sshd if it has one."""
+
     def console(self) -> str:
         """The output of its startup script, of all boots."""
+
+    def reconfigure(self, metadata: Mapping[str, str]) -> None:
+        """Show it other metadata, as somebody has changed them."""
 
     def warn(self) -> None:
         """Notify it of its preemption, of which nothing comes yet."""

@@ -16,7 +16,7 @@ from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import GONE, UNKNOWN, Freed, Observation, Past
 from kinetic_orchestration.platforms.google.credentials import handed_in
-from kinetic_orchestration.platforms.google.gke import GkeClusters
+from kinetic_orchestration.platforms.google.rest.gke import GkeClusters
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend

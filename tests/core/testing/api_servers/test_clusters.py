@@ -15,8 +15,8 @@ from googleapiclient.discovery import build_from_document
 from googleapiclient.errors import HttpError
 
 from kinetic_orchestration.plan.hardware import accelerators, nodes
-from kinetic_orchestration.platforms.google import gke
-from kinetic_orchestration.platforms.kubernetes import pools
+from kinetic_orchestration.platforms.google.rest import gke
+from kinetic_orchestration.platforms.kubernetes.observing import pools
 from kinetic_orchestration.testing import Cluster, Emulator, NodePool
 from kinetic_orchestration.testing.kubernetes import node_pools
 from kinetic_orchestration.testing.kubernetes.api import kinds

@@ -262,12 +262,26 @@ def test_every_method_of_resource_manager(api: Callable[[str], Api], version: st
     call = api(f"cloudresourcemanager.{version}")
     asked = {"permissions": ["tpu.nodes.create"]}
     assert call("projects.testIamPermissions", resource=resource, body=asked) == asked
+    project = call("projects.get", **({"projectId": resource} if version == "v1" else {"name": resource}))
+    assert project["projectId"] == "p"
+    assert len(project.get("projectNumber") or project["name"].removeprefix("projects/")) == 12
+    policy = call("projects.getIamPolicy", resource=resource, body={"options": {"requestedPolicyVersion": 3}})
+    binding = {"role": "roles/viewer", "members": ["user:ada@example.com"]}
+    found = call("projects.setIamPolicy", resource=resource, body={"policy": {**policy, "bindings": [binding]}})
+    assert found["bindings"] == [binding]
     everything_served_was_driven(f"cloudresourcemanager.{version}", call.driven)
 
 
-def test_every_method_of_service_usage_and_of_the_billing_catalog(api: Callable[[str], Api]) -> None:
+def test_every_method_of_service_usage_and_of_the_billing_catalog(api: Callable[[str], Api], cloud: Emulator) -> None:
     call = api("serviceusage.v1")
     assert call("services.get", name="projects/p/services/tpu.googleapis.com")["state"] == "ENABLED"
+    names = [f"projects/p/services/{name}.googleapis.com" for name in ("tpu", "storage")]
+    assert [one["state"] for one in call("services.batchGet", parent="projects/p", names=names)["services"]] == [
+        "ENABLED",
+        "ENABLED",
+    ]
+    begun = call("services.batchEnable", parent="projects/p", body={"serviceIds": ["tpu.googleapis.com"]})
+    cloud.wait_until(lambda: api("serviceusage.v1")("operations.get", name=begun["name"]).get("done"))
     everything_served_was_driven("serviceusage.v1", call.driven)
     call = api("cloudbilling.v1")
     page = call("services.skus.list", parent=f"services/{SERVICE}", pageSize=10)

@@ -27,8 +27,9 @@ from kinetic_orchestration.testing.model.compute.groups.resources import (
     path_of,
 )
 from kinetic_orchestration.testing.model.compute.lifecycle import Means, World
+from kinetic_orchestration.testing.model.compute.networks import Networks
 from kinetic_orchestration.testing.model.compute.resources import Instance, Operation, Placed, Status
-from kinetic_orchestration.testing.model.compute.service import ComputeEngine, Request
+from kinetic_orchestration.testing.model.compute.service import Request
 from kinetic_orchestration.testing.model.faults import CLIENT, Caller
 from kinetic_orchestration.testing.model.state.machine import project_number
 
@@ -44,7 +45,7 @@ class Habits(NamedTuple):
     recovers: bool = False
 
 
-class GroupLifecycle(ComputeEngine):
+class GroupLifecycle(Networks):
     def __init__(self, world: World, means: Means) -> None:
         super().__init__(world, means)
         self.retry_seconds = 2.0

@@ -14,8 +14,8 @@ from kinetic_orchestration.testing.model.compute.groups.lifecycle import GROUP, 
 from kinetic_orchestration.testing.model.compute.groups.resources import Group, Member, Policy, Template, path_of
 from kinetic_orchestration.testing.model.compute.groups.script import GroupScript
 from kinetic_orchestration.testing.model.compute.lifecycle import step
+from kinetic_orchestration.testing.model.compute.networks import VERBS as OF_INSTANCES
 from kinetic_orchestration.testing.model.compute.resources import LINK, Instance, Json
-from kinetic_orchestration.testing.model.compute.service import VERBS as OF_INSTANCES
 from kinetic_orchestration.testing.model.compute.service import Request, Verb, number, page
 from kinetic_orchestration.testing.model.faults import Caller
 
