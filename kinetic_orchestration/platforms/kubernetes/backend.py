@@ -28,11 +28,11 @@ from kinetic_orchestration.plan.hardware import accelerators, nodes
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.values import GONE, PROVISIONING, QUEUED, UNKNOWN, Freed, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
-from kinetic_orchestration.platforms.kubernetes import gke, manifest, pools, preflight, rights
+from kinetic_orchestration.platforms.kubernetes import gke, manifest, preflight, rights
 from kinetic_orchestration.platforms.kubernetes.api import answers
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
-from kinetic_orchestration.platforms.kubernetes.observing import states, waiting
+from kinetic_orchestration.platforms.kubernetes.observing import pools, states, waiting
 from kinetic_orchestration.platforms.kubernetes.observing.observer import JOBSET, TOGETHER, Observer, jobsets
 from kinetic_orchestration.platforms.kubernetes.observing.states import Seen
 from kinetic_orchestration.platforms.kubernetes.observing.waiting import Wanted
@@ -403,6 +403,24 @@ class KubernetesBackend:
     def forget(self, secret: str, job_id: str) -> bool:
         return self._vault is None or self._vault.forget(secret, job_id)
 
+    def pod_of(self, placement: Mapping[str, Any], host: int) -> tuple[Access, str, str]:
+        """Return the access to the cluster of a host, its namespace, and the name of its pod; "" if it has none now.
+
+        Args:
+            placement: The attempt's placement.
+            host: The host's number.
+        """
+        api, where = self._api(placement), _namespace(placement)
+        labels = f"{ownership.MARK}={self._mark},{JOBSET}={placement['name']}"
+        each = max(1, int(placement["hosts"]) // int(placement.get("slices") or 1))
+        wanted = {JOB_INDEX: str(host // each), COMPLETION_INDEX: str(host % each)}
+        for pod in api.list(_pods(where), labels=labels):
+            told = {**pod["metadata"].get("annotations", {}), **pod["metadata"]["labels"]}
+            is_there = pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+            if is_there and wanted.items() <= told.items():
+                return api.access, where, str(pod["metadata"]["name"])
+        return api.access, where, ""
+
     # ---- clusters
 
     def usual_place(self) -> str:
@@ -446,6 +464,8 @@ class KubernetesBackend:
             raise OtherCluster(told, doubt.access) from doubt
 
 
+JOB_INDEX = "jobset.sigs.k8s.io/job-index"  # label of a pod: its slice
+COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"  # annotation, and label: its host in that
 _ORPHANS = "orphan"  # finalizer of what is being deleted without what is its own, which may take half a minute
 _LATER = (answers.BUSY, answers.UNREACHABLE, answers.CONFLICT)
 _GONE = (answers.ABSENT, answers.CONFLICT)

@@ -192,6 +192,7 @@ def _reserved(reservation: str) -> tuple[str, str, str]:
 # ---- who pods are ----------------------------------------------------------------------------------------------------
 
 STANDS_FOR = "iam.gke.io/gcp-service-account"  # annotation of a ServiceAccount
+GOOGLE_ACCOUNT = r"[a-z]([-a-z0-9]{4,28}[a-z0-9])@[a-z0-9.:-]+\.iam\.gserviceaccount\.com"
 _ACT = {account.ACTS_AS, "roles/iam.serviceAccountTokenCreator"}
 _USE = {account.ROLE, "roles/storage.objectAdmin", "roles/storage.admin"}
 _EVERYBODY = {"allUsers", "allAuthenticatedUsers"}

@@ -25,11 +25,11 @@ from kinetic_orchestration.plan.declare.cloud import queues_of
 from kinetic_orchestration.plan.hardware import accelerators, nodes
 from kinetic_orchestration.plan.values import Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.kubernetes import gke, manifest, pools, rights
+from kinetic_orchestration.platforms.kubernetes import gke, manifest, rights
 from kinetic_orchestration.platforms.kubernetes.api import answers, kueue
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
-from kinetic_orchestration.platforms.kubernetes.observing import waiting
+from kinetic_orchestration.platforms.kubernetes.observing import pools, waiting
 from kinetic_orchestration.platforms.shared.cluster_access import ClusterGone, Policy, Pool
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.protocol import names, wire
@@ -46,7 +46,6 @@ NEWEST_JOBSET = "v0.12.0"  # with which it was tried
 JOBSET_MANIFEST = "https://github.com/kubernetes-sigs/jobset/releases/download/{}/manifests.yaml"
 INSTALL = f"Install it, as an administrator: kubectl apply --server-side -f {JOBSET_MANIFEST.format(NEWEST_JOBSET)}"
 _LOOK = "Look, or have somebody look who may:"
-_GOOGLE_ACCOUNT = re.compile(r"[a-z]([-a-z0-9]{4,28}[a-z0-9])@[a-z0-9.:-]+\.iam\.gserviceaccount\.com")
 _INSIDE = ("queue", "service account", "pod")  # findings about what is in a namespace
 _FOR_EVER = "A job would wait for ever."
 _OF_AUTOPILOT = "gk3-"  # how names of its nodes begin
@@ -421,7 +420,7 @@ def _account(place: Place) -> Finding:
     if not pool:
         return _of_account(OK, told)
     told = f"{told}, which stands for {answers.escaped(google)}" if google else told
-    if google and _GOOGLE_ACCOUNT.fullmatch(google) is None:
+    if google and re.fullmatch(gke.GOOGLE_ACCOUNT, google) is None:
         fix = f"The annotation {gke.STANDS_FOR} of {name} has to be NAME@PROJECT.iam.gserviceaccount.com: correct it"
         return _of_account(FAILED, f"{told}, and no service account of Google is called so", fix)
     identity = gke.Identity(pool, place.namespace, name, google)

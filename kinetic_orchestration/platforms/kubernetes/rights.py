@@ -70,6 +70,31 @@ _QUEUE = (
     Right(_VISIBILITY, "localqueues/pendingworkloads", "get", "places in the queue stay unknown", is_needed=False),
 )
 
+# Of whoever enters pods, and nobody else's: a Role of its own. A WebSocket is a GET, and from Kubernetes 1.35 on the
+# server wants `create`, too (its feature AuthorizePodWebsocketUpgradeCreatePermission).
+ENTERING = (
+    Right("", "pods/exec", "get", "pods cannot be entered"),
+    Right("", "pods/exec", "create", "pods cannot be entered"),
+)
+ENTERING_ROLE = "kinetic-shell"
+
+
+def grant_entering(username: str, namespace: str) -> str:
+    """Return the commands with which an administrator lets somebody enter the pods of a namespace.
+
+    Args:
+        username: As the cluster knows it; "" if it does not say.
+        namespace: That of the jobs.
+    """
+    kind, _, name = subject_of(username).partition(":")
+    who = shlex.quote(f"--{kind}={escaping.text(name.replace('/', ':', 1) if kind == 'serviceaccount' else name)}")
+    verbs = ",".join(right.verb for right in ENTERING)
+    where, role = f"-n {shlex.quote(namespace)}", ENTERING_ROLE
+    return (
+        f"kubectl create role {role} --verb={verbs} --resource={ENTERING[0].resource} {where} && "
+        f"kubectl create rolebinding {role} --role={role} {who} {where}"
+    )
+
 
 def of(*, secrets: bool, queue: bool) -> Sequence[Right]:
     """Return the rights that a submitter needs or makes use of.
@@ -93,13 +118,13 @@ def is_granted(right: Right, rules: Iterable[Object]) -> bool:
     )
 
 
-def role(rights: Iterable[Right], namespace: str, who: str) -> list[dict[str, Any]]:
+def role(rights: Iterable[Right], namespace: str, *who: str) -> list[dict[str, Any]]:
     """Return the Role with exactly these rights, and its binding.
 
     Args:
         rights: As `of` returns them.
         namespace: Where they hold.
-        who: `user:NAME`, `group:NAME` or `serviceaccount:[NAMESPACE/]NAME`.
+        who: Each `user:NAME`, `group:NAME` or `serviceaccount:[NAMESPACE/]NAME`.
 
     Raises:
         UsageError: `who` is something else.
@@ -114,7 +139,7 @@ def role(rights: Iterable[Right], namespace: str, who: str) -> list[dict[str, An
     metadata = {"name": ROLE, "namespace": namespace}
     api = f"{_RBAC}/v1"
     reference = {"apiGroup": _RBAC, "kind": "Role", "name": ROLE}
-    binding = {"roleRef": reference, "subjects": [_subject(who, namespace)]}
+    binding = {"roleRef": reference, "subjects": [_subject(each, namespace) for each in who]}
     return [
         {"apiVersion": api, "kind": "Role", "metadata": metadata, "rules": rules},
         {"apiVersion": api, "kind": "RoleBinding", "metadata": metadata, **binding},
@@ -156,7 +181,7 @@ def _subject(who: str, namespace: str) -> dict[str, str]:
     kind, _, name = who.partition(":")
     if kind not in _SUBJECTS or not name:
         raise UsageError(
-            f"--role {who}: say whom the rights are for, as user:NAME, group:NAME or serviceaccount:NAMESPACE/NAME; "
+            f"{who}: say whom the rights are for, as user:NAME, group:NAME or serviceaccount:NAMESPACE/NAME; "
             "'kubectl auth whoami' shows your own name"
         )
     if kind != "serviceaccount":

@@ -13,13 +13,16 @@ import json
 import logging
 import math
 import secrets
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 from urllib.parse import parse_qsl, urlsplit
 
+from kinetic_orchestration.reach.websocket import WebSocket
+from kinetic_orchestration.testing.kubernetes import execution
 from kinetic_orchestration.testing.kubernetes.api import answers, certificate, kinds, objects
 from kinetic_orchestration.testing.kubernetes.api.answers import Object, Refused
 from kinetic_orchestration.testing.kubernetes.api.objects import name_of, namespace_of, stamp, uid_of
@@ -112,7 +115,7 @@ class Cluster:
     def open(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.authority = certificate.write(self._certificate)
-        self.server = ApiServer(self._requests.answer, self._user_of, self._certificate)
+        self.server = ApiServer(self._requests.answer, self._user_of, self._certificate, self._enter)
         for name in _NAMESPACES:
             self._requests.create(kinds.NAMESPACES, "", {"metadata": {"name": name}})
         if self.autoscaler.pools or self.autoscaler.provisions:
@@ -397,6 +400,33 @@ class Cluster:
             except Exception:
                 _log.exception("the kubelet of the emulated cluster failed")
         self._kubelet.close()
+
+    def _enter(
+        self, asked: Request, query: Sequence[tuple[str, str]], offered: str
+    ) -> tuple[str, Callable[[socket.socket], None]]:
+        """Take a request for a program in a pod. Raises Refused."""
+        namespace, name = self._requests.entered(asked)
+        words = [value for key, value in query if key == "command"]
+        protocol = execution.chosen(offered)
+        if not words or not protocol:
+            raise answers.bad("you must specify at least 1 command" if not words else "unable to upgrade: no protocol")
+        container = self._kubelet.container_of(namespace, name)
+        if container is None:
+            raise answers.refusal(404, "NotFound", 'unable to upgrade connection: container not found ("host")')
+        wishes = {key: asked.query.get(key) in ("true", "1") for key in ("stdin", "tty")}
+        try:
+            inside = execution.Inside(*container.inside(execution.begun(words, tty=wishes["tty"])))
+        except OSError as error:  # it has just ended
+            raise answers.refusal(404, "NotFound", f"unable to upgrade connection: {error}") from error
+
+        def serve(connection: socket.socket) -> None:
+            client = WebSocket(connection, is_client=False, protocol=protocol)
+            try:
+                execution.serve(client, inside, takes_input=wishes["stdin"], tty=wishes["tty"])
+            except OSError as error:
+                execution.refused(client, f"failed to exec in container: {error}")
+
+        return protocol, serve
 
     def _log_of(self, namespace: str, name: str) -> bytes:
         path = self._kubelet.log_of(namespace, name)

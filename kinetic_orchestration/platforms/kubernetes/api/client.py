@@ -37,6 +37,7 @@ LONGEST_PAUSE = 15.0  # that a server may ask for: of a longer one, the caller h
 LARGEST = 64 << 20  # bytes of an answer: a page of 500 pods has about 5 MiB
 RESTARTS: Final = 2  # of a list in pages; the last is in one piece, which cannot expire
 IDLE = 60.0  # seconds after which a connection is not used again: something on the way may have forgotten it
+FIELDS: Final = "kinetic-orchestration"  # in whose name fields are held
 AGENT: Final = f"kinetic-orchestration/{__version__}"
 JSON: Final = "application/json"
 METADATA: Final = f"{JSON};as=PartialObjectMetadata;v=v1;g=meta.k8s.io,{JSON}"
@@ -137,8 +138,16 @@ class Api:
 
         If an answer was lost, the repetition raises the kind EXISTS: the caller has to look whose the object is.
         """
-        query = {"fieldManager": "kinetic-orchestration", "fieldValidation": "Strict"}
+        query = {"fieldManager": FIELDS, "fieldValidation": "Strict"}
         return self._call("POST", path, {**query, "dryRun": "All"} if dry_run else query, dict(body))
+
+    def replace(self, path: str, body: Mapping[str, Any]) -> Object:
+        """Replace the object at `path`, as it was read and then changed.
+
+        With the `resourceVersion` that it was read with, the kind CONFLICT is raised once it is another: also by the
+        repetition of a call whose answer was lost.
+        """
+        return self._call("PUT", path, {"fieldManager": FIELDS, "fieldValidation": "Strict"}, dict(body))
 
     def apply(
         self, path: str, body: Mapping[str, Any], *, manager: str, force: bool = False, dry_run: bool = False
@@ -487,6 +496,45 @@ def _open(access: Access, key: _Key, context: ssl.SSLContext, timeout: float) ->
     connection.answer_timeout = timeout
     connection.process, connection.since, connection.is_used = os.getpid(), 0.0, False
     return connection
+
+
+class Line(NamedTuple):
+    """A connection to an API server on which nothing was asked yet.
+
+    Attributes:
+        sock: The connection.
+        prefix: The path below which the API is.
+        headers: Those of a request, with the client's identity.
+    """
+
+    sock: socket.socket
+    prefix: str
+    headers: Sequence[tuple[str, str]]
+
+
+def connected(access: Access, *, fresh: bool = False, timeout: float = TIMEOUT) -> Line:
+    """Connect to a cluster's server for something that is no request with an answer, such as a WebSocket.
+
+    Args:
+        access: The server, and who asks.
+        fresh: The last token was refused.
+        timeout: Seconds for the connection.
+
+    Raises:
+        ApiError: There is no connection.
+        CredentialsError: The identity cannot be used.
+    """
+    key = _Key(access.way, access.pair())
+    headers = list(_headers(access, access.token(fresh), None, "*/*", JSON))
+    connection = _open(access, key, _tls(access, key.pair), timeout)
+    try:
+        connection.connect()
+    except (OSError, http.client.HTTPException) as error:
+        connection.close()
+        raise _unanswered(access, key, "a connection", error, timeout) from error
+    server = urlsplit(access.server)
+    headers.insert(0, ("Host", server.netloc.rpartition("@")[2]))
+    return Line(connection.sock, connection.prefix, headers)
 
 
 def _tls(access: Access, pair: Pair | None) -> ssl.SSLContext:

@@ -46,7 +46,15 @@ SECRETS = Kind("", "v1", "secrets", "Secret")
 CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap")
 ACCOUNTS = Kind("", "v1", "serviceaccounts", "ServiceAccount", subresources=("token",))
 QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota", subresources=("status",))
-DEPLOYMENTS = Kind("apps", "v1", "deployments", "Deployment")  # none is carried out
+# None of these is carried out.
+DEPLOYMENTS = Kind("apps", "v1", "deployments", "Deployment")
+STATEFUL_SETS = Kind("apps", "v1", "statefulsets", "StatefulSet")
+DAEMON_SETS = Kind("apps", "v1", "daemonsets", "DaemonSet")
+NETWORK_POLICIES = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+INGRESSES = Kind("networking.k8s.io", "v1", "ingresses", "Ingress")
+CRON_JOBS = Kind("batch", "v1", "cronjobs", "CronJob")
+SERVICES = Kind("", "v1", "services", "Service")
+CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 JOBS = Kind("batch", "v1", "jobs", "Job", subresources=("status",))
 JOBSETS = Kind("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet", subresources=("status",), is_custom=True)
 LOCAL_QUEUES = Kind(_KUEUE, "v1beta2", "localqueues", "LocalQueue", subresources=("status",), is_custom=True)
@@ -76,14 +84,18 @@ BINDINGS = Kind(_RBAC, "v1", "rolebindings", "RoleBinding")
 ALL = (
     NAMESPACES, NODES, PODS, EVENTS, SECRETS, CONFIG_MAPS, ACCOUNTS, QUOTAS, DEPLOYMENTS, JOBS, JOBSETS, LOCAL_QUEUES,
     CLUSTER_QUEUES, FLAVORS, PRIORITIES, WORKLOADS, ADMISSION_CHECKS, PROVISIONING_CONFIGS, PROVISIONING_REQUESTS,
-    POD_TEMPLATES, LEASES, ROLES, BINDINGS,
+    POD_TEMPLATES, LEASES, ROLES, BINDINGS, STATEFUL_SETS, CRON_JOBS, SERVICES, CLAIMS, DAEMON_SETS,
+    NETWORK_POLICIES, INGRESSES,
 )  # fmt: skip
 _SHORT = {
     "namespaces": ("ns",), "nodes": ("no",), "pods": ("po",), "events": ("ev",), "configmaps": ("cm",),
     "serviceaccounts": ("sa",), "resourcequotas": ("quota",), "localqueues": ("queue", "queues", "lq"),
     "clusterqueues": ("cq",), "resourceflavors": ("flavor", "flavors", "rf"),
     "workloads": ("kwl", "kueueworkload", "kueueworkloads"),
-    "deployments": ("deploy",), "admissionchecks": ("ac",), "provisioningrequestconfigs": ("prc",),
+    "deployments": ("deploy",), "statefulsets": ("sts",), "cronjobs": ("cj",), "daemonsets": ("ds",),
+    "networkpolicies": ("netpol",),
+    "ingresses": ("ing",), "services": ("svc",),
+    "persistentvolumeclaims": ("pvc",), "admissionchecks": ("ac",), "provisioningrequestconfigs": ("prc",),
     "workloadpriorityclasses": ("wpc",),
     "provisioningrequests": ("provreq", "provreqs"),
 }  # fmt: skip

@@ -9,6 +9,7 @@ import base64
 import itertools
 import json
 import random
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ VERSION = {
     "major": "1", "minor": "36", "gitVersion": "v1.36.3", "gitCommit": "emulated", "gitTreeState": "clean",
     "buildDate": "2026-01-01T00:00:00Z", "goVersion": "go1.26.8", "compiler": "gc", "platform": "linux/amd64",
 }  # fmt: skip
+_EXEC = re.compile(r"/api/v1/namespaces/([^/]+)/pods/([^/]+)/exec")
 STRATEGIC = "application/strategic-merge-patch+json"
 _HEALTH = ("healthz", "livez", "readyz")
 _LISTS = 100  # continuations that clients may read, as often as they like
@@ -106,6 +108,25 @@ class Requests:
                 return 200, self._waiting(asked, rest)
             return self._stored(asked, _place(version, rest))
 
+    def entered(self, asked: Request) -> tuple[str, str]:
+        """Return the namespace and the name of the pod that a request is to start a program in. Raises Refused,
+        NotServed.
+
+        A WebSocket is a GET; from 1.35 on its user needs the right to create, too.
+        """
+        found = _EXEC.fullmatch(asked.path)
+        if found is None:
+            raise NotServed
+        namespace, name = found.groups()
+        with self._store.changed:
+            for verb in ("get", "create"):
+                self._demand(asked.user, Wish(verb, "", "pods/exec", namespace, name))
+            pod = self._found(_At(kinds.PODS, namespace, name))
+            names = [one["name"] for one in pod["spec"]["containers"]]
+            if (wanted := asked.query.get("container") or names[0]) not in names:
+                raise answers.bad(f"container {wanted} is not valid for pod {name}")
+            return namespace, name
+
     def _discovered(self, asked: Request) -> Object | None:
         match asked.path.strip("/").split("/"):
             case ["version"]:
@@ -134,7 +155,8 @@ class Requests:
     def _stored(self, asked: Request, at: _At) -> tuple[int, Answer]:
         resource = "/".join(filter(None, (at.kind.plural, at.below)))
         verb = "watch" if _is_watch(asked, at) else _verb(asked.method, at)
-        self._demand(asked.user, Wish(verb, at.kind.group, resource, at.namespace, at.name))
+        where = at.name if at.kind is kinds.NAMESPACES else at.namespace  # Roles in a namespace are of itself, too
+        self._demand(asked.user, Wish(verb, at.kind.group, resource, where, at.name))
         if at.below in ("log", "eviction", "token"):
             return self._below(asked, at)
         if verb == "watch":
@@ -233,7 +255,11 @@ class Requests:
     # ---- changes
 
     def _create(self, asked: Request, at: _At) -> Object:
-        return self.create(at.kind, at.namespace, self._body(asked, at), is_dry=_is_dry(asked))
+        body = self._body(asked, at)
+        if said := rights.escalation(self._store, asked.user, at.kind, at.namespace, body):
+            name = (body.get("metadata") or {}).get("name", "")
+            raise answers.forbidden(About(at.kind.group, at.kind.plural, name), said)
+        return self.create(at.kind, at.namespace, body, is_dry=_is_dry(asked))
 
     def create(self, kind: Kind, namespace: str, body: Object, *, is_dry: bool = False) -> Object:
         """Create an object as anybody's request does, and return it. Raises Refused."""

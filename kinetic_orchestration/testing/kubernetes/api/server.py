@@ -14,13 +14,14 @@ import socket
 import ssl
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from kinetic_orchestration.reach.websocket import accept_of
 from kinetic_orchestration.testing.api_rules import journal
 from kinetic_orchestration.testing.api_rules.journal import Exchange, Journal
 from kinetic_orchestration.testing.kubernetes.api import answers
@@ -36,6 +37,7 @@ _Body = bytes | Iterator[bytes]
 _log = logging.getLogger(__name__)
 
 Answerer = Callable[[Request], tuple[int, Answer]]
+Enterer = Callable[[Request, Sequence[tuple[str, str]], str], tuple[str, Callable[[socket.socket], None]]]
 
 
 @dataclass
@@ -62,10 +64,15 @@ class ApiServer:
         answer: Answers a request.
         user_of: Returns who has a token; None if nobody has.
         certificate: A file with the certificate and its key.
+        enter: Takes a request for a program in a pod, its query and the subprotocols that are offered; returns the
+            chosen one, and what serves the connection. Raises Refused.
     """
 
-    def __init__(self, answer: Answerer, user_of: Callable[[str], User | None], certificate: Path) -> None:
+    def __init__(
+        self, answer: Answerer, user_of: Callable[[str], User | None], certificate: Path, enter: Enterer | None = None
+    ) -> None:
         self._answer = answer
+        self._enter = enter
         self._user_of = user_of
         self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._context.load_cert_chain(certificate)
@@ -107,6 +114,20 @@ class ApiServer:
         if self._journal is not None:
             answer = self._noted(self._journal, method, target, headers, body, (status, answer, kind))
         return status, answer, kind, retry_after
+
+    def entered(self, target: str, headers: Any) -> tuple[str, Callable[[socket.socket], None]]:
+        """Return the subprotocol of a WebSocket, and what serves its connection. Raises Refused, NotServed."""
+        self._check_page(headers)
+        url = urlsplit(target)
+        user, path = self._known(url.path, headers.get("Authorization", ""))
+        if (fault := self._fault_of(f"GET {path}")) is not None:
+            raise fault.refusal
+        if self._enter is None:
+            raise NotServed
+        query = parse_qsl(url.query, keep_blank_values=True)
+        return self._enter(
+            Request("GET", path, dict(query), user=user), query, headers.get("Sec-WebSocket-Protocol", "")
+        )
 
     def _noted(
         self, kept: Journal, method: str, target: str, headers: Any, body: bytes, answered: tuple[int, _Body, str]
@@ -246,6 +267,9 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def answer(self) -> None:
+        if self.command == "GET" and self.headers.get("Upgrade", "").lower() == "websocket":
+            self._upgrade()
+            return
         length = int(self.headers.get("Content-Length") or 0)
         if length > _LARGEST:
             self.close_connection = True
@@ -256,6 +280,25 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(*self.server.owner.respond(self.command, self.path, self.headers, self.rfile.read(length)))
 
     do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = answer
+
+    def _upgrade(self) -> None:
+        """Become a WebSocket, or refuse to."""
+        self.close_connection = True
+        try:
+            protocol, serve = self.server.owner.entered(self.path, self.headers)
+        except Refused as refused:
+            self._send(refused.code, json.dumps(refused.status).encode(), "application/json", 0)
+            return
+        except NotServed:
+            self._send(404, b"404 page not found\n", "text/plain; charset=utf-8", 0)
+            return
+        self.send_response(101)
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Connection", "Upgrade")
+        self.send_header("Sec-WebSocket-Accept", accept_of(self.headers.get("Sec-WebSocket-Key", "")))
+        self.send_header("Sec-WebSocket-Protocol", protocol)
+        self.end_headers()
+        serve(self.connection)
 
     def _send(self, status: int, body: bytes | Iterator[bytes], kind: str, retry_after: int) -> None:
         self.send_response(status)

@@ -12,11 +12,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _RUN = (sys.executable, "-I", "-S", str(Path(__file__).with_name("first_process.py")))
-_PATIENCE = 15.0  # seconds for processes that are killed
+_PATIENCE = 15.0  # seconds for processes that are killed, or begun
+_PAUSE = 0.01
 
 
 class Container:
@@ -34,7 +36,8 @@ class Container:
         self, command: Sequence[str], environ: Mapping[str, str], folder: Path, log: Path, *, isolate: bool = True
     ) -> None:
         self._warned = False
-        kind = "namespace" if isolate and _has_namespaces() else "session"
+        self._environ, self._folder = dict(environ), folder
+        kind = self._kind = "namespace" if isolate and _has_namespaces() else "session"
         # Its parent holds these from its first moment: it may be told before it has started the command.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
         try:
@@ -45,6 +48,28 @@ class Container:
                 )  # fmt: skip
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def inside(self, command: Sequence[str]) -> tuple[list[str], dict[str, str], str]:
+        """Return how another command is started in it: its words, its environment and its folder.
+
+        Raises ProcessLookupError once it has ended.
+        """
+        words = list(command)
+        if self._kind == "namespace":
+            user = () if os.geteuid() == 0 else ("--user", "--preserve-credentials")
+            into = ["nsenter", "--target", self._first(), *user, "--pid", "--mount"]
+            words = [*into, f"--wd={self._folder}", *command]
+        return words, dict(self._environ), str(self._folder)
+
+    def _first(self) -> str:
+        """Return the process id of its first process, which is there a moment after its parent is."""
+        children = Path(f"/proc/{self._parent.pid}/task/{self._parent.pid}/children")
+        deadline = time.monotonic() + _PATIENCE
+        while self._parent.poll() is None and time.monotonic() < deadline:
+            if found := children.read_text(encoding="ascii").split():
+                return found[0]
+            time.sleep(_PAUSE)
+        raise ProcessLookupError("the container has no first process")
 
     def ended(self) -> int | None:
         """Return its exit code, 128 and the number of the signal that killed it, or None while it runs."""

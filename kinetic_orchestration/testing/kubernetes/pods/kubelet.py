@@ -36,6 +36,7 @@ _BEAT = 3.0  # a kubelet's lease has 10 s, and the controller manager of these t
 _BACKOFF = 1.0  # a kubelet's begins with 10 s
 _KEPT = 100  # pods that are gone, and whose output is kept
 _LAST_WORDS = 4096  # bytes of a container's termination message
+_PASSES_WEBSOCKETS = "ExtendWebSocketsToKubelet"  # else an API server speaks SPDY to it, which it does not know
 _UNKNOWN = 255  # containerd's exit code of a container that did not survive a boot
 _EXISTS, _INVALID = 409, 422
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
@@ -180,6 +181,7 @@ class Kubelet:
             "capacity": capacity, "allocatable": capacity, "conditions": [ready],
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": self.port}},
+            "declaredFeatures": [_PASSES_WEBSOCKETS],
         }  # fmt: skip
         self._api.patch(f"/api/v1/nodes/{node.name}/status", {"status": status})
 
@@ -207,6 +209,11 @@ class Kubelet:
     def log_of(self, namespace: str, name: str) -> Path | None:
         """Return the file with the output of a pod's container; None if there is no such pod here."""
         return next((pod.folder / "log" for pod in self._named(namespace, name)), None)
+
+    def container_of(self, namespace: str, name: str) -> Container | None:
+        """Return the container of a pod; None if there is none that runs."""
+        found = next((pod.container for pod in self._named(namespace, name)), None)
+        return found if found is not None and found.ended() is None else None
 
     def is_over(self, namespace: str, name: str) -> bool:
         """Return True if a pod's container has ended for good, or there is no such pod here."""

@@ -17,7 +17,7 @@ from kinetic_orchestration.plan.declare.cloud import Kubernetes
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import Observation, Past, Plan
 from kinetic_orchestration.platforms.google.credentials import handed_in
-from kinetic_orchestration.platforms.google.gke import GkeClusters
+from kinetic_orchestration.platforms.google.rest.gke import GkeClusters
 from kinetic_orchestration.platforms.kubernetes import preflight
 from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 from kinetic_orchestration.platforms.shared.findings import FAILED, OK, WARNING, Finding

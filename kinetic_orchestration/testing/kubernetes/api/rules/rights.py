@@ -67,6 +67,31 @@ def is_allowed(store: Store, user: User, wish: Wish) -> bool:
     return any(_grants(rule, wish) for rule in rules_of(store, user, wish.namespace))
 
 
+def escalation(store: Store, user: User, kind: kinds.Kind, namespace: str, body: Object) -> str:
+    """Return what a user would grant by a Role without holding it, in the words of an API server; "" if nothing.
+
+    https://kubernetes.io/docs/reference/access-authn-authz/rbac/#privilege-escalation-prevention
+    """
+    if kind is not kinds.ROLES or is_allowed(store, user, Wish("escalate", kind.group, kind.plural, namespace)):
+        return ""
+    wishes = (
+        (group, resource, verb)
+        for rule in body.get("rules") or ()
+        for group in rule.get("apiGroups") or ()
+        for resource in rule.get("resources") or ()
+        for verb in rule.get("verbs") or ()
+    )
+    lacking = [each for each in wishes if not is_allowed(store, user, Wish(each[2], each[0], each[1], namespace))]
+    if not lacking:
+        return ""
+    told = "\n".join(
+        f'{{APIGroups:["{group}"], Resources:["{kind}"], Verbs:["{verb}"]}}' for group, kind, verb in lacking
+    )
+    groups = ", ".join(f'"{name}"' for name in (*user.groups, "system:authenticated"))
+    what = "is attempting to grant RBAC permissions not currently held"
+    return f'user "{user.name}" (groups=[{groups}]) {what}:\n{told}'
+
+
 def _is_meant(user: User, subject: Mapping[str, Any], namespace: str) -> bool:
     if subject["kind"] == "Group":
         return subject["name"] in (*user.groups, "system:authenticated")
