@@ -45,11 +45,12 @@ def slow(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, format, types and the direction of imports."""
+    """Check style, format, types, the direction of imports, and the hosted workflows."""
     session.run(sys.executable, "-m", "ruff", "check", ".")
     session.run(sys.executable, "-m", "ruff", "format", "--check", "-q", ".")
     session.run(sys.executable, "-m", "mypy")
     session.run(str(PROGRAMS / "lint-imports"))
+    session.run(str(PROGRAMS / "zizmor"), "-q", "--offline", "--no-config", "--persona", "pedantic", ".github")
 
 
 @nox.session
@@ -61,14 +62,47 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """Build wheel and sdist of the last commit, and run each in an empty environment outside the checkout."""
-    session.run(sys.executable, "-m", "tests.project.release.package")
+    """Build wheel and sdist of the last commit twice, compare them, and run each in an empty environment elsewhere.
+
+    A word after -- is the folder that they are left in.
+    """
+    session.run(sys.executable, "-m", "tests.project.release.package", *session.posargs)
+
+
+@nox.session
+def upgrade(session: nox.Session) -> None:
+    """Play jobs that the release before has begun, which is built from its commit, and the other way round."""
+    pytest(session, "-n", "0", "-m", "slow", "tests/project/release/test_upgrade.py")
+
+
+@nox.session
+def slurm(session: nox.Session) -> None:
+    """Test jobs on a real Slurm, which is started by root alone."""
+    pytest(session, "-n", "0", "-m", "slow", "tests/core/platforms/slurm")
+
+
+@nox.session
+def terraform(session: nox.Session) -> None:
+    """Validate the Terraform module with the real providers, and compare the stand-ins of the tests with them."""
+    session.run(sys.executable, "-m", "tests.support.terraform.real")
 
 
 @nox.session
 def simulate(session: nox.Session) -> None:
     """Play schedules of crashes and lost answers that are drawn by the date."""
     session.run(sys.executable, "-m", "tests.simulation", "--by-date", "--each", *session.posargs)
+
+
+@nox.session
+def airflow(session: nox.Session) -> None:
+    """Play the components of older Airflows: `-- 2.11.2` for one of them; each in an environment that is made."""
+    from tests.support.airflow_releases.environment import RELEASES
+
+    asked = [word for word in session.posargs if word in RELEASES]
+    words = [word for word in session.posargs if word not in asked]
+    for release in asked or RELEASES:
+        played = ("-m", "offline", "tests/airflow_kinetic/live/test_live_releases.py", *words)
+        session.run(sys.executable, "-m", "pytest", "-n", "0", *played, env={"AIRFLOW_RELEASE": release})
 
 
 @nox.session

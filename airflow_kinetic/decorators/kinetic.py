@@ -6,17 +6,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
+from airflow_kinetic import _compat
+from airflow_kinetic._compat import DecoratedOperator, Task, task_decorator_factory
 from airflow_kinetic.decorators.keywords import KineticOptions
 from airflow_kinetic.operators.kinetic import KineticTPUOperator
-from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.parameters.arguments import is_final
 from kinetic_orchestration.plan.declare.checks.options import check_options
 from kinetic_orchestration.plan.declare.spec import Options as JobOptions
-
-try:
-    from airflow.sdk.bases.decorator import DecoratedOperator, Task, task_decorator_factory
-except ImportError as error:
-    raise ImportError(airflow_api.message_for("airflow.sdk.bases.decorator", error)) from error
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -123,7 +119,7 @@ def kinetic_task(python_callable: Callable[..., Any] | None = None, **options: A
     try:
         from airflow_kinetic.shared.parameters.mapping import checked_task
     except ImportError as error:
-        airflow_api.warn_missing("airflow.sdk.definitions.mappedoperator", error)
+        _compat.warn_missing("airflow.sdk.definitions.mappedoperator", error)
         return made
     if python_callable is not None:
         return checked_task(made, KineticTPUOperator)

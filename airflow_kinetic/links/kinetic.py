@@ -1,7 +1,7 @@
 """The buttons of a task: its job's records, its whole log, and the console. They are available while it is queued.
 
-Airflow stores the URL of a link whenever a part of a task ends, also at its deferral. A job on this machine has no
-page: its links name the folders.
+Airflow stores the URL of a link whenever a part of a task ends, also at its deferral; Airflow 2 asks for it in its
+webserver, for which the task leaves it in XCom. A job on this machine has no page: its links name the folders.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.sdk import BaseOperatorLink
-
+from airflow_kinetic import _compat
+from airflow_kinetic._compat import BaseOperatorLink, substitutes
 from kinetic_orchestration.api import links
 from kinetic_orchestration.plan.declare.spec import COMPUTE, TPU_VM
 from kinetic_orchestration.protocol import names
 
 if TYPE_CHECKING:
+    from airflow_kinetic._compat import Context
     from airflow_kinetic.shared.location import JobLocation
 
 
@@ -41,8 +42,9 @@ class _Link(BaseOperatorLink):
         return f"kinetic_{self.key}"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Return the URL that the operator knows by now. Airflow asks for it in the task's own process."""
-        del ti_key
+        """Return the URL that the operator knows by now. Airflow 3 asks for it in the task's own process."""
+        if not _compat.at_least(_compat.LINKS_ARE_STORED):
+            return substitutes.pulled_link(ti_key, self.xcom_key)
         return str(getattr(operator, "kinetic_urls", {}).get(self.key, ""))
 
 
@@ -50,6 +52,15 @@ class ShowsLinks:
     """A task whose links show what is known of its job. A link without a URL is empty, and no button is shown."""
 
     kinetic_urls: Mapping[str, str] = MappingProxyType({})
+
+    def show_links(self, context: Context, urls: Mapping[str, str]) -> None:
+        """Show these from now on, each by the key of its link."""
+        task = context.get("ti")
+        if task is not None and not _compat.at_least(_compat.LINKS_ARE_STORED):
+            for key, url in urls.items():
+                if self.kinetic_urls.get(key) != url:
+                    task.xcom_push(key=f"kinetic_{key}", value=url)
+        self.kinetic_urls = urls
 
 
 class KineticJobLink(_Link):

@@ -1,3 +1,3 @@
-from airflow_kinetic.shared.airflow_api import require_airflow
+from airflow_kinetic._compat import require_airflow
 
 require_airflow()

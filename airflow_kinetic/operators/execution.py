@@ -7,17 +7,17 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
-
+from airflow_kinetic import _compat
+from airflow_kinetic._compat import AirflowFailException, AirflowTaskTimeout, substitutes
 from airflow_kinetic.links.kinetic import urls_of
 from airflow_kinetic.operators.report import TaskReport
 from airflow_kinetic.operators.request import draft_of
 from airflow_kinetic.operators.task_try import TaskTry
-from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.configuration import defer_after
 from airflow_kinetic.shared.location import JobLocation
 from airflow_kinetic.shared.tries import ownership, worker_exit
-from airflow_kinetic.shared.waiting.task_log import TaskLog
+from airflow_kinetic.shared.tries.task_identity import kept_pin
+from airflow_kinetic.shared.waiting.task_log import TaskLog, repeat_last_lines
 from kinetic_orchestration.errors import DataNotFound, KineticError, NotAModel, StoreError, TooBig, UsageError
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
@@ -26,8 +26,7 @@ from kinetic_orchestration.plan.declare.spec import LOCAL
 from kinetic_orchestration.plan.values import Cursor
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
-
+    from airflow_kinetic._compat import Context
     from airflow_kinetic.operators.kinetic import KineticTPUOperator
     from kinetic_orchestration.jobs.request import Draft
 
@@ -38,19 +37,20 @@ LONG_LAUNCH = 60.0  # after which the time to take over the job is renewed
 
 def execute(operator: KineticTPUOperator, task_try: TaskTry, context: Context) -> Any:
     began = time.time()
+    _compat.tell_lacks(operator.log)
     with task_try.executing():
         task_try.refuse_if_killed()
         asked, location = _asked(operator, context)
         with task_try.given_up_on_failure(context, location):
             job = task_try.launch(asked, location, context)
-            operator.kinetic_urls = urls_of(job.job_id, location)
+            operator.show_links(context, urls_of(job.job_id, location))
             report = TaskReport(operator, context, job)
             with report.announced(asked.settings):
                 if not operator.wait:
                     return job.job_id
                 # Without the log: the trigger writes all of it, and in order, also of a job that was found again.
                 defers = operator.deferrable and _outlasts(job, location) and not operator.killed
-                if defers and not airflow_api.is_available("airflow.triggers.base"):
+                if defers and not _compat.is_available("airflow.triggers.base"):
                     defers = False
                     task_try.own(job)  # it was handed over to a trigger
                 if not defers:
@@ -85,7 +85,7 @@ def complete(operator: KineticTPUOperator, task_try: TaskTry, context: Context, 
     from airflow_kinetic.triggers.kinetic import OUT_OF_TIME, UNREACHABLE
 
     location, task_try.job_id = JobLocation(**event["place"]), event["job_id"]
-    operator.kinetic_urls = urls_of(task_try.job_id, location)
+    operator.show_links(context, urls_of(task_try.job_id, location))
     with task_try.executing():
         with task_try.given_up_on_failure(context, location):
             if event["how"] == UNREACHABLE:
@@ -95,10 +95,28 @@ def complete(operator: KineticTPUOperator, task_try: TaskTry, context: Context, 
             if event["how"] == OUT_OF_TIME and Follower(job).step() is None:
                 error = _out_of_time(operator, job, event.get("limit"))
                 _write_last_lines(operator, job, event.get("cursor"))
+                if operator.get_logs:
+                    repeat_last_lines(job, None)
                 raise error
             outcome = follow(Follower(job))
-        assert outcome is not None  # no timeout and no stop were given
+            assert outcome is not None  # no timeout and no stop were given
+            if operator.get_logs:
+                repeat_last_lines(job, outcome)
         return TaskReport(operator, context, job).finish(outcome, event["metrics"])
+
+
+def fail(operator: KineticTPUOperator, task_try: TaskTry, context: Context, error: Exception) -> None:
+    """Give up the job of a deferred task that Airflow itself fails with this error."""
+    try:
+        # An Airflow without a state of tasks: it is where the job is.
+        location = None if _compat.at_least(_compat.TASKS_HAVE_A_STORE) else JobLocation.of_task(operator)
+        kept = kept_pin(context, location)
+    except Exception as reason:  # the error that failed the task is the one to report
+        operator.log.warning("The job of the task could not be looked up, and may go on: %s", reason)
+        return
+    if kept is not None and kept.place is not None and kept.job_id:
+        operator.show_links(context, urls_of(kept.job_id, kept.place))
+        task_try.give_up(context, kept.place, kept.job_id, error, at_once=substitutes.timed_out(error))
 
 
 def _outlasts(job: Job, location: JobLocation) -> bool:

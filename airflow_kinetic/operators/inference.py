@@ -9,15 +9,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
-
+from airflow_kinetic._compat import AirflowFailException, AirflowSkipException
 from airflow_kinetic.operators.kinetic import KineticTPUOperator
 from airflow_kinetic.shared.parameters.declared import UNKNOWN
 from kinetic_orchestration.errors import UsageError
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context, XComArg
-
+    from airflow_kinetic._compat import Context, XComArg
     from kinetic_orchestration import Data
     from kinetic_orchestration.api.steps.asked import Served
     from kinetic_orchestration.plan.declare.spec import JobSpec, Options

@@ -11,10 +11,8 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.sdk import BaseOperator
-from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
-
+from airflow_kinetic import _compat
+from airflow_kinetic._compat import BaseOperator, TaskDeferralError, TaskDeferralTimeout, conf
 from airflow_kinetic.links.kinetic import (
     KineticConsoleLink,
     KineticCurvesLink,
@@ -22,9 +20,7 @@ from airflow_kinetic.links.kinetic import (
     KineticLogLink,
     KineticProfileLink,
     ShowsLinks,
-    urls_of,
 )
-from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
 from airflow_kinetic.shared.parameters.declared import check, declared_with
 from kinetic_orchestration.plan.declare.checks.functions import check_function
@@ -37,9 +33,8 @@ from kinetic_orchestration.plan.declare.spec import DEFAULT_ACCELERATOR
 
 if TYPE_CHECKING:
     import jinja2
-    from airflow.sdk import Context
-    from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
+    from airflow_kinetic._compat import Context, OperatorPartial
     from airflow_kinetic.operators.task_try import TaskTry
     from kinetic_orchestration.plan.declare.spec import JobSpec, Options
     from kinetic_orchestration.program.trainers.parsers import Parser
@@ -209,7 +204,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         try:
             from airflow_kinetic.shared.parameters.mapping import CheckedPartial
         except ImportError as error:
-            airflow_api.warn_missing("airflow.sdk.definitions.mappedoperator", error)
+            _compat.warn_missing("airflow.sdk.definitions.mappedoperator", error)
             return made
         return CheckedPartial.of(made, cls.declared())
 
@@ -243,13 +238,9 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except (TaskDeferralError, TaskDeferralTimeout) as error:
-            from airflow_kinetic.shared.tries.task_identity import kept_pin
+            from airflow_kinetic.operators.execution import fail
 
-            kept = kept_pin(context)
-            if kept is not None and kept.place is not None:
-                self.kinetic_urls = urls_of(kept.job_id, kept.place)
-                at_once = isinstance(error, TaskDeferralTimeout)
-                self.own_try().give_up(context, kept.place, kept.job_id, error, at_once=at_once)
+            fail(self, self.own_try(), context, error)
             raise
 
     def on_kill(self) -> None:
@@ -257,14 +248,26 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         if self.cancel_on_kill and self._try is not None:
             self._try.kill()
 
+    def get_openlineage_facets_on_start(self) -> Any:
+        """Buckets and folders that the job will read, where Airflow has OpenLineage."""
+        return self._lineage()
+
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """Buckets and folders that the job read and wrote, where Airflow has OpenLineage."""
+        """Buckets and folders that the job read and wrote, and its tags, where Airflow has OpenLineage."""
+        del task_instance
+        return self._lineage()
+
+    def get_openlineage_facets_on_failure(self, task_instance: Any) -> Any:
+        """The same, with the reason, where Airflow has OpenLineage."""
+        del task_instance
+        return self._lineage(failed=True)
+
+    def _lineage(self, *, failed: bool = False) -> Any:
         from airflow_kinetic.shared.outcome import lineage_of
 
-        del task_instance
-        job = None if self._try is None else self._try.job
-        output = "" if job is None else job.task().output_dir
-        return lineage_of([self.op_args, self.op_kwargs, self.volumes or {}], output)
+        own = self._try
+        given = [self.op_args, self.op_kwargs, self.volumes or {}]
+        return lineage_of(given, None if own is None else own.job, "" if own is None or not failed else own.failure)
 
     def own_try(self) -> TaskTry:
         """Return this process's try of the task."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
+from airflow_kinetic._compat import BaseOperator
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
 from airflow_kinetic.shared.location import JobLocation
 from kinetic_orchestration.errors import BackendError, UsageError
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow_kinetic._compat import Context
 
 DELETION_PATIENCE = 60.0
 

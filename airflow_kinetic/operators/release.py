@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_kinetic.operators.reap import AtPlace
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow_kinetic._compat import Context
 
 
 class KineticReleaseOperator(AtPlace):

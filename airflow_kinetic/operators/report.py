@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import Asset
-from airflow.sdk.exceptions import AirflowFailException
-
+from airflow_kinetic import _compat
+from airflow_kinetic._compat import AirflowFailException, Asset
 from airflow_kinetic.links.kinetic import KineticCurvesLink, KineticProfileLink
-from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.configuration import xcom_limit
 from airflow_kinetic.shared.outcome import JOB_KEY, OUTPUT_KEY, WHERE_KEY, uri_of_result, value_for_xcom
 from airflow_kinetic.shared.waiting.calls import in_background
@@ -28,8 +26,7 @@ from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.system.parallel import Ahead
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
-
+    from airflow_kinetic._compat import Context
     from airflow_kinetic.operators.kinetic import KineticTPUOperator
 
 
@@ -110,18 +107,12 @@ class TaskReport:
         return page
 
     def _link(self, key: str, url: str) -> None:
-        self._operator.kinetic_urls = {**self._operator.kinetic_urls, key: url}
+        self._operator.show_links(self._context, {**self._operator.kinetic_urls, key: url})
 
     def extend_outlet_events(
         self, outcome: Outcome, metrics: Mapping[str, float | str], more: Mapping[str, str]
     ) -> None:
-        kinds: Any = (Asset,)
-        try:
-            from airflow.sdk.definitions.asset import AssetRef
-
-            kinds = (Asset, AssetRef)
-        except ImportError as error:
-            airflow_api.warn_missing("airflow.sdk.definitions.asset", error)
+        kinds: Any = tuple(kind for kind in (Asset, _compat.optional("AssetRef")) if kind is not None)
         outlets = [outlet for outlet in self._operator.outlets if isinstance(outlet, kinds)]
         if not outlets:
             return

@@ -27,8 +27,7 @@ from kinetic_orchestration.plan.values import traits_of
 from kinetic_orchestration.program.trainers.chosen import variables
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
-
+    from airflow_kinetic._compat import Context
     from airflow_kinetic.operators.kinetic import KineticTPUOperator
 
 

@@ -14,10 +14,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from airflow.sdk import RetryAction
-from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowFailException
-
+from airflow_kinetic import _compat
+from airflow_kinetic._compat import AirflowFailException, conf
 from airflow_kinetic.shared.location import JobLocation
 from airflow_kinetic.shared.tries import ownership, task_identity
 from airflow_kinetic.shared.waiting.calls import in_background
@@ -33,8 +31,7 @@ from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.protocol.system.parallel import Ahead
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
-
+    from airflow_kinetic._compat import Context
     from airflow_kinetic.operators.kinetic import KineticTPUOperator
 
 HANDED_OVER = 600.0  # a trigger may need to take a job that was launched for it; more, if a retry may take it instead
@@ -50,6 +47,7 @@ class TaskTry:
     def __init__(self, operator: KineticTPUOperator) -> None:
         self.job: Job | None = None
         self.job_id = ""  # once it is claimed
+        self.failure = ""  # why it failed
         self.token = ownership.new_token()
         self._operator = operator
         self._asked: tuple[Request, JobLocation] | None = None
@@ -64,7 +62,7 @@ class TaskTry:
         with location.with_credentials():
             kept = pin = identity = None
             if operator.durable:
-                kept, pin = task_identity.pins_of_try(context, operator.retries or 0)
+                kept, pin = task_identity.pins_of_try(context, operator.retries or 0, location)
                 pin = pin._replace(place=location)
                 if kept is not None and kept.epoch != pin.epoch and self._adopts(kept, location):
                     pin = pin._replace(epoch=kept.epoch, job_id=kept.job_id)
@@ -220,7 +218,7 @@ class TaskTry:
 
     def _is_tried_again(self, context: Context, failure: BaseException) -> bool:
         """Return True if Airflow will retry the task, by the rules that Airflow applies afterwards."""
-        instance, policy = context["ti"], self._operator.retry_policy
+        instance, policy = context["ti"], getattr(self._operator, "retry_policy", None)
         if instance.try_number > instance.max_tries:
             return False
         if policy is None:
@@ -229,7 +227,7 @@ class TaskTry:
             decision = policy.evaluate(failure, instance.try_number, instance.max_tries, context)
         except Exception:  # then it counts as none
             return True
-        return decision.action is not RetryAction.FAIL
+        return decision.action is not _compat.RetryAction.FAIL
 
     # ---- the task is killed ------------------------------------------------------------------------------------
 
@@ -247,10 +245,15 @@ class TaskTry:
 
     @contextmanager
     def executing(self) -> Iterator[None]:
-        """Wait for the thread of a kill at the end of the block, as Airflow ends the process without that."""
+        """Wait for the thread of a kill at the end of the block, as Airflow ends the process without that. The reason
+        of a failure is kept for whoever asks afterwards.
+        """
         self._executing = True
         try:
             yield
+        except Exception as error:
+            self.failure = str(error) or type(error).__name__
+            raise
         finally:
             self._executing = False  # first: a kill from now on waits by itself
             if self._killing is not None:

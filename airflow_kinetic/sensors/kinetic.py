@@ -10,12 +10,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseSensorOperator, PokeReturnValue
-from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowTaskTimeout
-
+from airflow_kinetic import _compat
+from airflow_kinetic._compat import AirflowTaskTimeout, BaseSensorOperator, PokeReturnValue, conf
 from airflow_kinetic.links.kinetic import KineticConsoleLink, KineticJobLink, KineticLogLink, ShowsLinks, urls_of
-from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION, xcom_limit
 from airflow_kinetic.shared.location import JobLocation
 from airflow_kinetic.shared.outcome import WHERE_KEY, value_for_xcom
@@ -23,8 +20,7 @@ from airflow_kinetic.shared.tries import worker_exit
 from kinetic_orchestration.errors import StoreError
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
-
+    from airflow_kinetic._compat import Context
     from kinetic_orchestration.jobs.following.follower import Follower
     from kinetic_orchestration.jobs.job import Job
 
@@ -81,12 +77,12 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
 
         began = time.time()
         location = JobLocation.of_task(self)
-        job = self._open(location)
+        job = self._open(location, context)
         self._follower = Follower(job)
         self.log.info("Job %s. It runs %s", job.job_id, runs(job))
         if self.do_xcom_push and (task := context.get("ti")) is not None:
             task.xcom_push(key=WHERE_KEY, value=job.plan().where)
-        if not (self.deferrable and airflow_api.is_available("airflow.triggers.base")):
+        if not (self.deferrable and _compat.is_available("airflow.triggers.base")):
             return super().execute(context)
         poked = self.poke(context)
         return poked.xcom_value if poked else self._defer(location, began)
@@ -94,9 +90,8 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
     def poke(self, context: Context) -> PokeReturnValue:
         from kinetic_orchestration.jobs.following.follower import Follower
 
-        del context
         if self._follower is None:
-            self._follower = Follower(self._open(JobLocation.of_task(self)))
+            self._follower = Follower(self._open(JobLocation.of_task(self), context))
         if self._follower.step_if_reachable() is None:
             return PokeReturnValue(is_done=False)
         return PokeReturnValue(is_done=True, xcom_value=self._value(self._follower.job))
@@ -105,10 +100,9 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         from airflow_kinetic.triggers.kinetic import OUT_OF_TIME, UNREACHABLE
         from kinetic_orchestration.jobs.following.follower import Follower
 
-        del context
         if event["how"] == UNREACHABLE:
             raise StoreError(event["message"])
-        job = self._open(JobLocation(**event["place"]), event["spec_digest"], event.get("ended", ""))
+        job = self._open(JobLocation(**event["place"]), context, event["spec_digest"], event.get("ended", ""))
         limit = event.get("limit")
         after = "" if limit is None else f" after {timedelta(seconds=limit)}"
         if event["how"] == OUT_OF_TIME and Follower(job).step() is None:
@@ -117,8 +111,8 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
             )
         return self._value(job)
 
-    def _open(self, location: JobLocation, spec_digest: str = "", ended: str = "") -> Job:
-        self.kinetic_urls = urls_of(self.job_id, location)
+    def _open(self, location: JobLocation, context: Context, spec_digest: str = "", ended: str = "") -> Job:
+        self.show_links(context, urls_of(self.job_id, location))
         return location.open(self.job_id, spec_digest, ended)
 
     def _defer(self, location: JobLocation, began: float) -> None:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow.sdk.configuration import conf
-
+from airflow_kinetic._compat import conf
 from airflow_kinetic.get_provider_info import DEFAULTS, SECTION
 
 if TYPE_CHECKING:
-    from airflow.sdk import BaseOperator
+    from airflow_kinetic._compat import BaseOperator
 
 DEFAULT_CONNECTION = "google_cloud_default"  # the one of Airflow's Google provider
 

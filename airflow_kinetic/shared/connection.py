@@ -14,18 +14,11 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from airflow.sdk.exceptions import AirflowNotFoundException
-
-from airflow_kinetic.shared import airflow_api
+from airflow_kinetic._compat import AirflowNotFoundException, GoogleBaseHook
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
 from kinetic_orchestration.errors import CredentialsError, UsageError
 from kinetic_orchestration.plan.declare.choices import OF_CAPACITY, from_text
 from kinetic_orchestration.platforms.google import credentials
-
-try:
-    from airflow.providers.google.common.hooks.base_google import GoogleBaseHook
-except ImportError as error:
-    raise ImportError(airflow_api.message_for("airflow.providers.google.common.hooks.base_google", error)) from error
 
 _KEPT = 16  # connections of a process
 _SECRET_SECONDS = 3600.0  # a key in Secret Manager is read again after that: there is no notice of a change
@@ -80,7 +73,7 @@ class Connection(GoogleBaseHook):
                 '--conn-extra \'{"project": "YOUR-PROJECT"}\'; without a key in it, it means the application\'s '
                 "default credentials. Or name another one with gcp_conn_id="
             )
-        said = [self.extras, self.impersonation_chain, self.quota_project_id, self._files()]
+        said = [self.extras, self.impersonation_chain, getattr(self, "quota_project_id", None), self._files()]
         key = json.dumps(said, sort_keys=True, default=list)
         with _lock:
             asking = _asking.setdefault(key, threading.Lock())

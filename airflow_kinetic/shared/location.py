@@ -143,6 +143,11 @@ class JobLocation(NamedTuple):
             store, backend = self._shared(loaded)
             return reopened(job_id, store, {loaded.backend: backend}, loaded, spec_digest, ended)
 
+    def open_store(self) -> Store:
+        """Open the store of its jobs, with the connection's credentials."""
+        with self.with_credentials():
+            return self._shared(settings.load(None, **self.settings()))[0]
+
     def _shared(self, loaded: Settings) -> tuple[Store, Backend]:
         """The same two for the same caller and settings, as long as a job of theirs is open."""
         caller = credentials.credentials(loaded) if self.is_google else None

@@ -6,18 +6,21 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
-import structlog
-
+from airflow_kinetic._compat import substitutes
 from kinetic_orchestration.errors import ResultNotPicklable, ResultNotTrusted
+from kinetic_orchestration.jobs.following.told import facts_of
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.values import JobStatus, Outcome
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system import escaping
+from kinetic_orchestration.telemetry import lineage
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.telemetry.facts import Address
 
 JOB_KEY = "kinetic_job_id"  # the job, as soon as there is one
 OUTPUT_KEY = "kinetic_output_dir"  # the folder or the address of what the job writes, as soon as there is one
@@ -110,7 +113,7 @@ def log_failure(error: Exception, outcome: Outcome, job_id: str) -> None:
         return
     traceback = escaping.log(failure.traceback.rstrip())
     host = outcome.verdict.host or 0
-    structlog.get_logger("kinetic.job").error(
+    substitutes.log_of("kinetic.job").error(
         f"{escaping.log(_said(failure))}\n{last_frame(traceback)}\nRaised on host {host} of job {job_id}. "
         f"All of it:\n{traceback}"
     )
@@ -150,34 +153,27 @@ def _said(failure: wire.Failure) -> str:
 # ---- its inputs and outputs in OpenLineage's terms --------------------------------------------------------------
 
 
-class DatasetName(NamedTuple):
-    """A data set's name, by OpenLineage's naming: a bucket or a file system, and a path in it."""
+def lineage_of(given: Any, job: Job | None, failure: str = "") -> Any:
+    """An `OperatorLineage`: an input for all `Data` in what was given; of a job, the folder that it wrote and its run
+    facets. None if Airflow has no OpenLineage.
 
-    namespace: str
-    name: str
-
-
-def lineage_of(given: Any, output: str) -> Any:
-    """An `OperatorLineage` of all `Data` in what was given, and of the folder that was written; None if Airflow has no
-    OpenLineage.
+    `failure`: why the task failed, which the provider replaces where Airflow tells it the exception.
     """
     try:
         from airflow.providers.common.compat.openlineage.facet import Dataset
         from airflow.providers.openlineage.extractors import OperatorLineage  # type: ignore[import-not-found]
     except ImportError:
         return None
-    inputs = [place_of(data.path) for data in data_in(given)]
-    outputs = [place_of(output)] if output else []
+    inputs = [lineage.address_of(data.path) for data in data_in(given)]
+    outputs: tuple[Address, ...] = ()
+    run: dict[str, Any] = {}
+    if job is not None:
+        told = facts_of(job)
+        outputs, run = told.outputs, lineage.facets_of(told, failure)
     return OperatorLineage(
-        inputs=[Dataset(*place) for place in dict.fromkeys(inputs)], outputs=[Dataset(*place) for place in outputs]
-    )
-
-
-def place_of(address: str) -> DatasetName:
-    parts = urlsplit(address)
-    if parts.scheme in ("", "file"):
-        return DatasetName("file", parts.path)
-    return DatasetName(f"{parts.scheme}://{parts.netloc}", parts.path.strip("/") or "/")
+        inputs=[Dataset(*place) for place in dict.fromkeys(inputs)], outputs=[Dataset(*place) for place in outputs],
+        run_facets=run,
+    )  # fmt: skip
 
 
 def data_in(value: Any) -> Iterator[Data]:

@@ -21,10 +21,9 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from airflow.sdk.configuration import conf
-
+from airflow_kinetic import _compat
+from airflow_kinetic._compat import BaseTrigger, TriggerEvent, conf, substitutes
 from airflow_kinetic.links.kinetic import KineticLogLink, urls_of
-from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.location import JobLocation
 from airflow_kinetic.shared.tries import ownership
 from airflow_kinetic.shared.waiting import calls
@@ -36,11 +35,6 @@ from kinetic_orchestration.jobs.following.logs import Emit
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.plan.configuration import store_address
 from kinetic_orchestration.plan.values import Cursor, Outcome
-
-try:
-    from airflow.triggers.base import BaseTrigger, TriggerEvent
-except ImportError as error:
-    raise ImportError(airflow_api.message_for("airflow.triggers.base", error)) from error
 
 # The executor's report that the worker's leg is over has to come to the scheduler while the task is still deferred or
 # scheduled: one that comes when its next leg is queued or runs is taken for the end of that one, and fails the task
@@ -133,6 +127,16 @@ class KineticJobTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", kept
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        try:
+            event = await self._event()
+        except asyncio.CancelledError:
+            if not _compat.at_least(_compat.TRIGGERS_HEAR_OF_KILLS):
+                await calls.uninterrupted(self._kill_if_killed())
+            raise
+        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
+
+    async def _event(self) -> dict[str, Any]:
+        """Wait, and return what resumes the task."""
         how, message, follower, log = ENDED, "", None, None
         try:
             async with asyncio.timeout(self._left()) as bound:
@@ -160,7 +164,7 @@ class KineticJobTrigger(BaseTrigger):
             await asyncio.sleep(max(settled, _last_words()))
             if settled > -STALLED:
                 await self._scheduler_has_gone_on(time.monotonic() + STALLED)
-        event = {
+        return {
             "job_id": self.job_id,
             "place": self.place,
             "cursor": json.loads(json.dumps(cursor.to_json())),
@@ -171,14 +175,27 @@ class KineticJobTrigger(BaseTrigger):
             "limit": self.limit,
             "metrics": log.metrics if log is not None else self.metrics or {},
         }
-        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
-        """Cancel the job: a user cleared or marked the task. Not called when a triggerer goes away.
+        """Cancel the job: a user cleared or marked the task. Not called when a triggerer goes away, nor before 3.3.
 
         A triggerer cancels the trigger again each second until it has ended, so this is interrupted; its work is not.
         """
         await calls.uninterrupted(self._kill())
+
+    async def _kill_if_killed(self) -> None:
+        """Cancel the job if the task is not deferred any more. For an Airflow that cancels a trigger in the same way
+        when a user has killed its task and when its triggerer ends; what cannot be found out is no kill.
+        """
+        if not self.keeps or self.task_instance is None:
+            return
+        try:
+            killed = await substitutes.was_killed(self.task_instance)
+        except Exception as error:
+            self.log.info("Job %s goes on, as its task's state cannot be found out: %s", self.job_id, error)
+            return
+        if killed:
+            await self._kill()
 
     async def _kill(self) -> None:
         """Ask for the end of the job, and see to its objects. Asked again for `KILL_SECONDS`."""
@@ -311,6 +328,8 @@ def _last_heartbeat() -> float | None:
     """Return the time of the newest heartbeat of any scheduler, by its own clock, from the health page of the API
     server: a triggerer has no database. None if it cannot be read.
     """
+    if not _compat.at_least(_compat.TRIGGERS_HAVE_NO_DATABASE):
+        return substitutes.heartbeat_by_row()
     for page in _health_pages():
         try:
             with urllib.request.urlopen(page, timeout=ANSWER_SECONDS) as answer:

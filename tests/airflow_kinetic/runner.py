@@ -19,23 +19,26 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from names_of_airflow import VERSION
+
+KEEPS_STATE = VERSION >= (3, 3)
+
 
 def run_dag(dag_id: str, conf: dict[str, Any] | None = None) -> dict[str, Any]:
     """`dag.test()`: the state of each task instance, and what it left in XCom and as asset events."""
-    from airflow.models.asset import AssetEvent
-    from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
+    from names_of_airflow import AssetEvent, XComModel
     from sqlalchemy import select
 
     run = dags()[dag_id].test(run_conf=conf)
     with create_session() as session:
         states = {key(ti): str(ti.state) for ti in run.get_task_instances(session=session)}
-        rows = session.scalars(XComModel.get_many(run_id=run.run_id, dag_ids=dag_id)).all()
+        rows = session.scalars(select(XComModel).filter_by(run_id=run.run_id, dag_id=dag_id)).all()
         xcoms = {f"{key(row)}/{row.key}": XComModel.deserialize_value(row) for row in rows}
         events = [event.extra for event in session.scalars(select(AssetEvent).filter_by(source_run_id=run.run_id))]
     return {"state": str(run.state), "states": states, "xcoms": xcoms, "events": events}
@@ -46,11 +49,22 @@ _dags: dict[str, Any] = {}
 
 def dags() -> dict[str, Any]:
     if not _dags:
-        from airflow.dag_processing.dagbag import BundleDagBag
+        from names_of_airflow import DagBag
 
         folder = Path(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
-        bag = BundleDagBag(dag_folder=folder, bundle_path=folder, bundle_name="dags-folder")
-        assert not bag.import_errors, bag.import_errors
+        in_bundle = {"bundle_path": folder, "bundle_name": "dags-folder"} if DagBag.__name__ == "BundleDagBag" else {}
+        sys.path.append(str(folder))  # as a DAG processor does
+        bag = DagBag(dag_folder=folder, **in_bundle)
+        without_start = (
+            VERSION < (3, 0),
+            "DAG is missing the start_date parameter",
+        )  # which 2.11 asks for with a schedule
+        errors = {
+            file: error
+            for file, error in bag.import_errors.items()
+            if not (without_start[0] and without_start[1] in error)
+        }
+        assert not errors, errors
         _dags.update(bag.dags)
     return _dags
 
@@ -86,6 +100,39 @@ def kill_deferred(seconds: float) -> dict[str, Any]:
     return {"message": message, "seconds": seconds, "status": job.status().value}
 
 
+def cancelled_before_3_3(seconds: float) -> dict[str, Any]:
+    """A trigger that is cancelled without a message: while its task is deferred, and once a user has marked it; where a
+    triggerer has the database. Elsewhere no supervisor is here to ask.
+    """
+    import kinetic_orchestration as kinetic
+
+    run = dags()["waits_on_a_worker"].test()
+    task = run.get_task_instances()[0]
+    job = kinetic.command(["sleep", str(seconds)], accelerator="cpu")
+
+    async def scene(trigger: Any) -> None:
+        waits = asyncio.create_task(anext(trigger.run()))
+        while job.status().value != "RUNNING":
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)
+        waits.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waits
+        assert waits.cancelled()
+
+    found = []
+    for state in ("deferred", "failed"):
+        if VERSION < (3, 0):
+            task.set_state(state)
+        trigger = trigger_of(job)
+        trigger.task_instance = task
+        asyncio.run(scene(trigger))
+        found.append(job.status().value if state == "deferred" else status_of(job.job_id))
+    if not job.status().final:
+        job.cancel("the test is over")
+    return {"found": found}
+
+
 def fire_early(ahead: float = 0.0, heard: bool = False) -> dict[str, Any]:
     """A trigger of a job that ended long ago, on a triggerer, where the task was deferred just now; by a clock that is
     so many seconds `ahead`, and by a worker whose supervisor `heard` of it at once.
@@ -99,7 +146,7 @@ def fire_early(ahead: float = 0.0, heard: bool = False) -> dict[str, Any]:
     bound = triggers.seconds_to_settle(heard)
     deferred = began - bound + 1.0
     trigger = trigger_of(job, deferred=deferred + ahead, heard=heard)
-    trigger._task_instance = object()
+    vars(trigger).update(task_instance=object(), _task_instance=object())  # by the release, one of them is read
 
     async def scene() -> Any:
         return await anext(trigger.run())
@@ -113,7 +160,6 @@ def fire_while_the_scheduler_stands_still(still: int) -> dict[str, Any]:
     """The same, where Airflow's health page, which a server here stands for, tells one old heartbeat so many times, then
     the one after it, and then the next.
     """
-    from datetime import UTC, datetime
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
     from threading import Thread
 
@@ -191,8 +237,7 @@ def provider() -> dict[str, Any]:
     import airflow
     import jsonschema
     from airflow.providers_manager import ProvidersManager
-    from airflow.sdk import task
-    from airflow.sdk.configuration import conf
+    from names_of_airflow import conf, task
 
     from airflow_kinetic import kinetic_task
     from airflow_kinetic.get_provider_info import get_provider_info
@@ -200,6 +245,7 @@ def provider() -> dict[str, Any]:
     schema = json.loads((Path(airflow.__path__[0]) / "provider_info.schema.json").read_text())
     jsonschema.validate(get_provider_info(), schema)
     manager = ProvidersManager()
+    manager.initialize_providers_configuration()  # as each of Airflow's commands does
     links = [name for name in manager.extra_links_class_names if name.startswith("airflow_kinetic.")]
     return {
         "known": "kinetic-orchestration" in manager.providers,
@@ -225,7 +271,7 @@ def declare(options: dict[str, Any]) -> dict[str, Any]:
 def declare_each(rows: list[tuple[dict[str, Any], dict[str, str]]]) -> dict[str, Any]:
     """The error that a DAG file gets for the options of each row while it is parsed with these variables, by each way to
     declare a task."""
-    from airflow.sdk import DAG
+    from names_of_airflow import DAG
 
     from airflow_kinetic import KineticTPUOperator, kinetic_task
 
@@ -255,7 +301,7 @@ def options_by_each_way(given: dict[str, Any], others: dict[str, Any]) -> dict[s
     """The options of a job by what a task, its templates, its decorator or its connection says. `others`: what else."""
     import dataclasses
 
-    from airflow.sdk import DAG
+    from names_of_airflow import DAG
 
     from airflow_kinetic import kinetic_task
     from airflow_kinetic.operators.request import draft_of, spec_of
@@ -289,7 +335,7 @@ def declare_mapped(
     default_args: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The same of a task that is mapped, by each way to declare one."""
-    from airflow.sdk import DAG, task, task_group
+    from names_of_airflow import DAG, task, task_group
 
     from airflow_kinetic import KineticTPUOperator, kinetic_task
 
@@ -344,7 +390,7 @@ def declare_mapped(
 
 def declare_generators() -> dict[str, Any]:
     """The same of a function that yields, by each way to declare a task."""
-    from airflow.sdk import DAG, task
+    from names_of_airflow import DAG, task
 
     from airflow_kinetic import KineticTPUOperator, kinetic_task
 
@@ -380,22 +426,37 @@ def tasks_of(dag_id: str) -> dict[str, Any]:
 
 
 class State:
-    """A task's state store, as far as the operator knows it: what Airflow keeps over tries and clears."""
+    """A task's state store, as far as the operator knows it: what Airflow keeps over tries and clears, until the DAG run is
+    deleted. An Airflow without one has no such object in a task's context: then this shows what is in the jobs' store.
+    """
 
     def __init__(self) -> None:
-        self.kept: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}
         self.requests = 0
+        self.began = datetime.now(UTC)
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What is kept, by its key."""
+        if KEEPS_STATE:
+            return self._kept
+        found = sorted(Path(os.environ["KINETIC_HOME"]).rglob("tasks/*.json"), key=lambda file: file.stat().st_mtime)
+        return {"kinetic": json.loads(found[-1].read_text())} if found else {}
+
+    @kept.setter
+    def kept(self, kept: dict[str, Any]) -> None:
+        self._kept = kept
 
     def get(self, key: str, default: Any = None) -> Any:
         self.requests += 1
-        return self.kept.get(key, default)
+        return self._kept.get(key, default)
 
     def set(self, key: str, value: Any, *, retention: Any = None) -> None:
         from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
         assert retention is NEVER_EXPIRE
         self.requests += 1
-        self.kept[key] = json.loads(json.dumps(value))
+        self._kept[key] = json.loads(json.dumps(value))
 
 
 def a_try(state: State, *, number: int = 1, max_tries: int = 1, clears: int = 0) -> dict[str, Any]:
@@ -405,7 +466,8 @@ def a_try(state: State, *, number: int = 1, max_tries: int = 1, clears: int = 0)
         dag_id="a_dag", task_id="a_task", run_id="a_run", map_index=-1, max_tries=max_tries, try_number=number,
         xcom_push=lambda **_: None,
     )  # fmt: skip
-    return {"ti": task, "task_state_store": state, "dag_run": SimpleNamespace(clear_number=clears)}
+    run = SimpleNamespace(clear_number=clears, start_date=state.began + timedelta(days=clears))
+    return {"ti": task, "dag_run": run, **({"task_state_store": state} if KEEPS_STATE else {})}
 
 
 def task_of(
@@ -434,9 +496,17 @@ def says_and_waits(marker: str) -> str:
     return "first"
 
 
+def as_main_thread() -> None:
+    """Airflow 2 looks for the caller of an operator in what its main thread alone has."""
+    if VERSION < (3, 0):
+        from airflow.models.baseoperator import ExecutorSafeguard
+
+        ExecutorSafeguard._sentinel.callers = {}
+
+
 def begun(task: Any, context: dict[str, Any], marker: str) -> Any:
     """A future of the task's end, once its program runs. As on a worker, whose main thread it holds."""
-    done = ThreadPoolExecutor(1).submit(task.execute, context)
+    done = ThreadPoolExecutor(1, initializer=as_main_thread).submit(task.execute, context)
     deadline = time.monotonic() + 60
     while not Path(marker).exists() and not done.done() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -575,7 +645,7 @@ def cleared_with_fewer_retries(file: str) -> dict[str, Any]:
 
 def cleared_after_its_success(file: str, deferrable: bool) -> dict[str, Any]:
     """A task whose job succeeded and which Airflow had failed: cleared with each way, and a retry and a clear later."""
-    from airflow.sdk.exceptions import TaskDeferred
+    from names_of_airflow import TaskDeferred
 
     state, values, deferred = State(), [], 0
     given = (("rerun", 1, 1, 0), ("adopt", 2, 2, 1), ("adopt", 3, 2, 1), ("adopt", 4, 4, 2), ("rerun", 5, 5, 3))
@@ -706,7 +776,7 @@ def not_kept(folder: str) -> dict[str, Any]:
 
 def ends_soon_or_outlasts(file: str, marker: str) -> dict[str, Any]:
     """A deferrable task that would wait a minute for its job, which ends at once; and one that waits no time."""
-    from airflow.sdk.exceptions import TaskDeferred
+    from names_of_airflow import TaskDeferred
 
     os.environ["AIRFLOW__KINETIC__DEFER_AFTER"] = "60"
     quick, state = task_of(counts, op_args=[file]), State()
@@ -725,7 +795,7 @@ def ends_soon_or_outlasts(file: str, marker: str) -> dict[str, Any]:
 
 def loads_of_a_try(marker: str) -> dict[str, Any]:
     """The number of times that a try loads its settings: one that waits, and both parts of one that is deferred."""
-    from airflow.sdk.exceptions import TaskDeferred
+    from names_of_airflow import TaskDeferred
 
     from kinetic_orchestration import attach
     from kinetic_orchestration.plan.configuration import settings
@@ -854,7 +924,7 @@ def speaks_and_waits(marker: str) -> None:
 
 def deferred_again(marker: str) -> dict[str, Any]:
     """The deferral of a task whose job exists already, and has printed something."""
-    from airflow.sdk.exceptions import TaskDeferred
+    from names_of_airflow import TaskDeferred
 
     import kinetic_orchestration as kinetic
     from kinetic_orchestration.jobs.following.follower import Follower
@@ -879,7 +949,7 @@ def deferred_again(marker: str) -> dict[str, Any]:
 
 def out_of_time_after_an_edit(marker: str) -> dict[str, Any]:
     """A trigger is out of time whose task has no `execution_timeout` any more when it goes on."""
-    from airflow.sdk.exceptions import TaskDeferred
+    from names_of_airflow import TaskDeferred
 
     state, raised = State(), "nothing"
     task = task_of(says_and_waits, op_args=[marker], execution_timeout=timedelta(seconds=7))
@@ -902,7 +972,7 @@ def out_of_time_after_an_edit(marker: str) -> dict[str, Any]:
 
 def out_of_time_before_it_opened(marker: str) -> dict[str, Any]:
     """A trigger that no triggerer took before its task was out of time."""
-    from airflow.sdk.exceptions import TaskDeferred
+    from names_of_airflow import TaskDeferred
 
     state, told = State(), {"raised": "nothing"}
     task = task_of(says_and_waits, op_args=[marker])
@@ -940,7 +1010,7 @@ def counts_to_its_end() -> None:
 
 def last_lines_of_a_timeout() -> dict[str, Any]:
     """A deferred task that is out of time while its program speaks."""
-    from airflow.sdk.exceptions import TaskDeferred
+    from names_of_airflow import TaskDeferred
 
     state, raised = State(), "nothing"
     task = task_of(counts_to_its_end)
@@ -1184,7 +1254,7 @@ def looked_up_late(seconds: float, bound: float) -> dict[str, Any]:
 
 def sensor_out_of_time(seconds: float) -> dict[str, Any]:
     """A deferred sensor of a job that takes longer than the sensor may."""
-    from airflow.sdk.exceptions import TaskDeferred
+    from names_of_airflow import TaskDeferred
 
     import kinetic_orchestration as kinetic
     from airflow_kinetic import KineticJobSensor
@@ -1310,7 +1380,7 @@ def choices_of(
 
     `chosen` of its options: as a `Choice` each, as a DAG file may write them.
     """
-    from airflow.sdk import DAG
+    from names_of_airflow import DAG
 
     from airflow_kinetic.operators.request import draft_of, spec_of
     from kinetic_orchestration import Choice
@@ -1352,8 +1422,7 @@ def choices_of(
 
 def stored_with_its_dag(chosen: list[dict[str, Any]]) -> dict[str, Any]:
     """The accelerators of a task and of a mapped one, after their DAG went through Airflow's database."""
-    from airflow.sdk import DAG
-    from airflow.serialization.serialized_objects import DagSerialization
+    from names_of_airflow import DAG, DagSerialization
 
     from airflow_kinetic import KineticTPUOperator
     from kinetic_orchestration import Choice
@@ -1376,7 +1445,7 @@ def stored_with_its_dag(chosen: list[dict[str, Any]]) -> dict[str, Any]:
 def rendered_arguments(options: dict[str, Any], params: dict[str, Any], native: bool = False) -> dict[str, Any]:
     from datetime import datetime
 
-    from airflow.sdk import DAG
+    from names_of_airflow import DAG
 
     from airflow_kinetic.operators.request import spec_of
 
@@ -1432,7 +1501,7 @@ def told_of_an_unreachable_store(elsewhere: str, marker: str, *, fails_at_once: 
 
 def deferral(marker: str, minutes: float) -> dict[str, Any]:
     """The data that Airflow stores when a task is deferred."""
-    from airflow.sdk.exceptions import TaskDeferred
+    from names_of_airflow import TaskDeferred
 
     state = State()
     task = task_of(says_and_waits, op_args=[marker], execution_timeout=timedelta(minutes=minutes), poll_interval=0.5)
@@ -1625,7 +1694,7 @@ def nobody_takes_it(marker: str, seconds: float) -> dict[str, Any]:
     """A task that was marked before its deferral took hold: no trigger comes. And one whose trigger does, and is left
     by its triggerer again.
     """
-    from airflow.sdk.exceptions import TaskDeferred
+    from names_of_airflow import TaskDeferred
 
     import kinetic_orchestration as kinetic
     from airflow_kinetic.operators import task_try
@@ -1661,25 +1730,25 @@ def nobody_takes_it(marker: str, seconds: float) -> dict[str, Any]:
 
 def internals_there() -> dict[str, Any]:
     """Look for each name that this package uses of Airflow's inside, and for what it uses beyond these."""
-    import importlib
-
     import airflow_kinetic
-    from airflow_kinetic.shared.airflow_api import INTERNALS
+    from airflow_kinetic import _compat
 
     missing = [
         f"{internal.module}.{name}"
-        for internal in INTERNALS
+        for internal in _compat.INTERNALS
         for name in internal.names
-        if not _is_there(importlib.import_module(internal.module), name)
+        if _compat.at_least(internal.since) and not _is_found((internal.module, internal.older), name)
     ]
-    used: set[str] = set()
+    used = {home if ":" in home else f"{home}:{name}" for name, homes in _compat._HOMES.items() for home in homes[:1]}
     for file in Path(airflow_kinetic.__file__).parent.rglob("*.py"):
+        if file.parent.name == "_compat":  # what it imports is of older versions
+            continue
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "airflow":
                 used |= {f"{node.module}:{alias.name}" for alias in node.names}
             elif isinstance(node, ast.Import):
                 used |= {f"{alias.name}:" for alias in node.names if alias.name.split(".")[0] == "airflow"}
-    listed = [f"{each.module}:{name.partition('.')[0]}" for each in INTERNALS for name in each.names]
+    listed = [f"{each.module}:{name.partition('.')[0]}" for each in _compat.INTERNALS for name in each.names]
     told = {"missing": missing, "used": sorted(used), "listed": listed, "members": sorted(_members_used())}
     return {**told, "of_the_context": sorted(_used_of_the_context())}
 
@@ -1717,6 +1786,17 @@ def _used_of_the_context() -> set[str]:
 
 def _is_of_the_context(node: ast.AST | None) -> bool:
     return node is not None and re.fullmatch(r"context(\[|\.get\()'\w+'(\]|\))", ast.unparse(node)) is not None
+
+
+def _is_found(modules: tuple[str, ...], name: str) -> bool:
+    """Return True if any of these modules is there, and has the name."""
+    import importlib
+
+    found = []
+    for module in filter(None, modules):
+        with contextlib.suppress(ImportError):
+            found.append(importlib.import_module(module))
+    return any(_is_there(module, name) for module in found)
 
 
 def _is_there(module: Any, name: str) -> bool:
@@ -1781,6 +1861,7 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
     for story in (
         run_dag,
         kill_deferred,
+        cancelled_before_3_3,
         fire_early,
         forged_after_its_trigger,
         provider,

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from airflow_kinetic._compat import INTERNALS
 from airflow_kinetic.get_provider_info import DEFAULTS, get_provider_info
-from airflow_kinetic.shared.airflow_api import INTERNALS
 from kinetic_orchestration.plan.declare.spec import Options
-from tests.airflow_kinetic.conftest import Airflow
+from tests.airflow_kinetic.conftest import NEWEST, RELEASE, Airflow, needs
 from tests.project.names import keywords
 
 pytestmark = pytest.mark.timeout(300)  # the first one starts Airflow
@@ -31,8 +31,8 @@ def test_airflow_knows_the_provider_and_task_kinetic_is_kinetic_task(airflow: Ai
 
 
 @pytest.mark.slow
-def test_the_airflow_command_lists_the_provider(airflow: Airflow) -> None:
-    command = [sys.executable, "-m", "airflow", "providers", "list", "-o", "json"]
+def test_the_airflow_command_lists_the_provider(airflow: Airflow, python: str) -> None:
+    command = [python, "-m", "airflow", "providers", "list", "-o", "json"]
     listed = subprocess.run(command, env=airflow.environ, capture_output=True, text=True, timeout=280)
     assert listed.returncode == 0, listed.stderr
     (ours,) = [entry for entry in json.loads(listed.stdout) if entry["package_name"] == "kinetic-orchestration"]
@@ -122,13 +122,20 @@ def test_a_type_checker_knows_what_a_task_takes(tmp_path: Path) -> None:
     }, checked.stdout  # fmt: skip
 
 
-def test_an_older_airflow_gets_one_sentence(tmp_path: Path) -> None:
-    # No real Airflow 2 can be installed beside this one: a package that says its version stands for it.
-    (tmp_path / "airflow.py").write_text("__version__ = '2.11.0'\n")
+OTHERS = {
+    "2.10.5": "needs Airflow 2.11 or newer, and this is Airflow 2.10.5: upgrade it.",
+    "3.0.2": "needs Airflow 3.0.6 or newer of 3.0, and this is Airflow 3.0.2, whose tasks do not know how often they may be tried: upgrade it.",
+    "4.0.0b1": "knows Airflow 2.11 to 3, and this is Airflow 4.0.0b1: upgrade kinetic-orchestration, or install 'apache-airflow<4'.",
+}
+
+
+@pytest.mark.parametrize("found", OTHERS)
+def test_an_airflow_that_is_too_old_or_too_new_gets_one_sentence(tmp_path: Path, found: str) -> None:
+    # No other Airflow can be installed beside this one: a package that says its version stands for it.
+    (tmp_path / "airflow.py").write_text(f"__version__ = {found!r}\n")
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from airflow_kinetic import kinetic_task"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    last = done.stderr.strip().splitlines()[-1]
-    assert last == "ImportError: airflow_kinetic needs Airflow 3.3 or newer, and this is Airflow 2.11.0: upgrade it."
+    assert done.stderr.strip().splitlines()[-1] == f"ImportError: airflow_kinetic {OTHERS[found]}"
 
 
 def test_importing_the_package_imports_no_airflow() -> None:
@@ -173,8 +180,10 @@ def test_every_name_of_airflows_inside_is_listed_and_there(airflow: Airflow, hom
     assert done["missing"] == []
     assert {name for name in done["used"] if name.partition(":")[0] not in PUBLIC} <= {*done["listed"]}
     listed = {name.partition(".")[2] for internal in INTERNALS for name in internal.names}
-    assert set(done["members"]) - listed == PUBLIC_MEMBERS - listed
+    assert set(done["members"]) - listed <= PUBLIC_MEMBERS - listed
     assert set(done["of_the_context"]) - listed == PUBLIC_OF_THE_CONTEXT
+    if RELEASE >= NEWEST:
+        assert set(done["members"]) - listed == PUBLIC_MEMBERS - listed
 
 
 @pytest.mark.slow
@@ -188,7 +197,7 @@ def test_an_airflow_without_the_decorators_base_says_what_is_lost_and_has_the_op
     )
     environ = {**os.environ, "AIRFLOW_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env=environ)
-    assert done.stdout.strip().endswith("train")
+    assert "train" in done.stdout.splitlines(), "beside what Airflow says of its older module"
     last = done.stderr.strip().splitlines()[-1]
     assert last.endswith("Without it there is no @task.kinetic: write KineticTPUOperator(python_callable=…) instead")
 
@@ -218,11 +227,12 @@ def test_what_cannot_be_without_a_part_of_airflow_says_what_is_lost_and_the_oper
     )
     environ = {**os.environ, "AIRFLOW_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env=environ)
-    assert done.stdout.strip().endswith("train")
+    assert "train" in done.stdout.splitlines(), "beside what Airflow says of its older module"
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: ") and last.endswith(f"Without it {lost}")
 
 
+@needs(NEWEST, "it imports its triggers with its operators")
 def test_without_triggers_a_deferrable_task_waits_on_its_worker_and_says_so(airflow: Airflow, home: Path) -> None:
     done = airflow("waits_without_triggers", home)
     assert (done["value"], done["seen"]) == (3, 3)

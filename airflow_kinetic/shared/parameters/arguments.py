@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from airflow_kinetic.shared import airflow_api
+from airflow_kinetic import _compat
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.declare.checks.functions import name_of
 from kinetic_orchestration.plan.declare.choices import Choice, form_of
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.profile import Profile
 
-try:
-    from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
-except ImportError as error:
-    airflow_api.warn_missing("airflow.sdk.definitions.context", error)
-    KNOWN_CONTEXT_KEYS = set()
+KNOWN_CONTEXT_KEYS: Collection[str] = _compat.optional("KNOWN_CONTEXT_KEYS") or ()
 
 # What a task's context has that means the same on another machine. The rest is Airflow's own objects.
 TRAVELLING = frozenset({"ds", "ds_nodash", "run_id", "task_instance_key_str", "ts", "ts_nodash", "ts_nodash_with_tz"})

@@ -11,8 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from airflow.sdk import XComArg
-
+from airflow_kinetic._compat import XComArg
 from airflow_kinetic.shared.location import listed
 from airflow_kinetic.shared.parameters.arguments import is_final, untemplated
 from kinetic_orchestration.errors import ConflictingSettings, UsageError

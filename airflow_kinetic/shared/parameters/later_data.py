@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from airflow.sdk import XComArg
-
+from airflow_kinetic._compat import XComArg
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.declare.data import Data
 

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
-from airflow.sdk import XComArg
-from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorPartial
 
+from airflow_kinetic._compat import MappedOperator, OperatorPartial, XComArg
 from airflow_kinetic.shared.parameters.declared import UNKNOWN, check, declared_with
 from airflow_kinetic.shared.parameters.later_data import KineticData
 from kinetic_orchestration.errors import UsageError

@@ -23,11 +23,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import structlog
-
+from airflow_kinetic._compat import substitutes
 from airflow_kinetic.shared.configuration import log_lines_per_second
 from kinetic_orchestration.api.printer import Printer, SecondaryErrors
-from kinetic_orchestration.plan.values import Change, Event, Metrics, Output, Progress
+from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.jobs.following.logs import LogReader
+from kinetic_orchestration.jobs.job import Job
+from kinetic_orchestration.jobs.watching import attempts
+from kinetic_orchestration.plan.values import Change, Event, Metrics, Outcome, Output, Progress
+from kinetic_orchestration.protocol.system import escaping
 
 BURST_SECONDS = 10.0
 LINES_READ = 100.0  # a second, by an Airflow that is busy, of what its triggers write
@@ -38,6 +42,8 @@ MOST_MOVED = 1_000_000  # microseconds: beyond that, lines of one host share a t
 MOST_CHARACTERS = 16_384  # of a line; the store has lines of megabytes
 MOST_AGAIN = 2_000  # lines of what was there before, and may have been written before
 LEAST_AGAIN = 20  # of them, though the budget be spent
+LAST_LINES = 50  # that are repeated
+LAST_HOSTS = 8  # whose lines may be among them, beside the one that failed
 MOST_METRICS = 32  # names; they are sent in an event and stored in Airflow's database
 
 
@@ -92,6 +98,29 @@ def line_budget() -> Budget:
     return Budget(log_lines_per_second())
 
 
+def repeat_last_lines(job: Job, outcome: Outcome | None) -> None:
+    """Write the last lines of the hosts to the log of the worker's leg, in a group that the page folds: what a trigger
+    writes may be shown no more once it has ended (apache/airflow issues 70314, 70317), or not until then (58676).
+    """
+    failed = 0 if outcome is None else outcome.verdict.host or 0
+    log = substitutes.log_of("kinetic.job")
+    try:
+        attempt = outcome.attempt if outcome is not None else attempts.newest(job.store, job.job_id)
+        printed = LogReader(job, attempt).last(LAST_LINES, {failed, *range(LAST_HOSTS)})
+    except KineticError as error:  # the task has ended all the same
+        log.warning(f"The last lines of job {job.job_id} could not be read: {error}")
+        return
+    if not printed:
+        return
+    several = job.policy_of(attempt).hosts > 1
+    log.info(f"::group::The last {len(printed)} lines of job {job.job_id}, which its trigger has written, too")
+    for line in printed:
+        where = f"[host {line.host}] " if several else ""
+        text = escaping.log(line.text).replace("::", ": :")  # of no group of its own
+        log.info(f"{_shown(round(line.time * 1e6))} {where}{_short(text)}")
+    log.info("::endgroup::")
+
+
 class TaskLog:
     """An `emit` of the core, usable in any thread: a triggerer finds the task by the context of its caller.
 
@@ -132,8 +161,8 @@ class TaskLog:
         self._ended = False
         self._lock = threading.Lock()  # the waiting thread may give up while a step on another thread still logs
         self._context = contextvars.copy_context()
-        self._log = structlog.get_logger("kinetic.host")
-        self._changes = structlog.get_logger("kinetic.job")
+        self._log = substitutes.log_of("kinetic.host")
+        self._changes = substitutes.log_of("kinetic.job")
 
     def __call__(self, event: Event) -> None:
         with self._lock:
@@ -257,6 +286,8 @@ def _texts(event: Event) -> Iterator[str]:
         Printer(1, write, job_id="")(event)
         text = "".join(written)
     for line in text.removesuffix("\n").split("\n") if text else ():
-        shown = line.rstrip("\r").rpartition("\r")[2]
-        longer = len(shown) > MOST_CHARACTERS
-        yield f"{shown[:MOST_CHARACTERS]}… ({len(shown)} characters)" if longer else shown
+        yield _short(line.rstrip("\r").rpartition("\r")[2])
+
+
+def _short(line: str) -> str:
+    return f"{line[:MOST_CHARACTERS]}… ({len(line)} characters)" if len(line) > MOST_CHARACTERS else line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,11 @@ import pytest
 
 from airflow_kinetic.links.kinetic import urls_of
 from airflow_kinetic.shared.location import JobLocation
-from airflow_kinetic.shared.outcome import data_in, lineage_of, place_of
+from airflow_kinetic.shared.outcome import data_in, lineage_of
 from kinetic_orchestration import Data
 from kinetic_orchestration.api.links import browse
 from kinetic_orchestration.plan.configuration.settings import load
+from kinetic_orchestration.telemetry.lineage import address_of
 from tests.airflow_kinetic.conftest import environ_of
 
 OPENLINEAGE = (
@@ -82,17 +84,17 @@ def test_data_is_found_wherever_it_is_in_a_call(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     given = [[1, Data(str(folder))], {"a": {"b": (Data("gs://bucket/points/"),)}}]
-    assert [place_of(data.path) for data in data_in(given)] == [("file", str(folder)), ("gs://bucket", "points")]
+    assert [address_of(data.path) for data in data_in(given)] == [("file", str(folder)), ("gs://bucket", "points")]
 
 
 def test_without_openlineage_there_is_no_lineage_and_no_error() -> None:
-    assert lineage_of([], "gs://bucket/out") is None
+    assert lineage_of([], None) is None
 
 
 @pytest.mark.slow
 @pytest.mark.turn(6)
 @pytest.mark.timeout(400)
-def test_airflows_openlineage_takes_what_a_task_tells(tmp_path: Path) -> None:
+def test_airflows_openlineage_takes_what_a_task_tells(tmp_path: Path, home: Path) -> None:
     """Uses the unmodified OpenLineage provider, which is not among this project's development packages."""
     import uv
 
@@ -100,14 +102,21 @@ def test_airflows_openlineage_takes_what_a_task_tells(tmp_path: Path) -> None:
     command = [uv.find_uv_bin(), "pip", "install", "--no-deps", *where, *OPENLINEAGE]
     installed = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert installed.returncode == 0, installed.stderr
+    (data := tmp_path / "data").mkdir()
+    (data / "points.csv").write_text("1\n")
     environ = environ_of(tmp_path / "airflow", tmp_path / "dags") | {
-        "PYTHONPATH": str(tmp_path / "more"),
+        "KINETIC_HOME": str(home),
+        "PYTHONPATH": os.pathsep.join([str(tmp_path / "more"), os.getcwd()]),
         "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps({"type": "console"}),
     }
-    program = [sys.executable, str(Path(__file__).parent / "lineage.py")]
+    program = [sys.executable, str(Path(__file__).parent / "lineage.py"), str(data)]
     ran = subprocess.run(program, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=150)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert json.loads(ran.stdout.splitlines()[-1]) == {
-        "inputs": [["gs://bucket", "points"], ["gs://bucket", "volume"]],
-        "outputs": [["gs://bucket", "kinetic/out"]],
-    }
+    told = json.loads(ran.stdout.splitlines()[-1])
+    inputs = [["file", str(data)], ["gs://bucket", "points"], ["gs://bucket", "volume"]]
+    assert told["start"] == {"inputs": inputs, "outputs": [], "tags": {}, "error": ""}
+    for state, error in (("success", ""), ("failed", "no such column: price")):
+        ended = told[state]
+        assert (ended["inputs"], ended["outputs"], ended["error"]) == (inputs, [["file", ended["folder"]]], error)
+        tags = {"job_id": ended["job"], "backend": "local", "accelerator": "cpu", "deployment": "local"}
+        assert ended["tags"] == tags

@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic_orchestration.protocol.system import processes
+from tests.airflow_kinetic.live.releases import GONE_SECONDS, NEWEST, USER, Release
 from tests.support.ports import held_port
 
 READY_SECONDS = 900.0  # 30 on an idle machine of two cores, minutes on a busy one
@@ -38,6 +38,7 @@ SETTINGS = {
     "AIRFLOW__CORE__PARALLELISM": str(PARALLELISM),
     "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
     "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600",
+    "AIRFLOW__DAG_PROCESSOR__STALE_DAG_THRESHOLD": "3600",  # else 3.0 drops DAGs whose file it has opened for a callback alone
     "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS": "live_database.PATIENT",
     "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS_ASYNC": "live_database.PATIENT",
     "AIRFLOW__CORE__FERNET_KEY": "bGl2ZS10ZXN0cy1vZi1haXJmbG93LWtpbmV0aWMtMDE=",
@@ -45,23 +46,13 @@ SETTINGS = {
     "AIRFLOW__API_AUTH__JWT_SECRET": "live-tests-of-a-length-that-will-do",
     "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
     # What takes minutes by default: a worker that is gone, and a triggerer that is.
-    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": GONE_SECONDS,
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3",
     "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "3",
     "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
     "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
     "AIRFLOW__KINETIC__DEFER_AFTER": "1",
     "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "40",
-}
-
-# The API server in two: over SQLite, one whose user changes something while a worker does waits for itself.
-SERVER = ("api-server", "--host", "127.0.0.1", "--workers", "1", "--apps")
-COMMANDS = {
-    "api-server": (*SERVER, "core"),
-    "execution-api": (*SERVER, "execution"),
-    "scheduler": ("scheduler", "--skip-serve-logs"),
-    "triggerer": ("triggerer", "--skip-serve-logs"),
-    "dag-processor": ("dag-processor",),
 }
 
 
@@ -101,6 +92,14 @@ class Component:
         self.process.wait(90)
         self.process = None
 
+    def stop(self) -> None:
+        """SIGTERM, as at a restart by a service manager; what is left after that is killed."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_SECONDS)
+        self.kill()
+
     @property
     def ended(self) -> bool:
         """Though nobody has killed it."""
@@ -132,16 +131,18 @@ class Airflow:
     url: str
     folder: Path  # LIVE_TEST_FOLDER, which tasks know
     components: dict[str, Component]
+    release: Release
     _token: str = field(default="", repr=False)
+    _logged_in: bool = False
     _changing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     # ---- asking ------------------------------------------------------------------------------------------------
 
     def ask(self, method: str, path: str, body: Any = None, again: int = 2) -> Any:
-        """The answer of the REST API, below /api/v2 unless the path begins with a slash. A question that a busy server
-        did not answer is put again.
+        """The answer of the REST API, below its own path unless the path begins with a slash. A question that a busy
+        server did not answer is put again.
         """
-        url = f"{self.url}{path}" if path.startswith("/") else f"{self.url}/api/v2/{path}"
+        url = f"{self.url}{path}" if path.startswith("/") else f"{self.url}{self.release.api}/{path}"
         request = urllib.request.Request(url, method=method, headers={"Accept": "application/json"})
         if self._token:
             request.add_header("Authorization", f"Bearer {self._token}")
@@ -171,19 +172,22 @@ class Airflow:
         return self._token
 
     def log_in(self) -> None:
+        if not self._logged_in:
+            self._token = self.release.log_in(self.ask, self._password)
+            self._logged_in = True
+
+    def _password(self) -> str:
         passwords = json.loads((self.home / "simple_auth_manager_passwords.json.generated").read_text())
-        self._token = self.ask("POST", "/auth/token", {"username": "admin", "password": passwords["admin"]})[
-            "access_token"
-        ]
+        return str(passwords[USER])
 
     def trigger(self, dag_id: str, run_id: str, **conf: Any) -> Run:
-        self.ask("POST", f"dags/{dag_id}/dagRuns", {"dag_run_id": run_id, "logical_date": None, "conf": conf})
+        self.ask("POST", f"dags/{dag_id}/dagRuns", self.release.run_of(run_id, conf))
         return Run(self, dag_id, run_id)
 
     def execute(self, script: Path, *arguments: str) -> str:
         """Run a script in this Airflow's environment and return the last line of its output."""
         done = subprocess.run(
-            [sys.executable, str(script), *arguments],
+            [self.release.python, str(script), *arguments],
             cwd=self.home, env=self.components["scheduler"].environ, capture_output=True, text=True, timeout=WITHIN,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
@@ -270,7 +274,7 @@ class Run:
     def log(self, number: int = 1, task_id: str = "train", map_index: int = -1) -> list[dict[str, Any]]:
         """The records of a try, as the page shows them."""
         path = f"{self.path}/taskInstances/{task_id}/logs/{number}?full_content=true&map_index={map_index}"
-        return [record for record in self.airflow.ask("GET", path)["content"] if isinstance(record, dict)]
+        return self.airflow.release.records(self.airflow.ask("GET", path)["content"])
 
     def text(self, number: int = 1, task_id: str = "train") -> str:
         try:
@@ -279,31 +283,29 @@ class Run:
             return str(error)[:300]
 
     def value(self, task_id: str = "train", map_index: int = -1, key: str = "return_value") -> Any:
-        path = f"{self.path}/taskInstances/{task_id}/xcomEntries/{key}?map_index={map_index}"
-        return self.airflow.ask("GET", path)["value"]
+        query = f"?map_index={map_index}{self.airflow.release.value_query}"
+        return self.airflow.ask("GET", f"{self.path}/taskInstances/{task_id}/xcomEntries/{key}{query}")["value"]
 
     def kept(self, key: str, task_id: str = "train") -> Any:
         """The value in the task's state, which is stored over its tries."""
         return self.airflow.ask("GET", f"{self.path}/taskInstances/{task_id}/state-store/{key}")["value"]
 
     def links(self, task_id: str = "train") -> dict[str, str]:
-        found = self.airflow.ask("GET", f"{self.path}/taskInstances/{task_id}/links")["extra_links"]
-        assert isinstance(found, dict)
-        return found
+        return self.airflow.release.links(self.airflow.ask("GET", f"{self.path}/taskInstances/{task_id}/links"))
 
     def clear(self, task_id: str = "train") -> None:
-        body = {"dry_run": False, "dag_run_id": self.run_id, "task_ids": [task_id], "only_failed": False}
+        body = self.airflow.release.clear_of(self.run_id, task_id)
         self.airflow.ask("POST", f"dags/{self.dag_id}/clearTaskInstances", body)
 
     def mark_task(self, state: str, task_id: str = "train") -> None:
-        self.airflow.ask("PATCH", f"{self.path}/taskInstances/{task_id}", {"new_state": state})
+        self.airflow.ask("PATCH", f"{self.path}/taskInstances/{task_id}", self.airflow.release.state_of(state))
 
     def mark(self, state: str) -> None:
         self.airflow.ask("PATCH", self.path, {"state": state})
 
     def worker(self) -> processes.Process | None:
         """The process in which the task's own code runs now, by the name that Airflow gives it."""
-        title = f"airflow worker -- {self.task()['id']}".encode()
+        title = self.airflow.release.worker_title(self.task()).encode()
         for process in self.airflow.components["scheduler"].below():
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 if Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(title):
@@ -313,13 +315,13 @@ class Run:
 
 @contextmanager
 def airflow_servers(
-    home: Path, environ: Mapping[str, str], dags: int, through: tuple[str, ...] = ()
+    home: Path, environ: Mapping[str, str], dags: int, through: tuple[str, ...] = (), release: Release = NEWEST
 ) -> Iterator[Airflow]:
     """A whole Airflow on the migrated database in `home`, ready for use. Afterwards none of its processes lives.
 
     `through`: a command that becomes each of its components.
     """
-    held = {name: held_port() for name, command in COMMANDS.items() if command[0] == "api-server"}
+    held = {name: held_port() for name in release.servers}
     ports = {name: port.getsockname()[1] for name, port in held.items()}
     url = f"http://127.0.0.1:{ports['api-server']}"
     folder = home / "live"
@@ -327,8 +329,10 @@ def airflow_servers(
     variables = {
         **environ,
         **SETTINGS,
-        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{ports['execution-api']}/execution/",
+        **release.settings,
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{ports.get('execution-api')}/execution/",
         "AIRFLOW__API__BASE_URL": url,
+        "AIRFLOW__WEBSERVER__BASE_URL": url,
         "LIVE_TEST_FOLDER": str(folder),
         "DO_NOT_TRACK": "1",
     }
@@ -336,11 +340,11 @@ def airflow_servers(
     (home / "config").mkdir()
     (home / "config" / "live_database.py").write_text("PATIENT = {'timeout': 120}\n")
     components = {}
-    for name, command in COMMANDS.items():
+    for name, command in release.commands.items():
         arguments = ("--port", str(ports[name])) if name in ports else ()
-        whole = (*through, sys.executable, "-m", "airflow", *command, *arguments)
+        whole = (*through, release.python, "-m", "airflow", *command, *arguments)
         components[name] = Component(name, home / f"{name}.log", whole, variables)
-    airflow = Airflow(home, url, folder, components)
+    airflow = Airflow(home, url, folder, components, release)
     try:
         for component in components.values():
             component.start()
@@ -354,17 +358,17 @@ def airflow_servers(
 
 
 def _wait_until_ready(airflow: Airflow, dags: int) -> None:
-    """All four beat, and every DAG is known."""
+    """All of them beat, and every DAG is known."""
     why: object = ""
 
     def ready() -> bool:
         nonlocal why
         try:
-            why = health = airflow.ask("GET", "monitor/health")
-            if any(part["status"] != "healthy" for part in health.values()):
+            why = health = airflow.ask("GET", airflow.release.health)
+            # 2.11 tells None of a part that is none of its own
+            if any(part["status"] not in ("healthy", None) for part in health.values()):
                 return False
-            if not airflow.token:
-                airflow.log_in()
+            airflow.log_in()
             broken = airflow.ask("GET", "importErrors")["import_errors"]
             assert not broken, "\n".join(error["stack_trace"] for error in broken)
             why = found = airflow.ask("GET", "dags")["total_entries"]
@@ -378,10 +382,10 @@ def _wait_until_ready(airflow: Airflow, dags: int) -> None:
 
 def _stop(airflow: Airflow) -> list[processes.Process]:
     """Stop Airflow as a service manager does; processes left after that are killed, and returned. The API servers,
-    which store nothing and take long to stop, are killed last.
+    which store nothing and take long to stop, are killed last, with all that they have started.
     """
     running = {each.name: each.process for each in airflow.components.values() if each.process is not None}
-    servers = [process for name, process in running.items() if SERVER[0] in airflow.components[name].command]
+    servers = [process for name, process in running.items() if name in airflow.release.servers]
     others = [process for process in running.values() if process not in servers]
     for process in others:
         process.send_signal(signal.SIGTERM)
@@ -391,7 +395,8 @@ def _stop(airflow: Airflow) -> list[processes.Process]:
         if time.monotonic() > deadline - STOP_SECONDS + IDLE_SECONDS:
             _end_idle_workers(others)
     for process in servers:
-        process.kill()
+        for found in of_session(process.pid):
+            processes.send(found.pid, signal.SIGKILL)
     deadline = time.monotonic() + IDLE_SECONDS
     while (
         left := [found for process in running.values() for found in of_session(process.pid)]

@@ -13,6 +13,8 @@ import pytest
 
 from tests.airflow_kinetic.conftest import environ_of
 from tests.airflow_kinetic.live.airflow_servers import Airflow, airflow_servers
+from tests.airflow_kinetic.live.releases import NEWEST, Release
+from tests.support.airflow_releases.environment import CHOSEN
 
 HERE = Path(__file__).parent
 DAGS = 10
@@ -29,14 +31,22 @@ def servers(shared_home: Path, database: Path, tmp_path_factory: pytest.TempPath
 
 
 def started_airflow(
-    folder: Path, dags: Path, number: int, database: Path, environ: Mapping[str, str], through: tuple[str, ...] = ()
+    folder: Path,
+    dags: Path,
+    number: int,
+    database: Path,
+    environ: Mapping[str, str],
+    through: tuple[str, ...] = (),
+    release: Release = NEWEST,
 ) -> AbstractContextManager[Airflow]:
     """Start an Airflow with that many DAGs, and a home below `folder`."""
+    if CHOSEN:
+        pytest.skip(f"Airflow {CHOSEN}: test_live_releases.py plays it")
     home = folder / "home"
     home.mkdir()
     shutil.copy(database, home)
     whole = {**environ_of(home, dags), "KINETIC_MAX_HOSTS": MOST_HOSTS, **environ}
-    return airflow_servers(home, whole, number, through)
+    return airflow_servers(home, whole, number, through, release)
 
 
 class SideBySide:

@@ -77,6 +77,9 @@ def test_a_task_that_waits_for_its_share_of_chips_tells_its_place_in_the_line_in
     assert "queued: 1st in line for 16 of v5e=16 chips (4 in use)" in done["log"]
 
 
+EACH_HOST = "first line of {}; same; same; done"
+
+
 def test_a_deferred_task_shows_the_lines_of_all_hosts_and_hands_its_value_on(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="waits_on_a_triggerer")
     assert done["states"] == {"train": "success", "after": "success"}
@@ -89,6 +92,13 @@ def test_a_deferred_task_shows_the_lines_of_all_hosts_and_hands_its_value_on(air
         assert [*texts[:metrics], *texts[metrics + 1 :]] == [f"first line of {host}", "same", "same", "done"]
         times = [line.split()[0] for line in mine]
         assert times == sorted(set(times)), "each line has a later time than the one before, its own"
+    begin, end = done["log"].index("::group::The last 16 lines of job"), done["log"].rindex("::endgroup::")
+    again = done["log"][begin:end]
+    assert begin > done["log"].rindex("host=3"), "on the worker, whatever becomes of what the trigger has written"
+    for host in range(4):
+        assert re.findall(rf"Z \[host {host}\] (.*?)(?:\s{{2,}}|\s\[kinetic|$)", again, re.M) == EACH_HOST.format(
+            host
+        ).split("; ")
     # The function used its file's globals and a module beside it: 2 * 4 + 100.
     assert done["xcoms"]["train/value"] == 108
     assert done["xcoms"]["train/hosts"] == 4
@@ -208,7 +218,8 @@ def test_a_script_runs_with_its_arguments_and_variables(airflow: Airflow, home: 
     assert done["states"] == {"train": "success"}
     assert "told: --rate runs_a_script 3 templated" in done["log"]
     assert "metrics step 3: loss=0.25" in done["log"]
-    assert sorted(re.findall(r"rank (\d) is local (\d)", done["log"])) == [("0", "0"), ("1", "1")], "processes="
+    log = done["log"].partition("::group::The last")[0]  # in which they are once more
+    assert sorted(re.findall(r"rank (\d) is local (\d)", log)) == [("0", "0"), ("1", "1")], "processes="
     assert "train/return_value" not in done["xcoms"]
     output = done["xcoms"]["train/kinetic_output_dir"]
     assert output == kinetic.attach(done["xcoms"]["train/kinetic_job_id"]).output_dir

@@ -10,9 +10,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import dag
-
 from airflow_kinetic import KineticJobSensor, KineticTPUOperator
+
+try:
+    from airflow.sdk import dag
+except ImportError:  # of 2.11
+    from airflow.decorators import dag
 
 LONGEST = 1200.0  # seconds that anything here waits for its test
 PAUSE = 0.8

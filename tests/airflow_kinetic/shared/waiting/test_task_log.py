@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from datetime import UTC, datetime
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import structlog.testing
 
+from airflow_kinetic._compat import substitutes
 from airflow_kinetic.shared.waiting.task_log import Budget, TaskLog
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output, Progress
 from kinetic_orchestration.protocol.report import frames
@@ -260,3 +262,17 @@ def test_a_line_in_a_fold_fails_a_test_unless_airflow_took_longer_than_a_trigger
         scenes.check_folds(Shown(LEFT - 0.1))  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match=rf"^{scenes.IN_A_FOLD} of a_run, for which Airflow took 1\.6 s$"):
         scenes.check_folds(Shown(LEFT + 0.1))  # type: ignore[arg-type]
+
+
+def test_where_records_have_no_fields_the_host_is_in_the_text_and_the_time_is_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As in Airflow 2, which sorts the lines of a log by their times, too, and drops equal ones."""
+    log = substitutes._TextLog(logging.getLogger("kinetic.host"))
+    with caplog.at_level(logging.INFO):
+        log.info("a line", timestamp="2026-01-02T03:04:05.678000Z", host=3, attempt=2)
+        log.error("100 % of it")
+    first, second = caplog.records
+    assert (first.getMessage(), second.getMessage()) == ("[host 3, attempt 2] a line", "100 % of it")
+    assert (round(first.created, 3), round(first.msecs)) == (1767323045.678, 678)
+    assert second.created > first.created and second.levelname == "ERROR"
