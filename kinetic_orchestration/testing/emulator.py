@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -26,16 +27,18 @@ from kinetic_orchestration.protocol.system import copies, processes
 from kinetic_orchestration.testing.api_rules.access import Access
 from kinetic_orchestration.testing.api_servers import server
 from kinetic_orchestration.testing.api_servers.other_apis import OtherApis
-from kinetic_orchestration.testing.api_servers.service_accounts import USER
+from kinetic_orchestration.testing.api_servers.projects.service_accounts import USER
 from kinetic_orchestration.testing.api_servers.signing import ISSUER, Signer
 from kinetic_orchestration.testing.kubernetes import node_pools
 from kinetic_orchestration.testing.kubernetes.cluster import Cluster
 from kinetic_orchestration.testing.kubernetes.controllers.changes import Tell
 from kinetic_orchestration.testing.kubernetes.pods.metadata import POOL
 from kinetic_orchestration.testing.model.cloud import Cloud
+from kinetic_orchestration.testing.model.faults import CLIENT
 from kinetic_orchestration.testing.model.lifecycle import CREATES_PER_MINUTE, Timing
 from kinetic_orchestration.testing.model.state.machine import Host, Hosts, Machine
 from kinetic_orchestration.testing.storage_server.server import StorageServer
+from kinetic_orchestration.testing.vms.tunnels import PERMISSION, Tunnels
 from kinetic_orchestration.testing.vms.vm import Machines, Vm, find_python, route_to_index, unmount
 
 PROJECT = "emulated"
@@ -107,9 +110,12 @@ class Emulator(Cloud):
         with contextlib.ExitStack() as running:
             self.root = self._make_root(running)
             self.storage = running.enter_context(StorageServer(access=self.access))
+            self.neighbours.accounts.forgetful.append(self.storage.forget_account)
             self.grpc = server.GrpcServer(self, self.access)
             running.callback(self.grpc.close)
-            self.rest = server.RestServer(self, self.neighbours, self.signer, self.access)
+            self.tunnels = Tunnels(self._reach, self._may_tunnel)
+            running.callback(self.tunnels.close)
+            self.rest = server.RestServer(self, self.neighbours, self.signer, self.access, self.tunnels)
             running.callback(self.rest.close)
             if self._with_hosts:
                 self._machines = running.enter_context(_Room(self._machine_room(running), self._host_failed))
@@ -236,6 +242,19 @@ class Emulator(Cloud):
         endpoint, authority = self.cluster.endpoint, self.cluster.authority
         self.add_cluster(CLUSTER, endpoint, authority, REGION, project, of=self.cluster, **_beyond())
         return {**shared, "KINETIC_PROJECT": project, "KINETIC_CLUSTER": CLUSTER, **self.addresses()}
+
+    # Ways to its machines
+
+    def _reach(self, project: str, zone: str, name: str, connection: socket.socket) -> bool | None:
+        """Connect a socket to the sshd of a VM; False if it does not answer, None if there is none of this name."""
+        for vm in self._machines.machines.all() if isinstance(self._machines, _Room) else ():
+            machine = vm.machine
+            if (machine.project, machine.zone, machine.name) == (project, zone, name):
+                return vm.enter(connection)
+        return None
+
+    def _may_tunnel(self, project: str) -> bool:
+        return not self.is_denied(PERMISSION, CLIENT)
 
     # Inspection and waiting
 
@@ -436,6 +455,12 @@ class _Pending:
     @property
     def guest_attributes(self) -> Mapping[str, Mapping[str, str]]:
         return self._vm.guest_attributes if self._vm is not None else {}
+
+    def published(self) -> Mapping[str, Mapping[str, str]]:
+        return self._vm.published() if self._vm is not None else {}
+
+    def reconfigure(self, metadata: Mapping[str, str]) -> None:
+        self._do(lambda vm: vm.reconfigure(metadata))
 
     def wait(self, timeout: float = 30.0) -> Vm | None:
         self._booted.wait(timeout)

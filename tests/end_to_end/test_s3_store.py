@@ -15,6 +15,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration import errors
 from kinetic_orchestration.host.machine.s3.records import S3Records
 from kinetic_orchestration.program.reading.checkpoints import read_checkpoint
+from tests.support.page_server import serving
 from tests.support.s3_server import FIRST_BUILDS, S3Server, s3, s3_server
 
 __all__ = ["s3", "s3_server"]
@@ -121,3 +122,17 @@ def test_data_are_read_from_a_bucket(bucket: str) -> None:
         theirs.put(name, bytes(size))
     found = digest.run_async(kinetic.Data(f"{bucket}/set/")).result(timeout=60)
     assert found == {"a.txt": 10, "deep/b.bin": 3_000_000, "empty": 0}
+
+
+def test_the_page_over_a_bucket_on_s3_has_its_jobs_their_lines_and_their_time_line(bucket: str) -> None:
+    job = double.run_async(4)
+    assert job.result(timeout=60) == 8
+    with serving() as page:
+        (listed,) = page.ask("/api/jobs").json["rows"]
+        assert listed[0] == job.job_id
+        (row,) = page.ask(f"/api/rows?ids={job.job_id}").json["rows"]
+        assert (row[2], row[3]) == ("SUCCEEDED", "double")
+        with page.stream(job.job_id) as events:
+            heard = list(events)
+    assert ["hello from the host" in str(data) for name, _, data in heard if name == "log"] == [True]
+    assert "attempt 1" in next(data for name, _, data in heard if name == "state")["timeline"]

@@ -8,12 +8,14 @@ orphans, and they are found below it. A VM dies with the process that made it. K
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,6 +34,7 @@ from kinetic_orchestration.testing.api_rules.access import Access
 from kinetic_orchestration.testing.model.state.machine import Machine
 from kinetic_orchestration.testing.vms.metadata import VmMetadata
 from kinetic_orchestration.testing.vms.metadata_server import Loop
+from kinetic_orchestration.testing.vms.sshd import Sshd
 
 _INIT = str(Path(__file__).with_name("init.py"))
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -162,6 +165,7 @@ class Vm:
         self._console = folder / "console"
         self._script = folder / "startup-script"
         self._on_boot = on_boot
+        self.sshd = Sshd(folder / "ssh", self.root)
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._first = 0
@@ -182,6 +186,25 @@ class Vm:
     def guest_attributes(self) -> dict[str, dict[str, str]]:
         """Namespace → key → value, as programs on the VM have put them."""
         return self.metadata.guest_attributes
+
+    def published(self) -> dict[str, dict[str, str]]:
+        """Return the guest attributes that its guest agent puts there: its name, and the keys of its sshd, if any.
+        In which namespace Google has the name of a TPU VM is not documented."""
+        keys = {} if self._destroyed else self.sshd.host_keys()
+        return {"hostkeys": keys, "tpu": {"hostname": self.machine.name}}
+
+    def enter(self, connection: socket.socket) -> bool:
+        """Have its sshd serve a connection; False if it has none, or is switched off."""
+        with self._lock:
+            if self._destroyed or not self.alive:
+                return False
+            first = self._init() if self._room.namespace is not None else 0
+            return self.sshd.start(connection, first, self.metadata.attributes, self._environ)
+
+    def reconfigure(self, metadata: Mapping[str, str]) -> None:
+        """Show it other metadata, as somebody has changed them."""
+        self.machine = dataclasses.replace(self.machine, metadata=dict(metadata))
+        self.metadata.change(attributes=self.machine.attributes())
 
     def processes(self) -> list[int]:
         """The pids of the processes that run on it, as this machine numbers them, without its first process."""
@@ -360,6 +383,7 @@ class Vm:
         if process is None:
             return
         self._kill(process, self._init())
+        self.sshd.close()
         try:
             process.wait(2 * _LAST)  # its first process may itself wait that long for the others
         except subprocess.TimeoutExpired:
