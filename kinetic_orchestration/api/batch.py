@@ -40,6 +40,7 @@ from kinetic_orchestration.platforms.registry import open_backend
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import Record
+from kinetic_orchestration.protocol.report import timeline
 from kinetic_orchestration.protocol.system import processes
 
 R = TypeVar("R")
@@ -124,6 +125,17 @@ class BatchHandle(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<BatchHandle {self.group_id} {self.name or ''} {self.status_counts()}>"
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return the batch for a notebook: how many of its jobs are in which state, as a bar and in words."""
+        del include, exclude
+        told = {"text/plain": repr(self)}
+        with contextlib.suppress(KineticError):  # of its store: a name says more than an exception in every cell
+            counts = {status: count for status, count in self.status_counts().items() if count}
+            line = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no job yet"
+            title = " ".join(filter(None, (self.group_id, self.name)))
+            told["text/html"] = timeline.in_notebook(title, line, [timeline.shares(counts)] if counts else [])
+        return told
 
     def statuses(self) -> list[tuple[int, JobStatus]]:
         """Return position and status of every submitted job."""

@@ -82,15 +82,16 @@ def run(options: Options) -> Decorate:
         capture_env_vars: Variables of this process that the job gets, such as `["NAME", "PREFIX_*"]`.
         cluster: Cluster of the backends `"kubernetes"` (a context of the kubeconfig) and `"gke"`; by default the
             setting.
-        backend: `"local"`, `"tpu-vm"`, `"compute"`, `"kubernetes"` or `"gke"`; by default the setting, else what suits
-            the hardware. `"pathways"` is a word of Keras Kinetic's for a cluster, which slices of several hosts do not
-            need.
+        backend: `"local"`, `"tpu-vm"`, `"compute"`, `"kubernetes"`, `"gke"` or `"slurm"`; by default the setting, else
+            what suits the hardware. `"pathways"` is a word of Keras Kinetic's for a cluster, which slices of several
+            hosts do not need.
         namespace: Namespace in the cluster; by default the setting.
         volumes: Data by the absolute path at which hosts have them.
         spot: Request spot capacity.
         output_dir: Folder for outputs; by default one of the job's own in the store.
         debug: Wait for a debugger before the function is called.
-        cloud: Options that only Cloud TPU has (`TpuVm`), only Compute Engine (`Compute`) or only Kubernetes.
+        cloud: Options that only Cloud TPU has (`TpuVm`), only Compute Engine (`Compute`), only Kubernetes or
+            only `Slurm`.
         limits: Limits of time and of money.
         retry: Failures of each kind that the job survives.
         requirements: Requirements file, list of requirements, or lock file for an environment of the job's own. None:

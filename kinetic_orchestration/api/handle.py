@@ -53,6 +53,7 @@ from kinetic_orchestration.plan.values import Attempt, Event, JobStatus, Outcome
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.report import curves, job_report, timeline
 from kinetic_orchestration.protocol.system import escaping
 from kinetic_orchestration.protocol.system.parallel import side_by_side
 
@@ -70,6 +71,7 @@ class JobHandle(Generic[R]):
         func_name: Name of its function or command.
         origin: The orchestrator's names for what submitted it.
         created_at: Time of submission, in UTC.
+        release: Version of this package that submitted it; "" for 0.1.
         group_id: Batch that it belongs to, or None.
         group_index: Its position among the inputs of the batch, or None.
     """
@@ -86,12 +88,25 @@ class JobHandle(Generic[R]):
         self.origin: dict[str, str] = dict(spec.get("origin", {}))  # who launched it, by an orchestrator's own names
         created = datetime.datetime.fromtimestamp(job.policy.created, datetime.UTC)
         self.created_at = created.strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.release: str = spec.get("release", "")
         self.group_id: str | None = None  # of a batch's job, with its place among the inputs
         self.group_index: int | None = None
 
     def __repr__(self) -> str:
         others = " or another" if self._chooses else ""
         return f"<JobHandle {self.job_id} {self.func_name} on {self._accelerator}{others} ({self._backend})>"
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return the job for a notebook: what `kinor ui` shows of it, without what notebooks drop."""
+        del include, exclude
+        told = {"text/plain": repr(self)}
+        with contextlib.suppress(KineticError):  # of its store: a name says more than an exception in every cell
+            peek = self.peek()
+            again = f", attempt {peek.attempts}" if peek.attempts > 1 else ""
+            line = f"{self.func_name} on {self.accelerator} ({self.backend}): {peek.status.value}{again}"
+            pictures = filter(None, (drawn_attempts(self), drawn_curves(self)))
+            told["text/html"] = timeline.in_notebook(self.job_id, line, [*pictures])
+        return told
 
     if not TYPE_CHECKING:  # a type checker knows what there is
 
@@ -531,6 +546,24 @@ def _cause_of(handle: JobHandle[Any]) -> str:
     return f"kinetic: job {handle.job_id} failed{where} ({outcome.cause}):{said}"
 
 
+def drawn_attempts(handle: JobHandle[Any]) -> str:
+    """Return the attempts of a job as a time line (SVG, a part of the page that it is in); "" before there is one."""
+    job = handle._job
+    return timeline.draw(usage.lanes(job.store, job.job_id, kept=job.keeps))
+
+
+def drawn_curves(handle: JobHandle[Any]) -> str:
+    """Return the newest job report likewise, drawn from its data and not from its picture; "" if there is none."""
+    state = report_of(handle._job.store, handle.job_id)
+    return curves.themed(job_report.draw(state, "", keep=False)) if state else ""
+
+
+def report_of(store: Store, job_id: str) -> job_report.State:
+    """Return the data of the job report; {} if there is none, or one that cannot be trusted to be one."""
+    found = store.read(names.picture(job_id), limit=PICTURE_LIMIT)
+    return {} if found is None else job_report.read(bytes(found.data), job_id)
+
+
 def announced(job: Job, settings: Settings) -> JobHandle[Any]:
     """Return the handle of a job that this process has just launched, and print where it runs."""
     verb = "runs" if job.written else "was submitted before, by the same key, and is"
@@ -582,7 +615,7 @@ def report_unread_requirements(request: Request, job: Job) -> None:
     Only for programs and notebooks: an orchestrator's project has such a file for other reasons.
     """
     plan = request.plan
-    unsent = request.spec.options.requirements is None and not plan.traits.share_machine and not plan.image
+    unsent = request.spec.options.requirements is None and not plan.traits.share_files and not plan.image
     if not (unsent and job.written):
         return
     if (found := unread_requirements(request.spec)) is None or found in _told:
@@ -693,6 +726,11 @@ def list_jobs(
     return [handle for handle, _ in live_jobs(warn, **place, store=store, deployment=deployment)]
 
 
+def job_behind(handle: JobHandle[Any]) -> Job:
+    """Return the job of a handle, for commands that lead to its hosts."""
+    return handle._job
+
+
 def status_and_peek(handle: JobHandle[Any]) -> tuple[JobStatus, Peek]:
     """Return what `status` and then `peek` of a handle do, from one look. Raises JobNotFound for a job that is gone."""
     follower = handle._follower
@@ -753,10 +791,7 @@ def all_jobs(
         **place: Settings of the place.
     """
     opened, backend, settings = place_of(**place)
-    written = {
-        entry.name.split("/")[1]: entry.updated
-        for entry in opened.list(names.JOBS) if entry.name.endswith("/in/spec.json")
-    }  # fmt: skip
+    written = live_index.submitted(opened)
     listed = sorted(written, key=lambda job_id: (-written[job_id], job_id))
     if within is not None:
         since = opened.now() - within

@@ -21,7 +21,7 @@ from kinetic_orchestration.errors import Corrupt, KeyTaken, KineticError, StoreE
 from kinetic_orchestration.jobs import trust
 from kinetic_orchestration.jobs.cleanup import owner
 from kinetic_orchestration.jobs.cleanup.reaper import reap_now_and_then
-from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following import actions, told
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import ME, Job, how_it_ended, open_job, set_aside
@@ -77,6 +77,8 @@ def launch(
     launched = open_job(job, request.store, request.backend, request.trust, written=written)
     if is_new and written is None:  # another process was faster
         _refuse_if_strict(request, job)
+    if written is not None:
+        told.submitted(launched)
     with _reaping(request, job):
         provision(launched, is_new=written is not None)
     if request.plan.abort_without_owner:
@@ -406,7 +408,7 @@ def _task(plan: Plan, staged: Staged, store: Store, job: str, identity: Identity
         keep=NOT_KEPT if plan.keep is None else plan.keep,
         shape=_shape(plan),
         usd_per_hour=plan.usd_per_hour,
-        quick=all(one.traits.share_machine for one in plan.each())
+        quick=all(one.traits.share_files for one in plan.each())
         and not (staged.environment is not None or staged.data)
         and staged.size < QUICK_BYTES,
     )

@@ -165,7 +165,7 @@ def _check_outlives(output: str, each: Sequence[Plan]) -> None:
         return
     for plan in each:
         mounted = any(f"{output}/".startswith(f"{mount.rstrip('/')}/") for mount in plan.volumes)
-        if not (plan.traits.share_machine or mounted):
+        if not (plan.traits.share_files or mounted):
             from kinetic_orchestration.program.inference.output import out_of_reach  # which few jobs need
 
             raise out_of_reach(output)
@@ -173,7 +173,7 @@ def _check_outlives(output: str, each: Sequence[Plan]) -> None:
 
 def _check_together(plan: Plan) -> None:
     """Refuse candidates of which no process could send the same program, or follow the same attempt."""
-    apart = {one.backend: one.traits for one in plan.each() if one.traits.share_machine or one.traits.keeps_ended}
+    apart = {one.backend: one.traits for one in plan.each() if one.traits.share_files or one.traits.keeps_ended}
     if apart and len(backends := plan.runs_on.split("+")) > 1:
         names = ", ".join(traits_of(name).service or name for name in backends)  # type: ignore[union-attr]
         raise UsageError(
@@ -257,5 +257,5 @@ def _place_of(plan: Plan, *, in_words: bool) -> dict[str, object]:
     zones = ", ".join(dict.fromkeys(zone for one in each for zone in one.zones)) or "any"
     if not in_words:
         return {"hardware": plan.asked, "spot": plan.spot, "zones": zones}
-    hardware = " or ".join(one.named if one.traits.share_machine else f"{one.named} {way_of(one)}" for one in each)
+    hardware = " or ".join(one.named if one.traits.share_files else f"{one.named} {way_of(one)}" for one in each)
     return {"hardware": hardware, "order": plan.by, "zones": zones}

@@ -1,4 +1,4 @@
-"""Releases slices that are kept, before their time: by name, or all that a run of an orchestrator has left.
+"""Lists slices that are kept, and releases them before their time: by name, or all that an orchestrator's run has left.
 
 The backend of each is opened by its lease's placement; `capacity.warm.releasing` knows how a slice is freed.
 """
@@ -8,25 +8,96 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
+from kinetic_orchestration.capacity import prices
 from kinetic_orchestration.capacity.races import known as with_winner
 from kinetic_orchestration.capacity.warm import records, releasing
 from kinetic_orchestration.errors import Corrupt, KineticError, NewerWire, StoreError
 from kinetic_orchestration.jobs.job import ME, Job
-from kinetic_orchestration.jobs.watching import attempts
+from kinetic_orchestration.jobs.watching import attempts, usage
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.records import intent_of
-from kinetic_orchestration.plan.values import UNKNOWN, Freed, Observation, Outcome, traits_of
+from kinetic_orchestration.plan.records import intent_of, plan_of, spec_of
+from kinetic_orchestration.plan.values import ABSENT, GONE, UNKNOWN, WOUNDED, Freed, Observation, Outcome, traits_of
 from kinetic_orchestration.platforms.registry import open_backend
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records import leases
+from kinetic_orchestration.protocol.system.parallel import side_by_side
 from kinetic_orchestration.protocol.wire.lease import ENDED, FREE, Lease
 
 PATIENCE = 15.0  # seconds for which a step or a call waits until its slice is offered to the next one
 
 Run = tuple[str, ...]  # the values of `OF_RUN`
+
+
+class Kept(NamedTuple):
+    """A kept slice as it is shown: its lease, its hardware, for how long it was idle and what that cost, and what is
+    seen of its hosts, if they were looked at."""
+
+    lease: Lease
+    hardware: str
+    idle: float
+    usd: float | None
+    uncharged: bool
+    seen: Observation | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """True if its lease has not ended, and its hosts are not there any more."""
+        return self.seen is not None and self.seen.state in (ABSENT, GONE)
+
+    @property
+    def said(self) -> str:
+        """Return the words that its row needs beside its state."""
+        if self.is_gone:
+            return "its hosts are gone" + ("; `kinor release` ends its lease" if self.lease.state == FREE else "")
+        if self.seen is not None and self.seen.state == WOUNDED:
+            return f"it cannot serve any more ({self.seen.message})"
+        return self.lease.why
+
+    @property
+    def whose(self) -> str:
+        run = self.lease.origin.get("run", "")
+        return f"{self.lease.job} of run {run}" if run else self.lease.job
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the slice as `kinor slices --json` prints it."""
+        lease = self.lease
+        return {
+            "slice": lease.slice, "hardware": self.hardware, "zone": lease.placement.get("zone"),
+            "backend": lease.placement.get("backend"), "state": lease.state, "since": lease.since, "until": lease.until,
+            "job": lease.job, "attempt": lease.attempt, "origin": dict(lease.origin), "served": lease.epoch + 1,
+            "idle_seconds": self.idle, "usd": 0.0 if self.uncharged else self.usd,
+            "would_have_cost_usd": self.usd if self.uncharged else None, "why": self.said or None,
+            "last": lease.last or None, "gone": self.is_gone if self.seen is not None else None,
+        }  # fmt: skip
+
+
+def listed(store: Store, settings: Settings, now: float, *, ended: bool = False) -> list[Kept]:
+    """Return the slices that are kept, as far as their leases can be read; with `ended` also those that are over."""
+    settings = prices.in_force(settings, store)
+    found = [held.lease for held in records.slices(store) if ended or held.lease.state != ENDED]
+    there = seen(settings, found)
+    told = side_by_side(lambda lease: _kept(store, settings, lease, now), found, store.parallel)
+    return [each._replace(seen=there.get(each.lease.slice)) for each in told]
+
+
+def _kept(store: Store, settings: Settings, lease: Lease, now: float) -> Kept:
+    """Return a kept slice, with its hardware and price by the job that it was made for, if that is not forgotten."""
+    idle = usage.idle_seconds(lease, now)
+    try:
+        record = store.read(names.spec(lease.made_for))
+        plan = None if record is None else plan_of(spec_of(record.data, lease.made_for), lease.made_for)
+    except (Corrupt, NewerWire):
+        plan = None
+    if plan is None:
+        return Kept(lease, "unknown", idle, None, False)
+    zone, choice = str(lease.placement.get("zone", "")), int(lease.placement.get("choice", 0))
+    stay = usage.Stay(lease.made_at, zone, 0.0, idle, 0.0, choice=choice)
+    told = usage.estimate_of(plan, [stay], settings.prices, settings.listed)
+    named = plan.at(choice).named if choice < len(plan.choices) else plan.named
+    return Kept(lease, f"{named}{', spot' if told.spot else ''}", idle, told.usd, told.uncharged)
 
 
 def release(store: Store, settings: Settings, lease: Lease, why: str) -> Freed:

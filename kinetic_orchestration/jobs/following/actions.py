@@ -295,7 +295,7 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
         named = f"{names.intent(job.job_id, attempt)} names a deadline that the job's plan does not have"
         close(job, attempt, wire.CONFIGURATION, f"{named}: somebody has changed it, and nothing was made by it")
         return ""
-    if plan.secrets and not plan.traits.share_machine:
+    if plan.secrets and not plan.traits.share_files:
         environ = {**environ, **indexes.for_hosts(environ)[1]}
     unset = [name for name in plan.secrets if name not in environ]
     if unset:
@@ -313,7 +313,7 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
         staged = staged if intent.races else staged.at(intent.choice)
         secrets = {name: environ[name] for name in plan.secrets}
         key = job.trust.key(HOSTS, job.store, job.job_id, attempt) if job.is_sealed else ""
-        installer = indexes.uv_settings(environ) if plan.isolated and plan.traits.share_machine else {}
+        installer = indexes.uv_settings(environ) if plan.isolated and plan.traits.share_files else {}
         is_warm = "lease" in intent.placement
         lease_key = job.trust.new_slice_key(job.store, job.job_id, attempt) if plan.keep and not is_warm else ""
         asked = Submission(plan, staged, job.job_id, job.spec_digest, intent, secrets, key, installer, lease_key)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kinetic_orchestration.errors import StoreError, Unreachable
 from kinetic_orchestration.jobs import lifecycle
-from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following import actions, told
 from kinetic_orchestration.jobs.following.held_time import remember_held
 from kinetic_orchestration.jobs.following.logs import Emit, LogReader, sampled
 from kinetic_orchestration.jobs.following.placing import learn_from_rivals, learn_start
@@ -151,6 +151,8 @@ class Follower:
             if moves and self.ahead:
                 self.cursor, self.ahead = self.cursor._replace(attempt=self.ahead[0]), self.ahead[1:]
             self.seen, self.outcome = seen, step.outcome
+            if moves or step.outcome is not None:
+                told.attempt_ended(self.job, attempt, seen, is_last=step.outcome is not None)
             self.saw_live = self.saw_live or (step.outcome is None and not moves)
             if not has_newer and (self.waiting or not any(isinstance(action, _GOES_ON) for action in step.actions)):
                 break

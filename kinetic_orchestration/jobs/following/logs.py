@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import Corrupt
 from kinetic_orchestration.jobs.job import Job
@@ -22,6 +23,14 @@ Positions = tuple[tuple[int, int], ...]
 READ_BYTES = 1 << 20
 LONGEST_FRAME = frames.LONGEST_LINE + (2 << 20)  # a line, what came with its end, and a header
 FEW_HOSTS = 16  # hosts whose records are read without a listing first
+
+
+class Printed(NamedTuple):
+    """A line of a host's log."""
+
+    time: float
+    host: int
+    text: str
 
 
 class LogReader:
@@ -61,6 +70,29 @@ class LogReader:
             yield from found
             if at_end:
                 return
+
+    def last(self, lines: int, hosts: Iterable[int]) -> list[Printed]:
+        """Return the newest lines that some hosts have printed, by time. Of each log only the end is read.
+
+        Args:
+            lines: How many there may be.
+            hosts: The hosts; those that the attempt does not have are left out.
+        """
+        found: list[Printed] = []
+        for host in sorted({host for host in hosts if host < self._hosts}):
+            folder = names.host(self._job_id, self._attempt, host, "log/")
+            numbers = (entry.name.removeprefix(folder) for entry in self._store.list(folder))
+            newest = max((int(number) for number in numbers if number.isdecimal() and len(number) < 10), default=0)
+            printed: deque[Printed] = deque(maxlen=lines)
+            for events, _, at_end in self._read_log(host, (max(0, newest - 1), 0)):
+                for event in events:
+                    if isinstance(event, Output):
+                        text = event.text.decode("utf-8", "backslashreplace")
+                        printed.extend(Printed(event.time, host, line) for line in text.splitlines())
+                if at_end:
+                    break
+            found += printed
+        return sorted(found, key=lambda line: line.time)[-lines:]
 
     def _read_log(
         self, host: int, position: tuple[int, int], seen: Glimpse | None = None

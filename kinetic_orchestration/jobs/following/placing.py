@@ -361,7 +361,7 @@ def _newest_commit(job: Job, there: Iterable[Entry]) -> commits.Commit | None:
 def learn_from_end(job: Job, plan: Plan, attempt: int, past: Past) -> None:
     """Record what an attempt has met that another one follows, also that of a job of one way: others may choose by it.
     Whoever has written that one's intent does so. Raises no StoreError: it is a hint to others."""
-    if (plan.traits.share_machine and not plan.choices) or job.doubt or "lease" in past.placement:
+    if (plan.traits.share_files and not plan.choices) or job.doubt or "lease" in past.placement:
         return  # what was kept says nothing of what can be had
     learn_from_rivals(job, attempt, past.placement)
     one, held = plan.at(choice_in(past.placement)), None

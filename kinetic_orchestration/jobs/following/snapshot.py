@@ -9,11 +9,21 @@ from kinetic_orchestration.jobs.following.verdicts import conclude, glimpse
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.watching import attempts
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
-from kinetic_orchestration.plan.values import Cursor, Glimpse, Peek
+from kinetic_orchestration.plan.values import Cursor, Glimpse, Intent, Peek
 
 
 def snapshot(job: Job) -> Peek:
     """Return what a job's records say. Raises StoreError, and JobNotFound for a job that is gone."""
+    return _peek(job, *_looked(job))
+
+
+def placed(job: Job) -> tuple[Peek, Intent | None]:
+    """Return the same, and the newest attempt's intent, which has its place; None if there is none. Raises likewise."""
+    step, seen = _looked(job)
+    return _peek(job, step, seen), seen.intent
+
+
+def _looked(job: Job) -> tuple[lifecycle.Step, Glimpse]:
     cursor, cache = Cursor(), AttemptCache(job.within, job.believes)
     while True:
         seen = glimpse(job, cursor.attempt, cache)
@@ -24,7 +34,7 @@ def snapshot(job: Job) -> Peek:
             break
         ahead = attempts.ahead(job.store, job.job_id, 1, all_with_hosts=False) if cursor.attempt == 1 else ()
         cursor = step.cursor._replace(attempt=ahead[0]) if ahead else step.cursor
-    return _peek(job, step, seen)
+    return step, seen
 
 
 def snapshot_after(job: Job, cursor: Cursor, seen: Glimpse | None) -> Peek:

@@ -8,7 +8,8 @@ release without a roll submits. A store that such releases used is read through 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable
 
 from kinetic_orchestration.errors import StoreError
 from kinetic_orchestration.platforms.store import Store
@@ -34,7 +35,7 @@ def live_jobs(store: Store, lives: Callable[[str], bool]) -> list[str]:
     of a store that has no whole roll yet, once.
     """
     if store.read(names.ROLL) is None:
-        found = list(every_job(store))
+        found = list(submitted(store))
         entered = side_by_side(lives, found, store.parallel)
         living = [job_id for job_id, is_live in zip(found, entered, strict=True) if is_live]
         try:
@@ -54,8 +55,32 @@ def remove_if_never_submitted(store: Store, job_id: str) -> None:
             store.delete(names.live(job_id))
 
 
-def every_job(store: Store) -> Iterator[str]:
-    """Return the ids of all jobs that the store still knows, in the order of their names."""
-    for entry in store.list(names.JOBS):
-        if entry.name.endswith("/in/spec.json"):
-            yield entry.name.split("/")[1]
+def submitted(store: Store) -> dict[str, float]:
+    """Return when each job that the store still knows was submitted, by the store's clock and in the order of ids.
+
+    It is the one listing of jobs. Where the server can, it returns nothing but their specs; in a folder, one look at
+    each spec takes the place of a walk through all files of its job, which are tens.
+
+    Raises:
+        StoreError: The store refused, or did not answer.
+    """
+    if store.folder is not None:
+        return dict(_submitted_in(f"{store.folder}/{names.JOBS}"))
+    last = names.spec("").rpartition("/")[2]
+    listed = ((entry.name.split("/")[1], entry) for entry in store.list(names.JOBS, last=last))
+    return {job_id: entry.updated for job_id, entry in listed if entry.name == names.spec(job_id)}
+
+
+def _submitted_in(folder: str) -> list[tuple[str, float]]:
+    found = []
+    try:
+        with os.scandir(folder) as scanned:
+            listed = sorted(entry.name for entry in scanned if entry.name[0] != ".")
+        for job_id in listed:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                found.append((job_id, os.stat(f"{folder}{names.spec(job_id).removeprefix(names.JOBS)}").st_mtime))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StoreError(f"the jobs in {folder} cannot be listed: {error.strerror}") from error
+    return found

@@ -19,7 +19,7 @@ from kinetic_orchestration.capacity.ledger import Account, Entry, Kept, Ledger
 from kinetic_orchestration.errors import BudgetExceeded, Corrupt, KineticError, NewerWire
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.job import set_aside
-from kinetic_orchestration.jobs.watching import attempts, usage
+from kinetic_orchestration.jobs.watching import attempts, live_index, usage
 from kinetic_orchestration.jobs.watching.live_index import NEVER_SUBMITTED
 from kinetic_orchestration.plan.configuration import budgets
 from kinetic_orchestration.plan.configuration.budgets import Budget, Spent
@@ -86,7 +86,7 @@ def of_job(
         of = pipeline_of(origin, plan.name)
         if pipeline not in ("", of):
             return None
-        charged = not plan.traits.share_machine
+        charged = not plan.traits.share_files
         stays = usage.stays(store, job_id, kept=plan.keep is not None)
         estimate = usage.estimate_of(plan, stays, settings.prices, settings.listed, charged=charged)
         live, settles = _goes_on(store, job_id, plan, is_listed=job_id in roll)
@@ -145,8 +145,7 @@ def of_all(
     store: Store, settings: Settings, since: float, before: float = math.inf, *, pipeline: str = ""
 ) -> list[Spending]:
     """Return what each job cost that was submitted `since` then and `before` then, or those of one pipeline alone."""
-    listed = (entry for entry in store.list(names.JOBS) if entry.name.endswith("/in/spec.json"))
-    found = [entry.name.split("/")[1] for entry in listed if since <= entry.updated < before]
+    found = [job_id for job_id, at in live_index.submitted(store).items() if since <= at < before]
     roll, found = _roll(store), [job_id for job_id in found if ledger.is_id(job_id)]
     read = side_by_side(lambda job: of_job(store, job, settings, roll, pipeline=pipeline), found, store.parallel)
     of_it = (each for each in read if each is not None and pipeline in ("", each.pipeline))  # not the damaged ones

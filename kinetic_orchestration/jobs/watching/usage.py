@@ -42,6 +42,7 @@ from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records import leases
 from kinetic_orchestration.protocol.records.base import Record
+from kinetic_orchestration.protocol.report.timeline import Lane
 from kinetic_orchestration.protocol.schema import Fields
 from kinetic_orchestration.protocol.system.parallel import side_by_side
 from kinetic_orchestration.protocol.wire import Beat
@@ -114,6 +115,56 @@ def _queued(number: int, times: attempts.Times) -> Stay:
     return Stay(number, "", max(0.0, (times.ended or times.began) - times.began), 0.0, 0.0, shown=0)
 
 
+class Phase(NamedTuple):
+    """A part of an attempt's time, by the store's clock: its name in `TIMELINE`, its beginning and its end."""
+
+    name: str
+    began: float
+    ended: float
+
+
+TIMELINE = ("queued", "provisioning", "preparing", "running", "ending")
+
+
+def phases_of(stay: Stay, began: float) -> list[Phase]:
+    """Return what an attempt's time went to, in order, from its intent on, which was written when it `began`. Parts
+    that took none are left out; of hosts that were killed, all that follows their preparation counts as running."""
+    took = stay.took
+    ready = began + stay.queued
+    ended = ready + stay.ready
+    prepared = min(ended, ready + took.provision)
+    started = min(ended, prepared + took.prepare) if stay.productive or took.prepare else ended
+    stopped = max(started, ended - took.teardown)
+    marks = (began, ready, prepared, started, stopped, ended)
+    each = zip(TIMELINE, marks, marks[1:], strict=False)
+    return [Phase(name, start, end) for name, start, end in each if end > start]
+
+
+def lanes(store: Store, job_id: str, *, kept: bool = False) -> list[Lane]:
+    """Return the time line of a job's attempts that had hosts, and of the newest; numbered as people count them.
+
+    kept: the job keeps its slices, as of `stays`.
+    """
+    times = attempts.times(store, job_id)
+    found = stays(store, job_id, kept=kept)
+    shown = [stay for stay in found if stay.had_hosts or stay is found[-1]]
+    ended = [names.verdict(job_id, stay.attempt) for stay in shown]
+    verdicts = zip(ended, store.read_all(ended), strict=True)
+    told = [None if record is None else verdict_at(record.data, name) for name, record in verdicts]
+    return [
+        Lane(
+            f"attempt {number}",
+            phases_of(stay, times[stay.attempt].began or 0.0) if stay.attempt in times else (),
+            "" if verdict is None else _ENDS.get(verdict.cause, verdict.cause) or verdict.kind,
+            goes_on=verdict is None,
+        )
+        for number, (stay, verdict) in enumerate(zip(shown, told, strict=True), 1)
+    ]
+
+
+_ENDS = {"": "succeeded", wire.USER: "failed"}
+
+
 def ready_seconds(found: Sequence[Stay]) -> float:
     return sum(stay.ready for stay in found)
 
@@ -139,6 +190,7 @@ def estimate_of(
         return estimate(
             one.purchase, seconds, zone=zone, overrides=prices, uncharged=one.emulated or not charged, listed=listed,
             service=one.traits.service if one.traits.options is Compute else "",
+            here="this machine" if not one.traits.share_files else one.traits.service or "this machine",
         )  # fmt: skip
 
     beside = [of(one.ready, one.zone, one.choice) for stay in found for one in stay.beside]

@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from kinetic_orchestration.jobs.following.drivers.step_threads import step_threads
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.following.logs import Emit
-from kinetic_orchestration.jobs.following.step_threads import step_threads
 from kinetic_orchestration.jobs.watching.watchers.base import Watcher
 from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
 from kinetic_orchestration.plan.values import Outcome
