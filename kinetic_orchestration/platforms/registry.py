@@ -39,7 +39,7 @@ def others(backend: Backend, settings: Settings) -> list[Backend]:
 def open_clusters(settings: Settings) -> Clusters:
     """Returns the clusters that these settings name: those of GKE with the backend `gke`, else the kubeconfig's."""
     if settings.backend == "gke":
-        from kinetic_orchestration.platforms.google.gke import GkeClusters
+        from kinetic_orchestration.platforms.google.rest.gke import GkeClusters
 
         return GkeClusters(settings)
     from kinetic_orchestration.platforms.kubernetes.api.kubeconfig_clusters import KubeconfigClusters
@@ -94,11 +94,21 @@ def _kubernetes(settings: Settings) -> Backend:
 
 
 def _gke(settings: Settings) -> Backend:
-    from kinetic_orchestration.platforms.google.gke import GkeClusters
+    from kinetic_orchestration.platforms.google.rest.gke import GkeClusters
     from kinetic_orchestration.platforms.google.rest.kept_secrets import KeptSecrets
     from kinetic_orchestration.platforms.kubernetes.backend import KubernetesBackend
 
     return KubernetesBackend(settings, GkeClusters(settings), KeptSecrets(settings), "gke")
+
+
+def _slurm(settings: Settings) -> Backend:
+    from kinetic_orchestration.platforms.google.rest import secret_manager
+    from kinetic_orchestration.platforms.slurm.backend import SecretSource, SlurmBackend
+
+    secrets = SecretSource(
+        partial(secret_manager.check_readable, settings), partial(secret_manager.read_values, settings)
+    )
+    return SlurmBackend(settings, secrets)
 
 
 BACKENDS: dict[str, Callable[[Settings], Backend]] = {
@@ -107,6 +117,7 @@ BACKENDS: dict[str, Callable[[Settings], Backend]] = {
     "compute": _compute,
     "gke": _gke,
     "kubernetes": _kubernetes,
+    "slurm": _slurm,
 }
 
 

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from tests.benchmarks import measure, waiting
 from tests.benchmarks.measure import Figure
+from tests.support import many_jobs
 
 ENDED, LIVE = 10_000, 10
 ROUNDS = 3
-KO = "import os, sys; sys.stdout = open(os.devnull, 'w'); from kinetic_orchestration.cli import main; sys.exit(main())"
+KINOR = (
+    "import os, sys; sys.stdout = open(os.devnull, 'w'); from kinetic_orchestration.cli import main; sys.exit(main())"
+)
 
 
 def figures() -> Iterator[Figure]:
     with measure.project(noop=waiting.NOOP) as folder:
         ended = _run_one()
         (floor,) = measure.interleaved(ROUNDS, _ko)
-        _copy(folder.parent / "home" / "store" / "local" / "jobs", ended, ENDED - 1)
+        many_jobs.copy(folder.parent / "home" / "store" / "local" / "jobs", ended, ENDED - 1)
         waiting._admit(LIVE)
         live, page = measure.interleaved(ROUNDS, _ko, lambda: _ko("--all"))
     yield measure.bounded("listing.live", live, "s", 0.5, floor=floor)
@@ -30,7 +32,7 @@ def figures() -> Iterator[Figure]:
 
 
 def _ko(*more: str) -> None:
-    measure.python("-c", KO, "jobs", *more, env=measure.environment(KINETIC_HOME=os.environ["KINETIC_HOME"]))
+    measure.python("-c", KINOR, "jobs", *more, env=measure.environment(KINETIC_HOME=os.environ["KINETIC_HOME"]))
 
 
 def _run_one() -> str:
@@ -39,18 +41,3 @@ def _run_one() -> str:
     job = kinetic.run(accelerator="cpu")(abs).run_async(-1)
     assert job.result() == 1
     return job.job_id
-
-
-def _copy(jobs: Path, job_id: str, count: int) -> None:
-    """Write the records of one job again, as those of others, with the times of the first."""
-    records = [
-        (str(path.relative_to(jobs / job_id)), path.read_bytes(), path.stat().st_mtime_ns)
-        for path in (jobs / job_id).rglob("*") if path.is_file()
-    ]  # fmt: skip
-    for number in range(count):
-        other = f"job-{number:0{len(job_id) - 4}x}"
-        for name, data, written in records:
-            target = jobs / other / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data.replace(job_id.encode(), other.encode()))
-            os.utime(target, ns=(written, written))

@@ -31,7 +31,11 @@ LARGE_FOLDERS = {
         "the folders are the table of contents; beside them are the errors, and modules that programs import by the "
         "names of Keras Kinetic, or that handles were pickled with by version 0.1"
     ),
+    "kinetic_orchestration/cli": "for one release the script that tells the new name of the command",
+    "kinetic_orchestration/platforms": "a folder for each platform, what they share, and the two protocols that they implement",
+    "airflow_kinetic": "a folder for each kind of thing that Airflow's conventions name, and what knows its versions",
     "kinetic_orchestration/testing": "eight parts of an emulated cloud that know each other by layers, with what joins them, and pytest's plugin",
+    "kinetic_orchestration/cli/commands": "the commands as `kinor --help` groups them: whoever looks for one finds its module by its name",
     "kinetic_orchestration/cli/verify": "nine modules, what each cloud is asked, and the recorded baselines with which they compare a project",
 }
 """Folders that may have more than ENTRIES entries, with the reason."""

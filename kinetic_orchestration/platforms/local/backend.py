@@ -339,6 +339,14 @@ class LocalBackend:
         waits = f"host {min(full)} waits for room: the disk of the store is full ({self._store})" if full else ""
         return Observation(PRESENT if len(locks) == placement["hosts"] else PARTIAL, waits=waits)
 
+    def guard_of(self, placement: Mapping[str, Any], host: int) -> tuple[int, str]:
+        """Return the process id of a host's guard, below which its program runs; or 0, and why there is none."""
+        if elsewhere := self._is_elsewhere(placement):
+            return 0, elsewhere
+        lock = _locks(self._path_of(placement)).get(host, "")
+        owner = _owner(lock) if lock and _held(lock) else {}
+        return (int(owner["pid"]), "") if owner else (0, "it does not run now")
+
     def rate_limit(self, placement: Mapping[str, Any]) -> RateLimit | None:
         return None
 

@@ -100,7 +100,8 @@ _STAND_INS = (
 )  # fmt: skip
 _INSTEAD = {f"api/{name}.py": f"api/on_hosts/{name}.py" for name in _STAND_INS}
 _UNCHECKED = 1  # byte code of a source that is not looked at
-# The version of marshal whose bytes do not depend on what else this process knows. Slices of Python 3.14 need another.
+# The version of marshal whose bytes do not depend on what else this process knows. It has no slices, of which Python
+# 3.14 makes constants: a host compiles such a module by itself.
 _WITHOUT_REFERENCES = 2
 _PACKED = "-packed"  # how the folder of a version ends in which the zip is whole
 _KEPT_VERSIONS = 3  # of each kind of folder
@@ -121,7 +122,9 @@ def build(package: Path | None = None) -> AgentZip:
     contents = {"__main__.py": _MAIN.encode(), "child.py": _CHILD.encode()}
     for name, path in _sources(package or PACKAGE):
         source = path.read_bytes()
-        contents |= {f"site/{name}": source, f"site/{name}c": _byte_code(name, path, source)}
+        contents[f"site/{name}"] = source
+        if compiled := _byte_code(name, path, source):
+            contents[f"site/{name}c"] = compiled
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(contents):
             entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
@@ -138,11 +141,20 @@ def _cached(name: str) -> str:
     return f"{folder}/__pycache__/{file.removesuffix('.py')}.{sys.implementation.cache_tag}.pyc"
 
 
-def _byte_code(name: str, path: Path, source: bytes) -> bytes:
-    """Return a module's byte code as a file that Python loads whatever the time of its source is, see PEP 552."""
+def _byte_code(name: str, path: Path, source: bytes) -> bytes | None:
+    """Return a module's byte code as a file that Python loads whatever the time of its source is, see PEP 552; None if
+    there is none that is the same whoever makes it.
+    """
     code = _known(name, path, source) or compile(source, name, "exec", dont_inherit=True, optimize=0)
     head = importlib.util.MAGIC_NUMBER + _UNCHECKED.to_bytes(4, "little") + importlib.util.source_hash(source)
-    return head + marshal.dumps(code, _WITHOUT_REFERENCES)
+    return _written(head, code)
+
+
+def _written(head: bytes, code: CodeType) -> bytes | None:
+    try:
+        return head + marshal.dumps(code, _WITHOUT_REFERENCES)
+    except ValueError:
+        return None
 
 
 def _known(name: str, path: Path, source: bytes) -> CodeType | None:

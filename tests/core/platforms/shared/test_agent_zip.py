@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import marshal
 import os
 import pickle
 import shutil
@@ -126,7 +127,8 @@ def test_an_edit_of_what_hosts_do_not_need_changes_no_agent(tmp_path: Path, buil
         and "on_hosts" not in path.parts
     ]
     assert {path.relative_to(copy).parts[0] for path in edited} == {
-        "api", "batch.py", "capacity", "cli", "job.py", "jobs", "models", "packaging", "platforms", "testing", "values.py"
+        "api", "batch.py", "capacity", "cli", "job.py", "jobs", "models", "packaging", "platforms", "reach",
+        "telemetry", "testing", "ui", "values.py",
     }  # fmt: skip
     for path in edited:
         with path.open("a") as file:
@@ -582,3 +584,10 @@ def test_a_version_that_is_used_stays_young(tmp_path: Path) -> None:
     os.utime(folder, (0, 0))
     agent_zip.unpacked(tmp_path)
     assert folder.stat().st_mtime > time.time() - 60
+
+
+def test_byte_code_that_cannot_be_the_same_everywhere_is_left_out() -> None:
+    """Python 3.14 makes constants of slices, which the version of marshal whose bytes depend on nothing cannot hold."""
+    code = compile("1\n", "module.py", "exec")
+    assert agent_zip._written(b"head", code) == b"head" + marshal.dumps(code, 2)
+    assert agent_zip._written(b"head", code.replace(co_consts=(*code.co_consts, slice(1, 2)))) is None

@@ -1,0 +1,104 @@
+"""Slurm's own commands: the one way to its controller that every cluster has. Knows no jobs of ours.
+
+Each call is bounded in time and in what is read of it. Of this process's environment go along where Slurm is and
+nothing else of it: within a job of Slurm, `SLURM_*` and `SBATCH_*` would size the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from kinetic_orchestration.errors import BackendError
+from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.protocol.system import copies
+
+PATIENCE = 20.0  # seconds; a controller that is busy answers late
+LONGEST = 32 << 20  # bytes of an answer: a row of squeue has some hundred
+_OURS = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SALLOC_", "SCANCEL_", "SCONTROL_", "SRUN_")
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+GONE = "Invalid job id"  # of a job that has ended, or was never there: Slurm forgets it after MinJobAge
+_SILENT = (  # slurm_strerror of 22.05 to 24.11, and what its commands say besides
+    "Unable to contact slurm controller", "Socket timed out", "Connection refused", "backup controller in standby",
+    "Zero Bytes were transmitted", "Unexpected message received", "Transport endpoint", "temporarily unable",
+    "Resource temporarily unavailable", "Connection timed out", "Connection reset by peer", "No route to host",
+    "Broken pipe", "fatal: Could not establish a configuration source",
+)  # fmt: skip
+
+
+class Silent(BackendError):
+    """The controller does not answer, or not now: nothing follows from it."""
+
+
+class Refused(BackendError):
+    """Slurm has refused a call; the message is its own."""
+
+
+class Said(NamedTuple):
+    """The answer of a command: its exit code, and what it wrote."""
+
+    code: int
+    out: str
+    errors: str
+
+
+def run(
+    words: Sequence[str], *, said: str = "", patience: float = PATIENCE, environ: Mapping[str, str] | None = None
+) -> Said:
+    """Run one of Slurm's commands.
+
+    Args:
+        words: The command and its options.
+        said: Its standard input.
+        patience: Seconds after which it is given up.
+        environ: Its environment; by default this process's, without what belongs to a job of Slurm.
+
+    Raises:
+        Silent: There is no such command here, or the controller does not answer.
+    """
+    if shutil.which(words[0]) is None:
+        raise Silent(
+            f"{words[0]} is not on PATH: this machine has none of Slurm's commands. Submit from a login node of the "
+            "cluster, or put them on PATH (module load slurm, on many clusters)",
+            wire.CONFIGURATION,
+        )
+    try:
+        done = subprocess.run(
+            list(words), input=said.encode(), capture_output=True, timeout=patience, check=False,
+            env=environment() if environ is None else dict(environ),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise Silent(f"Slurm gave no answer to {words[0]} within {patience:g} s", wire.INTERNAL) from None
+    except OSError as error:
+        raise Silent(f"{words[0]} could not be started: {error.strerror}", wire.INTERNAL) from None
+    out, errors = done.stdout[:LONGEST].decode("utf-8", "replace"), printable(done.stderr[-4000:])
+    if done.returncode and any(words in errors for words in _SILENT):
+        raise Silent(f"Slurm does not answer now: {told(errors)}", wire.INTERNAL)
+    return Said(done.returncode, out, errors)
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment without what belongs to the job of Slurm that it may be part of."""
+    found = {name: value for name, value in copies.environ().items() if name in _KEPT or not name.startswith(_OURS)}
+    # squeue's times as seconds, and messages in the words that this module knows
+    return {**found, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+
+
+def printable(data: bytes) -> str:
+    """Return what a command has written, without what could control a terminal."""
+    return re.sub(r"[^\n\x20-\x7e\u00a0-\uffff]", "?", data.decode("utf-8", "replace"))
+
+
+def told(errors: str) -> str:
+    """Return the last sentence of a command's errors, without the command's name."""
+    lines = [line for line in errors.splitlines() if line.strip()]
+    return re.sub(r"^\w+: (error: |fatal: )*", "", lines[-1])[:500] if lines else "it said nothing"
+
+
+def user() -> str:
+    """Return the number of this process's user, whose jobs alone are looked at."""
+    return str(os.getuid())
