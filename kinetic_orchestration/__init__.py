@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kinetic_orchestration.api.steps.searches.results import SearchResult, SearchTrial
     from kinetic_orchestration.api.steps.serving import Deployed, Serving, SmokeTest, deploy, deployed
     from kinetic_orchestration.plan.declare.choices import Choice
-    from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, TpuVm
+    from kinetic_orchestration.plan.declare.cloud import Compute, Kubernetes, Slurm, TpuVm
     from kinetic_orchestration.plan.declare.data import Data
     from kinetic_orchestration.plan.declare.limits import Limits, Retry
     from kinetic_orchestration.plan.declare.profile import Profile
@@ -67,6 +67,7 @@ _HOMES = {
     "SearchTrial": "api.steps.searches.results",
     "Server": "program.inference.servers.engines",
     "Serving": "api.steps.serving",
+    "Slurm": "plan.declare.cloud",
     "SmokeTest": "api.steps.serving",
     "StreamedData": "program.reading.streamed",
     "TpuVm": "plan.declare.cloud",
@@ -124,6 +125,7 @@ __all__ = [
     "SearchTrial",
     "Server",
     "Serving",
+    "Slurm",
     "SmokeTest",
     "StreamedData",
     "TpuVm",

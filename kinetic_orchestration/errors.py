@@ -19,8 +19,10 @@
     │   ├── NewerWire                     the record was written by a newer version of this package
     │   └── Corrupt                       the content is not what was written
     ├── RequirementsError                 the requirements could not be locked or installed
+    ├── SetupError                        a project was not set up, or not taken back; the same command goes on later
     ├── CredentialsError                  no credentials for a cloud or a cluster, or they lack a permission
     ├── BackendError                      the hosts could not be created; its cause decides about the next attempt
+    ├── HostNotReached                    a running host cannot be reached; the message says what is in the way
     ├── NoPlace                           no place is left in which the hosts could be created
     ├── DataChanged                       data that a job reads where they are, are not those that it was submitted with
     ├── CheckpointError                   a checkpoint could not be written or read
@@ -135,8 +137,16 @@ class RequirementsError(KineticError):
     """The requirements could not be locked or installed."""
 
 
+class SetupError(KineticError):
+    """A Google project was not set up as asked, or not taken back. The same command goes on where it stopped."""
+
+
 class CredentialsError(KineticError):
     """There are no credentials for a cloud or a cluster, or they lack a permission."""
+
+
+class HostNotReached(KineticError):
+    """A running host cannot be reached, or runs no more. The message says what is in the way, and what helps."""
 
 
 class BackendError(KineticError):

@@ -69,7 +69,7 @@ def metadata_of(handle: JobHandle[Any], call: str = "", curves: picture.Curves |
         "held_seconds": round(cost.ready_seconds, 3),
         "goodput": round(cost.goodput, 4) if cost.goodput is not None else None,
         "went_to": went_to(cost),
-        "chip_hours": cost.chip_hours,
+        "chip_hours": round(cost.chip_hours, 4),
         "cost": str(cost).removeprefix("cost: "),
         "cost_usd_estimate": 0.0 if cost.uncharged else cost.usd,
         "cost_prices": cost.note,

@@ -364,7 +364,7 @@ def _options(plan: Plan, resumes: Resumes) -> Iterator[_Option]:
 def _places(plan: Plan) -> Sequence[str]:
     """Its zones, that of a reservation which names it, or this machine."""
     reserved = reserved_zone(plan)
-    return (reserved,) if reserved else plan.zones or (("",) if plan.traits.share_machine else ())
+    return (reserved,) if reserved else plan.zones or (("",) if plan.traits.share_files else ())
 
 
 def _usd(usd: float | None) -> float | None:

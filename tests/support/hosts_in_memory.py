@@ -30,6 +30,12 @@ class InMemory:
     def console(self) -> str:
         return "kinetic: up\n"
 
+    def published(self) -> dict[str, dict[str, str]]:
+        return {}
+
+    def reconfigure(self, metadata: Mapping[str, str]) -> None:
+        self.met.append(f"reconfigured {sorted(metadata)}")
+
     def warn(self) -> None:
         self.met.append("warned")
 

@@ -287,7 +287,9 @@ def test_a_job_id_that_could_be_none_is_not_found_either(name: str) -> None:
 
 
 def test_a_cloud_by_its_name() -> None:
-    with pytest.raises(UsageError, match="cloud is 'aws', and should be TpuVm or Compute or Kubernetes or None"):
+    with pytest.raises(
+        UsageError, match="cloud is 'aws', and should be TpuVm or Compute or Kubernetes or Slurm or None"
+    ):
         kinetic.run(cloud="aws")  # type: ignore[arg-type]
 
 

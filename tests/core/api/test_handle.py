@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -36,6 +37,7 @@ from tests.support.waits import wait_until
 pytestmark = pytest.mark.usefixtures("shared_home")
 
 PATIENCE = 60.0
+BY_DIGEST = ("blobs/", "trees/")
 
 
 @kinetic.run(accelerator="cpu")
@@ -334,3 +336,48 @@ def test_a_key_of_a_job_that_goes_on_with_another_slice_says_so(
     Path(flag).touch()
     assert other.result(timeout=PATIENCE) == "done"
     assert larger(flag) == "done"  # of one that has ended there is nothing to say
+
+
+def test_every_record_of_a_store_names_the_release_that_wrote_it(
+    done: JobHandle[int], live: JobHandle[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The client's and the agent's, of jobs that succeed and are cancelled, and of a batch. A tree is the same whoever
+    writes it: its name is its digest."""
+    live.cancel("enough")
+    batch = kinetic.run(accelerator="cpu")(lambda: 7).run_async_map([()])
+    assert batch.results() == [7]
+    mine = (done.job_id, live.job_id, batch.jobs[0].job_id)  # of others these tests have spoiled records
+    root = Path(done._job.store.url)
+    texts = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    found = {
+        name: json.loads(data)
+        for name, data in texts.items()
+        if data[:1] == b"{"
+        and not name.startswith(BY_DIGEST)
+        and ("job-" not in name or any(job in name for job in mine))
+    }
+    kinds = {re.sub(r"job-\w+|grp-\w+|[0-9a-f]{16,}|\d+", "*", name) for name in found}
+    assert kinds >= {
+        "deployment.json", "projects/*.json", "identities/*.json", "groups/*.json", "jobs/*/in/spec.json",
+        "jobs/*/in/attempts/*/intent.json", "jobs/*/in/cancel.json", "jobs/*/attempts/*/verdict.json", "beats/*/*/*",
+        "jobs/*/out/*/hosts/*/started.json", "jobs/*/out/*/hosts/*/done.json",
+    }  # fmt: skip
+    assert {name: fields.get("release") for name, fields in found.items()} == dict.fromkeys(found, kinetic.__version__)
+    assert main(["status", done.job_id, "--json"]) == codes.OK
+    assert json.loads(capfd.readouterr().out)["release"] == done.release == kinetic.__version__
+
+
+def test_a_job_of_the_first_version_names_no_release_and_status_says_whose_it_is(
+    shared_home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = seven.run_async()
+    assert job.result(timeout=PATIENCE) == 7
+    assert main(["status", job.job_id]) == codes.OK
+    assert "by release" not in capfd.readouterr().out
+    spec = Path(job._job.store.url) / names.spec(job.job_id)
+    fields = {name: value for name, value in json.loads(spec.read_bytes()).items() if name not in ("sum", "release")}
+    for more, told in ({}, "0.1"), ({"release": "0.0.9"}, "0.0.9"):
+        spec.unlink()
+        spec.write_text(json.dumps({**fields, **more}))
+        assert main(["status", job.job_id]) == codes.OK
+        assert f", by release {told}\n" in capfd.readouterr().out

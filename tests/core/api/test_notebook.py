@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import tempfile
@@ -111,6 +112,31 @@ def test_a_cells_function_runs_with_the_folder_of_its_notebook(notebook: Noteboo
     assert f"kinetic: the folder {folder} travels with the job: no pyproject.toml" in told["stderr"]
     assert "kinetic: succeeded" in told["stderr"]
     assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_handle_at_the_end_of_a_cell_is_a_picture_without_a_style_and_one_line_of_text(notebook: Notebook) -> None:
+    told = notebook.run(
+        "import json, re\n"
+        "@kinetic.run(accelerator='cpu')\n"
+        "def shown(x):\n"
+        "    kinetic.current().log_metrics(step=1, loss=x)\n"
+        "    kinetic.current().log_metrics(step=2, loss=x / 2)\n"
+        "job = shown.run_async(0.5); job.result()\n"
+        "batch = shown.run_async_map([{'x': 1.0}, {'x': 2.0}], name='<b>two</b>'); batch.results()\n"
+        "def bundle(each):\n"
+        "    from IPython.core.interactiveshell import InteractiveShell\n"
+        "    return InteractiveShell.instance().display_formatter.format(each)[0]\n"
+        "print('BUNDLES', json.dumps([bundle(job), bundle(batch)]))"
+    )
+    assert "error" not in told, told
+    of_job, of_batch = json.loads(told["stdout"].partition("BUNDLES ")[2].splitlines()[0])
+    assert of_job["text/plain"].startswith("<JobHandle job-") and of_batch["text/plain"].startswith("<BatchHandle ")
+    assert "shown on cpu (local): SUCCEEDED" in of_job["text/html"] and "2 SUCCEEDED" in of_batch["text/html"]
+    assert ">attempt 1<" in of_job["text/html"] and ">loss<" in of_job["text/html"]
+    assert "&lt;b&gt;two" in of_batch["text/html"] and of_batch["text/html"].count("<rect") == 1
+    for html in (of_job["text/html"], of_batch["text/html"]):
+        assert not re.search(r"<(script|style)|\sstyle=|\sclass=|\son\w+=|url\(", html)
+        assert not re.search(r"(fill|stroke)=\"#(fff|000|1f2430|667085|e6e8ee)", html)
 
 
 def test_what_a_cells_function_imports_within_it_travels_and_what_stays_is_named(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kinetic_orchestration.protocol.report.curves import WIDTH
 from tests.dagster_kinetic.live.browser import chromium, page_of, picture
 from tests.dagster_kinetic.live.dagster_server import DagsterDev
 
@@ -87,7 +88,7 @@ def test_a_training_is_seen_while_it_runs_and_after_it(dagster_dev: DagsterDev, 
         picture(page, pictures, "asset")
         page.locator("tr", has_text="kinetic/curves").get_by_text("[Show Markdown]").first.click()
         curves = page.locator("img[alt='metrics']").first
-        assert width_of(curves) == 720
+        assert width_of(curves) == 2 * WIDTH
         picture(page, pictures, "asset-curves")
 
 

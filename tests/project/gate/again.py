@@ -26,7 +26,7 @@ def main(code: int, python: str, cache: Path, file: Path | None = None) -> int:
         print("".join(f"not repeated, for it is of what tests share: {name}\n" for name in shared), end="", flush=True)
         return code
     print(f"\nonce more and alone: {len(names)} of what failed", flush=True)
-    command = [python, "-m", "pytest", "-n", "0", "-o", f"cache_dir={cache}", "-m", "not offline", *names]
+    command = [python, "-m", "pytest", "-n", "0", "-o", f"cache_dir={cache}", "-m", "", *names]
     code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
     if code in (0, FAILED):
         still = failed(cache)

@@ -7,6 +7,7 @@ a reason is not known here, or is not so.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -19,8 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from packaging.version import Version
+
 from tests.support import go_programs
+from tests.support.airflow_releases import environment
 from tests.support.interpreters import OLDEST, interpreter
+from tests.support.slurm import cluster
 
 FILE = "SKIPPED_TESTS"
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,10 +42,12 @@ class Known(NamedTuple):
 
 
 def _permits(*command: str, said: bytes = b"") -> bool:
-    return (
-        shutil.which(command[0]) is not None
-        and not subprocess.run(command, input=said, capture_output=True, timeout=60).returncode
-    )
+    if shutil.which(command[0]) is None:
+        return False
+    try:
+        return not subprocess.run(command, input=said, capture_output=True, timeout=60).returncode
+    except subprocess.TimeoutExpired:  # an index may not answer
+        return False
 
 
 def _is_root() -> bool:
@@ -97,10 +104,25 @@ def _no_newest_dagster() -> bool:
         return not _permits(sys.executable, "-c", UV, "-c", others.name, project, said=b"dagster")
 
 
+def _no_airflow(release: str) -> Callable[[], bool]:
+    """None of its time, or no Python for it."""
+    needed = "\n".join(environment.needed(release)).encode()
+    versions = ("--python-version", environment.PYTHON, "-c", str(environment.CONSTRAINTS[release]))
+    words = (*versions, str(ROOT / "pyproject.toml"))
+    return lambda: (
+        interpreter(environment.PYTHON) is None or not _permits(sys.executable, "-c", UV, *words, said=needed)
+    )
+
+
 def _no_chromium() -> bool:
     from tests.dagster_kinetic.live.browser import chromium
 
     return not chromium()
+
+
+def _tells_of_kills() -> bool:
+    """The installed Airflow is 3.3 or later."""
+    return Version(importlib.metadata.version("apache-airflow")) >= Version("3.3")
 
 
 def _without(module: str) -> Callable[[], bool]:
@@ -127,13 +149,20 @@ KNOWN = (
     Known("nobody may trace another process here", lambda: not _permits(sys.executable, "-c", TRACES)),
     Known("measured in /proc", lambda: not Path("/proc/self/status").exists()),
     Known("ptrace|(only Linux|cores can be taken away on Linux only).*", lambda: not _on_linux()),
+    Known("this machine has no terraform", lambda: shutil.which("terraform") is None),
     Known("git is the judge", lambda: shutil.which("git") is None),
+    Known("OpenSSH's server is not installed.*", lambda: not Path("/usr/sbin/sshd").exists()),
     Known(go_programs.NONE, lambda: not go_programs.has_go()),
+    Known("Slurm is not installed", lambda: cluster.missing() != ""),
+    Known("slurmd is started by root alone", lambda: not _is_root()),
     Known("there is no C compiler", lambda: shutil.which("cc") is None),
     Known("there is no chromium.*", _no_chromium),
     Known("keras is not installed", _without("keras")),
+    Known("the package kubernetes is not installed", _without("kubernetes")),  # of the extra `gke`
+    Known("this Airflow tells a trigger that its task was killed", _tells_of_kills),
     Known("keras-kinetic is not installed", _without("kinetic")),  # whose versions the other extras exclude
     Known("the newest Dagster cannot be installed from here", _no_newest_dagster),
+    *(Known(rf"Airflow {re.escape(one)} cannot be installed from here.*", _no_airflow(one)) for one in environment.RELEASES),
     Known(r"torch 2\.13\.0 cannot be had here.*", _no_index_has("torch==2.13.0")),
 )  # fmt: skip
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from kinetic_orchestration.cli.doctor import NEWEST
+from tests.support.airflow_releases.environment import RELEASES
 from tests.support.pages import ROOT, SOURCE, page
 
 PAGES = ["CONTRIBUTING.md", "docs/develop/developing.md", "docs/develop/releasing.md"]
@@ -73,16 +75,38 @@ def test_a_workflow_may_only_read_and_its_actions_are_pinned_by_commit(name: str
 
 
 def test_the_checks_run_on_each_python_that_is_supported_and_on_macos() -> None:
+    """The classifiers name those with which tests have run: the newest that installs is in the checks before."""
     project = tomllib.loads(page("pyproject.toml"))["project"]
     least, below = map(int, re.fullmatch(r">=3\.(\d+),<3\.(\d+)", project["requires-python"]).groups())
     supported = [f"3.{minor}" for minor in range(least, below)]
-    assert supported == [line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line]
+    tried = [line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line]
+    assert tried == supported[: len(tried)] and tried[-1] == ".".join(map(str, NEWEST))
     jobs = workflow(".github/workflows/checks.yml")["jobs"]
     assert jobs["tests"]["strategy"]["matrix"]["python"] == supported
     assert jobs["macos"]["runs-on"].startswith("macos")
-    assert jobs["macos"]["strategy"]["matrix"]["python"] == [supported[0], supported[-1]]
+    assert jobs["macos"]["strategy"]["matrix"]["python"] == [tried[0], tried[-1]]
     ran = {name: called("\n".join(step.get("run", "") for step in job["steps"])) for name, job in jobs.items()}
-    assert ran == {name: {{"macos": "fast"}.get(name, name)} for name in ("lint", "tests", "macos", "docs", "package")}
+    names = ("lint", "tests", "macos", "airflow", "docs", "package", "terraform", "upgrade", "slurm")
+    assert ran == {name: {{"macos": "tests"}.get(name, name)} for name in names}
+    assert jobs["airflow"]["strategy"]["matrix"]["release"] == list(RELEASES)
+
+
+def test_who_may_sign_and_upload_runs_nothing_of_this_repository() -> None:
+    """Of the release's jobs one may sign: it has what another job built and tried, and only actions."""
+    jobs = workflow(".github/workflows/release.yml")["jobs"]
+    may = {name: job.get("permissions", {}) for name, job in jobs.items()}
+    assert may == {
+        "build": {}, "publish": {"id-token": "write", "attestations": "write"}, "draft": {"contents": "write"},
+    }  # fmt: skip
+    steps = jobs["publish"]["steps"]
+    uses = [step["uses"].partition("@")[0] for step in steps if "uses" in step]
+    assert uses == [
+        "actions/download-artifact", "actions/attest-build-provenance", "actions/attest-sbom", "pypa/gh-action-pypi-publish",
+    ]  # fmt: skip
+    ran = " ".join(step.get("run", "") for job in ("publish", "draft") for step in jobs[job]["steps"])
+    assert not re.search(r"\b(python|pip|uv|nox|tests)\b", ran)
+    assert jobs["publish"]["needs"] == "build" and jobs["draft"]["needs"] == "publish"
+    assert called("\n".join(step.get("run", "") for step in jobs["build"]["steps"])) == {"lint", "docs", "package"}
 
 
 def test_the_forms_for_issues_are_what_the_forge_reads() -> None:
@@ -104,3 +128,10 @@ def test_contributing_begins_with_the_fast_selection_and_has_five_commands() -> 
     first = re.search(r"```sh\n(.*)", text)
     assert first is not None and first[1].startswith(".venv/bin/nox -s fast ")
     assert re.findall(r"(?m)^\| `\.venv/bin/nox -s (\w+)`", text) == ["fast", "tests", "lint", "docs", "package"]
+
+
+def test_the_gate_plays_the_readmes_two_commands() -> None:
+    """The first two blocks of `sh` are those; every other one is `bash`."""
+    first, second = re.findall(r"^```sh\n(.*?)^```", page("README.md"), re.S | re.M)
+    assert "example_pipelines/dagster_train_evaluate.py" in first and "-m pytest" in second
+    assert "command_of 0" in (ROOT / ".ci/run").read_text() and "command_of 1" in (ROOT / ".ci/run").read_text()

@@ -36,6 +36,7 @@ PLACE = {
 PIN = {
     "epoch": 2, "max_tries": 3, "job_id": "train-1", "place": PLACE, "tried": 1, "clears": 0, "life": "0123abcd",
 }  # fmt: skip
+PIN_IN_A_STORE = {**PIN, "begun": "2026-01-25T03:00:00.250000+00:00"}  # of Airflow before 3.3
 KEPT_BY_A_TRIGGER = {
     "job_id": "train-1", "place": PLACE, "cursor": [1, "", [], [0, 0, 0], "", ""], "deferred": 12.5, "deadline": None,
     "poll_interval": 0.0, "get_logs": True, "keeps": True, "metrics": None, "limit": None,
@@ -51,7 +52,7 @@ TICKET = {
 
 def test_the_entry_points_are_where_airflow_dagster_and_pytest_look_for_them() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert set(project["scripts"]) == {"kinetic-orchestration", "kinor"}
+    assert set(project["scripts"]) == {"kinetic-orchestration", "kinor", "ko"}
     assert project["entry-points"] == {
         "apache_airflow_provider": {"provider_info": "airflow_kinetic.get_provider_info:get_provider_info"},
         "dagster_dg_cli.registry_modules": {"dagster_kinetic": "dagster_kinetic"},
@@ -61,7 +62,8 @@ def test_the_entry_points_are_where_airflow_dagster_and_pytest_look_for_them() -
 
 def test_the_provider_names_the_modules_and_classes_that_it_always_named() -> None:
     info = get_provider_info()
-    assert info["package-name"] == "kinetic-orchestration"
+    distribution = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["name"]
+    assert info["package-name"] == distribution == "kinetic-orchestration", "or Airflow does not register it"
     kinds = ("hooks", "operators", "sensors", "triggers")
     assert {kind: [module for entry in info[kind] for module in entry["python-modules"]] for kind in kinds} == {
         "hooks": ["airflow_kinetic.hooks.kinetic"],
@@ -152,7 +154,7 @@ async def first(trigger):
         return event.payload
 
 
-kept = task_identity.Pin.from_json(given["pin"])
+kept, in_store = (task_identity.Pin.from_json(given[name]) for name in ("pin", "in_store"))
 new = ("clears", "life", "cluster", "namespace")
 past = {name: value for name, value in given["pin"].items() if name not in new}
 past["place"] = {name: value for name, value in past["place"].items() if name not in new}
@@ -161,7 +163,7 @@ print(json.dumps({
     "trigger": Trigger(**given["trigger"]).serialize(),
     "heard": Trigger(**given["trigger"], heard=True).serialize()[1]["heard"],
     "event": asyncio.run(first(Trigger(**{**given["trigger"], "place": there}))),
-    "pin": [kept.to_json(), kept._fields, older.life, older.clears, older.place.cluster, older.place.namespace],
+    "pin": [kept.to_json(), in_store.to_json(), in_store._fields, older.life, older.clears, older.place.cluster, older.place.namespace],
     "keys": [task_identity.KEY, JOB_KEY, WHERE_KEY, OUTPUT_KEY],
     "links": {kind.__name__: [kind().xcom_key, kind.__module__] for kind in vars(links).values()
               if isinstance(kind, type) and issubclass(kind, links._Link) and kind is not links._Link},
@@ -177,7 +179,7 @@ def airflows_side(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The names in a process of Airflow's, with an empty home."""
     folder = tmp_path_factory.mktemp("airflow")
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW_", "KINETIC_"))}
-    given = json.dumps({"place": PLACE, "pin": PIN, "trigger": KEPT_BY_A_TRIGGER})
+    given = json.dumps({"place": PLACE, "pin": PIN, "in_store": PIN_IN_A_STORE, "trigger": KEPT_BY_A_TRIGGER})
     done = subprocess.run(
         [sys.executable, "-c", AIRFLOWS_SIDE, given, str(folder / "store")],
         env=outside | {"AIRFLOW_HOME": str(folder / "home"), "KINETIC_HOME": str(folder / "kinetic")},
@@ -211,8 +213,11 @@ def test_the_other_two_ends_of_a_trigger_have_the_names_that_tasks_know() -> Non
 
 
 def test_what_a_task_keeps_of_its_job_is_read_again(airflows_side: dict[str, Any]) -> None:
-    kept, fields, *older = airflows_side["pin"]
-    assert kept == PIN and fields == list(PIN)
+    kept, in_store, fields, *older = airflows_side["pin"]
+    assert (kept, in_store) == (PIN, PIN_IN_A_STORE), (
+        "one in Airflow's database, one where its DAG run does not take it with it"
+    )
+    assert fields == list(PIN_IN_A_STORE)
     assert older == ["", None, "", ""], "as an older version wrote it"
 
 

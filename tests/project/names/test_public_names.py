@@ -31,7 +31,7 @@ KINETICS = {
 OURS = {
     "BatchReport", "Candidate", "Choice", "Compute", "Deployed", "Evaluation", "Gpu", "HostContext",
     "JobStatus", "KineticCallback", "Kubernetes", "Limits", "MLflow", "Orbax", "Profile", "Promoted", "Retry",
-    "SearchResult", "SearchTrial", "Server", "Serving", "SmokeTest", "StreamedData", "TpuVm", "Training", "TrainingEnded",
+    "SearchResult", "SearchTrial", "Server", "Serving", "Slurm", "SmokeTest", "StreamedData", "TpuVm", "Training", "TrainingEnded",
     "Vertex", "command", "current", "deploy", "deployed", "evaluate", "move_alias", "promote", "read_answers",
     "read_checkpoint", "search", "serve_batch",
 }  # fmt: skip

@@ -17,8 +17,8 @@ Schema = Mapping[str, Any]
 
 # Those of the faces that the emulated cloud has.
 NAMES = (
-    "tpu.v2", "storage.v1", "secretmanager.v1", "cloudbilling.v1", "cloudresourcemanager.v1", "cloudresourcemanager.v3",
-    "container.v1", "serviceusage.v1", "serviceusage.v1beta1", "iam.v1", "iamcredentials.v1", "compute.v1",
+    "tpu.v2", "storage.v1", "secretmanager.v1", "cloudbilling.v1", "serviceusage.v1", "cloudresourcemanager.v1",
+    "cloudresourcemanager.v3", "container.v1", "serviceusage.v1beta1", "iam.v1", "iamcredentials.v1", "compute.v1",
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     folder = Path(sys.argv[1])
     kubelet = Kubelet(folder, Api(folder / "kubeconfig", keep=True))
-    kubelet.port = LogServer(folder / "tls.crt", kubelet.log_of, kubelet.is_over).server_port
+    kubelet.port = LogServer(folder / "tls.crt", kubelet.log_of, kubelet.is_over, kubelet.container_of).server_port
     try:
         while not asked:
             try:

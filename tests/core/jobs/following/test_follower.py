@@ -15,8 +15,8 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.jobs.following.drivers import afollow
+from kinetic_orchestration.jobs.following.drivers.step_threads import SLOW_STEP, StepThreads
 from kinetic_orchestration.jobs.following.follower import Follower
-from kinetic_orchestration.jobs.following.step_threads import SLOW_STEP, StepThreads
 from kinetic_orchestration.jobs.watching.watchers import base
 from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
 from kinetic_orchestration.plan.values import (
