@@ -569,7 +569,7 @@ class Observation(NamedTuple):
         hint: Where to look next if hosts are gone, or if those that exist do not report; with `{name}`, `{zone}` and
             `{project}` for those of the placement.
         slices: How many slices are charged for now; 0 for all, if any.
-        ending: True if all hosts that are left shut down, which is not charged for.
+        ending: True if no host is charged for any longer, or yet: all that are left shut down, or none is there.
         lacks: True while a place of a race has not been asked.
         there: Of a race that none has won, the numbers of the places whose hosts are all there.
         lost: Of such a race, the places that have failed, each with its cause and its reason.
@@ -582,7 +582,7 @@ class Observation(NamedTuple):
     waits: str = ""  # why hosts that are there cannot go on for now
     hint: str = ""  # the next place to check if hosts have disappeared or are silent
     slices: int = 0  # of which there are hosts that are charged for now; 0: of all, if any
-    ending: bool = False  # all hosts that are left shut down, and are charged for no longer
+    ending: bool = False  # no host is charged for: all that are left shut down, or none is there
     lacks: bool = False  # a place of a race has not been asked yet
     there: tuple[int, ...] = ()
     lost: tuple[tuple[int, str, str], ...] = ()
@@ -592,6 +592,11 @@ class Observation(NamedTuple):
         """True if hosts are charged for now; also while others are waited for."""
         held = self.state in (PRESENT, PARTIAL, WOUNDED) or (self.slices > 0 and self.state in (QUEUED, PROVISIONING))
         return held and not self.ending
+
+    @property
+    def is_over(self) -> bool:
+        """True if hosts that were there are charged for no longer, by what is known."""
+        return self.ending or self.state in (ABSENT, GONE)
 
 
 ABSENT = "absent"  # nothing there: not made yet, or gone

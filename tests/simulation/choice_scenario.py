@@ -117,7 +117,7 @@ class Deployment:
                 raise Violation(f"{token} and {other.token} both try again for {size} chips")
 
     def _state(self, key: FactKey, now: float) -> str:
-        """What the records say of the first zone: by the last two attempts of one size, which is simpler than the rule
+        """Return what the records say of the first zone: by the last two attempts of one size, which is simpler than the rule
         and never stricter."""
         found, own = "", 0.0
         known = [json.loads(record.data) for name, record in self.world.records.items() if name.startswith(names.FACTS)]

@@ -101,13 +101,17 @@ class ComputeJudge(CloudJudge):
             self._check_late(job, int(attempt))
 
     def _check_late(self, job: str, attempt: int) -> None:
-        """Check that VMs which are said to have been charged for until now were so until a moment ago."""
+        """Check that VMs which are said to have been charged for until now were so until a moment ago, or that their
+        release stalled: when that took effect, the process that asked for it cannot know."""
         world, groups = self.world, self.ground.api.queued.values()
         mine = next((one for one in groups if (one.told["job"], one.told["attempt"]) == (job, attempt)), None)
         if mine is None or names.refused(job, attempt) in world.records or world.suspended:
             return
         world.reached.add("VMs were freed late, and it is remembered")
-        if (off := max((one.off or world.now for one in mine.members), default=world.now)) < world.now - OFF:
+        off = max((one.off or world.now for one in mine.members), default=world.now)
+        if world.current is not None and world.current.stalled > off:
+            return
+        if off < world.now - OFF:
             raise Violation(f"{mine.id} is said to be charged for until now, {world.now - off:.0f} s after all was off")
 
     def _check_freed(self, job: str, attempt: int) -> None:

@@ -116,6 +116,17 @@ CLOUD = (
 )
 COMPUTE = (
     Mend(
+        "hosts were said to be charged for until a client that had stalled went on, by what it had seen before",
+        (315,),
+        (
+            Change(
+                "kinetic_orchestration/jobs/following/follower.py",
+                "if self.job.store.now() - seen.now <= STALE or not intent.placement:",
+                "if True:",
+            ),
+        ),
+    ),
+    Mend(
         "operations that were listed before an insert said nothing of its stockout, which counted as a failure",
         (10774,),
         (
@@ -150,6 +161,61 @@ COMPUTE = (
     ),
 )
 GROUPS = (
+    Mend(
+        "hosts that were gone were said to be charged for until their template was gone",
+        (50324,),
+        (
+            Change(
+                "kinetic_orchestration/jobs/following/follower.py",
+                "costs=one.costs and is_refused)",
+                "costs=one.costs)",
+            ),
+        ),
+    ),
+    Mend(
+        "a VM was deleted whose group had been made since it was looked for",
+        (50935,),
+        (
+            Change(
+                "kinetic_orchestration/platforms/google/compute/verbs/free.py",
+                "if here and self._has_group(placement):",
+                "if False:",
+            ),
+        ),
+    ),
+    Mend(
+        "hosts that were gone were said to be charged for until what was left of them, which costs nothing, was gone",
+        (40366,),
+        (
+            Change(
+                "kinetic_orchestration/jobs/following/follower.py",
+                "costs, late = now is None or not now.is_over,",
+                "costs, late = True,",
+            ),
+        ),
+    ),
+    Mend(
+        "a group alone, whose VMs were gone, was said to be charged for",
+        (40304,),
+        (
+            Change(
+                "kinetic_orchestration/platforms/google/compute/states.py",
+                "ending = _shut_down(members) or not any(member.now for member in members)",
+                "ending = _shut_down(members)",
+            ),
+        ),
+    ),
+    Mend(
+        "a job ended beside a request of its that could not be withdrawn and might still have been met",
+        (40144, 40679),
+        (
+            Change(
+                "kinetic_orchestration/jobs/following/follower.py",
+                "asked_for |= state == UNKNOWN and not cause",
+                "asked_for |= False",
+            ),
+        ),
+    ),
     Mend(
         "at the deadline of an attempt on several slices a host deleted its own group before the others",
         (809,),

@@ -543,8 +543,8 @@ PLANTED = (
     Planted(
         "a release is judged by what is seen of another attempt",
         "jobs/following/follower.py",
-        "        is_seen = seen.intent is not None and seen.intent.attempt == attempt\n",
-        "        is_seen = True\n",
+        "        if intent is None or intent.attempt != attempt:\n            return None\n",
+        "        if intent is None:\n            return None\n",
         "--compute",
     ),
     *(

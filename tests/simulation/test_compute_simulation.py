@@ -135,7 +135,7 @@ the reaper released a placement: a later attempt has taken its place
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(8)
 @pytest.mark.timeout(300)
 def test_every_promise_holds_in_hundreds_of_schedules_and_every_interesting_state_was_reached() -> None:
     check(range(SEEDS), REACHED, ComputeSchedule)

@@ -56,7 +56,7 @@ class Task:
 
     __slots__ = (
         "asked", "dead", "first", "greenlet", "held", "last", "look_began", "look_called", "machine", "name", "number",
-        "odds", "process", "skew", "threads",
+        "odds", "process", "skew", "stalled", "threads",
     )  # fmt: skip
 
     def __init__(self, name: str, number: int, machine: str, odds: Odds, skew: float) -> None:
@@ -74,6 +74,7 @@ class Task:
         self.threads: list[Task] = []
         self.asked = 0  # requests between these two moments
         self.first = self.last = 0.0
+        self.stalled = 0.0  # when a request about hardware, which had stalled, went on
 
 
 class World:
@@ -261,6 +262,8 @@ class World:
         elif draw < odds.delay + odds.stall:
             self.note("stalls", verb, name, "after" if done else "before")
             self.sleep(self.random.choice((30.0, 120.0, 1000.0, 10_000.0)) * self.random.uniform(0.5, 1.5))
+            if verb in ("get", "release"):
+                task.stalled = self.now
         elif draw < odds.delay + odds.stall + odds.error:
             self.note("fails", verb, name, "after" if done else "before")
             if done:

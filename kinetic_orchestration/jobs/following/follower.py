@@ -22,12 +22,14 @@ from kinetic_orchestration.plan.values import (
     GONE,
     PROVISIONING,
     QUEUED,
+    UNKNOWN,
     Change,
     Cursor,
     Devices,
     Freed,
     Glimpse,
     JobStatus,
+    Observation,
     Outcome,
 )
 from kinetic_orchestration.protocol import wire
@@ -36,6 +38,7 @@ from kinetic_orchestration.protocol.system import copies
 STORE_PATIENCE = 900.0  # with a store that does not answer those who wait for a job
 RELEASE_PATIENCE = 60.0  # seconds after a job's verdict for which a refused release is retried: quotas are per minute
 EXPLAIN_PAUSE = 10.0  # seconds between two sentences that say why hosts are waited for
+STALE = 30.0  # seconds after a look, before whose end its requests stalled: hosts may have gone meanwhile
 LATE = 2.0  # seconds after a verdict: a later release is recorded, because hosts cost until then
 RELEASE_PAUSE = 2.0  # before it is asked for again; doubled each time,
 LONGEST_PAUSE = 600.0  # up to this
@@ -54,6 +57,7 @@ class PendingRelease(NamedTuple):
     pause: float
     holds: bool  # back the end of the job: not of an attempt that never had hosts
     waits: bool = False  # its request did: hosts may still come
+    costs: bool = False  # its hosts were seen when it was refused, or may have been there
 
 
 class Losers(NamedTuple):
@@ -175,7 +179,7 @@ class Follower:
         """
         actions.forget_secrets(self.job)
         ended_here = self.saw_live and not self.job.doubt  # else it was struck off then, or will be by a listing
-        if ended_here and not any(refused.holds for refused in self.refused):
+        if ended_here and not any(refused.holds or refused.waits for refused in self.refused):
             live_index.remove(self.job.store, self.job.job_id)
 
     def step_if_reachable(self, emit: Emit | None = None) -> Outcome | None:
@@ -225,7 +229,9 @@ class Follower:
                 waiting = ""
                 if isinstance(action, lifecycle.Release):
                     free = lifecycle.was_free(seen)
-                    asked_for = seen.observation.state in (QUEUED, PROVISIONING, GONE)  # or given up
+                    state, cause = seen.observation.state, seen.observation.cause
+                    asked_for = state in (QUEUED, PROVISIONING, GONE)  # or given up
+                    asked_for |= state == UNKNOWN and not cause  # no answer; with a cause, there will be none
                     waits = free and (asked_for or self.cache.zone_skipped)  # or not looked at just now
                     self._release(action.attempt, seen, holds=not free, waits=waits)
                 elif isinstance(action, lifecycle.Intend) and (asked := self._still_asked()):
@@ -254,39 +260,46 @@ class Follower:
             watcher_of(self.job.store, self.job.backend).hurry()
         self.waiting = why
 
-    def _release(
-        self, attempt: int, seen: Glimpse, pause: float = RELEASE_PAUSE, holds: bool = True, waits: bool = False
-    ) -> None:
+    def _release(self, attempt: int, seen: Glimpse, *, holds: bool = True, waits: bool = False) -> None:
+        """Release an attempt for the first time."""
+        costs, late = False, False
+        if holds and self.job.backend.charges and not self.job.doubt:
+            now = self._observed(attempt, seen)
+            costs, late = now is None or not now.is_over, now is not None and now.costs and seen.verdict_age > LATE
+        self._try_to_release(PendingRelease(attempt, seen.now, RELEASE_PAUSE, holds, waits, costs), seen, late=late)
+
+    def _try_to_release(self, one: PendingRelease, seen: Glimpse, *, late: bool, again: bool = False) -> None:
+        """Release an attempt, and keep what has to be repeated. `late`: hosts of it cost until now."""
         try:
-            freed = actions.release(self.job, attempt, seen.intent)
+            freed = actions.release(self.job, one.attempt, seen.intent)
         except StoreError:  # where it was is not known now; that it is to be freed must not be forgotten
             freed = Freed.REFUSED
-        if holds and self.job.backend.charges and not self.job.doubt and freed is not Freed.KEPT:
-            self._record_late_release(attempt, seen, freed, again=pause > RELEASE_PAUSE)
-        if freed in (Freed.REFUSED, Freed.PARTLY) and pause < LONGEST_PAUSE:
-            costs = freed is Freed.REFUSED
-            pending = PendingRelease(attempt, seen.now + pause, pause, holds and costs, waits and costs)
-            self.refused = (*self.refused, pending)
-        elif freed is Freed.UNDER_WAY and self.job.shared and pause < LONGEST_PAUSE:  # its chips are free then
-            pending = PendingRelease(attempt, seen.now + pause, pause, False)
-            self.refused = (*self.refused, pending)
+        if one.costs and freed is Freed.REFUSED and not again:
+            attempts.record_release(self.job.store, self.job.job_id, one.attempt, done=False)
+        elif one.costs and freed not in (Freed.REFUSED, Freed.KEPT) and late:
+            attempts.record_release(self.job.store, self.job.job_id, one.attempt, done=True)
+        is_refused = freed is Freed.REFUSED  # of all else, what costs is gone, or going
+        one = one._replace(until=seen.now + one.pause, costs=one.costs and is_refused)
+        if freed in (Freed.REFUSED, Freed.PARTLY) and one.pause < LONGEST_PAUSE:
+            one = one._replace(holds=one.holds and is_refused, waits=one.waits and is_refused)
+            self.refused = (*self.refused, one)
+        elif freed is Freed.UNDER_WAY and self.job.shared and one.pause < LONGEST_PAUSE:  # its chips are free then
+            self.refused = (*self.refused, one._replace(holds=False, waits=False))
+
+    def _observed(self, attempt: int, seen: Glimpse) -> Observation | None:
+        """Return what an attempt's hosts are, by another look if the last was long ago; None if it was of others."""
+        intent = seen.intent
+        if intent is None or intent.attempt != attempt:
+            return None
+        if self.job.store.now() - seen.now <= STALE or not intent.placement:
+            return seen.observation
+        return self.job.backend.observe([intent.placement])[0]
 
     def _still_asked(self) -> int:
         """Return the attempt whose request for hosts may still be met, as its release was refused shortly before: the
         next one would get hosts beside it. Zero if there is none. Attempts that had hosts keep no next one waiting.
         """
         return next((one.attempt for one in self.refused if one.waits and one.pause < RELEASE_PATIENCE), 0)
-
-    def _record_late_release(self, attempt: int, seen: Glimpse, freed: Freed, *, again: bool) -> None:
-        """Record that hosts were released later than their verdict, or not yet: they cost until then. What is `seen`
-        may be another attempt, while the release of this one is repeated.
-        """
-        is_seen = seen.intent is not None and seen.intent.attempt == attempt
-        late = is_seen and seen.verdict_age > LATE and seen.observation.costs
-        if freed is Freed.REFUSED and not again:
-            attempts.record_release(self.job.store, self.job.job_id, attempt, done=False)
-        elif freed is not Freed.REFUSED and (again or late):
-            attempts.record_release(self.job.store, self.job.job_id, attempt, done=True)
 
     def _release_again(self, seen: Glimpse) -> None:
         """Retry the releases that were refused, in any state of the job. Hosts, deadline and reaper are the
@@ -295,7 +308,7 @@ class Follower:
         due = [refused for refused in self.refused if refused.until <= seen.now]
         for refused in due:
             self.refused = tuple(other for other in self.refused if other is not refused)
-            self._release(refused.attempt, seen, 2 * refused.pause, refused.holds, refused.waits)
+            self._try_to_release(refused._replace(pause=2 * refused.pause), seen, late=True, again=True)
         if due:
             self.cache.invalidate(self.job.store.now())
 
@@ -329,7 +342,8 @@ class Follower:
         if not any(refused.attempt == attempt for refused in self.refused):
             self._release(attempt, seen)
             self.cache.invalidate(self.job.store.now())
-        patient = any(refused.holds for refused in self.refused) and seen.verdict_age < RELEASE_PATIENCE
+        left = any(refused.holds or refused.waits for refused in self.refused)
+        patient = left and seen.verdict_age < RELEASE_PATIENCE
         why = "its hosts could not be freed; that is asked for again" if patient else ""
         self._wait("releasing", why, attempt, emit)
         self.seen = seen

@@ -294,7 +294,8 @@ def of_slices(slices: Sequence[Slice], context: CallContext, model: str, now: fl
     if seen.cause:  # of a group that is there, hosts are gone rather than absent
         return seen._replace(state=seen.state if len(missing) == len(slices) or seen.state != ABSENT else GONE)
     if missing and len(missing) < len(slices):
-        said, ending = f"{missing[0].name} is not there yet", _shut_down(members)
+        said = f"{missing[0].name} is not there yet"
+        ending = _shut_down(members) or not any(member.now for member in members)  # a group alone costs nothing
         return Observation(PARTIAL, said, charged=charged, slices=running, ending=ending)
     if waiting:
         state, said, waits = QUEUED if model == FLEX_START else PROVISIONING, _waits(waiting[0], context), ""

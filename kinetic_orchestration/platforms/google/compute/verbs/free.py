@@ -124,9 +124,15 @@ class Free:
                 return Freed.REFUSED
             mine = {one.name for one in listed.found if one.zone == placement["zone"] and self._is_ours(placement, one)}
             here = [one for one in request.members_of(placement) if one in mine]
+            if here and self._has_group(placement):  # made since it was looked for: it would make its VMs anew
+                return Freed.REFUSED
             free = self._release if collection == INSTANCES else self._disk
             freed += [self._tried(free, placement, one) for one in here]
         return _worst(freed)
+
+    def _has_group(self, placement: Mapping[str, Any]) -> bool:
+        paths = (slices.group_path(placement, name) for name in request.groups_of(placement))
+        return any((found := self._api.get(path)) is not None and self._is_ours(placement, found) for path in paths)
 
     def _part(self, placement: Mapping[str, Any], path: str) -> Freed:
         """Free a template or a policy, which cost nothing. A while after its groups are gone it is still in use."""

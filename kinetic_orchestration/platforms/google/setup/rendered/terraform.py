@@ -243,7 +243,7 @@ def _grant(item: Grant) -> Iterator[Attribute | Block]:
 
 
 def _reasons(item: Item) -> Iterator[Comment]:
-    """Why what checkov would find is so: it reads such a comment within the resource."""
+    """Return why what checkov would find is so: it reads such a comment within the resource."""
     yield from (Comment(text) for text in texts.FINDINGS.get(type(item).__name__, ()))
 
 
