@@ -69,16 +69,23 @@ def _rate(plan: Plan, choice: int) -> float:
 
 
 def longest(plan: Plan, affordable: float = 0.0) -> float:
-    """Return for how many seconds an attempt's hosts may be there; 0 for ever."""
+    """Return for how many seconds an attempt's hosts may be waited for and be there; 0 for ever."""
     run = min(filter(None, (float(plan.limits.run or 0.0), affordable)), default=0.0)
     return run + float(plan.limits.provision or 0.0) + DEADLINE_ALLOWANCE if run else 0.0
+
+
+def _until(plan: Plan, affordable: float = 0.0) -> float:
+    """Return the seconds from an attempt's promise to its deadline; 0 for none: a queue that is not ours may take as
+    long as it takes, and its own limit of time ends what it starts."""
+    queued = plan.traits.share_files and not plan.traits.share_machine
+    return 0.0 if queued and not plan.limits.provision else longest(plan, affordable)
 
 
 def promised(job: Job, plan: Plan, placement: Mapping[str, Any], attempt: int, left: float) -> tuple[float, float]:
     """Return for how many seconds the hosts of an attempt may be there, and for how many they may be held with what is
     `left` of the money. A race counts what its places cost until all but one are released, and has one deadline."""
     if not placement.get("rivals"):
-        return longest(plan, left), left
+        return _until(plan, left), left
     from kinetic_orchestration.capacity.races.rules import affordable
 
     rivals = [_at(plan, choice_in(place)) for place in placement["rivals"]]
@@ -94,7 +101,7 @@ def choice_in(placement: Mapping[str, Any]) -> int:
 
 def last_of(plan: Plan, intent: Intent, affordable: float = 0.0) -> float:
     """Return the latest deadline that the plan leads to for the attempt of an intent, over all places of a race."""
-    return intent.created + max(longest(_at(plan, choice_in(place)), affordable) for place in intent.places)
+    return intent.created + max(_until(_at(plan, choice_in(place)), affordable) for place in intent.places)
 
 
 def may_last(plan: Plan, intent: Intent) -> bool:

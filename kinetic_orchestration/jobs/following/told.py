@@ -90,7 +90,8 @@ def _attempt(job: Job, attempt: int, verdict: wire.Verdict, *, is_last: bool) ->
     if verdict.kind != wire.COMMITTED:
         result = _RESULTS.get(lifecycle.classify(verdict), facts.ERROR)
     return facts.EndedAttempt(
-        facts_of(job), attempt, result, tuple(phases) or (facts.Phase(usage.TIMELINE[0], began, ended),),
+        facts_of(job, stays[0].choice if stays else 0), attempt, result,
+        tuple(phases) or (facts.Phase(usage.TIMELINE[0], began, ended),),
         cause="" if result == facts.SUCCESS else lifecycle.classify(verdict),
         error=failure.type if failure is not None else "",
         message=(failure.message if failure is not None else "") or verdict.reason,
@@ -100,15 +101,16 @@ def _attempt(job: Job, attempt: int, verdict: wire.Verdict, *, is_last: bool) ->
     )  # fmt: skip
 
 
-def facts_of(job: Job) -> facts.JobFacts:
-    """Return what is told of a job, by its record."""
+def facts_of(job: Job, choice: int = 0) -> facts.JobFacts:
+    """Return what is told of a job, by its record; its hardware is that of the candidate of the number `choice`."""
     from kinetic_orchestration.telemetry.lineage import address_of
 
     spec = job.spec()
     plan, task, origin = plan_of(spec, job.job_id), Task.from_json(spec["task"]), spec.get("origin", {})
     read = (piece.url or piece.here for piece in task.data)
+    taken, pipeline = plan.at(choice) if choice < len(plan.choices) else plan, pipeline_of(origin, plan.name)
     return facts.JobFacts(
-        job.job_id, plan.name, pipeline_of(origin, plan.name), plan.deployment, plan.backend, plan.named, dict(origin),
+        job.job_id, plan.name, pipeline, plan.deployment, taken.backend, taken.named, dict(origin),
         tuple(address_of(place) for place in dict.fromkeys(read) if place), (address_of(task.output_dir),),
     )  # fmt: skip
 

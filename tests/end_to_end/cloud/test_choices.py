@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from kinetic_orchestration.protocol.schema import Wrong
 from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.cloud.cases import nodes
 from tests.end_to_end.cloud.conftest import ZONES
+from tests.support.collector import collecting, texts
 from tests.support.jobs import placements, wait_running
 from tests.support.waits import wait_until
 
@@ -112,6 +116,24 @@ def test_a_tpu_and_then_a_gpu_are_of_two_services_and_any_process_finds_the_job(
     assert kinetic.attach(job.job_id).result(timeout=150)[0] == 1
     assert [one["backend"] for one in placements(job)] == ["tpu-vm", "compute"]
     assert (job.backend, job.accelerator, job.cost().accelerator) == ("compute", "l4", "l4")
+    cloud.wait_until_empty(60)
+
+
+@pytest.mark.slow
+def test_collectors_are_told_of_the_choice_that_an_attempt_took(cloud: Emulator, jobs: Any) -> None:
+    """The unmodified library of a process that attaches tells a real collector."""
+    cloud.stockout(ZONES[0], "refuse")
+    job = run(jobs.hardware, ways=[tpu("v5e-8", ZONES[0]), gpu("l4", ZONES[1])])
+    assert job.result(timeout=150)[0] == 1
+    with collecting() as collector:
+        program = "import sys, kinetic_orchestration as kinetic; kinetic.attach(sys.argv[1]).result()"
+        environ = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.address, "NO_PROXY": "127.0.0.1"}
+        told = subprocess.run(
+            [sys.executable, "-c", program, job.job_id], env=environ, capture_output=True, timeout=120
+        )
+    assert told.returncode == 0, told.stderr
+    (root,) = [texts(span.attributes) for span in collector.spans if span.name.startswith("RUN ")]
+    assert (root["kinetic.attempt"], root["kinetic.accelerator"], root["kinetic.backend"]) == (2, "l4", "compute")
     cloud.wait_until_empty(60)
 
 
