@@ -17,9 +17,10 @@ from kinetic_orchestration.reach import ports
 
 SECONDS: Final = 60.0  # until it listens
 _PAUSE: Final = 0.1
-# A command of this Python, wherever its scripts are.
+# A command of this Python, wherever its scripts are. It ends with this process, however that ends.
 _RUN: Final = (
-    "import sys; from importlib.metadata import entry_points; del sys.argv[0]; "
+    "import os, sys, threading; from importlib.metadata import entry_points; del sys.argv[0]; "
+    "threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start(); "
     "(found,) = entry_points(group='console_scripts', name=sys.argv[0]); sys.exit(found.load()())"
 )
 
@@ -29,23 +30,26 @@ class Board(NamedTuple):
 
     Attributes:
         name: Its name for people.
-        package: What is to be installed for it.
-        module: Its module.
-        program: Its command.
-        host: Its option for the address at which it listens; "" if it has none.
-        beyond: The module that it needs for buckets; "" if none.
+        packages: What is to be installed for it.
+        modules: Their modules.
+        program: Its command, which has TensorBoard's options.
+        beyond: The module that it needs for buckets.
+        tab: The part of its page's address that leads to what it is started for.
     """
 
     name: str
-    package: str
-    module: str
+    packages: str
+    modules: tuple[str, ...]
     program: str
-    host: str
     beyond: str
+    tab: str = ""
 
 
-TENSORBOARD: Final = Board("TensorBoard", "tensorboard", "tensorboard", "tensorboard", "--host", "gcsfs")
-XPROF: Final = Board("XProf", "xprof", "xprof", "xprof", "", "")
+TENSORBOARD: Final = Board("TensorBoard", "tensorboard", ("tensorboard",), "tensorboard", "gcsfs")
+# As TensorBoard's plugin: XProf's own command listens at every address of the machine, at two ports.
+XPROF: Final = TENSORBOARD._replace(
+    name="XProf", packages="tensorboard xprof", modules=("tensorboard", "xprof"), tab="#profile"
+)
 
 
 def serve(board: Board, folder: str, port: int, ready: Callable[[int], object]) -> int:
@@ -63,7 +67,7 @@ def serve(board: Board, folder: str, port: int, ready: Callable[[int], object]) 
     """
     words = line(board, folder, port)
     ports.bound(port).close()
-    with subprocess.Popen(words, stdout=2, env=copies.environ()) as process:
+    with subprocess.Popen(words, stdout=2, env=copies.environ(), stdin=subprocess.PIPE) as process:
         try:
             _await(board, process, port)
             ready(port)
@@ -74,20 +78,20 @@ def serve(board: Board, folder: str, port: int, ready: Callable[[int], object]) 
 
 def line(board: Board, folder: str, port: int) -> list[str]:
     """Return its command line. Raises UsageError if it is not installed here, or cannot read the folder."""
-    if importlib.util.find_spec(board.module) is None:
+    if not all(importlib.util.find_spec(module) for module in board.modules):
         raise UsageError(
-            f"{board.name} is not installed in this Python, and no host serves it: pip install {board.package}. What "
+            f"{board.name} is not installed in this Python, and no host serves it: pip install {board.packages}. What "
             f"it would show is in {folder}"
         )
     is_bucket = "://" in folder
-    if is_bucket and board.beyond and importlib.util.find_spec(board.beyond) is None:
+    if is_bucket and importlib.util.find_spec(board.beyond) is None:
         raise UsageError(
             f"{board.name} reads {folder} by {board.beyond}, which is not installed: pip install {board.beyond}"
         )
     if not is_bucket and not os.path.isdir(folder):
         raise UsageError(f"{folder} is not there yet: the job has written nothing that {board.name} could show")
-    at = [board.host, ports.LOOPBACK] if board.host else []
-    return [sys.executable, "-P", "-c", _RUN, board.program, "--logdir", folder, "--port", str(port), *at]
+    told = ["--logdir", folder, "--port", str(port), "--host", ports.LOOPBACK]
+    return [sys.executable, "-P", "-c", _RUN, board.program, *told]
 
 
 def _await(board: Board, process: subprocess.Popen[bytes], port: int) -> None:

@@ -35,8 +35,8 @@ def kinor(*words: str, given: str = "", **environ: str) -> Shown:
 
 
 @contextlib.contextmanager
-def forwarded(*words: str) -> Iterator[dict[str, object]]:
-    """Within the block, a command leads a port here; yield what it says in JSON."""
+def forwarded(*words: str, ends: signal.Signals = signal.SIGINT) -> Iterator[dict[str, object]]:
+    """Within the block, a command leads a port here; yield what it says in JSON. It is ended by the signal `ends`."""
     process = subprocess.Popen([*KINOR, *words, "--json"], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -44,9 +44,9 @@ def forwarded(*words: str) -> Iterator[dict[str, object]]:
         assert line, f"it ended with {process.wait(SECONDS)}"
         yield json.loads(line)
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(ends)
         try:
-            assert process.wait(SECONDS) == 130
+            assert process.wait(SECONDS) == (-ends if ends is signal.SIGKILL else 130)
         finally:
             process.kill()
             process.communicate()

@@ -37,3 +37,18 @@ def serves(gate: str, port_file: str) -> str:
 def debugged(x: int) -> int:
     print("under the debugger", flush=True)
     return x + 1
+
+
+def has_a_profile() -> None:
+    """Train long enough for `profile=4` to have been captured."""
+    import jax
+    import jax.numpy as jnp
+
+    import kinetic_orchestration as kinetic
+
+    update = jax.jit(lambda w: w - 0.1 * jnp.tanh(w @ w))
+    with kinetic.Training(every=None) as training:
+        w, done = training.restore(jnp.ones((8, 8)))
+        for number in range(done, 12):
+            w = update(w)
+            training.step(number + 1, w)

@@ -36,20 +36,29 @@ def show(wish: Wish, folder: str | None, *, as_json: bool) -> int:
 
 def _write(folder: Path, files: dict[str, str]) -> None:
     """Write files into a folder. Raises UsageError for one that is another already: nothing is written then."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file: name a folder for the module, or a path at which there is nothing")
     others = [name for name, text in files.items() if _is_other(folder / name, text)]
     if others:
         raise UsageError(
             f"{folder} has {', '.join(others)} already, and other text in it: name an empty folder, and compare the two"
         )
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    try:
+        for name, text in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or folder} cannot be written ({error.strerror}): name another folder"
+        ) from error
     note(f"{len(files)} files are in {folder}")
 
 
 def _is_other(path: Path, text: str) -> bool:
     try:
         return path.read_bytes() != text.encode()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError:  # a folder, or a file that may not be read
+        return True

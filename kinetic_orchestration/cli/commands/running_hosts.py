@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from argparse import Namespace
 from typing import Any
@@ -65,8 +66,12 @@ def tensorboard(arguments: Namespace) -> int:
     if not 0 < arguments.port <= _MOST:
         raise UsageError(f"--port {arguments.port}: a port is a number from 1 to {_MOST}")
 
+    board = boards.XPROF if arguments.xprof else boards.TENSORBOARD
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # the board ends with the command then, too
+
     def ready(at: int) -> None:
-        address = f"http://127.0.0.1:{at}/"
+        address = f"http://127.0.0.1:{at}/{board.tab}"
         if arguments.json:
             show_json_line({"job_id": handle.job_id, "url": address})
         else:
@@ -88,9 +93,7 @@ def tensorboard(arguments: Namespace) -> int:
     folder = handle.profile_dir() if arguments.xprof else handle.output_dir
     if not folder:
         raise UsageError(_no_profile(handle))
-    if arguments.xprof:
-        note("XProf listens at every address of this machine: whoever reaches its ports sees the profile")
-    return boards.serve(boards.XPROF if arguments.xprof else boards.TENSORBOARD, folder, arguments.port, ready)
+    return boards.serve(board, folder, arguments.port, ready)
 
 
 def _no_profile(handle: JobHandle[Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -10,8 +11,6 @@ from pathlib import Path
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.reach import boards
 from tests.support.entered import forwarded, kinor, page, program_of
 from tests.support.waits import wait_until
 
@@ -51,6 +50,11 @@ def free_port() -> str:
         return str(one.getsockname()[1])
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_one_command_leads_to_the_board_of_a_job_whether_its_host_serves_it_or_not(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,22 +90,22 @@ def test_one_command_leads_to_the_board_of_a_job_whether_its_host_serves_it_or_n
         assert page(f"127.0.0.1:{free}") == repr(words).encode()
 
 
-def test_xprof_is_started_by_its_own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(tmp_path, "xprof")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found: list[bytes] = []
-    port = int(free_port())
-
-    class Seen(Exception):
-        pass
-
-    def ready(at: int) -> None:
-        found.append(page(f"127.0.0.1:{at}"))
-        raise Seen
-
-    with pytest.raises(Seen):
-        boards.serve(boards.XPROF, str(tmp_path), port, ready)
-    assert found == [repr(["--logdir", str(tmp_path), "--port", str(port)]).encode()]
-    with pytest.raises(UsageError, match="the job has written nothing that XProf could show"):
-        boards.line(boards.XPROF, str(tmp_path / "none"), port)
+def test_xprof_is_a_tab_of_tensorboard_on_loopback_and_ends_with_its_command(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = program_of(tmp_path / "project")
+    job = kinetic.run(accelerator="cpu", profile=4)(program.has_a_profile).run_async()
+    job.result(timeout=120)
+    assert job.profile_dir()
+    free = free_port()
+    installed(tmp_path / "packages", "tensorboard")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path / "packages"), *sys.path)))
+    shown = kinor("tensorboard", job.job_id, "--port", free, "--xprof")
+    assert shown.code == 2 and "pip install tensorboard xprof" in shown.err
+    installed(tmp_path / "packages", "xprof")
+    for ends in (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL):
+        with forwarded("tensorboard", job.job_id, "--port", free, "--xprof", ends=ends) as told:
+            assert told["url"] == f"http://127.0.0.1:{free}/#profile"
+            words = ["--logdir", job.profile_dir(), "--port", free, "--host", "127.0.0.1"]
+            assert page(f"127.0.0.1:{free}") == repr(words).encode()
+        wait_until(lambda: not listens(int(free)), "nothing listens any more", within=20.0)

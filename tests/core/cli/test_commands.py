@@ -26,7 +26,7 @@ from kinetic_orchestration.capacity import records
 from kinetic_orchestration.capacity.facts import FactKey
 from kinetic_orchestration.cli import COMMANDS, main
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.protocol.system import processes
+from tests.support.faults import kill_host, trees
 from tests.support.terminals import read_out
 from tests.support.waits import wait_until
 
@@ -117,10 +117,6 @@ def killed() -> None:
 
     print("about to be killed", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def gone(pid: int) -> bool:
-    return (process := processes.find(pid)) is None or process.zombie
 
 
 def first_line(errors: IO[str]) -> str:
@@ -361,12 +357,8 @@ def test_status_of_a_killed_program_shows_what_it_said_last(kinor: Kinor, home: 
 def test_listing_changes_nothing_and_asking_for_the_status_moves_a_lost_job_on(
     kinor: Kinor, live: JobHandle[str], home: Path
 ) -> None:
-    tree = processes.marked(f"KINETIC_PLACEMENT={home / 'run' / live.job_id}-1")
-    (lock,) = (home / "run").glob("*/host-0.json")
-    guard = json.loads(lock.read_text(encoding="utf-8"))["pid"]
-    for pid in (guard, *(process.pid for process in tree)):  # the guard first, or it would speak for its agent
-        processes.send(pid, signal.SIGKILL)
-    wait_until(lambda: all(gone(pid) for pid in (guard, *(process.pid for process in tree))))
+    (tree,) = trees(live._job)
+    kill_host(tree)
     for _ in range(2):
         shown = kinor("jobs")
         assert live.job_id in shown.out

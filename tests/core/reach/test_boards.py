@@ -14,7 +14,7 @@ from kinetic_orchestration.reach.boards import TENSORBOARD, XPROF, Board
 from tests.support.entered import page
 from tests.support.ports import held_port
 
-SHOWN = Board("Shown", "shown-board", "shown_board", "shown-board", "--host", "no_module_of_buckets")
+SHOWN = Board("Shown", "shown-board", ("shown_board",), "shown-board", "no_module_of_buckets")
 SERVER = """
 import argparse, http.server, os, threading
 
@@ -74,8 +74,8 @@ def test_a_board_shows_a_folder_on_loopback_until_it_ends(logs: Path) -> None:
 
 
 def test_what_a_board_lacks_is_named(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for board, package in ((TENSORBOARD, "tensorboard"), (XPROF, "xprof")):
-        lacking = board._replace(module="no_such_module_of_a_board")
+    for board, package in ((TENSORBOARD, "tensorboard"), (XPROF, "tensorboard xprof")):
+        lacking = board._replace(modules=("os", "no_such_module_of_a_board"))
         with pytest.raises(UsageError, match=f"pip install {package}. What it would show is in /anywhere"):
             boards.line(lacking, "/anywhere", 6006)
     with pytest.raises(UsageError, match="pip install no_module_of_buckets"):

@@ -218,7 +218,7 @@ def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
 
 
 def by_dns(**found: Any) -> dict[str, Any]:
-    """What the container API says of a cluster with a DNS endpoint."""
+    """Return what the container API says of a cluster with a DNS endpoint."""
     return {"controlPlaneEndpointsConfig": {"dnsEndpointConfig": found}}
 
 

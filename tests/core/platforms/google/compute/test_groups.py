@@ -1,4 +1,4 @@
-"""How slices of several hosts are made, seen and freed, against the emulated Compute Engine: each is a group of VMs, of
+"""Tests how slices of several hosts are made, seen and freed, against the emulated Compute Engine: each is a group of VMs, of
 a template and by a policy."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a submit is refused for at its call, against the emulated Compute Engine: rights of other projects, and rates."""
+"""Tests what a submit is refused for at its call, against the emulated Compute Engine: rights of other projects, and rates."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_another_project_does_not_let_a_vm_use_is_told_with_the_grant_in_th
 
 
 def asked_for(backend: Backend, plan: Plan) -> Submission:
-    """What a client submits of a plan's first attempt."""
+    """Return what a client submits of a plan's first attempt."""
     intent = Intent(1, "0" * 16, backend.place(plan, JOB, 1), 2_000_000_000.0, 0.0)
     return Submission(plan, Staged(None, "", "", (), (), (), (), None, ""), JOB, "0" * 64, intent, {})
 

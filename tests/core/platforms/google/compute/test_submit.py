@@ -1,4 +1,4 @@
-"""What a submitter makes of VMs that it asked for and does not find, against the emulated Compute Engine."""
+"""Tests what a submitter makes of VMs that it asked for and does not find, against the emulated Compute Engine."""
 
 from __future__ import annotations
 

@@ -29,12 +29,12 @@ def _last(address: str) -> str:
 
 
 def of_table(made: Setup) -> Records:
-    """What the table itself says: renderings may say more of each thing, and all of them the same."""
+    """Return what the table itself says: renderings may say more of each thing, and all of them the same."""
     return _only(_rows(made))
 
 
 def shared(found: Records, made: Setup) -> Records:
-    """What is found, of each thing no more than the table says of it."""
+    """Return what is found, of each thing no more than the table says of it."""
     told = of_table(made)
     return {
         key: {name: value for name, value in row.items() if name in told.get(key, row)} for key, row in found.items()
@@ -81,7 +81,7 @@ def _rows(made: Setup) -> Iterator[Record]:
 
 
 def of_rest(made: Setup) -> Records:
-    """What the requests of `kinor init` make where nothing is there."""
+    """Return what the requests of `kinor init` make where nothing is there."""
     calls = [requests.make(item, made) for item in table.items(made) if not isinstance(item, Grant)]
     enabled = requests.enable(made.wish.project, [api.service for api in made.apis]).body or {}
     services = [(("api", name), {}) for name in enabled["serviceIds"]]
@@ -144,7 +144,7 @@ def _requested(call: requests.Call) -> Iterator[Record]:
 
 
 def of_gcloud(commands: Iterable[Sequence[str]]) -> Records:
-    """What these words of gcloud make."""
+    """Return what these words of gcloud make."""
     records: Records = {}
     for words in commands:
         given = [word for word in words if not word.startswith("--")]
@@ -227,7 +227,7 @@ def _condition(flag: str) -> dict[str, str] | None:
 
 
 def of_plan(plan: Mapping[str, Any]) -> Records:
-    """What a plan of Terraform creates."""
+    """Return what a plan of Terraform creates."""
     found = plan["planned_values"]["root_module"]["resources"]
     values = ((one["type"].removeprefix("google_"), one["values"]) for one in found if one["mode"] == "managed")
     return _only(record for kind, value in values for record in _planned(kind, value))

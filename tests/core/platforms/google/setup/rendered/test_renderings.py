@@ -58,7 +58,7 @@ esac
 
 
 def run_script(folder: Path, script: str, *, found: bool) -> list[list[str]]:
-    """What a shell makes of a script: the words of each call of gcloud that creates, updates or grants something.
+    """Return what a shell makes of a script: the words of each call of gcloud that creates, updates or grants something.
 
     `found`: all that it looks for is there.
     """
@@ -122,6 +122,15 @@ def test_a_folder_with_other_files_of_these_names_is_not_written_to(
     assert [path.name for path in tmp_path.iterdir()] == ["main.tf"]
     (tmp_path / "main.tf").unlink()
     assert main(words) == main(words) == codes.OK  # of the same text
+    (tmp_path / "main.tf").unlink()
+    (tmp_path / "main.tf").mkdir()
+    assert main(words) == codes.USAGE
+    assert "has main.tf already" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main([*words[:-1], str(tmp_path / "file")]) == codes.USAGE
+    assert "is a file: name a folder" in capsys.readouterr().err
+    assert main([*words[:-1], str(tmp_path / "file" / "below")]) == codes.USAGE
+    assert "cannot be written (Not a directory)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
