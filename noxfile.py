@@ -95,7 +95,7 @@ def simulate(session: nox.Session) -> None:
 
 @nox.session
 def airflow(session: nox.Session) -> None:
-    """Play the components of older Airflows: `-- 2.11.2` for one of them; each in an environment that is made."""
+    """Play the components of older Airflows, each in an environment that is made: `-- 2.11.2` for one of them."""
     from tests.support.airflow_releases.environment import RELEASES
 
     asked = [word for word in session.posargs if word in RELEASES]
@@ -103,6 +103,9 @@ def airflow(session: nox.Session) -> None:
     for release in asked or RELEASES:
         played = ("-m", "offline", "tests/airflow_kinetic/live/test_live_releases.py", *words)
         session.run(sys.executable, "-m", "pytest", "-n", "0", *played, env={"AIRFLOW_RELEASE": release})
+        if not words:  # those that say what the release has where
+            told = ("-m", "pytest", "-n", "0", "tests/airflow_kinetic/test_provider.py")
+            session.run(sys.executable, *told, env={"AIRFLOW_RELEASE": release})
 
 
 @nox.session

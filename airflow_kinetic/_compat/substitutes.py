@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final, Protocol
 
-from airflow_kinetic import _compat
+from airflow_kinetic._compat import homes, versions
 
 TIMED_OUT: Final = "Trigger/execution timeout"  # by which 2.11 says that a deferral was too long
 
@@ -27,12 +27,14 @@ class Log(Protocol):
 
 def timed_out(error: BaseException) -> bool:
     """Return True for the error of a deferral that took longer than it may."""
-    return isinstance(error, _compat.TaskDeferralTimeout) or (not _compat.at_least((3, 0)) and str(error) == TIMED_OUT)
+    if versions.timeouts_have_a_type():
+        return isinstance(error, homes.resolved("TaskDeferralTimeout"))
+    return str(error) == TIMED_OUT
 
 
 def log_of(name: str) -> Log:
     """Return a log whose records come into the log of the task that the caller works for."""
-    if not _compat.at_least(_compat.LOGS_ARE_RECORDS):
+    if not versions.logs_are_records():
         return _TextLog(logging.getLogger(name))
     import structlog
 
@@ -84,9 +86,7 @@ async def was_killed(task: Any) -> bool:
     from asgiref.sync import sync_to_async
 
     # The supervisor is asked on the loop's own thread, which only this way finds.
-    ask: Callable[[Any], str | None] = (
-        _state_by_supervisor if _compat.at_least(_compat.TRIGGERS_HAVE_NO_DATABASE) else _state_by_row
-    )
+    ask: Callable[[Any], str | None] = _state_by_supervisor if versions.triggers_have_no_database() else _state_by_row
     return await sync_to_async(ask)(task) != "deferred"
 
 

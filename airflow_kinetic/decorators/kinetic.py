@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
-from airflow_kinetic import _compat
-from airflow_kinetic._compat import DecoratedOperator, Task, task_decorator_factory
+from airflow_kinetic._compat import DecoratedOperator, Task, internals, task_decorator_factory
 from airflow_kinetic.decorators.keywords import KineticOptions
 from airflow_kinetic.operators.kinetic import KineticTPUOperator
 from airflow_kinetic.shared.parameters.arguments import is_final
@@ -119,7 +118,7 @@ def kinetic_task(python_callable: Callable[..., Any] | None = None, **options: A
     try:
         from airflow_kinetic.shared.parameters.mapping import checked_task
     except ImportError as error:
-        _compat.warn_missing("airflow.sdk.definitions.mappedoperator", error)
+        internals.warn_missing("airflow.sdk.definitions.mappedoperator", error)
         return made
     if python_callable is not None:
         return checked_task(made, KineticTPUOperator)

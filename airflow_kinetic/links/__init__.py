@@ -1,3 +1,3 @@
-from airflow_kinetic._compat import require_airflow
+from airflow_kinetic._compat.versions import require_airflow
 
 require_airflow()

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow_kinetic import _compat
-from airflow_kinetic._compat import BaseOperatorLink, substitutes
+from airflow_kinetic._compat import BaseOperatorLink, substitutes, versions
 from kinetic_orchestration.api import links
 from kinetic_orchestration.plan.declare.spec import COMPUTE, TPU_VM
 from kinetic_orchestration.protocol import names
@@ -43,7 +42,7 @@ class _Link(BaseOperatorLink):
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         """Return the URL that the operator knows by now. Airflow 3 asks for it in the task's own process."""
-        if not _compat.at_least(_compat.LINKS_ARE_STORED):
+        if not versions.links_are_stored():
             return substitutes.pulled_link(ti_key, self.xcom_key)
         return str(getattr(operator, "kinetic_urls", {}).get(self.key, ""))
 
@@ -56,7 +55,7 @@ class ShowsLinks:
     def show_links(self, context: Context, urls: Mapping[str, str]) -> None:
         """Show these from now on, each by the key of its link."""
         task = context.get("ti")
-        if task is not None and not _compat.at_least(_compat.LINKS_ARE_STORED):
+        if task is not None and not versions.links_are_stored():
             for key, url in urls.items():
                 if self.kinetic_urls.get(key) != url:
                     task.xcom_push(key=f"kinetic_{key}", value=url)

@@ -7,8 +7,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_kinetic import _compat
-from airflow_kinetic._compat import AirflowFailException, AirflowTaskTimeout, substitutes
+from airflow_kinetic._compat import AirflowFailException, AirflowTaskTimeout, internals, lacks, substitutes, versions
 from airflow_kinetic.links.kinetic import urls_of
 from airflow_kinetic.operators.report import TaskReport
 from airflow_kinetic.operators.request import draft_of
@@ -37,7 +36,7 @@ LONG_LAUNCH = 60.0  # after which the time to take over the job is renewed
 
 def execute(operator: KineticTPUOperator, task_try: TaskTry, context: Context) -> Any:
     began = time.time()
-    _compat.tell_lacks(operator.log)
+    lacks.tell_lacks(operator.log)
     with task_try.executing():
         task_try.refuse_if_killed()
         asked, location = _asked(operator, context)
@@ -50,7 +49,7 @@ def execute(operator: KineticTPUOperator, task_try: TaskTry, context: Context) -
                     return job.job_id
                 # Without the log: the trigger writes all of it, and in order, also of a job that was found again.
                 defers = operator.deferrable and _outlasts(job, location) and not operator.killed
-                if defers and not _compat.is_available("airflow.triggers.base"):
+                if defers and not internals.is_available("airflow.triggers.base"):
                     defers = False
                     task_try.own(job)  # it was handed over to a trigger
                 if not defers:
@@ -109,7 +108,7 @@ def fail(operator: KineticTPUOperator, task_try: TaskTry, context: Context, erro
     """Give up the job of a deferred task that Airflow itself fails with this error."""
     try:
         # An Airflow without a state of tasks: it is where the job is.
-        location = None if _compat.at_least(_compat.TASKS_HAVE_A_STORE) else JobLocation.of_task(operator)
+        location = None if versions.tasks_have_a_store() else JobLocation.of_task(operator)
         kept = kept_pin(context, location)
     except Exception as reason:  # the error that failed the task is the one to report
         operator.log.warning("The job of the task could not be looked up, and may go on: %s", reason)

@@ -11,8 +11,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow_kinetic import _compat
-from airflow_kinetic._compat import BaseOperator, TaskDeferralError, TaskDeferralTimeout, conf
+from airflow_kinetic._compat import BaseOperator, TaskDeferralError, TaskDeferralTimeout, conf, internals
 from airflow_kinetic.links.kinetic import (
     KineticConsoleLink,
     KineticCurvesLink,
@@ -204,7 +203,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         try:
             from airflow_kinetic.shared.parameters.mapping import CheckedPartial
         except ImportError as error:
-            _compat.warn_missing("airflow.sdk.definitions.mappedoperator", error)
+            internals.warn_missing("airflow.sdk.definitions.mappedoperator", error)
             return made
         return CheckedPartial.of(made, cls.declared())
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from airflow_kinetic import _compat
-from airflow_kinetic._compat import AirflowFailException, Asset
+from airflow_kinetic._compat import AirflowFailException, Asset, homes
 from airflow_kinetic.links.kinetic import KineticCurvesLink, KineticProfileLink
 from airflow_kinetic.shared.configuration import xcom_limit
 from airflow_kinetic.shared.outcome import JOB_KEY, OUTPUT_KEY, WHERE_KEY, uri_of_result, value_for_xcom
@@ -112,7 +111,7 @@ class TaskReport:
     def extend_outlet_events(
         self, outcome: Outcome, metrics: Mapping[str, float | str], more: Mapping[str, str]
     ) -> None:
-        kinds: Any = tuple(kind for kind in (Asset, _compat.optional("AssetRef")) if kind is not None)
+        kinds: Any = tuple(kind for kind in (Asset, homes.optional("AssetRef")) if kind is not None)
         outlets = [outlet for outlet in self._operator.outlets if isinstance(outlet, kinds)]
         if not outlets:
             return

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_kinetic import _compat
-from airflow_kinetic._compat import AirflowTaskTimeout, BaseSensorOperator, PokeReturnValue, conf
+from airflow_kinetic._compat import AirflowTaskTimeout, BaseSensorOperator, PokeReturnValue, conf, internals
 from airflow_kinetic.links.kinetic import KineticConsoleLink, KineticJobLink, KineticLogLink, ShowsLinks, urls_of
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION, xcom_limit
 from airflow_kinetic.shared.location import JobLocation
@@ -82,7 +81,7 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         self.log.info("Job %s. It runs %s", job.job_id, runs(job))
         if self.do_xcom_push and (task := context.get("ti")) is not None:
             task.xcom_push(key=WHERE_KEY, value=job.plan().where)
-        if not (self.deferrable and _compat.is_available("airflow.triggers.base")):
+        if not (self.deferrable and internals.is_available("airflow.triggers.base")):
             return super().execute(context)
         poked = self.poke(context)
         return poked.xcom_value if poked else self._defer(location, began)

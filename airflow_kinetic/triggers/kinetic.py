@@ -21,8 +21,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from airflow_kinetic import _compat
-from airflow_kinetic._compat import BaseTrigger, TriggerEvent, conf, substitutes
+from airflow_kinetic._compat import BaseTrigger, TriggerEvent, conf, substitutes, versions
 from airflow_kinetic.links.kinetic import KineticLogLink, urls_of
 from airflow_kinetic.shared.location import JobLocation
 from airflow_kinetic.shared.tries import ownership
@@ -130,7 +129,7 @@ class KineticJobTrigger(BaseTrigger):
         try:
             event = await self._event()
         except asyncio.CancelledError:
-            if not _compat.at_least(_compat.TRIGGERS_HEAR_OF_KILLS):
+            if not versions.triggers_hear_of_kills():
                 await calls.uninterrupted(self._kill_if_killed())
             raise
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
@@ -328,7 +327,7 @@ def _last_heartbeat() -> float | None:
     """Return the time of the newest heartbeat of any scheduler, by its own clock, from the health page of the API
     server: a triggerer has no database. None if it cannot be read.
     """
-    if not _compat.at_least(_compat.TRIGGERS_HAVE_NO_DATABASE):
+    if not versions.triggers_have_no_database():
         return substitutes.heartbeat_by_row()
     for page in _health_pages():
         try:

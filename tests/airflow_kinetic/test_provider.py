@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_kinetic._compat import INTERNALS
+from airflow_kinetic._compat.internals import INTERNALS
 from airflow_kinetic.get_provider_info import DEFAULTS, get_provider_info
 from kinetic_orchestration.plan.declare.spec import Options
 from tests.airflow_kinetic.conftest import NEWEST, RELEASE, Airflow, needs
@@ -123,8 +123,8 @@ def test_a_type_checker_knows_what_a_task_takes(tmp_path: Path) -> None:
 
 
 OTHERS = {
-    "2.10.5": "needs Airflow 2.11 or newer, and this is Airflow 2.10.5: upgrade it.",
-    "3.0.2": "needs Airflow 3.0.6 or newer of 3.0, and this is Airflow 3.0.2, whose tasks do not know how often they may be tried: upgrade it.",
+    "2.10.5": "needs Airflow 2.11 or newer, and this is Airflow 2.10.5: install 'apache-airflow>=2.11,<4'.",
+    "3.0.2": "needs Airflow 3.0.6 or newer of 3.0, and this is Airflow 3.0.2, whose tasks do not know how often they may be tried: install 'apache-airflow>=3.0.6,<4'.",
     "4.0.0b1": "knows Airflow 2.11 to 3, and this is Airflow 4.0.0b1: upgrade kinetic-orchestration, or install 'apache-airflow<4'.",
 }
 
@@ -136,6 +136,53 @@ def test_an_airflow_that_is_too_old_or_too_new_gets_one_sentence(tmp_path: Path,
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from airflow_kinetic import kinetic_task"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stderr.strip().splitlines()[-1] == f"ImportError: airflow_kinetic {OTHERS[found]}"
+
+
+# As a worker's process parses it: what the bag logs there is in the log of the task.
+PARSED = """
+import json, sys
+from pathlib import Path
+import airflow
+airflow.__version__ = sys.argv[1]
+from airflow.dag_processing.dagbag import BundleDagBag
+bag = BundleDagBag(dag_folder=sys.argv[2], safe_mode=False, load_op_links=False, bundle_path=Path("."), bundle_name="b")
+print(json.dumps([list(bag.dags), list(bag.import_errors.values())]))
+"""
+DAG_FILE = """
+from airflow.sdk import dag, task
+{imported}
+@dag(schedule=None)
+def one():
+    @{decorator}(accelerator="cpu")
+    def train():
+        return 1
+    train()
+one()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.turn
+@pytest.mark.parametrize("found", [*OTHERS, version("apache-airflow")])
+@pytest.mark.parametrize("decorator", ["task.kinetic", "kinetic_task"])
+def test_a_dag_file_under_an_airflow_that_is_too_old_or_too_new_says_so_in_its_error_and_in_the_log(
+    tmp_path: Path, found: str, decorator: str
+) -> None:
+    imported = "" if decorator.startswith("task.") else f"from airflow_kinetic import {decorator}"
+    (file := tmp_path / "one.py").write_text(DAG_FILE.format(imported=imported, decorator=decorator))
+    environ = {**os.environ, "AIRFLOW_HOME": str(tmp_path / "home"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    command = [sys.executable, "-c", PARSED, found, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environ, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    *logged, told = done.stdout.splitlines()
+    dags, errors = json.loads(told)
+    if found not in OTHERS:
+        assert (dags, errors) == (["one"], [])
+        return
+    [error] = errors
+    assert dags == []
+    assert error.strip().splitlines()[-1] == f"ImportError: airflow_kinetic {OTHERS[found]}"
+    assert OTHERS[found] in "\n".join(logged) + done.stderr
 
 
 def test_importing_the_package_imports_no_airflow() -> None:
@@ -174,16 +221,28 @@ PUBLIC_OF_THE_CONTEXT = {
 }
 
 
+FIRST_OF = {"AssetRef": (3, 0), "NEVER_EXPIRE": (3, 3), "RetryAction": (3, 3)}  # before it there is no such name
+
+
 def test_every_name_of_airflows_inside_is_listed_and_there(airflow: Airflow, home: Path) -> None:
     """A new release that moves one fails here first."""
     done = airflow("internals_there", home)
     assert done["missing"] == []
+    assert set(done["unresolved"]) == {name for name, release in FIRST_OF.items() if release > RELEASE}
     assert {name for name in done["used"] if name.partition(":")[0] not in PUBLIC} <= {*done["listed"]}
     listed = {name.partition(".")[2] for internal in INTERNALS for name in internal.names}
     assert set(done["members"]) - listed <= PUBLIC_MEMBERS - listed
     assert set(done["of_the_context"]) - listed == PUBLIC_OF_THE_CONTEXT
     if RELEASE >= NEWEST:
         assert set(done["members"]) - listed == PUBLIC_MEMBERS - listed
+
+
+def test_one_module_compares_versions() -> None:
+    folder = Path(__file__).parents[2] / "airflow_kinetic"
+    asking = re.compile(r"\bat_least\(|airflow import __version__|AIRFLOW_V_|_compat import .*\bversion\b")
+    asked = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if asking.search(path.read_text())}
+    assert {name for name in asked if not name.startswith("_compat/")} == set()
+    assert "_compat/versions.py" in asked
 
 
 @pytest.mark.slow
@@ -254,7 +313,10 @@ GONE = [
     (
         "execution_time.context",
         "NEVER_EXPIRE",
-        "identity = airflow_kinetic.shared.tries.task_identity; identity.keep({}, identity.Pin(0, 1))",
+        (
+            "identity = airflow_kinetic.shared.tries.task_identity; store = type('Store', (), {'set': print})()\n"
+            "identity.keep({'task_state_store': store}, identity.Pin(0, 1))"
+        ),
         "which job a task means is forgotten after [state_store] retention",
     ),
     (

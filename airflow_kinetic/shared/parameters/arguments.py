@@ -10,14 +10,14 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from airflow_kinetic import _compat
+from airflow_kinetic._compat import homes
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.declare.checks.functions import name_of
 from kinetic_orchestration.plan.declare.choices import Choice, form_of
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.profile import Profile
 
-KNOWN_CONTEXT_KEYS: Collection[str] = _compat.optional("KNOWN_CONTEXT_KEYS") or ()
+KNOWN_CONTEXT_KEYS: Collection[str] = homes.optional("KNOWN_CONTEXT_KEYS") or ()
 
 # What a task's context has that means the same on another machine. The rest is Airflow's own objects.
 TRAVELLING = frozenset({"ds", "ds_nodash", "run_id", "task_instance_key_str", "ts", "ts_nodash", "ts_nodash_with_tz"})

@@ -16,7 +16,7 @@ import json
 import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from airflow_kinetic import _compat
+from airflow_kinetic._compat import homes, versions
 from airflow_kinetic.shared.location import JobLocation
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.records import PINNED, fields_of
@@ -132,7 +132,7 @@ def _memory_of(context: Context, location: JobLocation | None) -> _Memory | None
     state = context.get("task_state_store")
     if state is not None:
         return _OfAirflow(state)
-    if location is None or _compat.at_least(_compat.TASKS_HAVE_A_STORE):
+    if location is None or versions.tasks_have_a_store():
         return None
     return _OfStore(location, context["ti"])
 
@@ -148,7 +148,7 @@ class _OfAirflow:
         return Pin.from_json(found) if isinstance(found, dict) else None
 
     def set(self, pin: Pin) -> None:
-        never = _compat.optional("NEVER_EXPIRE")
+        never = homes.optional("NEVER_EXPIRE")
         self._state.set(KEY, pin.to_json(), **({} if never is None else {"retention": never}))
 
 

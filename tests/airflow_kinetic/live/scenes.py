@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -165,3 +167,100 @@ def triggerer_killed(airflow: Airflow) -> Iterator[None]:
 
 def seconds(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
+
+
+# ---- what happens on every release -----------------------------------------------------------------------------------
+
+
+def killed_after_the_submission(airflow: Airflow, folder: Path) -> None:
+    """The task's process dies between submission and deferral: the next try finds the job. Where Airflow does not try
+    such a task again, its supervisor dies, too."""
+    with begun(airflow, folder, "killed_before_the_deferral") as run:
+        process = processes.find(stopped(airflow, run, run.run_id))
+        assert process is not None
+        airflow.until(lambda: starts(folder))
+        [job] = jobs(run)
+        if not airflow.release.retries_killed:
+            processes.send(process.parent, signal.SIGKILL)
+        processes.send(process.pid, signal.SIGKILL)
+        run.wait("deferred", number=2)
+        airflow.until(lambda: lines(run, 2), about=lambda: run.text(2))
+        assert not job.peek().status.final
+        go(folder)
+        run.wait("success", number=2)
+    assert [found.job_id for found in jobs(run)] == [job.job_id]
+    assert len(starts(folder)) == 1
+    check_lines(run, hosts=1, steps=run.value()["steps"], number=2)
+
+
+def killed_with_all_its_processes(airflow: Airflow, folder: Path) -> None:
+    """A task's process and who watches it die: the next try finds the job."""
+    with begun(airflow, folder, "training_on_a_worker") as run:
+        run.wait("running")
+        airflow.until(lambda: starts(folder), about=run.text)
+        task = airflow.until(run.worker)
+        for pid in (task.parent, task.pid):  # who watches it first, so that nobody tells of it
+            processes.send(pid, signal.SIGKILL)
+        run.wait("running", number=2)
+        airflow.until(lambda: lines(run, 2), about=lambda: run.text(2))
+        go(folder)
+        run.wait("success", number=2)
+    assert len(jobs(run)) == 1
+    assert len(starts(folder)) == 1
+
+
+def cleared(airflow: Airflow, folder: Path) -> None:
+    """A user clears a deferred task: its job ends, and another one runs."""
+    with begun(airflow, folder) as run:
+        run.wait("deferred")
+        airflow.until(lambda: lines(run), about=run.text)
+        [first] = jobs(run)
+        assert living(first)
+        run.clear()
+        airflow.until(lambda: first.peek().status.final, SOON, lambda: (run.text(), run.text(2)))
+        assert first.peek().status.value == "CANCELLED"
+        run.wait("deferred", number=2)
+        airflow.until(lambda: lines(run, 2), about=lambda: run.text(2))
+        gone(airflow, first)
+        second = jobs(run)[-1]
+        assert second.peek().status.value == "RUNNING", "what ended the first has not ended it"
+        go(folder)
+        run.wait("success", number=2)
+    assert [job.job_id for job in jobs(run)] == [first.job_id, second.job_id]
+    assert len(starts(folder)) == 2
+
+
+def marked(airflow: Airflow, folder: Path, on_worker: tuple[str, ...] = ()) -> None:
+    """A deferred task is marked failed or success, another one's DAG run failed, and one on a worker failed, where that
+    is asked for: the jobs end.
+    """
+    kinds = ("failed", "success", "run", *on_worker)
+    folders = {kind: folder / kind for kind in kinds}
+    for each in folders.values():
+        each.mkdir()
+    runs = {
+        kind: begin(
+            airflow, each, "training_on_a_worker" if kind in on_worker else "training", name=f"{folder.name}-{kind}"
+        )
+        for kind, each in folders.items()
+    }
+    for kind, run in runs.items():
+        run.wait("running" if kind in on_worker else "deferred")
+        airflow.until(lambda run=run: lines(run), about=run.text)
+        airflow.until(lambda each=folders[kind]: starts(each))
+    found = {kind: jobs(run) for kind, run in runs.items()}
+    assert {len(each) for each in found.values()} == {1}
+    assert all(living(job) for [job] in found.values())
+    since = time.monotonic()
+    for kind, run in runs.items():
+        if kind == "run":
+            run.mark("failed")
+        else:
+            run.mark_task("success" if kind == "success" else "failed")
+    for kind, [job] in found.items():
+        airflow.until(lambda job=job: job.peek().status.final, SOON, runs[kind].text)
+        print(f"{kind}: after {time.monotonic() - since:.1f} s")
+        assert job.peek().status.value == "CANCELLED", kind
+        gone(airflow, job)
+        assert runs[kind].task()["state"] == ("success" if kind == "success" else "failed")
+        assert len(jobs(runs[kind])) == 1

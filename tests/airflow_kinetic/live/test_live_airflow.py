@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.protocol.system import processes
+from tests.airflow_kinetic.live import scenes
 from tests.airflow_kinetic.live.airflow_servers import WITHIN, Airflow
 from tests.airflow_kinetic.live.conftest import SideBySide
 from tests.airflow_kinetic.live.scenes import (
@@ -151,19 +152,7 @@ def test_a_worker_that_is_killed_in_the_submission_leaves_no_second_job(airflow:
 def test_a_worker_that_is_killed_after_the_submission_leaves_its_job_to_the_next_try(
     airflow: Airflow, folder: Path
 ) -> None:
-    with begun(airflow, folder, "killed_before_the_deferral") as run:
-        process = stopped(airflow, run, run.run_id)
-        airflow.until(lambda: starts(folder))
-        [job] = jobs(run)
-        processes.send(process, signal.SIGKILL)
-        run.wait("deferred", number=2)
-        airflow.until(lambda: lines(run, 2), about=lambda: run.text(2))
-        assert not job.peek().status.final
-        go(folder)
-        run.wait("success", number=2)
-    assert [found.job_id for found in jobs(run)] == [job.job_id]
-    assert len(starts(folder)) == 1
-    check_lines(run, hosts=1, steps=run.value()["steps"], number=2)
+    scenes.killed_after_the_submission(airflow, folder)
 
 
 @pytest.mark.turn(8)
@@ -171,18 +160,7 @@ def test_a_worker_that_is_killed_after_the_submission_leaves_its_job_to_the_next
 def test_a_worker_that_is_killed_with_all_its_processes_is_replaced_and_the_job_goes_on(
     airflow: Airflow, folder: Path
 ) -> None:
-    with begun(airflow, folder, "training_on_a_worker") as run:
-        run.wait("running")
-        airflow.until(lambda: starts(folder), about=run.text)
-        task = airflow.until(run.worker)
-        for pid in (task.parent, task.pid):  # who watches it first, so that nobody tells of it
-            processes.send(pid, signal.SIGKILL)
-        run.wait("running", number=2)
-        airflow.until(lambda: lines(run, 2), about=lambda: run.text(2))
-        go(folder)
-        run.wait("success", number=2)
-    assert len(jobs(run)) == 1
-    assert len(starts(folder)) == 1
+    scenes.killed_with_all_its_processes(airflow, folder)
 
 
 # ---- when somebody ends a task ---------------------------------------------------------------------------------------
@@ -191,23 +169,7 @@ def test_a_worker_that_is_killed_with_all_its_processes_is_replaced_and_the_job_
 @pytest.mark.turn(8)
 @scene
 def test_a_clear_ends_the_job_and_begins_another_one(airflow: Airflow, folder: Path) -> None:
-    with begun(airflow, folder) as run:
-        run.wait("deferred")
-        airflow.until(lambda: lines(run), about=run.text)
-        [first] = jobs(run)
-        assert living(first)
-        run.clear()
-        airflow.until(lambda: first.peek().status.final, SOON, lambda: (run.text(), run.text(2)))
-        assert first.peek().status.value == "CANCELLED"
-        run.wait("deferred", number=2)
-        airflow.until(lambda: lines(run, 2), about=lambda: run.text(2))
-        gone(airflow, first)
-        second = jobs(run)[-1]
-        assert second.peek().status.value == "RUNNING", "what ended the first has not ended it"
-        go(folder)
-        run.wait("success", number=2)
-    assert [job.job_id for job in jobs(run)] == [first.job_id, second.job_id]
-    assert len(starts(folder)) == 2
+    scenes.cleared(airflow, folder)
 
 
 @pytest.mark.turn(8)
@@ -233,35 +195,7 @@ def test_a_clear_of_a_task_on_a_worker_does_the_same(airflow: Airflow, folder: P
 @scene
 def test_a_task_that_is_marked_by_somebody_ends_its_job(airflow: Airflow, folder: Path) -> None:
     """A deferred one that is marked failed or success, one whose DAG run is, and one on a worker."""
-    kinds = ("failed", "success", "run", "worker")
-    folders = {kind: folder / kind for kind in kinds}
-    for each in folders.values():
-        each.mkdir()
-    runs = {
-        kind: begin(
-            airflow, each, "training_on_a_worker" if kind == "worker" else "training", name=f"{folder.name}-{kind}"
-        )
-        for kind, each in folders.items()
-    }
-    for kind, run in runs.items():
-        run.wait("running" if kind == "worker" else "deferred")
-        airflow.until(lambda run=run: lines(run), about=run.text)
-        airflow.until(lambda each=folders[kind]: starts(each))
-    found = {kind: jobs(run) for kind, run in runs.items()}
-    assert {len(each) for each in found.values()} == {1}
-    assert all(living(job) for [job] in found.values())
-    marked = time.monotonic()
-    runs["failed"].mark_task("failed")
-    runs["success"].mark_task("success")
-    runs["run"].mark("failed")
-    runs["worker"].mark_task("failed")
-    for kind, [job] in found.items():
-        airflow.until(lambda job=job: job.peek().status.final, SOON, runs[kind].text)
-        print(f"{kind}: after {time.monotonic() - marked:.1f} s")
-        assert job.peek().status.value == "CANCELLED", kind
-        gone(airflow, job)
-        assert runs[kind].task()["state"] == ("success" if kind == "success" else "failed")
-        assert len(jobs(runs[kind])) == 1
+    scenes.marked(airflow, folder, on_worker=("worker",))
 
 
 # ---- when time is over -----------------------------------------------------------------------------------------------

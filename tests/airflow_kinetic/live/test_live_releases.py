@@ -7,15 +7,14 @@ jobs of the store, the programs that began, the processes that live, and the sta
 from __future__ import annotations
 
 import shutil
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.protocol.system import processes
 from tests.airflow_kinetic.conftest import environ_of
+from tests.airflow_kinetic.live import scenes
 from tests.airflow_kinetic.live.airflow_servers import Airflow, airflow_servers
 from tests.airflow_kinetic.live.conftest import DAGS, HERE, MOST_HOSTS, SideBySide
 from tests.airflow_kinetic.live.releases import Release
@@ -23,16 +22,13 @@ from tests.airflow_kinetic.live.scenes import (
     SOON,
     TOLERATED,
     Scenes,
-    begin,
     begun,
     check_lines,
     go,
     gone,
     jobs,
     lines,
-    living,
     starts,
-    stopped,
 )
 from tests.support.airflow_releases.environment import CHOSEN, RELEASES, NotInstalled, made
 
@@ -101,40 +97,14 @@ def test_a_deferred_task_shows_the_lines_of_all_hosts_live_and_has_them_at_its_e
 def test_a_worker_that_is_killed_after_the_submission_leaves_its_job_to_the_next_try(
     airflow: Airflow, folder: Path
 ) -> None:
-    with begun(airflow, folder, "killed_before_the_deferral") as run:
-        process = processes.find(stopped(airflow, run, run.run_id))
-        assert process is not None
-        airflow.until(lambda: starts(folder))
-        [job] = jobs(run)
-        if not airflow.release.retries_killed:
-            processes.send(process.parent, signal.SIGKILL)
-        processes.send(process.pid, signal.SIGKILL)
-        run.wait("deferred", number=2)
-        airflow.until(lambda: lines(run, 2), about=lambda: run.text(2))
-        assert not job.peek().status.final
-        go(folder)
-        run.wait("success", number=2)
-    assert [found.job_id for found in jobs(run)] == [job.job_id]
-    assert len(starts(folder)) == 1
-    check_lines(run, hosts=1, steps=run.value()["steps"], number=2)
+    scenes.killed_after_the_submission(airflow, folder)
 
 
 @scene
 def test_a_worker_that_is_killed_with_all_its_processes_is_replaced_and_the_job_goes_on(
     airflow: Airflow, folder: Path
 ) -> None:
-    with begun(airflow, folder, "training_on_a_worker") as run:
-        run.wait("running")
-        airflow.until(lambda: starts(folder), about=run.text)
-        task = airflow.until(run.worker)
-        for pid in (task.parent, task.pid):  # who watches it first, so that nobody tells of it
-            processes.send(pid, signal.SIGKILL)
-        run.wait("running", number=2)
-        airflow.until(lambda: lines(run, 2), about=lambda: run.text(2))
-        go(folder)
-        run.wait("success", number=2)
-    assert len(jobs(run)) == 1
-    assert len(starts(folder)) == 1
+    scenes.killed_with_all_its_processes(airflow, folder)
 
 
 # ---- when somebody ends a task ---------------------------------------------------------------------------------------
@@ -142,48 +112,13 @@ def test_a_worker_that_is_killed_with_all_its_processes_is_replaced_and_the_job_
 
 @scene
 def test_a_clear_ends_the_job_and_begins_another_one(airflow: Airflow, folder: Path) -> None:
-    with begun(airflow, folder) as run:
-        run.wait("deferred")
-        airflow.until(lambda: lines(run), about=run.text)
-        [first] = jobs(run)
-        assert living(first)
-        run.clear()
-        airflow.until(lambda: first.peek().status.final, SOON, lambda: (run.text(), run.text(2)))
-        assert first.peek().status.value == "CANCELLED"
-        run.wait("deferred", number=2)
-        airflow.until(lambda: lines(run, 2), about=lambda: run.text(2))
-        gone(airflow, first)
-        second = jobs(run)[-1]
-        assert second.peek().status.value == "RUNNING", "what ended the first has not ended it"
-        go(folder)
-        run.wait("success", number=2)
-    assert [job.job_id for job in jobs(run)] == [first.job_id, second.job_id]
-    assert len(starts(folder)) == 2
+    scenes.cleared(airflow, folder)
 
 
 @scene
 def test_a_task_that_is_marked_by_somebody_ends_its_job(airflow: Airflow, folder: Path) -> None:
     """A deferred one that is marked failed or success, and one whose DAG run is."""
-    kinds = ("failed", "success", "run")
-    folders = {kind: folder / kind for kind in kinds}
-    for each in folders.values():
-        each.mkdir()
-    runs = {kind: begin(airflow, each, name=f"{folder.name}-{kind}") for kind, each in folders.items()}
-    for run in runs.values():
-        run.wait("deferred")
-        airflow.until(lambda run=run: lines(run), about=run.text)
-    found = {kind: jobs(run) for kind, run in runs.items()}
-    assert {len(each) for each in found.values()} == {1}
-    assert all(living(job) for [job] in found.values())
-    runs["failed"].mark_task("failed")
-    runs["success"].mark_task("success")
-    runs["run"].mark("failed")
-    for kind, [job] in found.items():
-        airflow.until(lambda job=job: job.peek().status.final, SOON, runs[kind].text)
-        assert job.peek().status.value == "CANCELLED", kind
-        gone(airflow, job)
-        assert runs[kind].task()["state"] == ("success" if kind == "success" else "failed")
-        assert len(jobs(runs[kind])) == 1
+    scenes.marked(airflow, folder)
 
 
 # ---- when the triggerer goes -----------------------------------------------------------------------------------------
