@@ -196,7 +196,7 @@ class Slurm(CloudOptions):
         account: Account that the job is counted for.
         qos: Quality of service.
         gres: Generic resources of each node, as this cluster names them, such as `gpu:a100:4`. By default the GPUs of
-            the accelerator: `gpu:1` for "gpu", `gpu:h100:8` for "h100:8".
+            the accelerator: `gpu:1` for "gpu", `gpu:h100:8` for "h100x8".
         constraint: Features that nodes must have.
         time: Time limit of an attempt as sbatch takes it, such as `12:00:00`. By default it follows from `limits.run`,
             else it is the partition's. An attempt that reaches it is followed by another one, from its checkpoint.

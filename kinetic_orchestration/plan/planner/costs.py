@@ -48,6 +48,6 @@ def priced(plan: Plan, settings: Settings) -> Plan:
 def affordable_by(plan: Plan, settings: Settings) -> float:
     """Return the seconds for which a plan's limit of cost pays; 0 if it has none, or costs nothing."""
     usd = plan.limits.cost
-    if usd is None or plan.traits.share_files:
+    if usd is None or plan.traits.share_machine:
         return 0.0
     return affordable(usd, plan.purchase, plan.zones, settings.prices, settings.listed)

@@ -136,11 +136,10 @@ def _limit_of_cost(plan: Plan) -> str:
     if plan.limits.cost is None:
         return ""
     what = "nothing is charged on this machine"
-    if not plan.traits.share_machine:
-        what = f"not kept: {plan.traits.service or plan.backend} has no prices"
     if paid := [one.affordable for one in plan.each() if one.affordable]:
         where = "choices" if plan.choices else _kind_of_places(plan)
-        what = f"pays for {min(paid) / 3600:,.2f} h in the dearest of its {where}"
+        place = f"in the dearest of its {where}" if plan.zones or plan.choices else "by the price in the settings"
+        what = f"pays for {min(paid) / 3600:,.2f} h {place}"
     return f"cost ${plan.limits.cost:.2f} ({what})"
 
 

@@ -28,10 +28,6 @@ def ignored(options: Options, traits: Traits) -> Iterator[str]:
             continue
         if image_of(options) if name == "container_image" else getattr(options, name):
             yield f"{name}="
-    if (
-        options.limits.cost is not None and traits.share_files and not traits.share_machine
-    ):  # its machines have no prices
-        yield "limits.cost="
     if traits.share_machine and options.race > 1:  # it is one place
         yield "race="
     cloud = [f"{name}=…" for name in emulation.named_cloud_options(options) if name not in OF_ANY_BACKEND]

@@ -76,7 +76,7 @@ class SlurmBackend:
         if plan.slice.kind == "tpu":
             raise UsageError(
                 f"{plan.slice.name} is a TPU, and nodes of Slurm have CPUs and GPUs: name 'cpu', 'gpu' or a GPU such "
-                "as 'h100:8', or another backend"
+                "as 'h100x8', or another backend"
             )
         if not store_address.is_folder(plan.store):
             raise UsageError(
@@ -85,6 +85,11 @@ class SlurmBackend:
             )
         if plan.slices > 1:
             raise UsageError("num_slices joins slices of TPUs: hosts= joins nodes of Slurm")
+        if plan.affordable and (named := str(plan.cloud.get("gres") or "")) and not _is_paid(plan, named):
+            raise UsageError(
+                f"limits.cost counts {plan.slice.chips_per_host} GPUs of each node for {plan.slice.name}, and "
+                f"gres={named!r} asks for others: name as many with accelerator=, or use limits.run instead"
+            )
         if plan.secret_refs and self._secrets is not None:
             self._secrets.check(plan.secret_refs, copies.environ())
 
@@ -106,7 +111,7 @@ class SlurmBackend:
         plan = self.resolve(plan)
         placement = self.place(plan, "job-000000000000", 1)
         said = script.comment(plan.deployment, "job-000000000000", 1)
-        shown = " ".join(script.words(plan, placement["name"], said))
+        shown = " ".join(script.words(plan, placement["name"], said, plan.affordable))
         text = script.script(placement["run"], sys.executable, ["HOST"], "BOOT", plan.hosts, "VERDICT")
         return f"the job of Slurm that is submitted\n{shown} <<'EOF'\n{text}EOF"
 
@@ -146,7 +151,8 @@ class SlurmBackend:
         text = (run / script.SCRIPT).read_text(encoding="utf-8")
         comment = script.comment(plan.deployment, asked.job_id, intent.attempt)
         environ = script.environment(copies.environ())
-        done = commands.run(script.words(plan, run.name, comment), said=text, environ=environ)
+        asks = script.words(plan, run.name, comment, intent.affordable or plan.affordable)
+        done = commands.run(asks, said=text, environ=environ)
         if not done.code:
             return ""
         cause, advice = states.refusal(done.errors)
@@ -322,6 +328,12 @@ class SlurmBackend:
         return True
 
 
+def _is_paid(plan: Plan, gres: str) -> bool:
+    """Return True if generic resources are as many GPUs as a limit of cost counts with."""
+    name, *rest = gres.split(":")
+    return "," not in gres and name == "gpu" and rest[-1:] == [str(plan.slice.chips_per_host)]
+
+
 def claim_of(run: str) -> Claim:
     """Return what the folder of an attempt says. It is listed first: of a name alone NFS may say for a minute that it
     is not there."""
@@ -329,7 +341,10 @@ def claim_of(run: str) -> Claim:
         there = os.listdir(run)
     except OSError:
         return Claim()
-    job, restarts, log = "", "0", ""
+    job, restarts, log, ended = "", "0", "", ""
+    with contextlib.suppress(OSError):
+        if script.ENDED in there:
+            ended = os.readlink(os.path.join(run, script.ENDED))
     with contextlib.suppress(OSError):
         if script.CLAIM in there:
             job, _, restarts = os.readlink(os.path.join(run, script.CLAIM)).partition(".")
@@ -340,4 +355,4 @@ def claim_of(run: str) -> Claim:
                 log = " ".join(commands.printable(file.read(SHOWN)).split())
     if not (job.isdecimal() and restarts.isdecimal() and len(job) < 20):
         job, restarts = "", "0"
-    return Claim(True, job, int(restarts[:9]), log)
+    return Claim(True, job, int(restarts[:9]), log, ended)

@@ -17,7 +17,8 @@ from kinetic_orchestration.plan.values import Plan
 
 MARK = "kinetic"
 FOLDER = "kinetic-slurm"  # of all attempts' folders, below the shared one
-SCRIPT, PRIVATE, CLAIM, LOG = "job.sh", "private.json", "claim", "job.out"
+SCRIPT, PRIVATE, CLAIM, LOG, ENDED = "job.sh", "private.json", "claim", "job.out", "ended"
+CANCELLED, REQUEUED, TIME_OVER = "cancelled", "requeued", "time"  # what the script may write of its end
 NO_FOLDER, NO_PYTHON, TIME_LIMIT = 81, 82, 83  # exit codes of the script
 NOTICE = 60  # seconds before the end of its time at which a job is told; Slurm looks once in up to 60 s
 SPARE = 300.0  # seconds of a job beside its program's run: the start of its hosts, and their end
@@ -46,17 +47,30 @@ until [ -d "$RUN" ]; do # it was released, or NFS does not show it yet: a listin
   ls "$PARENT" >/dev/null; sleep 1
 done
 exec >>"$RUN/{log}" 2>&1
-ln -s "$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}" "$RUN/{claim}" || exit 0 # it is another job's, or had its hosts
+ended() {{ ln -s "$1" "$RUN/{ended}" 2>/dev/null; }} # the first word counts
+if ! ln -s "$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}" "$RUN/{claim}"; then
+  case "$(readlink "$RUN/{claim}")" in "$SLURM_JOB_ID".*) ended {requeued} ;; esac # this job has had its hosts
+  exit 0 # it is another job's
+fi
 if [ ! -x "$PYTHON" ]; then
   echo "$PYTHON is not on the node $SLURMD_NODENAME: environments of jobs lie on a folder that all nodes mount"
   exit {no_python}
 fi
 export KINETIC_PLACEMENT="$RUN"
 over=
-end() {{ # Slurm tells of the end of the time; of any other end it tells the hosts itself
-  left=$(squeue -h -j "$SLURM_JOB_ID" -o %L)
-  case "$left" in [0-2]:[0-9][0-9] | INVALID) over=1; {tell} ;; esac
+near() {{ # the end of its time, of which Slurm tells the script alone
+  over=1; {tell}
 }}
+end() {{ # any other end, of which Slurm tells the hosts itself: when it has forgotten the job, only this file knows
+  mine="COMPLETING/${{SLURM_RESTART_COUNT:-0}}"
+  case "$(squeue -h -a -j "$SLURM_JOB_ID" -O 'State:/,RestartCnt:/,TimeLeft:/,Reason:/,PreemptTime:/')" in
+    "$mine"/0:00/* | "$mine"/INVALID/*) ;; # its time was over
+    "$mine"/*/None/N/A/) ended {cancelled} ;;
+    "$mine"/*) ;; # a node is lost, or Slurm has taken it from the job
+    COMPLETING/*) ended {requeued} ;;
+  esac
+}}
+trap near USR1
 trap end TERM
 {step} sh -c '
   exec "$@" host=$SLURM_PROCID boot={boot}/$SLURM_PROCID batch=$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}' sh {host} \\
@@ -65,7 +79,7 @@ hosts=$!
 wait "$hosts"; code=$?
 while kill -0 "$hosts" 2>/dev/null; do wait "$hosts"; code=$?; done
 rm -f "$RUN/{private}"
-[ -z "$over" ] || exit {time_limit}
+[ -z "$over" ] || {{ ended {time_over}; exit {time_limit}; }}
 [ "$code" -ne 0 ] || [ ! -e {verdict} ] || rm -rf "$RUN" # without one, what Slurm says is all that is known
 exit "$code"
 """
@@ -99,6 +113,10 @@ def script(run: str, python: str, host: Sequence[str], boot: str, nodes: int, ve
         verdict=shlex.quote(verdict),
         log=LOG,
         claim=CLAIM,
+        ended=ENDED,
+        cancelled=CANCELLED,
+        requeued=REQUEUED,
+        time_over=TIME_OVER,
         private=PRIVATE,
         no_folder=NO_FOLDER,
         no_python=NO_PYTHON,
@@ -106,13 +124,13 @@ def script(run: str, python: str, host: Sequence[str], boot: str, nodes: int, ve
     )
 
 
-def words(plan: Plan, name: str, comment: str) -> list[str]:
-    """Return the words of sbatch, whose script comes by its standard input."""
+def words(plan: Plan, name: str, comment: str, affordable: float = 0.0) -> list[str]:
+    """Return the words of sbatch, whose script comes by its standard input. `affordable`: as of `time_limit`."""
     cloud = plan.cloud
     found = [
         *("sbatch", "--parsable", f"--job-name={name}", f"--comment={comment}", "--dependency=singleton"),
         *(f"--nodes={plan.hosts}", "--ntasks-per-node=1", "--export=ALL", "--open-mode=append", "--requeue"),
-        *("--output=/dev/null", "--chdir=/", "--input=/dev/null", f"--signal=B:TERM@{NOTICE}"),
+        *("--output=/dev/null", "--chdir=/", "--input=/dev/null", f"--signal=B:USR1@{NOTICE}"),
     ]
     options = ("partition", "account", "qos", "constraint")
     found += [f"--{option}={cloud[option]}" for option in options if cloud.get(option)]
@@ -122,7 +140,7 @@ def words(plan: Plan, name: str, comment: str) -> list[str]:
         found.append(f"--cpus-per-task={cloud['cpus']}")
     if cloud.get("memory"):
         found.append(f"--mem={cloud['memory']}")
-    if limit := time_limit(plan):
+    if limit := time_limit(plan, affordable):
         found.append(f"--time={limit}")
     return found
 
@@ -142,12 +160,30 @@ def gpus(slice_: Slice) -> str:
     return f"gpu{model}:{slice_.chips_per_host}"
 
 
-def time_limit(plan: Plan) -> str:
-    """Return the time limit as sbatch takes it; "" for that of the partition."""
+def time_limit(plan: Plan, affordable: float = 0.0) -> str:
+    """Return the time limit as sbatch takes it; "" for that of the partition.
+
+    Args:
+        plan: The plan of the attempt.
+        affordable: Seconds for which the money pays that is left to it; 0 for no limit. Its hosts keep it themselves,
+            and are told of no other end before.
+    """
+    paid = affordable + 2 * NOTICE if affordable else math.inf
     if named := str(plan.cloud.get("time") or ""):
-        return named
-    limits = [float(limit) for limit in (plan.limits.run, plan.limits.total) if limit]
-    return str(math.ceil((min(limits) + SPARE + NOTICE) / 60)) if limits else ""
+        return named if _seconds(named) <= paid else str(math.ceil(paid / 60))
+    limits = [float(limit) + SPARE + NOTICE for limit in (plan.limits.run, plan.limits.total) if limit]
+    least = min([paid, *limits])
+    return str(math.ceil(least / 60)) if least < math.inf else ""
+
+
+def _seconds(time: str) -> float:
+    """Return the seconds of a time as sbatch takes it: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S."""
+    days, dash, rest = time.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdecimal() for part in (*parts, days or "0")):
+        return math.inf  # a word, as UNLIMITED
+    units = (3600, 60, 1) if dash or len(parts) > 2 else (60, 1)
+    return int(days or 0) * 86_400 + sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,14 @@ from kinetic_orchestration.plan.values import (
     QUEUED,
     Observation,
 )
-from kinetic_orchestration.platforms.slurm.script import NO_FOLDER, NO_PYTHON, TIME_LIMIT
+from kinetic_orchestration.platforms.slurm.script import (
+    CANCELLED,
+    NO_FOLDER,
+    NO_PYTHON,
+    REQUEUED,
+    TIME_LIMIT,
+    TIME_OVER,
+)
 from kinetic_orchestration.protocol import wire
 
 SEPARATOR = "\x1f"  # which no name or comment can have
@@ -55,6 +62,12 @@ _OF_SCRIPT = {
         "its node has no Python at the path of this one: make the environment on a folder that all nodes mount",
     ),
     TIME_LIMIT: (wire.PREEMPTION, _ASK["TIMEOUT"]),
+}
+
+_OF_WORD = {  # what the script has written of its end, for a job that Slurm has forgotten
+    CANCELLED: (wire.CANCELLED, _ASK["CANCELLED"]),
+    REQUEUED: (wire.PREEMPTION, "Slurm has put it back into its queue after it had begun"),
+    TIME_OVER: (wire.PREEMPTION, _ASK["TIMEOUT"]),
 }
 
 # Reasons for which a job waits and will never start as it is, by the sources of squeue (job_reason_string).
@@ -120,12 +133,14 @@ class Claim(NamedTuple):
         job: The job of Slurm that runs the attempt; "" while none has begun.
         restarts: How often Slurm had put that one back into its queue when it began.
         log: The end of what its script has said.
+        ended: What its script has written of its end; "" if nothing.
     """
 
     is_there: bool = False
     job: str = ""
     restarts: int = 0
     log: str = ""
+    ended: str = ""
 
 
 def rows(text: str) -> list[Row]:
@@ -172,6 +187,9 @@ def judge(folder: str, found: Sequence[Row], claim: Claim) -> Observation:  # no
         claim: What its own folder says.
     """
     row = own(found, claim)
+    if row is None and claim.ended in _OF_WORD:
+        cause, told = _OF_WORD[claim.ended]
+        return Observation(GONE, f"Slurm's job {claim.job} has ended: {told}", cause, hint=_log_of(claim))
     if row is None or (row.is_over and not claim.is_there):
         return Observation(ABSENT)
     hint = f"squeue -j {row.id}; {_log_of(claim)}"

@@ -152,6 +152,22 @@ class Cluster:
         self._start("slurmctld", "-D", "-f", str(self.folder / "slurm.conf"))
         self._until(lambda: not self.command("scontrol", "ping", check=False).returncode, "slurmctld answers")
 
+    def forget_ended(self) -> None:
+        """Have the controller forget the jobs that are over, as it does once MinJobAge has passed."""
+        file = self.folder / "slurm.conf"
+        before = file.read_text()
+        file.write_text(re.sub(r"(?m)^MinJobAge=\d+", "MinJobAge=2", before))
+        self.command("scontrol", "reconfigure")
+        time.sleep(3.1)
+        self.stop("slurmctld")  # it looks once a minute, and when it writes down what it knows
+        self.start_controller()
+        self.await_idle()
+        known = ("squeue", "-h", "-a", "--states=all", "-o", "%i %T")
+        self._until(lambda: not self.command(*known).stdout, "no job that is over is known", 2 * WITHIN)
+        file.write_text(before)
+        self.command("scontrol", "reconfigure")
+        self.await_idle()
+
     def start_node(self, node: str, *, without: Path | None = None) -> None:
         """Start a node. `without`: a folder that it does not see, as one that does not mount it."""
         command = ["slurmd", "-D", "-N", node, "-f", str(self.folder / "slurm.conf")]
@@ -223,13 +239,13 @@ class Cluster:
                 cwd=self.folder,
             )
 
-    def _until(self, condition: object, what: str) -> None:
+    def _until(self, condition: object, what: str, within: float = WITHIN) -> None:
         assert callable(condition)
-        deadline = time.monotonic() + WITHIN
+        deadline = time.monotonic() + within
         while not condition():
             for name, process in self._running.items():
                 assert process.poll() is None, f"{name} ended: {self._said(name)}"
-            assert time.monotonic() < deadline, f"not within {WITHIN:g} s: {what}; {self._said('slurmctld')}"
+            assert time.monotonic() < deadline, f"not within {within:g} s: {what}; {self._said('slurmctld')}"
             time.sleep(0.05)
 
     def _said(self, name: str) -> str:

@@ -18,7 +18,7 @@ def tells_its_node() -> dict[str, str]:
     print(f"host {here.host_index} on {os.environ['SLURMD_NODENAME']}", flush=True)
     names = ("CUDA_VISIBLE_DEVICES", "KINETIC_HOST_COUNT", "MASTER_ADDR", "MASTER_PORT")
     found = {name: os.environ.get(name, "") for name in names}
-    return {**found, "misleads": ",".join(sorted(name for name in os.environ if name.startswith("SLURM_")))}
+    return {**found, "misleads": ",".join(sorted(name for name in os.environ if _misleads(name)))}
 
 
 def meets() -> int:
@@ -45,13 +45,13 @@ def meets() -> int:
 def trains(folder: str) -> dict[str, int]:
     """Take steps that are checkpointed, the later ones once somebody allows it; return where each attempt began."""
     here = kinetic.current()
-    saved = Path(here.checkpoint_dir) / "step"
+    saved = Path(here.checkpoint_dir) / f"step-{here.host_index}"
     began = int(saved.read_text()) if saved.exists() else 0
     for step in range(began, STEPS):
         if step == STEPS // 2 and here.attempt == 1:
-            Path(folder, "half").touch()
+            Path(folder, f"half-{here.host_index}").touch()
             time.sleep(600)
-        fresh = saved.with_name("step.new")
+        fresh = saved.with_suffix(".new")
         fresh.write_text(str(step + 1))
         fresh.rename(saved)
     return {"attempt": here.attempt, "began": began, "ended": int(saved.read_text())}
@@ -70,7 +70,19 @@ def fails() -> None:
     raise ValueError("the loss is not a number")
 
 
-def submits_another(store: str) -> str:
-    """Submit a job of Slurm from within one, by sbatch itself."""
-    done = subprocess.run(["squeue", "--version"], capture_output=True, text=True, check=True)
-    return done.stdout + store
+def submits_another(folder: str) -> int:
+    """Submit a job of Slurm from within one by sbatch itself, as a user does; return its exit code once it has ended."""
+    if kinetic.current().host_index:  # one job, which writes one file
+        return 0
+    script = f"#!/bin/sh\nenv >{folder}/nested.new && mv {folder}/nested.new {folder}/nested\n"
+    words = ["sbatch", "--wait", "--parsable", "--output=/dev/null", "--chdir=/", "--job-name=nested"]
+    return subprocess.run(words, input=script, text=True, check=False).returncode
+
+
+def runs_another() -> dict[str, str]:
+    """Run a job of this package from within one."""
+    return kinetic.run(accelerator="cpu")(tells_its_node)()
+
+
+def _misleads(name: str) -> bool:
+    return name.startswith(("SLURM_", "SBATCH_")) and name != "SLURM_CONF"

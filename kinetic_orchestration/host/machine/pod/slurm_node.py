@@ -28,6 +28,7 @@ class SlurmNode(Machine):
     keeps_files = False
     is_explained = True
     shares_ports = True
+    keeps = ("SLURM_CONF",)  # where Slurm is, for a program that submits another job
     hides = ("SLURM_CONF_SERVER",)
 
     def address(self) -> str:

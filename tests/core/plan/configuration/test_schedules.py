@@ -1,4 +1,4 @@
-"""How often a schedule runs in a month: as croniter says, which Dagster and Airflow go by."""
+"""Tests how often a schedule runs in a month: as croniter says, which Dagster and Airflow go by."""
 
 from __future__ import annotations
 

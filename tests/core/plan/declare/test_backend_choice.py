@@ -1,4 +1,4 @@
-"""Which platform serves a call: what is named, and else a rule by the hardware that says its reason."""
+"""Tests which platform serves a call: what is named, and else a rule by the hardware that says its reason."""
 
 from __future__ import annotations
 

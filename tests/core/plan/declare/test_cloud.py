@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
+from kinetic_orchestration.jobs.following.held_time import DEADLINE_ALLOWANCE, promised
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.checks.options import check_options
 from kinetic_orchestration.plan.declare.cloud import (
     CloudOptions,
     Kubernetes,
     Reservation,
+    Slurm,
     TpuVm,
     queues_of,
     reservation_of,
@@ -219,10 +221,25 @@ def test_a_local_backend_that_is_named_ignores_them(tmp_path: Path) -> None:
     assert (plan.backend, plan.cloud, plan.zones) == ("local", {}, ())
 
 
-def test_a_limit_of_cost_is_said_not_to_be_kept_where_nothing_has_a_price(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="limits.cost= has no meaning on the slurm backend and is ignored there"):
-        plan = planned(tmp_path, {}, accelerator="cpu", backend="slurm", limits=Limits(cost=5))
-    assert plan.affordable == 0 and "cost $5.00 (not kept: Slurm has no prices)" in str(describe(plan))
+def test_a_limit_of_cost_is_kept_on_slurm_by_the_price_in_the_settings_and_refused_without_one(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"backend": "slurm", "limits": Limits(cost=5), "cloud": Slurm(hosts=2)}
+    plan = planned(tmp_path, {"KINETIC_PRICES": "gpu=3"}, accelerator="gpu", **given)
+    assert plan.affordable == 5 / (2 * 3) * 3600
+    assert "cost $5.00 (pays for 0.83 h by the price in the settings)" in str(describe(plan))
+    with pytest.raises(UsageError, match=r"cannot be kept, as no price is known of gpu .*KINETIC_PRICES=gpu="):
+        planned(tmp_path, {}, accelerator="gpu", **given)
+    with pytest.raises(UsageError, match=r"cpu is no accelerator, .*use limits.run instead"):
+        planned(tmp_path, {"KINETIC_PRICES": "gpu=3"}, accelerator="cpu", **given)
+
+
+def test_a_job_may_wait_in_the_queue_of_slurm_for_longer_than_it_runs(tmp_path: Path) -> None:
+    """A deadline that counts from the submission would end a job that waits, unless the wait has a limit, too."""
+    none: Any = None  # it asks no job of one place
+    placement = {"backend": "slurm"}
+    plan = planned(tmp_path, {}, accelerator="cpu", backend="slurm", limits=Limits(run=60))
+    assert promised(none, plan, placement, 1, 0.0) == (0.0, 0.0)
+    plan = planned(tmp_path, {}, accelerator="cpu", backend="slurm", limits=Limits(run=60, provision=600))
+    assert promised(none, plan, placement, 1, 0.0) == (60 + 600 + DEADLINE_ALLOWANCE, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Jobs on a real Slurm: nodes and GPUs, its ends and refusals, and what becomes of a job when a part of it is lost."""
+"""Jobs on a real Slurm: nodes and GPUs, its ends, and what becomes of a job when a part of it is lost."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.errors import JobCancelled, KineticError
+from kinetic_orchestration.errors import JobCancelled
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.platforms.registry import open_backend
 from kinetic_orchestration.platforms.slurm.backend import claim_of
@@ -24,36 +21,10 @@ from kinetic_orchestration.protocol import names
 from tests.support.slurm import cluster
 from tests.support.slurm.cluster import Cluster
 from tests.support.slurm.hosts import kill_host
+from tests.support.slurm.jobs import WITHIN, begun, check_nothing_left, conformance, job_of, run_of, submitted
 from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.usefixtures("on_slurm")
-WITHIN = 90.0
-
-
-def conformance(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark a test for `-m conformance`; of these the gate plays a tenth at each commit."""
-    return pytest.mark.conformance(pytest.mark.slow(pytest.mark.turn(test)))
-
-
-def submitted(function: Callable[..., Any], *arguments: Any, **options: Any) -> kinetic.JobHandle[Any]:
-    return kinetic.run(**{"accelerator": "cpu", **options})(function).run_async(*arguments)
-
-
-def job_of(slurm: Cluster) -> str:
-    """Return the id of the one job that Slurm has."""
-    (line,) = slurm.jobs()
-    return line.split()[0]
-
-
-def running(folder: Path, attempt: int = 1, host: int = 0) -> None:
-    wait_until((folder / f"runs-{attempt}-{host}").exists, "the program runs", within=WITHIN)
-
-
-def check_nothing_left(slurm: Cluster, home: Path) -> None:
-    def left() -> list[str]:
-        return [*slurm.jobs(), *map(str, (home / FOLDER).glob("kinetic-*"))]
-
-    wait_until(lambda: not left(), lambda: f"left behind: {left()}", within=WITHIN)
 
 
 # ---- the way that most jobs go, and refusals
@@ -77,41 +48,6 @@ def test_a_job_has_its_nodes_and_their_gpus_and_leaves_nothing(
     check_nothing_left(slurm, home)
 
 
-REFUSED = {
-    "partition": ({"partition": "gpus"}, "Slurm has no partition gpus: name one of batch, short"),
-    "gres": ({"gres": "gpu:h100:1"}, "has gpu:h100:1 for gpu; they have gpu:tesla:2: name what is there"),
-    "too many": ({"gres": "gpu:3"}, "has gpu:3 for gpu; they have gpu:tesla:2"),
-    "another resource": ({"gres": "fpga:1"}, "has fpga:1 for gpu; they have gpu:tesla:2"),
-    "account": ({"account": "nobody"}, "Invalid account .*: name an account of yours with cloud=Slurm"),
-    "qos": ({"qos": "golden"}, "Invalid qos .*: name another with cloud=Slurm"),
-    "feature": ({"constraint": "nvlink"}, "Invalid feature specification: see `sinfo"),
-    "an account of the partition": ({"partition": "physics"}, "will never start .*not open to the account"),
-    "too many nodes": ({"partition": "one", "hosts": 2}, "will never start .*ask for fewer with hosts="),
-    "too long": ({"partition": "short", "time": "90"}, "will never start .*ask for less with limits.run"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.turn(1)
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_slurm_does_not_have_is_a_sentence_with_its_fix_and_nothing_is_left(
-    what: str,
-    slurm: Cluster,
-    home: Path,
-    programs: ModuleType,
-) -> None:
-    cloud, told = REFUSED[what]
-    with pytest.raises(KineticError, match=told):
-        submitted(programs.tells_its_node, accelerator="gpu", cloud=kinetic.Slurm(**cloud)).result(timeout=WITHIN)
-    check_nothing_left(slurm, home)
-
-
-def test_a_store_that_is_no_folder_is_refused(programs: ModuleType) -> None:
-    job = kinetic.run(accelerator="cpu", backend="slurm", store="s3://bucket/kinetic", deployment="prod")
-    with pytest.raises(KineticError, match=r"read the store as files.*KINETIC_STORE"):
-        job(programs.tells_its_node).run_async()
-
-
 # ---- ends
 
 
@@ -121,14 +57,17 @@ def test_hosts_join_over_tcp(programs: ModuleType) -> None:
 
 
 @conformance
+@pytest.mark.parametrize("hosts", [1, 2])
 def test_a_job_that_slurm_puts_back_into_its_queue_goes_on_from_its_checkpoint(
+    hosts: int,
     slurm: Cluster,
     home: Path,
     tmp_path: Path,
     programs: ModuleType,
 ) -> None:
-    job = submitted(programs.trains, str(tmp_path), retry=kinetic.Retry(infra=0))
-    wait_until((tmp_path / "half").exists, "it has taken half of its steps", within=WITHIN)
+    job = submitted(programs.trains, str(tmp_path), cloud=kinetic.Slurm(hosts=hosts), retry=kinetic.Retry(infra=0))
+    for host in range(hosts):
+        wait_until((tmp_path / f"half-{host}").exists, "it has taken half of its steps", within=WITHIN)
     slurm.command("scontrol", "requeue", job_of(slurm))
     value = job.result(timeout=WITHIN)
     assert value == {"attempt": 2, "began": programs.STEPS // 2, "ended": programs.STEPS}
@@ -143,8 +82,7 @@ def test_a_cancel_ends_jobs_that_run_and_that_wait(
     tmp_path: Path,
     programs: ModuleType,
 ) -> None:
-    job = submitted(programs.waits_in, str(tmp_path))
-    running(tmp_path)
+    job = begun(programs, tmp_path)
     waits = submitted(programs.fails, cloud=kinetic.Slurm(hosts=3, cpus=4))
     for one in (waits, job):
         one.cancel("enough")
@@ -154,15 +92,21 @@ def test_a_cancel_ends_jobs_that_run_and_that_wait(
 
 
 @conformance
+@pytest.mark.parametrize("when", ["any time", "near the end of its time", "nobody follows it", "on several nodes"])
 def test_a_job_that_somebody_cancels_in_slurm_is_cancelled_and_not_run_again(
+    when: str,
     slurm: Cluster,
     home: Path,
     tmp_path: Path,
     programs: ModuleType,
 ) -> None:
-    job = submitted(programs.waits_in, str(tmp_path))
-    running(tmp_path)
+    near, several = when == "near the end of its time", when == "on several nodes"
+    cloud = kinetic.Slurm(time="2" if near else "", hosts=2 if several else 1)
+    job = begun(programs, tmp_path, cloud=cloud)
     slurm.command("scancel", job_of(slurm))
+    if when in ("nobody follows it", "on several nodes"):
+        slurm.await_idle()
+        slurm.forget_ended()
     with pytest.raises(JobCancelled, match="somebody has cancelled it"):
         job.result(timeout=WITHIN)
     assert job.attempts() == 1
@@ -176,8 +120,7 @@ def test_a_job_that_is_held_waits_with_its_reason_until_it_is_released(
     tmp_path: Path,
     programs: ModuleType,
 ) -> None:
-    blocks = submitted(programs.waits_in, str(tmp_path), cloud=kinetic.Slurm(hosts=3, cpus=4))
-    running(tmp_path, host=2)
+    blocks = begun(programs, tmp_path, cloud=kinetic.Slurm(hosts=3, cpus=4))
     job = submitted(programs.tells_its_node)
     (held,) = (line.split()[0] for line in slurm.jobs() if "PENDING" in line)
     slurm.command("scontrol", "hold", held)
@@ -203,32 +146,33 @@ def test_a_step_that_is_killed_is_another_attempt(
     tmp_path: Path,
     programs: ModuleType,
 ) -> None:
-    job = submitted(programs.waits_in, str(tmp_path), cloud=kinetic.Slurm(hosts=2))
-    running(tmp_path, host=1)
+    job = begun(programs, tmp_path, cloud=kinetic.Slurm(hosts=2))
     slurm.command("scancel", "--signal=KILL", f"{job_of(slurm)}.0")
     assert job.result(timeout=WITHIN) == 2
     check_nothing_left(slurm, home)
 
 
 @conformance
+@pytest.mark.parametrize("hosts", [1, 2])
 def test_a_node_that_goes_down_is_another_attempt_on_the_others(
+    hosts: int,
     slurm: Cluster,
     home: Path,
     tmp_path: Path,
     programs: ModuleType,
 ) -> None:
-    job = submitted(programs.waits_in, str(tmp_path))
-    running(tmp_path)
-    (run,) = (home / FOLDER).glob("kinetic-*")
-    slurm.stop("n1", signal.SIGKILL)
-    kill_host(str(run), 0)
-    slurm.command("scontrol", "update", "NodeName=n1", "State=DOWN", "Reason=test")
+    node = f"n{hosts}"  # of its last host
+    job = begun(programs, tmp_path, cloud=kinetic.Slurm(hosts=hosts))
+    run = run_of(home)
+    slurm.stop(node, signal.SIGKILL)
+    kill_host(str(run), hosts - 1)
+    slurm.command("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
     try:
         assert job.result(timeout=WITHIN) == 2
     finally:
-        slurm.start_node("n1")
-        slurm.command("scontrol", "update", "NodeName=n1", "State=RESUME")
-        slurm.await_idle("n1")
+        slurm.start_node(node)
+        slurm.command("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        slurm.await_idle(node)
     check_nothing_left(slurm, home)
 
 
@@ -241,6 +185,31 @@ def test_the_end_of_the_time_is_told_before_and_the_next_attempt_goes_on(
 ) -> None:
     job = submitted(programs.trains, str(tmp_path), cloud=kinetic.Slurm(time="2"), retry=kinetic.Retry(infra=0))
     assert job.result(timeout=240) == {"attempt": 2, "began": programs.STEPS // 2, "ended": programs.STEPS}
+    check_nothing_left(slurm, home)
+
+
+# ---- from within a job
+
+
+@conformance
+def test_a_job_submits_another_which_has_nothing_of_the_outer_one(
+    slurm: Cluster,
+    home: Path,
+    tmp_path: Path,
+    programs: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"SBATCH_PARTITION": "nowhere", "SLURM_JOB_ID": "4711", "SLURM_NNODES": "7"}.items():
+        monkeypatch.setenv(name, value)  # as in a shell of a job
+    asked = kinetic.Slurm(hosts=2, partition="batch")
+    job = submitted(programs.submits_another, str(tmp_path), accelerator="gpu:2", cloud=asked)
+    assert job.result(timeout=WITHIN) == 0
+    lines = (line.partition("=") for line in (tmp_path / "nested").read_text().splitlines())
+    found = {name: value for name, _, value in lines if name.startswith(("SLURM", "SBATCH"))}
+    told = [found.get(name) for name in ("SLURM_JOB_NAME", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_STEP_ID")]
+    assert told == ["nested", "1", None, None], found
+    assert not [name for name in found if name.startswith(("SBATCH_", "SLURM_GPUS", "SLURM_STEP"))], found
+    assert submitted(programs.runs_another).result(timeout=WITHIN)["KINETIC_HOST_COUNT"] == "1"
     check_nothing_left(slurm, home)
 
 
@@ -283,7 +252,7 @@ def test_a_client_that_is_killed_leaves_a_job_that_another_one_finishes(
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
         job_id = client.stdout.readline().strip()
-        running(tmp_path)
+        wait_until((tmp_path / "runs-1-0").exists, "the program runs", within=WITHIN)
         client.kill()
     (tmp_path / "end").touch()
     assert kinetic.attach(job_id).result(timeout=WITHIN) == 1
@@ -297,9 +266,8 @@ def test_a_controller_that_is_restarted_costs_no_attempt(
     tmp_path: Path,
     programs: ModuleType,
 ) -> None:
-    job = submitted(programs.waits_in, str(tmp_path))
-    running(tmp_path)
-    (run,) = (home / FOLDER).glob("kinetic-*")
+    job = begun(programs, tmp_path)
+    run = run_of(home)
     slurm.stop("slurmctld")
     placement = {"backend": "slurm", "name": run.name, "run": str(run), "hosts": 1}
     assert open_backend("slurm", settings.load()).observe([placement])[0].state == "unknown"
@@ -324,32 +292,6 @@ def test_a_job_that_slurm_has_forgotten_has_not_failed(
 
 
 @conformance
-def test_a_cluster_without_a_shared_folder_is_told(
-    slurm: Cluster,
-    home: Path,
-    programs: ModuleType,
-) -> None:
-    slurm.stop("n3")
-    slurm.start_node("n3", without=home)
-    try:
-        slurm.await_idle("n3")
-        with pytest.raises(KineticError, match=r"node does not see the folder .*cloud=Slurm"):
-            submitted(programs.tells_its_node, cloud=kinetic.Slurm(partition="last")).result(timeout=WITHIN)
-        found = subprocess.run(
-            [sys.executable, "-m", "kinetic_orchestration.cli", "doctor"],
-            capture_output=True,
-            text=True,
-            timeout=WITHIN,
-        )
-        assert "a node sees" in found.stdout, textwrap.shorten(found.stdout, 2000)
-    finally:
-        slurm.stop("n3")
-        slurm.start_node("n3")
-        slurm.await_idle("n3")
-    check_nothing_left(slurm, home)
-
-
-@conformance
 def test_a_reaper_finds_what_nobody_follows_and_touches_no_job_of_others(
     slurm: Cluster,
     home: Path,
@@ -362,8 +304,7 @@ def test_a_reaper_finds_what_nobody_follows_and_touches_no_job_of_others(
     stranger = slurm.command(
         "sbatch", "--parsable", "--output=/dev/null", "--job-name=kinetic-x", str(other)
     ).stdout.strip()
-    job = submitted(programs.waits_in, str(tmp_path))
-    running(tmp_path)
+    job = begun(programs, tmp_path)
     backend = open_backend("slurm", settings.load())
     (entry,) = backend.leftovers()
     assert (entry["job"], entry["attempt"], entry["state"]) == (job.job_id, 1, "RUNNING")

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, PROVISIONING, QUEUED
+from kinetic_orchestration.plan.declare.limits import Limits, Retry
+from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.plan.values import ABSENT, GONE, PRESENT, PROVISIONING, QUEUED, Plan
 from kinetic_orchestration.platforms.slurm import commands, script, states
 from kinetic_orchestration.platforms.slurm.preflight import _fits
 from kinetic_orchestration.platforms.slurm.states import Claim
@@ -60,6 +62,11 @@ def row(state: str, reason: str = "None", restarts: int = 0, code: int = 0, id_:
         (row("COMPLETED"), Claim(), ABSENT, "", ""),  # its folder is released
         ("slurm_load_jobs: a line of the site's own", BEGUN, ABSENT, "", ""),
         ("", BEGUN, ABSENT, "", ""),  # Slurm has forgotten it, which is no failure
+        ("", BEGUN._replace(ended="cancelled"), GONE, wire.CANCELLED, "job 17 has ended: somebody has cancelled it"),
+        ("", BEGUN._replace(ended="requeued"), GONE, wire.PREEMPTION, "back into its queue"),
+        ("", BEGUN._replace(ended="time"), GONE, wire.PREEMPTION, "its time was over"),
+        ("", BEGUN._replace(ended="a stranger's word"), ABSENT, "", ""),
+        (row("RUNNING"), BEGUN._replace(ended="cancelled"), PRESENT, "", ""),  # while Slurm knows it, Slurm counts
     ],
 )
 def test_what_slurm_says_of_a_job(line: str, claim: Claim, state: str, cause: str, words: str) -> None:
@@ -139,3 +146,44 @@ def test_a_command_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(commands.Silent, match=r"no answer to squeue within 0.3 s") as found:
         commands.run(["squeue"], patience=0.3)
     assert found.value.cause == wire.INTERNAL
+
+
+def test_an_answer_is_bounded_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "squeue").write_text("#!/bin/sh\nexec yes\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(commands, "LONGEST", 1 << 20)
+    with pytest.raises(commands.Silent, match=r"squeue wrote more than 1 MiB"):
+        commands.run(["squeue"], patience=60)
+
+
+def test_a_command_has_all_that_it_is_told_and_the_end_of_its_errors_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nwc -c\nyes no | head -n 100000 >&2\necho last >&2\nexit 3\n")
+    (tmp_path / "sinfo").write_text("#!/bin/sh\nexec <&-\necho deaf\n")
+    for name in ("sbatch", "sinfo"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    done = commands.run(["sbatch"], said="x" * 3_000_000, patience=60)
+    assert (done.code, done.out.strip(), commands.told(done.errors)) == (3, "3000000", "last")
+    assert len(done.errors) <= commands.LAST
+    assert commands.run(["sinfo"], said="x" * 3_000_000, patience=60) == (0, "deaf\n", "")
+
+
+@pytest.mark.parametrize(
+    ("cloud", "affordable", "limit"),
+    [
+        ({}, 0.0, ""),
+        ({}, 600.0, "12"),  # and a minute twice, in which programs could be told of it
+        ({"time": "5"}, 600.0, "5"),
+        ({"time": "30:00"}, 600.0, "12"),
+        ({"time": "1:00:00"}, 600.0, "12"),
+        ({"time": "1-00"}, 600.0, "12"),
+        ({"time": "UNLIMITED"}, 600.0, "12"),
+        ({"time": "1-12:30"}, 0.0, "1-12:30"),
+    ],
+)
+def test_the_time_limit_is_no_longer_than_the_money_lasts(cloud: dict[str, str], affordable: float, limit: str) -> None:
+    plan = Plan("train", accelerators.parse("gpu"), "slurm", "/store", "prod", Limits(), Retry(), cloud=cloud)
+    assert script.time_limit(plan, affordable) == limit
