@@ -12,7 +12,7 @@ import select
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from kinetic_orchestration.errors import HostNotReached, KineticError, UsageError
@@ -21,6 +21,7 @@ from kinetic_orchestration.reach.channel import ERR, Channel
 LOOPBACK: Final = "127.0.0.1"
 _READ: Final = 64 << 10
 _WORDS: Final = 2000  # bytes of what a relay says that are kept
+_LAST_WORDS: Final = 2.0  # seconds for them, of a process that has ended: others may hold that pipe open
 _MOST: Final = 64  # connections at once
 
 # Runs on a host, of whatever Python 3: its input and output are a connection to a port there.
@@ -181,32 +182,36 @@ class InProcess:
     """A connection that is the input and output of a process of this machine, such as ssh."""
 
     def __init__(self, command: Sequence[str], environ: dict[str, str]) -> None:
-        self._process = subprocess.Popen(
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ
-        )
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(list(command), bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=environ)
+        self._said = b""
+        self._hearing = threading.Thread(target=self._hear, daemon=True)
+        self._hearing.start()
+
+    def _hear(self) -> None:
+        """Keep the beginning of what the process says beside its output, and take the rest, for which it would wait."""
+        assert self._process.stderr is not None
+        while words := self._process.stderr.read(_READ):
+            self._said += words[: _WORDS - len(self._said)]
 
     def pass_on(self, connection: socket.socket) -> None:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        into, out = process.stdin, process.stdout.fileno()
-        for data in _either(connection, out):
-            if data.came:
-                connection.sendall(data.came)
-            elif data.sent:
-                into.write(data.sent)
-                into.flush()
-            elif data.is_last:
-                into.close()
-        process.wait()
-        if process.returncode:
-            assert process.stderr is not None
-            words = process.stderr.read(_WORDS).decode("utf-8", "replace").strip()
+        _pass_between(connection, process.stdin.fileno(), process.stdout.fileno(), process.stdin.close)
+        if process.wait():
+            self._hearing.join(_LAST_WORDS)
+            words = self._said.decode("utf-8", "replace").strip()
             raise HostNotReached(words.removeprefix("kinetic: ") or f"exit code {process.returncode}")
 
     def close(self) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        self._hearing.join(_LAST_WORDS)
+        heard = () if self._hearing.is_alive() else (self._process.stderr,)
+        for stream in (self._process.stdin, self._process.stdout, *heard):
+            if stream is not None:
+                stream.close()
 
 
 class Direct:
@@ -220,36 +225,42 @@ class Direct:
         self._other.settimeout(None)
 
     def pass_on(self, connection: socket.socket) -> None:
-        for data in _either(connection, self._other.fileno()):
-            if data.came:
-                connection.sendall(data.came)
-            elif data.sent:
-                self._other.sendall(data.sent)
-            elif data.is_last:
-                self._other.shutdown(socket.SHUT_WR)
+        other = self._other
+        _pass_between(connection, other.fileno(), other.fileno(), lambda: other.shutdown(socket.SHUT_WR))
 
     def close(self) -> None:
         self._other.close()
 
 
-class _Passed:
-    """The next thing to pass on: bytes that came from the host or are sent to it, or the end of these."""
+def _pass_between(connection: socket.socket, into: int, out: int, end: Callable[[], object]) -> None:
+    """Pass bytes on between a connection and a host's two files until that sends no more; neither waits for the other.
 
-    def __init__(self, came: bytes = b"", sent: bytes = b"", *, is_last: bool = False) -> None:
-        self.came, self.sent, self.is_last = came, sent, is_last
+    `end` tells the host that nothing more comes. Raises OSError if the connection is lost.
+    """
+    own = connection.fileno()
+    for file in (own, into, out):
+        os.set_blocking(file, False)
+    up, down, open_ = b"", b"", {own, out}
+    while out in open_ or down:
+        read = [file for file in open_ if not (up if file == own else down)]
+        room = select.select(read, [*([into] if up else ()), *([own] if down else ())], ())
+        if own in room[0] and not (up := os.read(own, _READ)):
+            open_.discard(own)
+            end()
+        if out in room[0] and not (down := _read(out)):
+            open_.discard(out)
+        if down and own in room[1]:
+            down = down[os.write(own, down) :]
+        if up and into in room[1]:
+            try:
+                up = up[os.write(into, up) :]
+            except (BrokenPipeError, ConnectionError):  # it reads no more, and may still say why
+                up = b""
+                open_.discard(own)
 
 
-def _either(connection: socket.socket, out: int) -> Iterator[_Passed]:
-    """Yield what both ends send, until that of the host sends no more."""
-    listens = True
-    while True:
-        ready, _, _ = select.select([out, *([connection] if listens else ())], (), ())
-        if connection in ready:
-            data = connection.recv(_READ)
-            listens = bool(data)
-            yield _Passed(sent=data, is_last=not data)
-        if out in ready:
-            data = os.read(out, _READ)
-            if not data:
-                return
-            yield _Passed(came=data)
+def _read(file: int) -> bytes:
+    try:
+        return os.read(file, _READ)
+    except ConnectionError:
+        return b""

@@ -180,10 +180,12 @@ class WebSocket:
         return bool(self._unsent)
 
     def send(self, data: bytes) -> None:
-        """Send one message whole. Raises OSError if the connection is lost."""
+        """Send one message whole, however late the other end reads it. Raises OSError if the connection is lost."""
         self.offer(data)
         while self._unsent:
-            select.select((self._sock,), (self._sock,), (), 1.0)
+            # What is not taken, an end or more than a message, would be there at once each time.
+            takes = not self._ended and len(self._came) <= _LARGEST
+            select.select((self._sock,) if takes else (), (self._sock,), (), 1.0)
             self._fill()  # the other end may wait for that before it reads
             self._flush()
 

@@ -50,6 +50,11 @@ class Relay:
         self._kept: deque[bytes] = deque()  # what is sent and not confirmed
 
     @property
+    def moved(self) -> int:
+        """Bytes of both directions that have arrived: if it stays the same, the connection brings nothing."""
+        return self.received + self._confirmed
+
+    @property
     def has_room(self) -> bool:
         """True if more may be sent before the other side confirms some of it."""
         return self._sent - self._confirmed < WINDOW

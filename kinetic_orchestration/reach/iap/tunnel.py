@@ -73,6 +73,10 @@ class Tunnel:
         self._relay = relay.Relay()
         self._socket: WebSocket | None = None
         self._early = b""  # what came with the proxy's first word
+        # How a lost connection is sought, over all WebSockets that open and bring nothing.
+        self._moved = -1
+        self._resumed = self._until = self._pause = 0.0
+        self._is_renewed = False
 
     def run(self, source: int, sink: int) -> None:
         """Pass bytes on until either end closes.
@@ -109,15 +113,15 @@ class Tunnel:
         if self._early:
             early, self._early = self._early, b""
             _deliver(sink, early)
-        ready = connection.wait(*((source,) if self._relay.has_room else ()))
+        ready = connection.wait(*((source,) if self._relay.has_room and not connection.is_full else ()))
         if connection.fileno() in ready:
             for message in connection.messages():
                 _deliver(sink, self._relay.take(message))
             if (told := self._relay.confirmation()) is not None:
-                connection.send(told)
+                connection.offer(told)
         if source in ready:
             for frame in self._relay.data(_taken(source)):
-                connection.send(frame)
+                connection.offer(frame)
 
     # Connections
 
@@ -164,7 +168,7 @@ class Tunnel:
             for message in connection.messages():
                 self._early += self._relay.take(message)
         for frame in self._relay.again() if resumes else ():
-            connection.send(frame)
+            connection.offer(frame)
 
     def _dialled(self, deadline: float, *, fresh: bool) -> WebSocket:
         self._relay.lost()
@@ -195,20 +199,38 @@ class Tunnel:
             self._socket.drop()
         if not self._relay.session:
             raise HostNotReached(f"{_at(self._target)} is not reached: {_words(why)}") from why
-        deadline = time.monotonic() + self._patience
-        first, pause, longest = self._pauses
-        _rest(first, source)
+        self._seek()
+        if fresh and self._is_renewed:
+            raise HostNotReached(said_of(_REFRESH, "it was renewed just now", self._target)) from why
+        _, second, longest = self._pauses
         while True:
-            try:
-                return self._opened(fresh=fresh)
-            except OSError as error:
-                if time.monotonic() + pause > deadline:
-                    raise HostNotReached(
-                        f"the connection to {_at(self._target)} was lost and could not be resumed in "
-                        f"{self._patience:g} s: {_words(error)}"
-                    ) from error
+            pause = self._pause
+            if time.monotonic() + pause > self._until:
+                raise HostNotReached(
+                    f"the connection to {_at(self._target)} was lost and could not be resumed in "
+                    f"{self._patience:g} s: {_words(why)}"
+                ) from why
             _rest(pause, source)
-            pause = min(longest, pause * 1.1)
+            self._pause = min(longest, max(second, pause * 1.1))
+            self._is_renewed = self._is_renewed or fresh
+            try:
+                found = self._opened(fresh=fresh)
+            except _LOST as error:
+                why = error
+            except (Closed, relay.Ended) as ended:
+                if ended.code != _REFRESH or self._is_renewed:
+                    raise
+                why, fresh = ended, True
+            else:
+                self._resumed = time.monotonic()
+                return found
+
+    def _seek(self) -> None:
+        """Begin with the pauses and the patience, unless what was found last has soon ended and brought nothing."""
+        first, _, longest = self._pauses
+        now, moved = time.monotonic(), self._relay.moved
+        if moved != self._moved or now - self._resumed > longest:
+            self._moved, self._until, self._pause, self._is_renewed = moved, now + self._patience, first, False
 
 
 def _taken(source: int) -> bytes:

@@ -23,6 +23,7 @@ from kinetic_orchestration.reach.websocket import Closed, WebSocket
 PROTOCOLS: Final = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 _IN, _OUT, _ERR, _STATUS, _SIZE, _CLOSE = 0, 1, 2, 3, 4, 255
 _READ: Final = 32 << 10
+_UNREAD: Final = 1 << 20  # bytes of its input that a program has not read: as long as there are more, none are taken
 
 
 class Inside(NamedTuple):
@@ -140,7 +141,10 @@ def _passed(client: WebSocket, running: _Running) -> int:
     left = dict(running.outputs)
     while left:
         into = (running.into,) if running.unread and running.into >= 0 else ()
-        ready = client.wait(*left, into=into, timeout=0.5)
+        listens = len(running.unread) < _UNREAD
+        if not listens and _has_gone(client):
+            raise ConnectionResetError("the client has gone")
+        ready = client.wait(*left, into=into, listens=listens, timeout=0.5)
         if client.fileno() in ready:
             for message in client.messages():
                 _take(running, message)
@@ -155,6 +159,13 @@ def _passed(client: WebSocket, running: _Running) -> int:
         if not ready and running.process.poll() is not None and not select.select(list(left), (), (), 0)[0]:
             break  # what it has left behind holds its outputs open
     return running.process.wait()
+
+
+def _has_gone(client: WebSocket) -> bool:
+    """True if a client has closed the connection, though what it sent before that is not read."""
+    state = select.poll()
+    state.register(client.fileno(), select.POLLRDHUP)
+    return bool(state.poll(0))
 
 
 def _take(running: _Running, message: bytes) -> None:

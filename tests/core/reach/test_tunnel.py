@@ -10,6 +10,7 @@ import random
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -248,3 +249,42 @@ def test_a_connection_that_cannot_be_resumed_is_given_up_with_the_reason(place: 
     place.tunnels.serve = once  # type: ignore[method-assign]
     with pytest.raises(HostNotReached, match=r"could not be resumed in 0\.2 s"):
         through(place, patience=0.2)
+
+
+def resuming(place: Place, ends: Callable[[Any], None]) -> list[float]:
+    """Have the proxy open each connection anew and end it at once; return the times of that, as they come."""
+    place.tunnels.cut(50_000)
+    before = place.tunnels.serve
+    times: list[float] = []
+
+    def serve(client: Any, path: str, query: Any) -> None:
+        if not path.endswith("reconnect"):
+            before(client, path, query)
+            return
+        times.append(time.monotonic())
+        assert len(times) < 500, "it is asked without an end"
+        client.send(number(2, place.tunnels._sessions[query["sid"]].received))
+        ends(client)
+
+    place.tunnels.serve = serve  # type: ignore[method-assign]
+    return times
+
+
+def test_a_token_that_is_refused_on_each_opened_connection_is_renewed_once(place: Place) -> None:
+    asked: list[bool] = []
+
+    def token(fresh: bool) -> str:
+        asked.append(fresh)
+        return "ya29.secret"
+
+    times = resuming(place, lambda client: client.close(4004, "expired"))
+    with pytest.raises(HostNotReached, match="application-default login"):
+        through(place, token=token)
+    assert len(times) == 2 and asked == [False, False, True]
+
+
+def test_connections_that_open_and_are_lost_at_once_are_sought_with_pauses_and_given_up(place: Place) -> None:
+    times = resuming(place, lambda client: client.drop())
+    with pytest.raises(HostNotReached, match=r"could not be resumed in 0\.5 s"):
+        through(place, patience=0.5)
+    assert 2 <= len(times) <= 1 + 0.5 / PAUSES[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -172,3 +173,36 @@ def test_two_ends_that_both_send_much_do_not_wait_for_each_other() -> None:
     assert came == [4 << 20, 4 << 20]
     for end in ends:
         end.drop()
+
+
+@pytest.mark.parametrize("sent", [0, 20 << 20], ids=["it has ended its side", "it sends more than a message"])
+def test_a_message_to_an_end_that_does_not_read_waits_without_work(sent: int) -> None:
+    ours, theirs = socket.socketpair()
+    spent: list[float] = []
+    own = WebSocket(ours, is_client=False)
+
+    def send() -> None:
+        before = time.thread_time()
+        own.send(bytes(8 << 20))
+        spent.append(time.thread_time() - before)
+
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    writing = threading.Thread(target=write, args=(theirs, bytes(sent)), daemon=True)
+    writing.start()
+    sending.join(3.0)
+    assert sending.is_alive()
+    left = (8 << 20) + 10  # with its head
+    while left:
+        left -= len(theirs.recv(min(left, 1 << 20)))
+    sending.join(SECONDS)
+    own.drop()  # and with it the writer's end
+    writing.join(SECONDS)
+    theirs.close()
+    assert not writing.is_alive() and spent[0] < 0.3
+
+
+def write(sock: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # the other end takes no more
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)

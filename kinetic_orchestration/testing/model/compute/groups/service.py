@@ -205,7 +205,7 @@ class Compute(GroupScript):
         )
 
     def test_group_permissions(self, asked: Request) -> Json:
-        """Which permissions a caller has on the instance group of a group manager, which has no such method itself."""
+        """Return a caller's permissions on the instance group of a group manager, which has no such method itself."""
         group = self._group(asked)
         wanted = [str(one) for one in asked.body.get("permissions") or ()]
         for one in wanted:
