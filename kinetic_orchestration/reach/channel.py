@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 from kinetic_orchestration.errors import HostNotReached
 from kinetic_orchestration.platforms.kubernetes import rights
 from kinetic_orchestration.platforms.kubernetes.api import answers
-from kinetic_orchestration.platforms.kubernetes.api.client import connected
+from kinetic_orchestration.platforms.kubernetes.api.connection import connected
 from kinetic_orchestration.platforms.shared.cluster_access import Access
 from kinetic_orchestration.protocol.system import escaping
 from kinetic_orchestration.reach import websocket

@@ -348,7 +348,7 @@ def _jobs(api: Api, namespace: str) -> list[str]:
 
 
 def _content(api: Api, namespace: str, ours: Sequence[Removal]) -> str:
-    """Why a namespace of ours stays: what else it has, or that nobody can say; "": it has nothing else."""
+    """Return why a namespace of ours stays: what else it has, or that nobody can say; "" if it has nothing else."""
     known = {each.path for each in ours}
     for kind in _CONTENT:
         version, _, plural = kind.rpartition("/")

@@ -1,4 +1,4 @@
-"""What answers of a cluster mean for a deployment when they come late, or do not come."""
+"""Tests what answers of a cluster mean for a deployment when they come late, or do not come."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kinetic_orchestration.errors import DeploymentBusy, DeploymentFailed
 from kinetic_orchestration.models.serving import admission, smoke
 from kinetic_orchestration.models.serving.declaration import SmokeTest
 from kinetic_orchestration.models.serving.revisions import Revisions
-from kinetic_orchestration.platforms.kubernetes.api import client
+from kinetic_orchestration.platforms.kubernetes.api import client, connection
 from kinetic_orchestration.platforms.kubernetes.api.client import Api
 from kinetic_orchestration.platforms.shared.cluster_access import Access
 from tests.core.platforms.kubernetes.api.scripted_server import Answer, Authority, Request, Server, serving, status
@@ -36,7 +36,7 @@ def opened(server: Server, **more: float) -> Api:
 def test_the_first_answer_of_a_server_may_take_as_long_as_its_smoke_test_allows(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 1.0)
     late = {"choices": [{"text": " Paris"}]}
 
     def answer(request: Request) -> Answer:

@@ -1,4 +1,4 @@
-"""What cannot be served is refused where it is declared, with what to do instead."""
+"""Tests that what cannot be served is refused where it is declared, with what to do instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster says of a server that does not come: when to wait, when to stop, and in which words."""
+"""Tests what a cluster says of a server that does not come: when to wait, when to stop, and in which words."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import pytest
 
 from kinetic_orchestration import __version__
 from kinetic_orchestration.errors import CredentialsError
-from kinetic_orchestration.platforms.kubernetes.api import answers, client, kubeconfig
+from kinetic_orchestration.platforms.kubernetes.api import answers, client, connection, kubeconfig
 from kinetic_orchestration.platforms.kubernetes.api.answers import ApiError, Cause, Row
 from kinetic_orchestration.platforms.kubernetes.api.client import Api, Exchange, listening
 from kinetic_orchestration.platforms.shared.cluster_access import Access, Pair
@@ -176,7 +176,7 @@ def test_what_is_behind_the_server_answers_as_it_likes(server: Server, api: Api)
 def test_what_is_behind_the_server_may_take_as_long_as_the_caller_says(
     server: Server, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 1.0)
     path = "/api/v1/namespaces/default/services/a:80/proxy/x"
     server.answer = lambda request: Answer(200, b"late", pause=1.5)
     with Api(api.access, timeout=1.0, patience=0.0) as quick:
@@ -418,7 +418,7 @@ def test_a_redirect_is_not_followed(server: Server, api: Api, authority: Authori
 
 
 def test_an_answer_without_an_end_is_refused(server: Server, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "LARGEST", 100_000)
+    monkeypatch.setattr(connection, "LARGEST", 100_000)
     server.script(Answer(200, b" " * 100_001))
     error = refused(api)
     assert (error.kind, error.passing) == (answers.UNREACHABLE, False)
@@ -516,7 +516,7 @@ def test_a_look_at_a_silent_server_is_not_repeated_for_long_and_what_changes_som
 def test_a_connection_that_does_not_come_about_is_left_sooner_than_an_answer(
     access: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "CONNECTION_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "CONNECTION_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts, and TLS never begins
         port = silent.getsockname()[1]
         with Api(access._replace(server=f"https://127.0.0.1:{port}", find=None), patience=0.0) as api:
@@ -524,7 +524,7 @@ def test_a_connection_that_does_not_come_about_is_left_sooner_than_an_answer(
 
 
 def test_an_answer_that_trickles_has_an_end(server: Server, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.3)
     monkeypatch.setattr(client, "PAUSES", ())
     server.script(page("a")._replace(pause=0.1, pieces=20))
     assert "not complete after 0.3 s" in str(refused(api))
