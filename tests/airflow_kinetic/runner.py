@@ -1731,15 +1731,15 @@ def nobody_takes_it(marker: str, seconds: float) -> dict[str, Any]:
 def internals_there() -> dict[str, Any]:
     """Look for each name that this package uses of Airflow's inside, and for what it uses beyond these."""
     import airflow_kinetic
-    from airflow_kinetic import _compat
+    from airflow_kinetic._compat import homes, internals, versions
 
     missing = [
         f"{internal.module}.{name}"
-        for internal in _compat.INTERNALS
+        for internal in internals.INTERNALS
         for name in internal.names
-        if _compat.at_least(internal.since) and not _is_found((internal.module, internal.older), name)
+        if versions.at_least(internal.since) and not _is_found((internal.module, internal.older), name)
     ]
-    used = {home if ":" in home else f"{home}:{name}" for name, homes in _compat._HOMES.items() for home in homes[:1]}
+    used = {f"{home.module}:{home.name or name}" for name, (home, *_) in homes.HOMES.items()}
     for file in Path(airflow_kinetic.__file__).parent.rglob("*.py"):
         if file.parent.name == "_compat":  # what it imports is of older versions
             continue
@@ -1748,9 +1748,24 @@ def internals_there() -> dict[str, Any]:
                 used |= {f"{node.module}:{alias.name}" for alias in node.names}
             elif isinstance(node, ast.Import):
                 used |= {f"{alias.name}:" for alias in node.names if alias.name.split(".")[0] == "airflow"}
-    listed = [f"{each.module}:{name.partition('.')[0]}" for each in _compat.INTERNALS for name in each.names]
-    told = {"missing": missing, "used": sorted(used), "listed": listed, "members": sorted(_members_used())}
+    listed = [f"{each.module}:{name.partition('.')[0]}" for each in internals.INTERNALS for name in each.names]
+    told = {
+        "unresolved": [name for name in homes.HOMES if not _resolves(name)],
+        "missing": missing,
+        "used": sorted(used),
+        "listed": listed,
+        "members": sorted(_members_used()),
+    }
     return {**told, "of_the_context": sorted(_used_of_the_context())}
+
+
+def _resolves(name: str) -> bool:
+    from airflow_kinetic._compat import homes
+
+    try:
+        return homes.resolved(name) is not None
+    except ImportError:
+        return False
 
 
 def _used_of_the_context() -> set[str]:

@@ -114,7 +114,7 @@ def is_healthy(port: int) -> bool:
 
 
 def ask_plainly(port: int, prompts: list[Row], path: Path, parameters: Mapping[str, Any] | None = None) -> None:
-    """What anybody writes who has no batch inference."""
+    """Ask one by one, as anybody writes it who has no batch inference."""
     left, lock = iter(prompts), threading.Lock()
 
     def ask(file: Any) -> None:

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Collector:
-    """What has arrived."""
+    """Keeps what has arrived."""
 
     def __init__(self, address: str) -> None:
         self.address = address

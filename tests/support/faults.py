@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import shutil
@@ -64,6 +65,14 @@ def folder_of(job: Job, attempt: int = 1) -> Path:
     return Path(intent.placement["run"])
 
 
+def guard_in(lock: Path) -> int:
+    """Return the guard's process id by a host's lock; 0 until it is there: the file has its name before that, and the
+    program may run before it."""
+    with contextlib.suppress(ValueError):
+        return int(json.loads(lock.read_text(encoding="utf-8")).get("pid", 0))
+    return 0
+
+
 def trees(job: Job, attempt: int = 1, within: float = 60.0) -> list[Tree]:
     """Every host's processes, once all their programs run."""
     folder, found = folder_of(job, attempt), {}
@@ -73,10 +82,8 @@ def trees(job: Job, attempt: int = 1, within: float = 60.0) -> list[Tree]:
             state = job.store.read(names.beat(job.job_id, attempt, host))
             if state is None or json.loads(state.data)["state"] != "running":
                 return False
-            guarded = (folder / f"host-{host}.json").read_text()
-            if not guarded:  # it has its name before its text
+            if not (guard := guard_in(folder / f"host-{host}.json")):
                 return False
-            guard = json.loads(guarded)["pid"]
             agents = processes.descendants(guard)
             found[host] = Tree(guard, agents[0].pid, agents[1].pid)
         return True

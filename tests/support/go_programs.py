@@ -39,8 +39,8 @@ DEFINITIONS = {  # name → module by its exact version, file in it: what a clus
         "sigs.k8s.io/gateway-api-inference-extension@v1.5.0",
         "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml",
     ),
-    "httproutes": ("sigs.k8s.io/gateway-api@v1.7.0", "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml"),
-    "gateways": ("sigs.k8s.io/gateway-api@v1.7.0", "config/crd/standard/gateway.networking.k8s.io_gateways.yaml"),
+    "httproutes": ("sigs.k8s.io/gateway-api@v1.6.0", "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml"),
+    "gateways": ("sigs.k8s.io/gateway-api@v1.6.0", "config/crd/standard/gateway.networking.k8s.io_gateways.yaml"),
     "llminferenceservices": (
         "github.com/kserve/kserve@v0.19.0",
         "config/crd/full/llmisvc/serving.kserve.io_llminferenceservices.yaml",
@@ -153,7 +153,8 @@ def _build_minio(folder: Path) -> None:
 def _go(*words: str, **environ: str) -> str:
     done = subprocess.run(["go", *words], cwd=CONTROL_PLANE, env=os.environ | environ, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"go {' '.join(words)} ended with {done.returncode}: {done.stderr[-4000:]}")
+        told = done.stderr.strip() or done.stdout.strip()  # with -json, the error is in what it prints
+        raise RuntimeError(f"go {' '.join(words)} ended with {done.returncode}: {told[-4000:]}")
     return done.stdout
 
 

@@ -43,7 +43,7 @@ PLAN = choices.plan(SPOT, OTHER, DEMAND)
 
 
 def known(*met: tuple[Candidate, str, str, float]) -> dict[FactKey, Fact]:
-    """What one job met: the candidate, the place, the outcome, and how long ago that was."""
+    """Return what one job met: the candidate, the place, the outcome, and how long ago that was."""
     found: dict[FactKey, Fact] = {}
     for number, (one, place, outcome, ago) in enumerate(met):
         key = facts.key_of(one, place)

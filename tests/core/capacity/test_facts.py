@@ -1,4 +1,4 @@
-"""What attempts met in a place, and what follows from it: pure."""
+"""Tests what attempts met in a place, and what follows from it: pure."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +12,10 @@ import pytest
 
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import BackendContract
-from tests.support.faults import Tree, kill_host
+from tests.support.faults import Tree, guard_in, kill_host
 from tests.support.leftovers import processes_of
 from tests.support.other_package.installed import Site, site
+from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.turn(3)]
 
@@ -57,7 +57,8 @@ class TestSubprocessBackend(BackendContract):
         return {"KINETIC_HOME": str(self.other_home)}
 
     def kill_host(self, placement: Mapping[str, Any], host: int) -> None:
-        guard = json.loads((Path(placement["run"]) / f"host-{host}.json").read_text())["pid"]
+        lock = Path(placement["run"]) / f"host-{host}.json"
+        guard = wait_until(lambda: guard_in(lock), "the guard of the host")
         agent, program, *_ = (process.pid for process in processes.descendants(guard))
         kill_host(Tree(guard, agent, program))
 

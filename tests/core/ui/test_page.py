@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect, sync_playwright = playwright.expect, playwright.sync_playwright
-pytestmark = [pytest.mark.slow, pytest.mark.turn(9)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.turn(9),
+    pytest.mark.skipif(not chromium(), reason="there is no chromium: apt-get install chromium"),
+]
 
 JOBS = 10_000
 OUTPUT = os.environ.get("KINETIC_TEST_OUTPUT", "")  # read before a test has an environment of its own

@@ -11,7 +11,7 @@ from tests.dagster_kinetic.live.dagster_server import DagsterDev
 DEFINITIONS = Path(__file__).parent / "live_sensors_definitions.py"
 WITHIN = 240.0  # for whatever has to come: the machine may be busy
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(2), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(9), pytest.mark.timeout(1200)]
 
 TICKS = """query { repositoriesOrError { ... on RepositoryConnection { nodes { sensors { name sensorState {
     ticks(limit: 100) { status skipReason error { message } } } } } } } }"""

@@ -68,7 +68,7 @@ class TestOnComputeEngine(FaultsOfHosts):
 def test_f13_vms_of_several_that_never_boot_are_told_with_the_ends_of_their_serial_logs(
     cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], lost: str, logs: int
 ) -> None:
-    """Which only whoever follows the job may read, and long before the others have waited for them in vain."""
+    """Tests logs that only whoever follows the job may read, and long before the others have waited for them in vain."""
     cloud.compute.never_boots(lost, times=logs)
     job = run(jobs.attempt, **options)
     follower = Follower(job._job)

@@ -161,7 +161,7 @@ class Run:
             self._wait_until(min(at for at, _ in self.later))
 
     def _host(self, worker: int) -> dict[str, Any]:
-        """Which hosts of the cloud are the host of that number."""
+        """Return the hosts of the cloud that are the host of that number."""
         if not self.on_compute:
             return {"worker": worker}
         return {"node": f"*{self.drawn.end_of(worker)}"}

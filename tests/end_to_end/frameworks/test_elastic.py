@@ -16,7 +16,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import JobError
 from tests.end_to_end.frameworks.curves import BOUNDED
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(9)]
 STEPS, BATCH, EPOCHS = 24, 32, 4
 ROWS = STEPS * BATCH
 BOUND = 2e-6  # of a loss, as its part: sixteen times the rounding of float32, which adds in another order

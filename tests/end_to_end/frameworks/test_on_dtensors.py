@@ -1,4 +1,4 @@
-"""What torch spreads over the hosts (FSDP2, DTensor), as shards in our format: against torch.distributed.checkpoint."""
+"""Tests what torch spreads over the hosts (FSDP2, DTensor), as shards in our format: against torch.distributed.checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the examples of Tunix do on one host and on two: they learn, and go on at their last checkpoint."""
+"""Tests what the examples of Tunix do on one host and on two: they learn, and go on at their last checkpoint."""
 
 from __future__ import annotations
 

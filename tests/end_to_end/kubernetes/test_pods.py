@@ -25,7 +25,7 @@ from tests.end_to_end.kubernetes.cases import NONE, ONE_HOST, Cluster, condition
 from tests.support.jobs import WITHIN, beats, placements, wait_running
 from tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.turn(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.turn(7)]
 
 Break = Callable[[str], None]
 BRIEF = "self_delete.LATE, attempt_rules.SIBLING_GRACE = 2.0, 0.5"  # patience of host 0 with hosts that are dead

@@ -92,7 +92,7 @@ def test_the_checks_run_on_each_python_that_is_supported_and_on_macos() -> None:
 
 
 def test_who_may_sign_and_upload_runs_nothing_of_this_repository() -> None:
-    """Of the release's jobs one may sign: it has what another job built and tried, and only actions."""
+    """Tests that of the release's jobs one may sign: it has what another job built and tried, and only actions."""
     jobs = workflow(".github/workflows/release.yml")["jobs"]
     may = {name: job.get("permissions", {}) for name, job in jobs.items()}
     assert may == {

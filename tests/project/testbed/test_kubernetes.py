@@ -777,7 +777,7 @@ def run(
 
 
 def waiting(pod: Object) -> str:
-    """Why the container of a pod waits."""
+    """Return why the container of a pod waits."""
     statuses = pod["status"].get("containerStatuses", [])
     return str(statuses[0]["state"].get("waiting", {}).get("reason", "")) if statuses else ""
 

@@ -1,4 +1,4 @@
-"""What `serve_batch` refuses before anything runs, and what a server is started with."""
+"""Tests what `serve_batch` refuses before anything runs, and what a server is started with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: the order, the shares, and who may pass whom."""
+"""Tests whose turn it is: the order, the shares, and who may pass whom."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_one_that_cannot_be_fetched_again_after_it_has_won_ends_the_attempt(site
 
 @pytest.mark.parametrize("stamp", [{"wire": 1}, {"wire": 1, "release": "0.3.0"}])
 def test_a_winner_of_another_release_is_known_by_its_seal(site: Site, jobs: Any, stamp: dict[str, Any]) -> None:
-    """Of version 0.1, whose records have no release, and of a later one: who seals a record seals both."""
+    """Tests version 0.1, whose records have no release, and a later one: who seals a record seals both."""
     attempt = site.admit(jobs.attempt)
     claim = {**stamp, "rival": 0, "writer": "another"}
     data = json.dumps({**claim, "seal": bootstrap.sealed(KEY, bootstrap.gist(claim))}).encode()

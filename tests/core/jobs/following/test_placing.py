@@ -1,4 +1,4 @@
-"""What attempts tell the deployment about capacity, on this machine."""
+"""Tests what attempts tell the deployment about capacity, on this machine."""
 
 from __future__ import annotations
 

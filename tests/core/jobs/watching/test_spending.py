@@ -1,4 +1,4 @@
-"""What a month's jobs have cost, by their records and the ledger, and which job a budget lets begin."""
+"""Tests what a month's jobs have cost, by their records and the ledger, and which job a budget lets begin."""
 
 from __future__ import annotations
 
@@ -348,7 +348,7 @@ class Overtaken(Raced):
 
 
 def test_two_that_begin_at_the_last_of_a_budget_are_both_counted(store: Clocked, load: Any) -> None:
-    """What is left is looked at, not reserved: either may begin, and none is lost."""
+    """Tests that what is left is looked at, not reserved: either may begin, and none is lost."""
     here = load("retrain=3.01")
     ran(store, 1, 3.0)
     spending.standing(store, RETRAIN, here)

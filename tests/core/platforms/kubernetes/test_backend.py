@@ -1,4 +1,4 @@
-"""Which cluster a placement means, on machines whose kubeconfigs differ. Nothing is asked of any cluster but an emulated one."""
+"""Tests which cluster a placement means, on machines whose kubeconfigs differ. Nothing is asked of any cluster but an emulated one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def configure(path: Path, monkeypatch: pytest.MonkeyPatch, **servers: str) -> Ku
 
 @pytest.fixture
 def placement(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Where the submitter's machine placed an attempt."""
+    """Return where the submitter's machine placed an attempt."""
     monkeypatch.setenv("KINETIC_STORE", "gs://bucket/kinetic")
     monkeypatch.setenv("KINETIC_DEPLOYMENT", "prod")
     backend = configure(tmp_path / "theirs", monkeypatch, default="https://127.0.0.1:1")
@@ -334,7 +334,7 @@ def test_what_is_shown_and_tried_has_the_python_of_this_client_as_the_pods_will(
 def test_what_is_tried_for_a_command_has_the_python_that_it_asks_for(
     backend: KubernetesBackend, python: str, image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an interpreter that is named by its path, as far as the file says so to which that leads."""
+    """Tests an interpreter that is named by its path, as far as the file says so to which that leads."""
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv/python").symlink_to(tmp_path / "python3.99")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What `kinor doctor` says of the service account of pods on GKE: what IAM's own policies grant it, as far as they can be
+"""Tests what `kinor doctor` says of the service account of pods on GKE: what IAM's own policies grant it, as far as they can be
 read."""
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def ends_orphans(*orphaned: tuple[str, str]) -> Callable[[Submitters], Works]:
 
 
 def ends_an_orphaned_secret(it: Submitters) -> Works:
-    """Of an attempt of each user's own, as its Job, by which it is found, is ended in any case."""
+    """Return a trial of each user on an attempt of its own, as the Job by which it is found is ended in any case."""
 
     def works(user: str) -> bool:
         number = [LACKING, WHOLE].index(user) + 1

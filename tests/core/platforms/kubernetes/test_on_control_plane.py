@@ -394,7 +394,7 @@ def test_a_pod_that_is_gone_without_a_word_ends_no_other_and_is_not_replaced(
 def test_rows_tell_of_every_turn_in_the_life_of_sets(
     plane: ControlPlane, namespace: str, nodes: NodeGroup, placed: Placed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one that runs, nothing is read for its own sake: a row has to change with each turn."""
+    """Tests that of one that runs nothing is read for its own sake: a row has to change with each turn."""
     monkeypatch.setattr(boot, "LOADER", FOREVER)
     monkeypatch.setattr(observer, "EXPLAINED_SECONDS", 3600.0)
     sets, pods = f"{JOBSETS}/namespaces/{namespace}/jobsets", f"/api/v1/namespaces/{namespace}/pods"

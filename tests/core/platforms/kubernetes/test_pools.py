@@ -75,7 +75,7 @@ class Google:
 
 @pytest.fixture
 def google(home: Path, plane: ControlPlane | EmulatedPlane, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
-    """Of a cluster in which nothing is created."""
+    """Return the platform of a cluster in which nothing is created."""
     monkeypatch.setattr(preflight, "_passed", {})
     with Emulator(hosts=False) as emulator, handed_in(Credentials(plane.token)):
         for name, value in emulator.environ().items():

@@ -505,7 +505,7 @@ def test_a_cluster_with_an_autoscaler_may_have_no_node(admin: Submitter, plane: 
 
 
 def is_created(plane: Any, path: str, body: dict[str, Any]) -> bool:
-    """Whether an object is there, of a kind whose API may just be starting."""
+    """Return True if an object is there, of a kind whose API may just be starting."""
     try:
         plane.api.create(path, body)
     except Refused:

@@ -20,6 +20,7 @@ from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import Change, Event
 from kinetic_orchestration.platforms.local import backend as local
 from kinetic_orchestration.protocol.system import processes
+from tests.support.faults import guard_in
 from tests.support.waits import wait_until
 
 STALE = {
@@ -147,7 +148,7 @@ def test_the_hosts_outlive_the_submitter_and_another_process_collects(home: Path
     wait_until(lambda: job.status() is kinetic.JobStatus.RUNNING, "the hosts")
     locks = sorted((home / "run").glob("*/host-*.json"))
     assert len(locks) == 2
-    wait_until(lambda: all(lock.read_text() for lock in locks), "who guards them")
+    wait_until(lambda: all(map(guard_in, locks)), "who guards them")
     guards = [json.loads(lock.read_text()) for lock in locks]
     for guard in guards:
         assert processes.alive(guard["pid"], guard["started"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -12,8 +11,9 @@ import pytest
 
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import BackendContract
-from tests.support.faults import Tree, kill_host
+from tests.support.faults import Tree, guard_in, kill_host
 from tests.support.leftovers import processes_of
+from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,8 @@ class TestLocalBackend(BackendContract):
         return {"KINETIC_HOME": str(self.other_home)}
 
     def kill_host(self, placement: Mapping[str, Any], host: int) -> None:
-        guard = json.loads((Path(placement["run"]) / f"host-{host}.json").read_text())["pid"]
+        lock = Path(placement["run"]) / f"host-{host}.json"
+        guard = wait_until(lambda: guard_in(lock), "the guard of the host")
         agent, program, *_ = (process.pid for process in processes.descendants(guard))
         kill_host(Tree(guard, agent, program))
 

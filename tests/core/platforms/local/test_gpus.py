@@ -25,6 +25,7 @@ from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.protocol.system import processes
 from tests.core.platforms.local import gpu_tools
 from tests.core.platforms.local.gpu_tools import L4, UUID
+from tests.support.faults import guard_in
 from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.fast
@@ -212,7 +213,7 @@ def test_the_gpu_of_a_job_that_was_killed_is_free_again_once_nobody_of_it_lives(
     wait_until(lambda: len(list(go.iterdir())) == 2, "the program")
     (lock,) = (home / "run").glob("*/host-*.json")
     worker = next(int(file.name) for file in go.iterdir() if file.name.isdecimal())
-    guard = json.loads(lock.read_text())["pid"]
+    guard = wait_until(lambda: guard_in(lock), "the guard of the host")
     agent = next(process.pid for process in processes.descendants(guard) if process.parent == guard)
     for pid in (guard, agent):  # and the program dies with its agent, but not what it has started
         processes.send(pid, signal.SIGKILL)

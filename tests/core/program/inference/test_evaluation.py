@@ -1,4 +1,4 @@
-"""What an evaluation refuses before anything runs, the words of its harness, and what a server of `transformers` lacks."""
+"""Tests what an evaluation refuses before anything runs, the words of its harness, and what a server of `transformers` lacks."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_an_evaluation_has_its_scores_by_name_and_raises_if_it_has_to_have_passe
 
 
 def asked_of(path: str, body: Any, parts: int = 3) -> tuple[int, Any]:
-    """What the wrapper of `transformers serve` answers; an application behind it says what has reached it."""
+    """Return what the wrapper of `transformers serve` answers; an application behind it says what has reached it."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     size = max(1, -(-len(data) // parts))
     waiting = [

@@ -1,4 +1,4 @@
-"""What is compared with what an evaluation has to reach, on results as lm-eval 0.4.13 writes them."""
+"""Tests what is compared with what an evaluation has to reach, on results as lm-eval 0.4.13 writes them."""
 
 from __future__ import annotations
 

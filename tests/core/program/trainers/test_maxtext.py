@@ -1,4 +1,4 @@
-"""What MaxText is told on each host, and what is made of its converter's directory; MaxText itself runs in end_to_end."""
+"""Tests what MaxText is told on each host, and what is made of its converter's directory; MaxText itself runs in end_to_end."""
 
 from __future__ import annotations
 

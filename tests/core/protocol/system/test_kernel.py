@@ -1,4 +1,4 @@
-"""What macOS says, as its programs write it, and the way that macOS takes, on Linux.
+"""Tests what macOS says, as its programs write it, and the way that macOS takes, on Linux.
 
 `vm_stat` was recorded on a Mac with 16 KiB pages, in a public log of a model server. `ps` is written as macOS's manual says
 (ps(1), `lstart` in the C locale, minutes for `time`), and as those who parse it there have it: nobody here has a Mac.
@@ -85,7 +85,7 @@ def test_memory_that_is_free_or_given_up_when_wanted() -> None:
 
 
 def test_what_this_system_has_is_found_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a real process and a real zombie; a start differs by its clock, and is the same each time."""
+    """Tests a real process and a real zombie; a start differs by its clock, and is the same each time."""
     mark = f"A_MARK=of-{os.getpid()}"
     with subprocess.Popen(["sleep", "120"], env={**os.environ, **dict([mark.split("=")])}) as process:
         try:

@@ -1,4 +1,4 @@
-"""What a pod knows of where the others are: their names, once the cluster's DNS has an address for each."""
+"""Tests what a pod knows of where the others are: their names, once the cluster's DNS has an address for each."""
 
 from __future__ import annotations
 

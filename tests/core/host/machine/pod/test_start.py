@@ -45,7 +45,7 @@ def test_the_programs_of_a_mounted_driver_are_found_after_those_of_the_image(
 def test_the_libraries_of_a_mounted_driver_are_found_in_an_image_that_names_no_place_of_theirs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str
 ) -> None:
-    """Of a user's image without CUDA's own variables: JAX would compute on the processor, at the GPU's price."""
+    """Tests a user's image without CUDA's own variables: JAX would compute on the processor, at the GPU's price."""
     monkeypatch.setenv("KINETIC_ROOT", str(tmp_path))
     monkeypatch.setenv("LD_LIBRARY_PATH", own)
     pod_start.find_driver()

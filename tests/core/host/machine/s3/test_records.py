@@ -195,7 +195,7 @@ def test_no_part_of_an_upload_is_larger_than_the_first(
 def test_the_whole_of_an_object_is_not_taken_for_a_part(
     records: S3Records, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an object of another tool, which has no checksum."""
+    """Tests an object of another tool, which has no checksum."""
     monkeypatch.setattr(s3_records, "LARGE", 1 << 20)
     monkeypatch.setattr(s3_records, "PART", 1 << 20)
     data = os.urandom(3 << 20)

@@ -1,4 +1,4 @@
-"""What JobSets, Jobs and pods mean for an attempt, in the form in which a real control plane has them."""
+"""Tests what JobSets, Jobs and pods mean for an attempt, in the form in which a real control plane has them."""
 
 from __future__ import annotations
 

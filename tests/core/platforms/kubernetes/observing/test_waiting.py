@@ -1,4 +1,4 @@
-"""Why pods do not run, from the words of a real Kubernetes 1.36, JobSet 0.12, Kueue 0.18 and of GKE's autoscaler."""
+"""Tests why pods do not run, from the words of a real Kubernetes 1.36, JobSet 0.12, Kueue 0.18 and of GKE's autoscaler."""
 
 from __future__ import annotations
 
