@@ -55,7 +55,7 @@ defs = dg.Definitions(
 
 
 def main() -> None:
-    """What Dagster's daemon does, in a few lines: ticks of the sensor, and a run for each of its requests."""
+    """Do what Dagster's daemon does, in a few lines: ticks of the sensor, and a run for each of its requests."""
     began = time.monotonic()
     job = defs.resolve_implicit_global_asset_job_def()
     sensor = defs.resolve_sensor_def("kinetic_completion")

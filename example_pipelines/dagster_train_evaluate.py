@@ -86,7 +86,7 @@ def model(host: HostContext, points: Arrays) -> np.ndarray:
 
 @dg.asset(check_specs=[dg.AssetCheckSpec("good_enough", asset="accuracy", blocking=True)])
 def accuracy(context, points: Arrays, model: np.ndarray):
-    """How many points the model puts on the right side, and a picture of where it draws the line."""
+    """Return how many points the model puts on the right side, and a picture of where it draws the line."""
     value = float(np.mean((predict(model, points["xy"], np) > 0) == (points["kind"] > 0.5)))
     drawing = picture(points, model)
     context.log.info(f"{value:.1%} of the points are on the right side of the line it draws:")

@@ -35,7 +35,7 @@ class Training(dg.Config):
 
 @dg.asset(partitions_def=weeks)
 def clicks(context: dg.AssetExecutionContext) -> np.ndarray:
-    """What people clicked on in that week."""
+    """Return what people clicked on in that week."""
     random = np.random.default_rng(int(context.partition_key.replace("-", "")))
     return random.normal(loc=3.0, scale=1.0, size=4096)
 

@@ -98,7 +98,7 @@ class Numbers:
 
 
 def kept_and_told(host: kinetic.HostContext, numbers: Numbers, folder: str = "") -> dict[str, Any]:
-    """Of each configuration: where and how often Tunix keeps what, and whom it tells its numbers."""
+    """Return, for each configuration, where and how often Tunix keeps what, and whom it tells its numbers."""
     import orbax.checkpoint as ocp
     from tunix.sft.peft_trainer import MetricsLoggerOptions
 

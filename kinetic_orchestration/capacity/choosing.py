@@ -315,7 +315,7 @@ class _View:
         return Selection(option.number, option.place, option.queue, reason, why, probe, patience, history)
 
     def _passed(self, chosen: _Option, past: Past | None, before: str) -> str:
-        """Why the best that comes before it by what is asked for was not taken; "" if nothing does."""
+        """Return why the best that comes before it by what is asked for was not taken; "" if nothing does."""
         placement = {} if past is None else past.placement
         for option in self.wished[: self.wished.index(chosen)]:
             judged = self.judged[option.key]

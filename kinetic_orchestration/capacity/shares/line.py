@@ -93,7 +93,7 @@ class Line:
 
     @property
     def given(self) -> Want | None:
-        """What its turn was given for, as it was last known; None if it has none."""
+        """Return what its turn was given for, as it was last known; None if it has none."""
         return self._told.of
 
     def turn(self) -> Turn:

@@ -64,7 +64,7 @@ class Want(NamedTuple):
 
     @property
     def whose(self) -> str:
-        """Whom its use is charged to: the pipeline, or the user of a job by itself."""
+        """Return whom its use is charged to: the pipeline, or the user of a job by itself."""
         return f"pipeline:{self.pipeline}" if self.pipeline and not self.alone else f"user:{self.user or NOBODY}"
 
     @property
@@ -105,7 +105,7 @@ class Grant(NamedTuple):
 
     @property
     def ends(self) -> float:
-        """When it is over at the latest; infinite if there is no limit."""
+        """Return when it is over at the latest; infinite if there is no limit."""
         return self.at + self.want.longest if self.want.longest else math.inf
 
 
